@@ -1,0 +1,170 @@
+"""The demo behind scripts/demo.sh: every step is a command that a user could type, shown before it runs."""
+
+import argparse
+import datetime
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BUNDLE = Path(__file__).resolve().parents[1]
+EXAMPLE = BUNDLE / "examples" / "row_softmax"
+RECORDED = EXAMPLE / "h200"  # a finished workspace of this demo, from an H200
+
+
+class Demo:
+    """Runs commands and keeps what goes into the table at the end."""
+
+    def __init__(self):
+        self.rows: list[tuple[str, str, str]] = []
+
+    def run(self, title: str, *command, expect: int = 0) -> str:
+        """Show and run a command; its exit code must be the expected one. Returns its stdout."""
+        print(f"\n=== {title}\n$ {' '.join(shown(part) for part in command)}", flush=True)
+        arguments = [sys.executable, *command] if str(command[0]).endswith(".py") else command
+        done = subprocess.run([str(part) for part in arguments], stdout=subprocess.PIPE, text=True)
+        print(done.stdout, end="", flush=True)
+        if done.returncode != expect:
+            sys.exit(f"demo: exit code {done.returncode} where {expect} was expected; the demo stops here")
+        return done.stdout.strip()
+
+    def tool(self, title: str, name: str, *arguments, expect: int = 0) -> str:
+        return self.run(title, BUNDLE / "tools" / name, *arguments, expect=expect)
+
+    def row(self, step: str, result: str, kind: str) -> None:
+        self.rows.append((step, result.splitlines()[0] if result else "", kind))
+
+    def table(self) -> None:
+        print("\n=== Summary")
+        widths = [max(len(row[i]) for row in self.rows) for i in (0, 2)]
+        for step, result, kind in self.rows:
+            print(f"{step:{widths[0]}}  {kind:{widths[1]}}  {result}")
+
+
+def shown(part) -> str:
+    text = str(part)
+    return (
+        text.replace(f"{BUNDLE}/", "").removeprefix("tools/")
+        if "/tools/" not in text
+        else text.replace(f"{BUNDLE}/", "")
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", default="/tmp", help="where the workspace is made (default /tmp)")
+    root = parser.parse_args().root
+    demo = Demo()
+    platform = detect()
+    workspace = start(demo, root, platform or "H200")
+    step_0(demo, workspace)
+    if platform:
+        on_gpu(demo, workspace)
+    else:
+        without_gpu(demo, workspace)
+    demo.table()
+
+
+def detect() -> str | None:
+    """The wiki's name of this machine's GPU; None without one. A GPU that the wiki lacks ends the demo."""
+    command = [sys.executable, str(BUNDLE / "tools" / "gpu_specs.py"), "detect", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 3:
+        print(
+            "No GPU here: kernels run in the CPU interpreter, the profile is a recorded one, nothing can be accepted."
+        )
+        return None
+    if done.returncode:
+        sys.exit(f"demo: {done.stderr.strip()}")
+    return json.loads(done.stdout)["platform"]
+
+
+def start(demo: Demo, root: str, platform: str) -> Path:
+    name = f"row_softmax_demo_{datetime.datetime.now():%Y%m%d_%H%M%S}"
+    path = demo.run(
+        "Session start",
+        *("bash", BUNDLE / "reference" / "workspace_init.sh", name, EXAMPLE / "three_passes.py"),
+        *("--reference", EXAMPLE / "reference.py", "--platform", platform, "--framework", "triton"),
+        *("--dtype", "bf16", "--root", root),
+    )
+    demo.row("session start", path, "real")
+    return Path(path)
+
+
+def step_0(demo: Demo, workspace: Path) -> None:
+    demo.tool("Step 0: the least work", "estimate_work.py", "--workspace", workspace)
+    found = demo.tool(
+        "Step 0: roofline and Stop Conditions", "compute_utilization.py", "--workspace", workspace, "--set-targets"
+    )
+    demo.row("stop condition", found.splitlines()[-1].removeprefix("- "), "cited")
+
+
+def on_gpu(demo: Demo, workspace: Path) -> None:
+    judge(demo, workspace, "v0", "Stage 1: the baseline goes through the gate")
+    profile(demo, workspace, "v0")
+    change(workspace, "v1", (EXAMPLE / "one_pass.py").read_text())
+    judge(demo, workspace, "v1", "Stage 2: one pass in place of three, through the gate")
+    profile(demo, workspace, "v1")
+    change(workspace, "v2", (EXAMPLE / "one_pass.py").read_text().replace("softmax_row", "softmax_row_renamed"))
+    judge(demo, workspace, "v2", "Stage 2: the same kernel under another name must be refused", expect=1)
+    goal = demo.tool("Stop check", "check_goal.py", workspace)
+    demo.row("goal", goal, "measured")
+    demo.tool("All versions", "memory_manager.py", "summary", "--workspace", workspace)
+
+
+def judge(demo: Demo, workspace: Path, version: str, title: str, expect: int = 0) -> None:
+    found = demo.tool(title, "run_gate.py", "--workspace", workspace, "--version", version, expect=expect)
+    demo.row(f"gate {version}", found, "measured")
+
+
+def profile(demo: Demo, workspace: Path, version: str) -> None:
+    demo.run(
+        f"Profile {version}",
+        "bash",
+        BUNDLE / "tools" / "profile_kernel.sh",
+        "--workspace",
+        workspace,
+        "--version",
+        version,
+    )
+    folder = workspace / "profiles" / version / "annotation"
+    found = demo.tool(f"What limits {version}, and what to try", "analyze_profile.py", folder, "--findings", "2")
+    demo.row(f"profile {version}", classification(found), "measured")
+
+
+def classification(report: str) -> str:
+    return next(line for line in report.splitlines() if ", of kernel" in line)
+
+
+def change(workspace: Path, version: str, kernel: str) -> None:
+    """What the agent does in a round: a plan, and one change."""
+    (workspace / "kernel.py").write_text(kernel)
+    plan = (EXAMPLE / "one_pass_plan.md").read_text().replace("v1", version)
+    (workspace / "plans" / f"{version}_plan.md").write_text(plan)
+
+
+def without_gpu(demo: Demo, workspace: Path) -> None:
+    for version, file in (("v0", "three_passes.py"), ("v1", "one_pass.py")):
+        shutil.copyfile(EXAMPLE / file, workspace / "kernel.py")
+        found = demo.tool(
+            f"Is {version} right? (logic only: CPU interpreter, smallest workload)",
+            *("verify_kernel.py", "--workspace", workspace, "--device", "cpu-interpreter", "--workload", "small"),
+        )
+        demo.row(f"verify {version}", found, "cpu-interpreter")
+        recorded = RECORDED / "profiles" / version / "annotation"
+        found = demo.tool(
+            f"What limits {version} (a report recorded on an H200)", "analyze_profile.py", recorded, "--findings", "2"
+        )
+        demo.row(f"profile {version}", classification(found), "recorded")
+    demo.tool("The gate wants a GPU", "run_gate.py", "--workspace", workspace, "--version", "v0", expect=3)
+    demo.row("gate", "refused: no GPU, nothing accepted, nothing recorded", "not run")
+    demo.tool("Stop check: nothing was measured here", "check_goal.py", workspace, expect=1)
+    demo.row("goal", "not met: not measured", "not run")
+    demo.tool("The same demo on an H200, as recorded", "memory_manager.py", "summary", "--workspace", RECORDED)
+    goal = demo.tool("Its Stop check, as recorded", "check_goal.py", RECORDED)
+    demo.row("goal on the H200", goal, "recorded")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Checks and tests of this repository: bash scripts/test.sh [pytest arguments]
+# A check whose tool cannot be installed is named and skipped, but under CI=true it fails.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 3
+python=$(bash scripts/setup.sh test checks) || exit 3
+bin=$(dirname "$python")
+failed=()
+skipped=()
+
+check() { # name, program, arguments…
+  local name=$1 program=$2
+  shift 2
+  if [ ! -x "$bin/$program" ]; then
+    skipped+=("$name")
+    return
+  fi
+  echo "== $name"
+  "$bin/$program" "$@" || failed+=("$name")
+}
+
+check "ruff check" ruff check .
+check "ruff format" ruff format --check .
+check "shellcheck" shellcheck scripts/*.sh reference/*.sh tools/*.sh .ci/run
+PYTHONPATH=tools check "layers (import-linter)" lint-imports --no-cache
+if [ -x "$bin/agentskills" ]; then
+  echo "== skills-ref"
+  bash scripts/validate_skills.sh "$bin/agentskills" || failed+=("skills-ref")
+else
+  skipped+=("skills-ref")
+fi
+
+echo "== pytest"
+"$python" -m pytest -q -n auto "$@" || failed+=("pytest")
+
+[ ${#skipped[@]} -eq 0 ] || echo "NOT RUN, their tools could not be installed: ${skipped[*]}"
+[ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }
+[ ${#skipped[@]} -eq 0 ] || [ "${CI:-}" != true ] || exit 1

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Validates every SKILL.md with skills-ref: validate_skills.sh [PROGRAM]. A skill must lie in a folder of its name, so the
+# root skill is looked at through a link of that name.
+set -euo pipefail
+program=${1:-agentskills}
+bundle=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+stage=$(mktemp -d)
+trap 'rm -rf "$stage"' EXIT
+ln -s "$bundle" "$stage/gpu-kernel-optimizer"
+count=0
+for file in "$stage/gpu-kernel-optimizer/SKILL.md" "$bundle"/skills/*/SKILL.md; do
+  "$program" validate "$(dirname "$file")"
+  count=$((count + 1))
+done
+[ "$count" -ge 5 ] || { echo "only $count skills found, expected the router and four sub-skills" >&2; exit 1; }
