@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Roofline of a whole problem: rates, shares of the peaks, floor time, each hardware value cited from the wiki.
+
+With --set-targets (Step 0) the workspace's Stop Conditions are computed and written into its README: 90 % of the
+attainable rate, measured maximum preferred. A share of the floor of 100 is the floor itself."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, roofline, wiki
+from kernelopt.errors import Refused, UsageError
+from kernelopt.memory import Memory
+from kernelopt.workspace import Workspace
+
+EXAMPLES = """examples:
+  compute_utilization.py --workspace W --set-targets
+  compute_utilization.py --workspace W --version v1
+  compute_utilization.py --platform H200 --dtype bf16 --time-us 210 --flops 137438953472 --bytes 100663296"""
+
+
+def main() -> int:
+    args = arguments()
+    if args.workspace is None:
+        return explicit(args)
+    if explicit_values(args) or bool(args.version) == args.set_targets:
+        raise UsageError("with --workspace pass either --version vN or --set-targets, and nothing else")
+    workspace = Workspace(args.workspace)
+    return set_targets(workspace, args) if args.set_targets else of_version(workspace, args)
+
+
+def explicit_values(args) -> list:
+    values = (args.platform, args.dtype, args.time_us, args.flops, args.bytes)
+    return [value for value in values if value is not None]
+
+
+def explicit(args) -> int:
+    if len(explicit_values(args)) != 5:
+        raise UsageError("pass --workspace W, or all of --platform, --dtype, --time-us, --flops and --bytes")
+    page = wiki.find(args.platform, wiki.pages(wiki.root(args.gpu_wiki)))
+    return report(page, args.dtype, args.time_us, args.flops, args.bytes, args.json)
+
+
+def of_version(workspace: Workspace, args) -> int:
+    record = Memory(workspace).read(args.version)
+    time_us, workload = record["performance"]["latency_us"], record["performance"]["workload"]
+    if time_us is None:
+        raise Refused(f"{args.version} has no recorded latency")
+    work = known_work(workspace.task())[workload]
+    return report(product(workspace, args), work["dtype"], time_us, work["flops"], work["bytes_min"], args.json)
+
+
+def report(page: wiki.Page, dtype: str, time_us: float, flops: int, bytes_min: int, as_json: bool) -> int:
+    roof = roof_of(page, dtype, flops)
+    result = roofline.utilization(time_us, flops, bytes_min, roof)
+    result |= {"platform": page.platform, "dtype": dtype, "time_us": time_us, "citations": roof.citations()}
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
+    lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
+    cli.emit(result, as_json, lines)
+    if result["below_physical_limit"]:
+        cli.say("compute_utilization.py: BELOW_FLOOR: faster than the hardware allows; time, FLOPs or bytes are wrong")
+        return 1
+    return 0
+
+
+def roof_of(page: wiki.Page, dtype: str, flops: int) -> roofline.Roof:
+    roof = roofline.roof(page, dtype)
+    if gaps := roofline.lacking(roof, flops, dtype):
+        raise Refused(f"no roofline for {page.platform}: " + "; ".join(gaps))
+    return roof
+
+
+def product(workspace: Workspace, args) -> wiki.Page:
+    task = workspace.task()
+    if task["platform"] is None:
+        raise UsageError("the Task block names no platform; set it, for example to a name of: gpu_specs.py list")
+    return wiki.find(task["platform"], wiki.pages(wiki.root(args.gpu_wiki or task["gpu_wiki_path"])))
+
+
+def known_work(task: dict) -> dict:
+    if task["work"] is None:
+        raise UsageError("the Task block has no work yet; run: estimate_work.py --workspace W")
+    return task["work"]
+
+
+def set_targets(workspace: Workspace, args) -> int:
+    task, page = workspace.task(), product(workspace, args)
+    roofs = {name: roof_of(page, work["dtype"], work["flops"]) for name, work in known_work(task).items()}
+    main = task["work"]["default"]
+    task["targets"] = [roofline.target("default", main["flops"], main["bytes_min"], roofs["default"])]
+    citations = list(dict.fromkeys(line for roof in roofs.values() for line in roof.citations()))
+    sections = {
+        "Hardware Spec": "\n".join(f"- {line}" for line in citations),
+        "Roofline": "\n".join(roofline_line(name, task["work"][name], roof) for name, roof in roofs.items()),
+        "Stop Conditions": "\n".join(stop_line(target) for target in task["targets"]),
+    }
+    workspace.update_readme(task, sections)
+    result = {"targets": task["targets"], "citations": citations}
+    cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
+    return 0
+
+
+def roofline_line(name: str, work: dict, roof: roofline.Roof) -> str:
+    found = roofline.bound(work["flops"], work["bytes_min"], roof)
+    ridge = f"ridge point {found['ridge_point']:.4g}" if found["ridge_point"] else "no ridge point for this dtype"
+    return (
+        f"- {name}: {work['flops']} FLOP over {work['bytes_min']} bytes ({work['source']}) = "
+        f"{found['arithmetic_intensity']:.4g} FLOP/byte, {ridge}: {found['bound']}-bound, floor {found['floor_us']:.2f} us"
+    )
+
+
+def stop_line(target: dict) -> str:
+    share = f"{roofline.TARGET_SHARE:.0%}"
+    return f"- {target['workload']}: {target['metric']} >= {target['target']} {target['unit']}, {share} of {target['basis']}"
+
+
+def arguments():
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
+    parser.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("--version", help="with --workspace: judge the recorded latency of this version")
+    parser.add_argument(
+        "--set-targets", action="store_true", help="with --workspace: write roofline and Stop Conditions"
+    )
+    parser.add_argument("--platform", help="target GPU as the wiki names it")
+    parser.add_argument("--dtype", choices=sorted(roofline.COMPUTE_ROWS), help="of the arithmetic")
+    parser.add_argument("--time-us", type=cli.positive_float, help="measured time, microseconds")
+    parser.add_argument("--flops", type=cli.natural, help="FLOPs of the whole problem")
+    parser.add_argument("--bytes", type=cli.positive_int, help="least bytes of the whole problem")
+    parser.add_argument(
+        "--gpu-wiki", type=Path, help="another wiki; default the workspace's, $GPU_WIKI or the bundle's own"
+    )
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

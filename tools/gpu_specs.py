@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Hardware values of the wiki, each with the line that holds it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, wiki
+
+EXAMPLES = """examples:
+  gpu_specs.py list
+  gpu_specs.py show H200
+  gpu_specs.py lookup H200 memory_bandwidth --json
+  gpu_specs.py detect"""
+
+
+def main() -> int:
+    args = arguments()
+    products = wiki.pages(wiki.root(args.gpu_wiki))
+    if args.verb == "list":
+        return list_products(products, args.json)
+    if args.verb == "detect":
+        return detect(products, args.json)
+    page = wiki.find(args.platform, products)
+    if args.verb == "show":
+        return show(page, args.json)
+    return lookup(page, args.metric, args.json)
+
+
+def arguments():
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|lookup|detect")
+    for verb, text in {
+        "list": "the products that the wiki has",
+        "show": "all values of a product",
+        "lookup": "one value of a product",
+        "detect": "the product that this machine's GPU is",
+    }.items():
+        sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
+        cli.add_json(sub)
+        sub.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+        if verb in ("show", "lookup"):
+            sub.add_argument("platform", help="for example H200")
+        if verb == "lookup":
+            sub.add_argument("metric", help="for example memory_bandwidth")
+    return parser.parse_args()
+
+
+def list_products(products: list[wiki.Page], as_json: bool) -> int:
+    found = [{"platform": p.platform, "vendor": p.vendor, "architecture": p.architecture} for p in products]
+    lines = [f"{p['platform']:16} {p['vendor']} {p['architecture']}" for p in found]
+    cli.emit({"platforms": found}, as_json, lines)
+    return 0
+
+
+def describe(page: wiki.Page, row: wiki.Row) -> dict:
+    return {
+        "platform": page.platform,
+        "metric": row.metric,
+        "value": row.value,
+        "unit": row.unit,
+        "status": "known" if row.known else row.text.lower(),
+        "citation": row.citation,
+        "source": row.source,
+        "source_kind": row.kind,
+        "note": row.note,
+    }
+
+
+def show(page: wiki.Page, as_json: bool) -> int:
+    found = [describe(page, row) for row in page.rows.values()]
+    cli.emit({"platform": page.platform, "values": found}, as_json, [value["citation"] for value in found])
+    return 0
+
+
+def lookup(page: wiki.Page, metric: str, as_json: bool) -> int:
+    row = page.row(metric)
+    if row is None:
+        row = wiki.Row(metric, "UNKNOWN", "-", "-", "-", f"{page.platform} has no such row", "", 0)
+        cli.say(f"gpu_specs.py: {page.platform} has: {', '.join(page.rows)}")
+    cli.emit(describe(page, row), as_json, [row.citation])
+    return 0 if row.known else 1
+
+
+def detect(products: list[wiki.Page], as_json: bool) -> int:
+    from kernelopt import gpu
+
+    device = gpu.identify()
+    page = wiki.find(device["name"], products)
+    found = {"platform": page.platform, **device}
+    cli.emit(found, as_json, [f"{page.platform}: {device['name']}, driver {device['driver']}, {device['uuid']}"])
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Start a session: make the workspace /tmp/kernel_opt_NAME and print its path.
+
+KERNEL defines ModelNew or kernel_function, or Model and get_inputs (a KernelBench problem), or both."""
+
+import contextlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, wiki, workspace
+from kernelopt.errors import Refused, UsageError
+
+
+def main() -> int:
+    args = arguments()
+    wiki_root = wiki.root(args.gpu_wiki).resolve()
+    made = workspace.create(args.root, args.name, args.kernel, args.reference, task_block(args, wiki_root))
+    with contextlib.suppress(OSError):  # a convenience link; a name that is taken stays as it is
+        Path("/tmp/gpu-wiki").symlink_to(wiki_root)
+    print(made.root)
+    return 0
+
+
+def arguments():
+    parser = cli.parser(__doc__, prog="workspace_init.sh")
+    parser.add_argument("name", metavar="NAME", help="letters, digits, '_' and '-'")
+    parser.add_argument("kernel", metavar="KERNEL", type=Path, help="the kernel or PyTorch file to start from")
+    parser.add_argument("--reference", type=Path, help="file with Model and get_inputs, when KERNEL has none")
+    parser.add_argument("--root", type=Path, default=Path("/tmp"), help="where the workspace is made (default /tmp)")
+    parser.add_argument("--platform", help="target GPU as the wiki names it, for example H200")
+    parser.add_argument("--framework", help="what the kernel is written in: triton, cutedsl, cuda, flydsl")
+    parser.add_argument("--dtype", help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)")
+    parser.add_argument("--tolerance", type=float, help="bound on |error| / (|reference| + rms) (default: by dtype)")
+    parser.add_argument("--notes", default="", help="constraints, known bottlenecks, preferred directions")
+    parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+    return parser.parse_args()
+
+
+def task_block(args, wiki_root: Path) -> dict:
+    try:
+        page = wiki.find(args.platform, wiki.pages(wiki_root)) if args.platform else None
+    except Refused as error:
+        raise UsageError(f"--platform: {error}") from None
+    return {
+        "platform": page.platform if page else None,
+        "arch": page.architecture if page else None,
+        "framework": args.framework,
+        "dtype": workspace.dtype_name(args.dtype) if args.dtype else None,
+        "tolerance": args.tolerance,
+        "shapes": None,
+        "additional_notes": args.notes,
+        "gpu_wiki_path": str(wiki_root),
+        "work": None,
+        "targets": [],
+    }
+
+
+if __name__ == "__main__":
+    cli.run(main)

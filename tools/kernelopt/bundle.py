@@ -1,0 +1,65 @@
+"""Where the bundle lies, and the JSON files it reads and writes."""
+
+import json
+import os
+from pathlib import Path
+
+from .errors import EnvironmentLacks, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "reference"
+
+
+def dumps(value) -> str:
+    """JSON text, refusing NaN and Infinity, which no other JSON reader accepts."""
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def read_json(path: Path):
+    """The JSON value in `path`; UsageError names the file when it is absent or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid JSON ({error}); mend or remove it") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` in one step: a reader sees the old text or the new one, never a part."""
+    import tempfile
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value) -> None:
+    """Write `value` to `path` in one step (see `write_text`)."""
+    write_text(path, dumps(value))
+
+
+def validate(value, schema_name: str, what: str) -> None:
+    """Check `value` against `reference/<schema_name>` (JSON Schema, draft 2020-12).
+
+    UsageError names the first offending field of `what`.
+    """
+    try:
+        import jsonschema
+    except ImportError:
+        raise EnvironmentLacks("the package jsonschema is missing; run: bash scripts/setup.sh") from None
+    schema = read_json(REFERENCE / schema_name)
+    validator = jsonschema.Draft202012Validator(schema)
+    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    if error is not None:
+        field = ".".join(str(part) for part in error.absolute_path) or "top level"
+        raise UsageError(f"{what}: {field}: {error.message}")

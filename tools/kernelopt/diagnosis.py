@@ -1,0 +1,342 @@
+"""From counters to what limits a kernel, why, and what to try. Pure functions.
+
+Input is a profile: {kernels: [{name, duration_us, metrics}], work: {flops, bytes_min, dtype} or None}. A metric that
+was not collected is None and never counts as 0; with no counters at all the classification is `unknown`.
+"""
+
+from collections.abc import Callable
+
+from . import metrics
+
+PIPES = {  # what can be the limiter when the SM itself is the busiest unit
+    "fma_cycles": "fma pipe",
+    "alu_cycles": "alu pipe",
+    "fp64_cycles": "fp64 pipe",
+    "xu_instructions": "xu pipe",
+    "lsu_instructions": "lsu pipe",
+    "tensor_cycles": "tensor pipe",
+}
+MEMORY_UNITS = {"dram_throughput": "dram", "l2_throughput": "l2", "l1_throughput": "l1"}
+OCCUPANCY_LIMITS = ("limit_registers", "limit_shared_memory", "limit_warps", "limit_blocks")
+STALL_ADVICE = {
+    "stall_long_scoreboard": (
+        "loads from global memory are waited for",
+        "more bytes in flight: wider loads, more independent loads per thread, num_stages",
+    ),
+    "stall_short_scoreboard": (
+        "shared memory or special functions are waited for",
+        "remove bank conflicts; fewer exp/log per element",
+    ),
+    "stall_barrier": ("warps wait for each other", "fewer barriers, smaller blocks, evenly divided work"),
+    "stall_mio_throttle": ("the shared-memory queue is full", "wider shared-memory accesses, values kept in registers"),
+    "stall_lg_throttle": ("many narrow global accesses are queued", "16 bytes per thread and access"),
+    "stall_math_pipe_throttle": (
+        "the arithmetic pipe is busy",
+        "fewer or cheaper instructions, tensor cores where they apply",
+    ),
+    "stall_wait": (
+        "dependent instructions follow each other",
+        "independent work in between: unroll, more elements per thread",
+    ),
+    "stall_no_instruction": ("instructions are not there in time", "a smaller loop body, longer-running blocks"),
+    "stall_drain": ("stores are waited for at the end", "fewer, wider, coalesced stores"),
+    "stall_branch_resolving": ("branches are waited for", "masks in place of branches"),
+    "stall_membar": ("memory fences are waited for", "fewer fences and atomics"),
+}
+
+
+def analyse(profile: dict) -> dict:
+    """{kernels, classification, metrics, missing_metrics, findings} of a profile; findings best first."""
+    limits = metrics.thresholds()
+    kernels = shares(profile["kernels"])
+    main = max(kernels, key=lambda kernel: kernel["share_pct"] or 0)
+    work = profile.get("work")
+    classification = classify(main["metrics"], limits)
+    found = [finding for rule in RULES for finding in rule(kernels, main, work, classification, limits)]
+    found.sort(key=lambda finding: -(finding["estimated_gain_pct"] or 0))
+    absent = sorted({key for kernel in kernels for key, value in kernel["metrics"].items() if value is None})
+    return {
+        "kernels": [
+            {
+                "name": kernel["name"],
+                "share_pct": kernel["share_pct"],
+                "duration_us": kernel["duration_us"],
+                "class": classify(kernel["metrics"], limits)["class"],
+            }
+            for kernel in kernels
+        ],
+        "classification": {"of": main["name"], **classification},
+        "metrics": main["metrics"],
+        "missing_metrics": absent,
+        "findings": found,
+    }
+
+
+def shares(kernels: list[dict]) -> list[dict]:
+    """Kernels with their share of the call's GPU time; None where a duration is unknown."""
+    times = [kernel["duration_us"] for kernel in kernels]
+    total = sum(times) if all(time is not None for time in times) else None
+    return [{**k, "share_pct": 100 * k["duration_us"] / total if total else None} for k in kernels]
+
+
+def classify(m: dict, limits: dict) -> dict:
+    """{class, limiter, reasons} of one kernel: the unit with the highest utilisation is the limiter."""
+    tensor, memory, sm = m.get("tensor_cycles"), m.get("memory_throughput"), m.get("sm_throughput")
+    if memory is None or sm is None:
+        absent = [key for key in ("sm_throughput", "memory_throughput") if m.get(key) is None]
+        return {"class": "unknown", "limiter": None, "reasons": [f"not collected: {', '.join(absent)}"]}
+    if tensor is not None and tensor >= limits["tensor_busy_pct"]:
+        return {
+            "class": "compute",
+            "limiter": "tensor pipe",
+            "reasons": [f"tensor pipe active {tensor:.1f} % of cycles"],
+        }
+    reasons = [f"memory throughput {memory:.1f} %", f"SM throughput {sm:.1f} %"]
+    if max(memory, sm) < limits["idle_pct"]:
+        return idle_class(m, reasons)
+    if max(memory, sm) < limits["saturated_pct"] and abs(memory - sm) < limits["dominance_points"]:
+        return {"class": "balanced", "limiter": None, "reasons": reasons}
+    if memory >= sm:
+        unit = busiest_memory(m, limits)
+        return {"class": "memory", "limiter": MEMORY_UNITS.get(unit), "reasons": reasons + described(m, MEMORY_UNITS)}
+    pipe = busiest(m, PIPES)
+    return {"class": "compute", "limiter": PIPES.get(pipe), "reasons": reasons + described(m, PIPES)[:3]}
+
+
+def idle_class(m: dict, reasons: list[str]) -> dict:
+    """Neither memory nor compute is busy: is the GPU not filled, or is latency not hidden?"""
+    waves = m.get("waves_per_sm")
+    if waves is not None and waves < 1:
+        reason = f"{waves:.2f} waves per SM: the grid does not fill the GPU"
+        return {"class": "underutilized", "limiter": "small grid", "reasons": [*reasons, reason]}
+    stall, share = top_stall(m)
+    if stall:
+        label = stall.removeprefix("stall_").replace("_", " ")
+        return {
+            "class": "latency",
+            "limiter": label,
+            "reasons": [*reasons, f"{share:.0f} % of warp latency is {label}"],
+        }
+    return {"class": "latency", "limiter": None, "reasons": [*reasons, "warp stalls were not collected"]}
+
+
+def busiest_memory(m: dict, limits: dict) -> str | None:
+    """DRAM once it is saturated: what streams through DRAM keeps the L2 at least as busy, and DRAM gives less
+    than 100 % of its peak (a plain copy on an H200 reaches about 90 %). Else the busiest unit."""
+    dram = m.get("dram_throughput")
+    return "dram_throughput" if dram is not None and dram >= limits["saturated_pct"] else busiest(m, MEMORY_UNITS)
+
+
+def busiest(m: dict, units: dict) -> str | None:
+    known = [key for key in units if m.get(key) is not None]
+    return max(known, key=lambda key: m[key]) if known else None
+
+
+def described(m: dict, units: dict) -> list[str]:
+    known = sorted((key for key in units if m.get(key) is not None), key=lambda key: -m[key])
+    return [f"{units[key]} {m[key]:.1f} %" for key in known]
+
+
+def top_stall(m: dict) -> tuple[str | None, float]:
+    """The stall with most warps, and its share of the warp latency in percent."""
+    known = [key for key in STALL_ADVICE if m.get(key) is not None]
+    total = m.get("warp_latency")
+    if not known or not total:
+        return None, 0.0
+    top = max(known, key=lambda key: m[key])
+    return top, 100 * m[top] / total
+
+
+# --- findings: evidence -> inference -> action. Each rule yields what it can prove from the counters. -------------
+
+
+def finding(
+    id_: str, gain: float | None, evidence: list, inference: str, actions: list[str], wiki: str, falsified_by: str
+) -> dict:
+    """One finding; `gain` is the share of the call's time in percent that it could save at most, None unknown."""
+    severity = "info" if gain is None else "high" if gain >= 20 else "medium" if gain >= 5 else "low"
+    return {
+        "id": id_,
+        "severity": severity,
+        "estimated_gain_pct": None if gain is None else round(gain, 1),
+        "evidence": [{"metric": metric, "value": value, "unit": unit} for metric, value, unit in evidence],
+        "inference": inference,
+        "actions": actions,
+        "wiki": f"gpu-wiki/docs/optimization/{wiki}",
+        "falsified_by": falsified_by,
+    }
+
+
+def excess_traffic(kernels, main, work, classification, limits):
+    """More bytes through DRAM than the problem needs."""
+    moved = [k["metrics"].get(key) for k in kernels for key in ("dram_bytes_read", "dram_bytes_written")]
+    if not work or None in moved:
+        return
+    ratio = sum(moved) / work["bytes_min"]
+    evidence = [
+        ("dram bytes, all kernels of the call", sum(moved), "byte"),
+        ("least bytes of the problem", work["bytes_min"], "byte"),
+    ]
+    if ratio >= limits["excess_traffic_ratio"]:
+        yield finding(
+            "excess_dram_traffic",
+            100 * (1 - 1 / ratio) if classification["limiter"] == "dram" else None,
+            evidence,
+            f"the call moves {ratio:.2f} times the least bytes",
+            ["read each input once: fuse the passes and keep the row or tile in registers or shared memory"],
+            "memory-traffic.md",
+            "DRAM bytes fall after the change and the time does not",
+        )
+    elif classification["limiter"] == "dram":
+        yield finding(
+            "near_least_traffic",
+            None,
+            [*evidence, ("dram_throughput", main["metrics"]["dram_throughput"], "%")],
+            f"DRAM limits the kernel and it moves {ratio:.2f} times the least bytes: little is left to gain",
+            ["compare with the Stop Conditions; only fewer bytes (dtype, algorithm) help now"],
+            "memory-traffic.md",
+            "a copy of the same size runs clearly faster",
+        )
+
+
+def several_kernels(kernels, main, work, classification, limits):
+    """A call that is a chain of launches."""
+    if len(kernels) > 1 and main["share_pct"] is not None:
+        yield finding(
+            "several_kernels",
+            100 - main["share_pct"],
+            [("kernels in the call", len(kernels), "kernel"), ("share of the longest", main["share_pct"], "%")],
+            f"{len(kernels)} kernels make up the call; intermediate results go through memory between them",
+            ["fuse them into one kernel, so that intermediates stay on chip"],
+            "launch-overhead.md",
+            "the fused kernel takes as long as the sum of the parts",
+        )
+
+
+def scattered_access(kernels, main, work, classification, limits):
+    """Sectors fetched for few useful bytes."""
+    for key, what in (("load_bytes_per_sector", "loads"), ("store_bytes_per_sector", "stores")):
+        used = main["metrics"].get(key)
+        if used is not None and 0 < used < limits["low_bytes_per_sector"]:
+            yield finding(
+                f"uncoalesced_{what}",
+                gain_of(main, 100 * (1 - used / 32)) if classification["class"] == "memory" else None,
+                [(key, used, "byte")],
+                f"global {what} use {used:.1f} of the 32 bytes of each sector",
+                ["let neighbouring threads touch neighbouring addresses; transpose through shared memory"],
+                "memory-access.md",
+                "bytes per sector rise and the time does not fall",
+            )
+
+
+def local_memory(kernels, main, work, classification, limits):
+    """Spills, or arrays indexed at run time."""
+    sectors = [main["metrics"].get(key) for key in ("local_load_sectors", "local_store_sectors")]
+    if None not in sectors and sum(sectors) > 0:
+        yield finding(
+            "local_memory_traffic",
+            None,
+            [
+                ("local sectors", sum(sectors), "sector"),
+                ("registers_per_thread", main["metrics"].get("registers_per_thread"), "register"),
+            ],
+            "the kernel uses local memory: registers are spilled, or an array is indexed at run time",
+            ["smaller tiles or more warps per block; compile-time indices", "confirm a spill in the compiler's report"],
+            "memory-access.md",
+            "the compiler reports no spill and no stack",
+        )
+
+
+def bank_conflicts(kernels, main, work, classification, limits):
+    """Extra passes over shared memory."""
+    conflicts, wavefronts = (main["metrics"].get(key) for key in ("shared_bank_conflicts", "shared_wavefronts"))
+    if conflicts and wavefronts and 100 * conflicts / wavefronts > limits["bank_conflict_pct"]:
+        yield finding(
+            "shared_bank_conflicts",
+            None,
+            [("shared_bank_conflicts", conflicts, "wavefront"), ("shared_wavefronts", wavefronts, "wavefront")],
+            f"{100 * conflicts / wavefronts:.0f} % of the passes over shared memory are conflicts",
+            ["pad or swizzle the shared-memory layout"],
+            "memory-access.md",
+            "shared-memory stalls are small: short_scoreboard and mio_throttle do not lead",
+        )
+
+
+def unfilled_gpu(kernels, main, work, classification, limits):
+    """Too few blocks, or too few warps to hide latency."""
+    m = main["metrics"]
+    if classification["class"] == "underutilized":
+        gain = gain_of(main, 100 * (1 - m["waves_per_sm"]))
+        evidence = [("waves_per_sm", m["waves_per_sm"], "wave"), ("grid_size", m.get("grid_size"), "block")]
+        yield finding(
+            "small_grid",
+            gain,
+            evidence,
+            "the grid leaves SMs without work",
+            ["smaller tiles; split the reduction over blocks; several problems in one launch"],
+            "occupancy.md",
+            "more blocks do not shorten the kernel",
+        )
+    occupancy = m.get("achieved_occupancy")
+    if classification["class"] == "latency" and occupancy is not None and occupancy < limits["low_occupancy_pct"]:
+        known = {key: m[key] for key in OCCUPANCY_LIMITS if m.get(key) is not None}
+        limiters = [key.removeprefix("limit_") for key, value in known.items() if value == min(known.values())]
+        yield finding(
+            "low_occupancy",
+            None,
+            [("achieved_occupancy", occupancy, "%"), *((key, value, "block") for key, value in known.items())],
+            f"few warps hide latency; limited by {', '.join(limiters) or 'an unknown resource'}",
+            ["use less of the limiting resource: fewer registers (smaller tile), less shared memory, smaller blocks"],
+            "occupancy.md",
+            "occupancy rises and the time does not fall",
+        )
+
+
+def dominant_stall(kernels, main, work, classification, limits):
+    """What warps wait for, when nothing else is busy."""
+    stall, share = top_stall(main["metrics"])
+    if classification["class"] == "latency" and stall and share > limits["dominant_stall_pct"]:
+        inference, action = STALL_ADVICE[stall]
+        yield finding(
+            stall,
+            gain_of(main, share * (1 - (main["metrics"].get("issue_active") or 0))),
+            [(stall, main["metrics"][stall], "warp/issue"), ("warp_latency", main["metrics"]["warp_latency"], "cycle")],
+            f"{share:.0f} % of warp latency: {inference}",
+            [action],
+            "latency-hiding.md",
+            "the stall shrinks and the time does not",
+        )
+
+
+def unused_tensor_cores(kernels, main, work, classification, limits):
+    """A matrix problem that does its arithmetic elsewhere."""
+    tensor = [kernel["metrics"].get("tensor_cycles") for kernel in kernels]
+    if not work or not work["flops"] or work["dtype"] not in ("bf16", "fp16", "fp8") or None in tensor:
+        return
+    if max(tensor) < limits["tensor_idle_pct"]:
+        yield finding(
+            "tensor_cores_unused",
+            None,
+            [("tensor_cycles, busiest kernel", max(tensor), "%"), ("FLOPs of matrix products", work["flops"], "FLOP")],
+            "the problem is a matrix product in a tensor-core dtype, and the tensor pipe is idle",
+            ["tl.dot on 16-bit operands with fp32 accumulation; tiles of at least 16 in each dimension"],
+            "tensor-cores.md",
+            "the SASS shows HMMA or HGMMA in the hot loop",
+        )
+
+
+def gain_of(main: dict, gain_pct: float) -> float | None:
+    """A gain within the main kernel as a share of the whole call."""
+    return None if main["share_pct"] is None else gain_pct * main["share_pct"] / 100
+
+
+RULES: tuple[Callable, ...] = (
+    excess_traffic,
+    several_kernels,
+    scattered_access,
+    local_memory,
+    bank_conflicts,
+    unfilled_gpu,
+    dominant_stall,
+    unused_tensor_cores,
+)

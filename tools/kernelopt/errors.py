@@ -1,0 +1,31 @@
+"""What a command can fail with; each class carries its exit code (see README, "Exit codes")."""
+
+
+class ToolError(Exception):
+    """One sentence: what happened and what to do about it."""
+
+    exit_code = 1
+
+
+class Refused(ToolError):
+    """Done, and the answer is no."""
+
+    exit_code = 1
+
+
+class UsageError(ToolError):
+    """The call, a file or a name is wrong."""
+
+    exit_code = 2
+
+
+class EnvironmentLacks(ToolError):
+    """Something that the machine must offer is missing, with the way to get it."""
+
+    exit_code = 3
+
+
+class TimedOut(ToolError):
+    """A child process outlived its limit."""
+
+    exit_code = 4

@@ -1,0 +1,147 @@
+"""The NVIDIA GPU of this machine as NVML tells it: which one, in what state, and the one lock that guards it.
+
+No CUDA context is made here, so the parent process of a measurement stays out of the GPU.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from .errors import EnvironmentLacks
+
+NO_GPU = "no NVIDIA GPU here ({}); run this on a machine with one, or check the logic with --device cpu-interpreter"
+THROTTLE_REASONS = {  # NVML's clocks-event reasons that slow the GPU down; idle and application clocks are none
+    "nvmlClocksEventReasonSwPowerCap": "sw_power_cap",
+    "nvmlClocksThrottleReasonHwSlowdown": "hw_slowdown",
+    "nvmlClocksEventReasonSyncBoost": "sync_boost",
+    "nvmlClocksEventReasonSwThermalSlowdown": "sw_thermal_slowdown",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "hw_thermal_slowdown",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "hw_power_brake",
+}
+
+
+@contextlib.contextmanager
+def _nvml():
+    """(pynvml, handle of the first visible GPU); EnvironmentLacks when there is none."""
+    try:
+        import pynvml
+    except ImportError:
+        raise EnvironmentLacks("the package nvidia-ml-py is missing; run: bash scripts/setup.sh") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise EnvironmentLacks(NO_GPU.format(error)) from None
+    try:
+        yield pynvml, _first_visible(pynvml)
+    except pynvml.NVMLError as error:
+        raise EnvironmentLacks(NO_GPU.format(error)) from None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _first_visible(pynvml):
+    """The GPU that CUDA calls device 0: the first of CUDA_VISIBLE_DEVICES, by index or UUID."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = visible.split(",")[0].strip() if visible is not None else "0"
+    if first.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(first)
+    if not first.isdigit():
+        raise EnvironmentLacks(NO_GPU.format(f"CUDA_VISIBLE_DEVICES is '{visible}'"))
+    return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+
+
+def identify() -> dict:
+    """{name, uuid, driver} of the GPU that CUDA calls device 0."""
+    with _nvml() as (nvml, handle):
+        return {
+            "name": nvml.nvmlDeviceGetName(handle),
+            "uuid": nvml.nvmlDeviceGetUUID(handle),
+            "driver": nvml.nvmlSystemGetDriverVersion(),
+        }
+
+
+def _sample(nvml, handle) -> dict:
+    """One reading: clocks in MHz, power in W, temperature in degrees Celsius, reasons for throttling."""
+    reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return {
+        "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+        "power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": [name for bit, name in THROTTLE_REASONS.items() if reasons & getattr(nvml, bit)],
+    }
+
+
+class Watch:
+    """Samples the GPU's state every 20 ms while the `with` block runs; `state` sums up a part of it afterwards."""
+
+    INTERVAL_S = 0.02
+
+    def __init__(self):
+        self.samples: list[dict] = []
+        self._stop = threading.Event()
+
+    def __enter__(self) -> "Watch":
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(EnvironmentLacks), _nvml() as (nvml, handle):
+            while not self._stop.wait(self.INTERVAL_S):
+                self.samples.append({"at": time.time(), **_sample(nvml, handle)})
+
+    def state(self, window: list[float] | None = None) -> dict | None:
+        """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
+        epoch, what the worker measured); None when nothing was read."""
+        since, until = window or (0, float("inf"))
+        samples = [s for s in self.samples if since - self.INTERVAL_S <= s["at"] <= until + self.INTERVAL_S]
+        if not samples:
+            return None
+        found: dict = {"samples": len(samples)}
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+            values = sorted(sample[name] for sample in samples)
+            found[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
+        found["throttle_reasons"] = sorted({reason for sample in samples for reason in sample["throttle_reasons"]})
+        return found
+
+
+def describe(state: dict) -> str:
+    """A watched state in a line."""
+    return (
+        f"SM clock {state['sm_clock_mhz']['median']} MHz ({state['sm_clock_mhz']['min']} to {state['sm_clock_mhz']['max']}), "
+        f"power {state['power_w']['median']:.0f} W, {state['temperature_c']['median']} C, "
+        f"throttled by: {', '.join(state['throttle_reasons']) or 'nothing'}"
+    )
+
+
+@contextlib.contextmanager
+def locked(uuid: str, timeout_s: float = 600):
+    """Hold the one lock of a GPU, so that nothing else of this bundle measures on it.
+
+    The kernel frees it when the holder dies. EnvironmentLacks names the holder after `timeout_s`.
+    """
+    path = Path(tempfile.gettempdir()) / f"kernelopt-{uuid}.lock"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = file.read().strip() or "unknown"
+                    raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end") from None
+                time.sleep(0.2)
+        file.truncate(0)
+        file.write(f"process {os.getpid()}\n")
+        file.flush()
+        yield

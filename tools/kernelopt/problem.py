@@ -1,0 +1,315 @@
+"""The problem contract, in the format of KernelBench. Imported by worker processes only.
+
+reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
+`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
+same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
+
+This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
+"""
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NAMES = {value: key for key, value in TORCH_DTYPES.items()}
+
+
+class ContractError(Exception):
+    """A file does not hold what the contract asks for."""
+
+
+class UnknownWorkload(ContractError):
+    """The reference has no workload of that name."""
+
+
+def load_module(path: Path):
+    """Execute a Python file as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"problem_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the problem: inputs, constructor arguments and parameters, all on the CPU."""
+
+    inputs: list
+    init: list
+    state: dict
+
+    def save(self, path: Path) -> None:
+        torch.save({"inputs": self.inputs, "init": self.init, "state": self.state}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Case":
+        return cls(**torch.load(path, weights_only=True))
+
+    def placed_inputs(self, device: str) -> list:
+        return [place(value, device) for value in self.inputs]
+
+
+class Reference:
+    """The oracle of a problem and the maker of its inputs."""
+
+    def __init__(self, path: Path):
+        module = load_module(path)
+        if not hasattr(module, "Model") or not hasattr(module, "get_inputs"):
+            raise ContractError(f"{path.name} must define Model and get_inputs")
+        self.model_class = module.Model
+        self.init_inputs = getattr(module, "get_init_inputs", list)
+        more = module.get_workloads() if hasattr(module, "get_workloads") else {}
+        self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more}
+
+    def build(self, workload: str, seed: int, dtype: str | None, device: str) -> tuple[torch.nn.Module, list, list]:
+        """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`.
+
+        Tensors are drawn on `device`, where that is quick, by making it torch's default device.
+        """
+        torch.manual_seed(seed)
+        with torch.device(device), torch.no_grad():
+            init = list(self.init_inputs())
+            model = self.model_class(*init)
+            inputs = list(self.workloads[workload]())
+        if dtype:
+            model = model.to(TORCH_DTYPES[dtype])
+            inputs = [cast(value, TORCH_DTYPES[dtype]) for value in inputs]
+        return model, inputs, init
+
+    def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
+        """The same on the CPU, ready to be written to a file."""
+        model, inputs, init = self.build(workload, seed, dtype, device)
+        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        return Case([place(value, "cpu") for value in inputs], [place(value, "cpu") for value in init], state)
+
+    def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
+        return bind(self.model_class, case, device, dtype)
+
+
+def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
+    model = model_class(*[place(value, device) for value in case.init]).to(device)
+    floating = [value.dtype for value in case.state.values() if value.is_floating_point()]
+    if dtype or floating:
+        model = model.to(dtype or floating[0])
+    own = set(model.state_dict())
+    if lacking := sorted(set(case.state) - own):
+        raise ContractError(
+            f"ModelNew lacks parameters of Model: {', '.join(lacking[:5])}; give them the same names, "
+            "so that they can be loaded from Model's state"
+        )
+    model.load_state_dict(case.state, strict=False)
+    return model
+
+
+def load_kernel(path: Path, case: Case, device: str, allow_reference: bool = False) -> Callable:
+    """What is called as the kernel: a bound ModelNew, or kernel_function.
+
+    allow_reference: take Model where neither is defined (PyTorch itself as the opponent of a comparison).
+    """
+    module = load_module(path)
+    if hasattr(module, "ModelNew"):
+        return bind(module.ModelNew, case, device)
+    if hasattr(module, "kernel_function"):
+        if case.state:
+            raise ContractError("the reference has parameters, which kernel_function cannot get; define ModelNew")
+        return module.kernel_function
+    if allow_reference and hasattr(module, "Model"):
+        return bind(module.Model, case, device)
+    raise ContractError(f"{path.name} defines neither ModelNew nor kernel_function")
+
+
+def call(kernel: Callable, inputs: list):
+    """Run the kernel as it is timed, verified and profiled: no gradients."""
+    with torch.no_grad():
+        return kernel(*inputs)
+
+
+def place(value, device: str):
+    """A copy of a value on `device`; what holds no tensor stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, copy=True)
+    if isinstance(value, list | tuple):
+        return type(value)(place(item, device) for item in value)
+    return value
+
+
+def cast(value, dtype: torch.dtype):
+    """Floating tensors in `dtype`; everything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(dtype)
+    if isinstance(value, list | tuple):
+        return type(value)(cast(item, dtype) for item in value)
+    return value
+
+
+def tensors(value) -> list[torch.Tensor]:
+    """The tensors of a result or of arguments, in order; Python numbers become 0-d tensors."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, bool | int | float):
+        return [torch.tensor(value)]
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors(item)]
+    raise ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
+
+
+def input_tensors(values: list) -> list[torch.Tensor]:
+    """The tensors among arguments, numbers and other objects left out."""
+    return [t for value in values if isinstance(value, torch.Tensor | list | tuple) for t in tensors(value)]
+
+
+def dtype_class(dtype: torch.dtype) -> str:
+    """Which tolerance a dtype has: its own name, fp8 for the eight-bit floats, exact for integers and bool."""
+    return NAMES.get(dtype) or ("fp8" if dtype.is_floating_point else "exact")
+
+
+def dominant_dtype(values: list[torch.Tensor]) -> str:
+    """The dtype that holds most bytes among floating tensors; "int" when there is none."""
+    sizes: dict[str, int] = {}
+    for tensor in values:
+        if tensor.is_floating_point():
+            name = NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+            sizes[name] = sizes.get(name, 0) + tensor.nbytes
+    return max(sizes, key=sizes.get) if sizes else "int"
+
+
+def least_bytes(values: list[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind `values`; a view counts no more than it spans."""
+    sizes: dict[int, int] = {}
+    for tensor in values:
+        storage = tensor.untyped_storage()
+        size = min(tensor.nbytes, storage.nbytes())
+        sizes[storage._cdata] = max(size, sizes.get(storage._cdata, 0))
+    return sum(sizes.values())
+
+
+def estimate(reference: Reference, workload: str, dtype: str | None, device: str) -> dict:
+    """Least work of a workload: FLOPs by torch's counter, bytes of the tensors that go in and come out.
+
+    The counter (`torch.utils.flop_counter`) knows matrix products, convolutions and attention; element-wise
+    and reduction arithmetic counts 0. Shapes alone are run (fake tensors); a reference that looks at values
+    runs for real, on `device`.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _count(reference, workload, dtype, "cpu")
+    except Exception:
+        return _count(reference, workload, dtype, device)
+
+
+def _count(reference: Reference, workload: str, dtype: str | None, device: str) -> dict:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, inputs, _ = reference.build(workload, 0, dtype, device)
+    # Attention is counted through its plain products: the counter does not know every fused CPU variant.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        outputs = tensors(call(model, inputs))
+    arguments = input_tensors(inputs)
+    incoming = arguments + list(model.state_dict().values())
+    return {
+        "flops": int(counter.get_total_flops()),
+        "bytes_in": least_bytes(incoming),
+        "bytes_out": least_bytes(outputs),
+        "bytes_min": least_bytes(incoming) + least_bytes(outputs),
+        "dtype": dominant_dtype(incoming + outputs),
+        "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
+    }
+
+
+def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> dict:
+    """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in
+    the task's own dtype, whose shape, dtype and stride are the ones expected.
+
+    An element is wrong when |actual - oracle| > tolerance * (|oracle| + rms(oracle)), so that a bland
+    answer (all zeros) fails whatever the scale of the result is.
+    """
+    found = {
+        "shape": list(actual.shape),
+        "dtype": str(actual.dtype),
+        "stride": significant_stride(actual),
+        "expected_shape": list(baseline.shape),
+        "expected_dtype": str(baseline.dtype),
+        "expected_stride": significant_stride(baseline),
+    }
+    if actual.shape != oracle.shape:
+        return found
+    if oracle.is_complex():
+        actual, oracle, baseline = (torch.view_as_real(t.resolve_conj()) for t in (actual, oracle, baseline))
+    exact = oracle.reshape(-1)
+    finite = torch.isfinite(exact)
+    rms = math.sqrt(float(torch.where(finite, exact, 0).double().square().mean())) if exact.numel() else 0.0
+    own, zeros = (Deviation(tolerance, rms) for _ in range(2))
+    theirs = Deviation(tolerance, rms)
+    step = 1 << 26  # elements at a time, so that float64 copies of large outputs fit
+    for start in range(0, exact.numel(), step):
+        part = exact[start : start + step].double()
+        own.add(actual.reshape(-1)[start : start + step].double(), part, start)
+        theirs.add(baseline.reshape(-1)[start : start + step].double(), part, start)
+        zeros.add(torch.zeros_like(part), part, start)
+    return {
+        **found,
+        "elements": exact.numel(),
+        "rms": rms,
+        "max_abs": own.max_abs,
+        "max_rel": own.max_rel,
+        "mismatches": own.mismatches,
+        "nonfinite": own.nonfinite,
+        "first_bad_index": own.first_bad,
+        "baseline_max_rel": theirs.max_rel,
+        "zeros_pass": exact.numel() > 0 and zeros.mismatches + zeros.nonfinite == 0,
+    }
+
+
+class Deviation:
+    """Running error statistics of one tensor against the oracle."""
+
+    def __init__(self, tolerance: float, rms: float):
+        self.tolerance, self.rms = tolerance, rms
+        self.max_abs = self.max_rel = 0.0
+        self.mismatches = self.nonfinite = 0
+        self.first_bad: int | None = None
+
+    def add(self, actual: torch.Tensor, exact: torch.Tensor, offset: int) -> None:
+        same = (actual == exact) | (torch.isnan(actual) & torch.isnan(exact))
+        finite = torch.isfinite(exact) & torch.isfinite(actual)
+        error = torch.where(finite & ~same, (actual - exact).abs(), 0.0)
+        scale = torch.where(finite, exact.abs(), 0.0) + self.rms
+        odd = ~finite & ~same
+        wrong = (error > self.tolerance * scale) | odd
+        relative = torch.where(error > 0, error / scale, 0.0)
+        self.max_abs = max(self.max_abs, float(error.max()))
+        self.max_rel = max(self.max_rel, float(relative.max()))
+        self.mismatches += int((wrong & ~odd).sum())
+        self.nonfinite += int(odd.sum())
+        if self.first_bad is None and bool(wrong.any()):
+            self.first_bad = offset + int(wrong.nonzero()[0])
+
+
+def significant_stride(tensor: torch.Tensor) -> list[int]:
+    """Strides of the dimensions that have more than one element; the others carry no meaning."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1] if tensor.numel() else []
+
+
+def oracle_outputs(reference: Reference, case: Case, device: str) -> tuple[list[torch.Tensor], str]:
+    """The reference's outputs in the highest precision that it runs in, and that precision's name."""
+    for dtype, name in ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given")):
+        try:
+            model = reference.model(case, device, dtype)
+            inputs = [cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
+            return tensors(call(model, inputs)), name
+        except (RuntimeError, NotImplementedError, TypeError):
+            if dtype is None:
+                raise
+    raise AssertionError("unreachable")

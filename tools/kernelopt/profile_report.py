@@ -1,0 +1,177 @@
+"""A profile folder, `profiles/vN/annotation/`: what is in it, how it is read back, and its report for people.
+
+report.ncu-rep: the profiler's own file. params.json: what was profiled, on what, how. metrics.json: the counters of every
+kernel of the marked call. report.md: the diagnosis and the table against the version before.
+"""
+
+from pathlib import Path
+
+from . import bundle, diagnosis, metrics
+from .errors import Refused, UsageError
+from .memory import Memory
+from .profilers import ncu
+from .workspace import Workspace, version_number
+
+MODE = "annotation"
+
+
+def load(path: Path) -> dict:
+    """A profile {kernels, work, params} from a profile folder, its metrics.json or a bare .ncu-rep (params None)."""
+    if path.is_dir():
+        reports = sorted(path.glob("*.ncu-rep"))
+        if (path / "metrics.json").is_file():
+            path = path / "metrics.json"
+        elif reports:
+            path = reports[0]
+        else:
+            raise UsageError(f"{path} holds neither metrics.json nor a .ncu-rep; make one: profile_kernel.sh")
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist")
+    if path.suffix == ".ncu-rep":
+        return {"kernels": ncu.read(path), "work": None, "params": None}
+    found = bundle.read_json(path)
+    if not isinstance(found, dict) or not found.get("kernels"):
+        raise Refused(f"{path} holds no kernel")
+    params = path.with_name("params.json")
+    return {**found, "params": bundle.read_json(params) if params.is_file() else None}
+
+
+def origin(params: dict | None) -> str:
+    """Where and when a profile was recorded, for every output that shows it."""
+    if params is None:
+        return "recorded elsewhere, no params.json beside it"
+    return f"recorded on {params['device']}, {params['timestamp']}, kernel {params['version']} ({params['kernel_sha256'][:10]})"
+
+
+def previous(workspace: Workspace, version: str) -> dict | None:
+    """The profile of the nearest earlier version that has one."""
+    for number in range(version_number(version) - 1, -1, -1):
+        folder = workspace.profile(f"v{number}", MODE)
+        if (folder / "metrics.json").is_file():
+            return load(folder)
+    return None
+
+
+def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
+    """profile_evidence for the record of `version`: the diagnosis of the best version, which the plan starts from.
+
+    None when that version has no profile, or the profile is of another kernel than the accepted one.
+    """
+    best = Memory(workspace).best()
+    if best is None or best["version"] == version:
+        return None
+    folder = workspace.profile(best["version"], MODE)
+    if not (folder / "metrics.json").is_file():
+        return None
+    profile = load(folder)
+    if not profile["params"] or profile["params"]["kernel_sha256"] != best["kernel_sha256"]:
+        return None
+    found = diagnosis.analyse(profile)
+    top = found["findings"][0] if found["findings"] else None
+    return {
+        "tool_used": "ncu",
+        "evidence_summary": "; ".join(found["classification"]["reasons"]),
+        "evidence_chain": f"{evidence_text(top)} -> {top['inference']} -> {top['actions'][0]}" if top else None,
+        "bottleneck_type": found["classification"]["class"],
+    }
+
+
+def evidence_text(finding: dict) -> str:
+    return ", ".join(f"{e['metric']} = {number(e['value'])} {e['unit']}" for e in finding["evidence"])
+
+
+def number(value: float | None) -> str:
+    """A counter for people: None is said, large figures get no decimals."""
+    if value is None:
+        return "not collected"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def markdown(profile: dict, found: dict, before: dict | None) -> str:
+    """report.md of a profile; `before` is the earlier profile to compare with."""
+    params = profile["params"]
+    return "\n".join(
+        [
+            f"# Profile: {params['version']}",
+            "",
+            origin(params),
+            "",
+            *configuration(params),
+            "",
+            "## Stages",
+            "",
+            *stages(profile, found),
+            "",
+            "## Bottleneck",
+            "",
+            summary_line(found),
+            "",
+            "## Findings",
+            "",
+            *(line for finding in found["findings"] for line in finding_lines(finding)),
+            *([] if found["findings"] else ["None: no rule fired on these counters."]),
+            "",
+            "## Counters",
+            "",
+            *counters(profile, found, before),
+            "",
+            f"Asked for and not collected: {', '.join(found['missing_metrics']) or 'nothing'}.",
+            "",
+        ]
+    )
+
+
+def configuration(params: dict) -> list[str]:
+    names = ("workload", "shapes", "dtype", "cache", "clocks", "profiler")
+    return ["| setting | value |", "|---|---|", *(f"| {name} | {params[name]} |" for name in names)]
+
+
+def stages(profile: dict, found: dict) -> list[str]:
+    lines = [
+        "| kernel | duration us | share % | tensor % | DRAM % | occupancy % | class |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kernel, judged in zip(profile["kernels"], found["kernels"], strict=True):
+        m = kernel["metrics"]
+        cells = [
+            kernel["duration_us"],
+            judged["share_pct"],
+            *(m[k] for k in ("tensor_cycles", "dram_throughput", "achieved_occupancy")),
+        ]
+        lines.append(f"| `{kernel['name']}` | {' | '.join(number(cell) for cell in cells)} | {judged['class']} |")
+    return lines
+
+
+def summary_line(found: dict) -> str:
+    """ "memory (dram): memory throughput 91 %; …, of kernel `x`" """
+    c = found["classification"]
+    limiter = f" ({c['limiter']})" if c["limiter"] else ""
+    return f"{c['class']}{limiter}: {'; '.join(c['reasons'])}, of kernel `{c['of']}`"
+
+
+def finding_lines(finding: dict) -> list[str]:
+    gain = (
+        "unknown" if finding["estimated_gain_pct"] is None else f"at most {finding['estimated_gain_pct']} % of the time"
+    )
+    return [
+        f"- **{finding['id']}** ({finding['severity']}, gain {gain}): {evidence_text(finding)}",
+        f"  - inference: {finding['inference']}",
+        *(f"  - try: {action}" for action in finding["actions"]),
+        f"  - read: {finding['wiki']}",
+        f"  - falsified if: {finding['falsified_by']}",
+    ]
+
+
+def counters(profile: dict, found: dict, before: dict | None) -> list[str]:
+    """The counters of the longest kernel, beside those of the longest kernel of the version before."""
+    main = found["metrics"]
+    old = diagnosis.analyse(before)["metrics"] if before else None
+    title = f" {before['params']['version']} |" if before else ""
+    lines = [
+        f"| section | counter | {profile['params']['version']} |{title} unit |",
+        "|---|---|---|" + ("---|" if before else "") + "---|",
+    ]
+    for metric in metrics.schema():
+        earlier = f" {number(old.get(metric.key))} |" if old else ""
+        lines.append(f"| {metric.section} | {metric.label} | {number(main.get(metric.key))} |{earlier} {metric.unit} |")
+    return lines

@@ -1,0 +1,155 @@
+"""Nsight Compute: collect a report of one marked call, and read a report into plain numbers."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .. import metrics
+from ..errors import EnvironmentLacks, Refused, TimedOut
+from ..sandbox import Outcome, Sandbox
+
+# stderr of ncu -> what it means and what to do
+FAILURES = {
+    "ERR_NVGPUCTRPERM": "no permission to read the GPU's counters: run as root or with CAP_SYS_ADMIN, or let the "
+    "administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+    "LibraryNotLoaded": "ncu cannot load its driver library (a gVisor sandbox, or an ncu older than the GPU): "
+    "profile outside the sandbox or with a newer Nsight Compute",
+    "driver resource was unavailable": "another profiler holds the counters: stop it (DCGM: dcgmi profile --pause)",
+    "Failed to save memory for replay": "the problem is too large for kernel replay: profile a smaller workload",
+}
+INSTALL_ROOTS = ("/opt/nvidia/nsight-compute", "/usr/local/NVIDIA-Nsight-Compute")
+UNITS = {  # of a report, to those of the schema
+    ("ns", "us"): 1e-3,
+    ("nsecond", "us"): 1e-3,
+    ("usecond", "us"): 1.0,
+    ("ms", "us"): 1e3,
+    ("msecond", "us"): 1e3,
+    ("s", "us"): 1e6,
+    ("second", "us"): 1e6,
+    ("Kbyte", "byte"): 1e3,
+    ("Mbyte", "byte"): 1e6,
+    ("Gbyte", "byte"): 1e9,
+}
+
+
+def program() -> str:
+    """The path of ncu; EnvironmentLacks when there is none."""
+    found = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
+    if found is None:
+        raise EnvironmentLacks("ncu (Nsight Compute) is not on the PATH; install it or add its folder to PATH")
+    return found
+
+
+def program_version() -> str:
+    """ "Nsight Compute 2025.3.1.0" """
+    done = subprocess.run([program(), "--version"], capture_output=True, text=True)
+    version = re.search(r"Version (\S+)", done.stdout)
+    return f"Nsight Compute {version[1]}" if version else "Nsight Compute, version unknown"
+
+
+def command(report: Path, cache: str) -> list[str]:
+    """The ncu command line that goes before the worker's. `cache`: cold (flushed before each pass) or warm.
+
+    The clocks are left alone; the range is the one that the worker marks, so no name pattern can catch
+    another kernel.
+    """
+    names = ",".join(name for metric in metrics.schema() for name in metric.names[:1])
+    sections = [part for section in metrics.ncu_sections() for part in ("--section", section)]
+    return [
+        program(),
+        *("--export", str(report), "--force-overwrite"),
+        *("--profile-from-start", "off"),
+        *("--target-processes", "all"),
+        *("--clock-control", "none"),
+        *("--cache-control", "all" if cache == "cold" else "none"),
+        *sections,
+        *("--metrics", names),
+        "--",
+    ]
+
+
+def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, cache: str, timeout_s: float) -> Outcome:
+    """Profile one call of `kernel` into `report`.
+
+    EnvironmentLacks: a mend is named. Refused: the kernel failed or launched nothing. TimedOut.
+    """
+    report.unlink(missing_ok=True)
+    arguments = {"kernel": str(kernel.resolve()), "case": case}
+    outcome = sandbox.run("profile", arguments, timeout_s, prefix=command(report, cache))
+    for symptom, mend in FAILURES.items():
+        if symptom in outcome.log_tail:
+            raise EnvironmentLacks(f"{symptom}: {mend}")
+    if outcome.timed_out:
+        raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
+    if outcome.result and "error" in outcome.result:
+        raise Refused(f"the kernel failed under ncu: {outcome.result['error']['message'].strip()}")
+    if not report.exists():
+        raise Refused(f"ncu profiled no kernel: does the call launch one? ncu said: {last_line(outcome.log_tail)}")
+    return outcome
+
+
+def last_line(log: str) -> str:
+    said = [line for line in log.splitlines() if line.startswith("==")]
+    return said[-1] if said else (log.strip().splitlines() or ["nothing"])[-1]
+
+
+def reader():
+    """The module ncu_report: from PyPI, else the copy inside an Nsight Compute install."""
+    sys.path += [str(folder) for folder in installed_readers()]
+    try:
+        import ncu_report
+    except ImportError:
+        raise EnvironmentLacks(
+            "no reader of .ncu-rep files here: run bash scripts/setup.sh (package ncu-report), or install Nsight Compute"
+        ) from None
+    return ncu_report
+
+
+def installed_readers() -> list[Path]:
+    """Folders with NVIDIA's own reader, newest first: beside ncu (in a CUDA toolkit ncu is a script that starts
+    another one) and in the places where installers put Nsight Compute."""
+    beside = [Path(found).resolve().parent] if (found := shutil.which("ncu")) else []
+    usual = [path for root in INSTALL_ROOTS for path in sorted(Path(root).glob("*"), reverse=True)]
+    folders = [path / "extras" / "python" for path in (*beside, *usual)]
+    return [folder for folder in folders if (folder / "ncu_report.py").is_file()]
+
+
+def read(report: Path) -> list[dict]:
+    """Kernels of a report, in launch order: [{name, duration_us, metrics: {key: value or None}}].
+
+    Values are in the schema's units; what the report does not hold is None. Refused when there is no kernel.
+    """
+    try:
+        context = reader().load_report(str(report))
+    except EnvironmentLacks:
+        raise
+    except Exception as error:
+        raise Refused(f"{report} is no readable Nsight Compute report ({error})") from None
+    actions = [action for span in _ranges(context) for action in span]
+    if not actions:
+        raise Refused(f"{report} holds no kernel")
+    return [_kernel(action) for action in actions]
+
+
+def _ranges(context):
+    for index in range(context.num_ranges()):
+        span = context.range_by_idx(index)
+        yield [span.action_by_idx(number) for number in range(span.num_actions())]
+
+
+def _kernel(action) -> dict:
+    present = set(action.metric_names())
+    values = {}
+    for metric in metrics.schema():
+        name = next((name for name in metric.names if name in present), None)
+        values[metric.key] = _value(action[name], metric.unit) if name else None
+    return {"name": action.name(), "duration_us": values["duration"], "metrics": values}
+
+
+def _value(found, unit: str) -> float | None:
+    value = found.value()
+    if not isinstance(value, int | float) or value != value or value in (float("inf"), float("-inf")):
+        return None
+    return value * UNITS.get((found.unit(), unit), 1)

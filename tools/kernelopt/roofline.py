@@ -1,0 +1,120 @@
+"""Roofline mathematics for whole problems. Pure functions; every hardware value comes in as a wiki row.
+
+Intensity is FLOPs of the whole problem over its least bytes. A single tile's intensity says nothing about HBM,
+because tiles share what they read through the L2.
+"""
+
+from dataclasses import dataclass
+
+from . import wiki
+
+# Which row is the roof for arithmetic in a dtype, best first: measured before documented.
+COMPUTE_ROWS = {
+    "fp64": ("measured_fp64_matmul", "peak_fp64_tensor", "peak_fp64"),
+    "fp32": ("measured_fp32_matmul", "peak_fp32"),
+    "tf32": ("measured_tf32_matmul", "peak_tf32_tensor"),
+    "fp16": ("measured_fp16_matmul", "peak_fp16_tensor"),
+    "bf16": ("measured_bf16_matmul", "peak_bf16_tensor"),
+    "fp8": ("measured_fp8_matmul", "peak_fp8_tensor"),
+    "int8": ("measured_int8_matmul", "peak_int8_tensor"),
+}
+BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
+TARGET_SHARE = 0.90  # of the attainable; the Stop Condition of the skills
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The limits a problem is held against: attainable (measured where it can be) and documented peak."""
+
+    bandwidth: wiki.Row | None
+    compute: wiki.Row | None
+    peak_bandwidth: wiki.Row | None
+    peak_compute: wiki.Row | None
+    l2_capacity: wiki.Row | None
+
+    def citations(self) -> list[str]:
+        rows = (self.bandwidth, self.peak_bandwidth, self.compute, self.peak_compute, self.l2_capacity)
+        return list(dict.fromkeys(row.citation for row in rows if row))
+
+
+def roof(page: wiki.Page, dtype: str) -> Roof:
+    """The roof of a product for arithmetic in `dtype`; absent values are None."""
+    compute = COMPUTE_ROWS.get(dtype, ())
+    documented = [name for name in compute if name.startswith("peak")]
+    return Roof(
+        bandwidth=_first(page, BANDWIDTH_ROWS),
+        compute=_first(page, compute),
+        peak_bandwidth=page.known("memory_bandwidth"),
+        peak_compute=_first(page, documented),
+        l2_capacity=page.known("l2_capacity"),
+    )
+
+
+def _first(page: wiki.Page, names) -> wiki.Row | None:
+    return next((row for name in names if (row := page.known(name))), None)
+
+
+def lacking(roof: Roof, flops: int, dtype: str) -> list[str]:
+    """Wiki lines for the values without which this problem has no roof."""
+    lines = []
+    if roof.bandwidth is None:
+        lines.append(wiki.missing("memory_bandwidth"))
+    if flops and roof.compute is None:
+        lines.append(wiki.missing((COMPUTE_ROWS.get(dtype) or (f"peak_{dtype}",))[-1]))
+    return lines
+
+
+def bound(flops: int, bytes_min: int, roof: Roof) -> dict:
+    """{arithmetic_intensity, ridge_point, bound, floor_us} of a problem.
+
+    arithmetic_intensity and ridge_point in FLOP/byte. floor_us = max(bytes / bandwidth, FLOPs / compute):
+    no version of this algorithm runs much faster.
+    """
+    memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
+    compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
+    ridge = roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None
+    return {
+        "arithmetic_intensity": flops / bytes_min if bytes_min else None,
+        "ridge_point": ridge,
+        "bound": "compute" if compute_us > memory_us else "memory",
+        "floor_us": max(memory_us, compute_us),
+    }
+
+
+def utilization(time_us: float, flops: int, bytes_min: int, roof: Roof) -> dict:
+    """What a time means: rates, shares of the documented peaks, share of the floor (100 is the floor itself)."""
+    limits = bound(flops, bytes_min, roof)
+    tflops = flops / time_us / 1e6
+    gbps = bytes_min / time_us / 1e3
+    return {
+        "tflops": tflops,
+        "bandwidth_gbps": gbps,
+        **limits,
+        "tflops_peak_utilization_pct": 100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
+        "bandwidth_peak_utilization_pct": 100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
+        "floor_share_pct": 100 * limits["floor_us"] / time_us,
+        "below_physical_limit": time_us < physical_limit_us(flops, bytes_min, roof),
+    }
+
+
+def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:
+    """The time that the documented peaks forbid to beat.
+
+    Laxer than the floor on purpose: honest kernels read more than they write, skip bytes that no output
+    needs, and leave results in the L2. Who beats this one beats the hardware, or the work was counted wrong.
+    """
+    peak = roof.peak_bandwidth or roof.bandwidth
+    rest = max(0, bytes_min - (roof.l2_capacity.value * 2**20 if roof.l2_capacity else 0))
+    memory_us = rest / (peak.value * 1e9) * 1e6
+    compute_us = flops / (roof.peak_compute.value * 1e12) * 1e6 if flops and roof.peak_compute else 0.0
+    return max(memory_us, compute_us)
+
+
+def target(workload: str, flops: int, bytes_min: int, roof: Roof) -> dict:
+    """The Stop Condition of a workload: 90 % of the attainable rate of whatever bounds it."""
+    if bound(flops, bytes_min, roof)["bound"] == "compute":
+        row, metric, unit = roof.compute, "tflops", "TFLOPS"
+    else:
+        row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
+    value = round(TARGET_SHARE * row.value, 2)
+    return {"workload": workload, "metric": metric, "target": value, "unit": unit, "basis": row.citation}

@@ -1,0 +1,219 @@
+"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import bundle, gate, memory, roofline, subject, timing, verify, wiki
+from .errors import UsageError
+from .sandbox import Sandbox
+from .workspace import Workspace, digest
+
+PROTECTED = ("reference.py",)
+PLAN_FIELDS = {
+    "action_category": "Category",
+    "action_description": "Action",
+    "expected_impact": "Expected effect",
+    "risks_and_rollback": "Risk",
+}
+SEEDS = 5
+
+
+@dataclass
+class Evidence:
+    """All that was measured of a candidate: what `gate.decide` judges and the record keeps."""
+
+    verify: dict
+    latencies: dict[str, dict]
+    utilization: dict | None
+    comparisons: dict[str, dict] | None
+    against: str | None
+
+
+def check_ready(workspace: Workspace, version: str) -> dict:
+    """The plan of this round; UsageError when the round cannot be judged at all."""
+    records = memory.Memory(workspace)
+    if version in records.versions():
+        result = records.read(version)["quality_gate"]["result"]
+        if result is not None:
+            raise UsageError(f"{version} was judged already ({result}); the next version is {records.next_version()}")
+    elif version != records.next_version():
+        raise UsageError(f"{version} is out of order; the next version is {records.next_version()}")
+    for name in PROTECTED:
+        if workspace.changed_since_start(name):
+            raise UsageError(f"{name} was changed since the session began; the oracle must stay: git checkout it back")
+    best = records.best()
+    if best and best["kernel_sha256"] == digest(workspace.kernel):
+        raise UsageError(f"kernel.py is the accepted {best['version']} itself; there is nothing to judge")
+    return read_plan(workspace, version, required=best is not None)
+
+
+def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
+    """The fields of plans/vN_plan.md that belong into the record; UsageError when one is missing or TBD."""
+    path = workspace.plan(version)
+    if not path.exists():
+        if required:
+            raise UsageError(f"{path} is missing; copy {bundle.REFERENCE / 'plan.md'} there and fill it in")
+        return dict.fromkeys(PLAN_FIELDS) | {"action_category": "baseline"}
+    sections = dict(
+        re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    )
+    plan = {field: " ".join(sections.get(title, "").split()) for field, title in PLAN_FIELDS.items()}
+    for field, title in PLAN_FIELDS.items():
+        if not plan[field] or plan[field].startswith("TBD"):
+            raise UsageError(f"{path}: '## {title}' is not filled in")
+    return plan
+
+
+def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
+    """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded."""
+    what = subject.of_workspace(workspace)
+    best = memory.Memory(workspace).best()
+    with Sandbox("cuda", workspace.cache) as sandbox:
+        say(f"verifying on {sandbox.device_name}")
+        verdict = verify.verify(
+            sandbox, what.kernel, what.reference, what.dtype, what.tolerance, seeds=SEEDS, timeout_s=timeout_s
+        )
+        evidence = Evidence(verdict, {}, None, None, best["version"] if best else None)
+        if verdict["status"] != "OK":
+            return evidence
+        opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
+        workloads = list(dict.fromkeys(case["workload"] for case in verdict["cases"]))
+        cases = timing.inputs(sandbox, what.reference, what.dtype, workloads, timeout_s=timeout_s)
+        for name in workloads:
+            say(f"timing workload {name}")
+            evidence.latencies[name] = timing.latency(sandbox, what.kernel, cases[name][0], timeout_s=timeout_s)
+            if opponent:
+                evidence.comparisons = evidence.comparisons or {}
+                evidence.comparisons[name] = settled_comparison(
+                    sandbox, what.kernel, opponent, cases[name], timeout_s, say
+                )
+    evidence.utilization = utilization(workspace, evidence.latencies["default"]["latency_us"]["median"])
+    return evidence
+
+
+def settled_comparison(
+    sandbox: Sandbox, kernel: Path, opponent: Path, cases: list[dict], timeout_s: float, say
+) -> dict:
+    """A paired verdict; an ambiguous one is measured once more, with four times the rounds."""
+    for rounds in (timing.ROUNDS, 4 * timing.ROUNDS):
+        raw = timing.compare(sandbox, kernel, opponent, cases, rounds, timeout_s)
+        found = gate.paired_verdict(raw["a_us"], raw["b_us"])
+        say(f"{found['verdict']}: {gate.describe(found)}")
+        if found["verdict"] != "AMBIGUOUS":
+            break
+    return found
+
+
+def utilization(workspace: Workspace, time_us: float) -> dict | None:
+    """Roofline figures of the default workload; None when the platform, its values or the work are unknown."""
+    task = workspace.task()
+    if task["platform"] is None or task["work"] is None:
+        return None
+    work = task["work"]["default"]
+    roof = roofline.roof(wiki.find(task["platform"], wiki.pages(wiki.root(task["gpu_wiki_path"]))), work["dtype"])
+    if roofline.lacking(roof, work["flops"], work["dtype"]):
+        return None
+    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+
+
+def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, diagnosis: dict | None) -> dict:
+    """Accept (record, commit, and the commit's hash in the record) or reject (record, kernel.py as before).
+
+    diagnosis: profile_evidence for the record. Returns run_gate.py's result.
+    """
+    decision = gate.decide(evidence.verify, evidence.utilization, evidence.comparisons)
+    records = memory.Memory(workspace)
+    if version not in records.versions():
+        records.create(version)
+    record = {**records.read(version), **measured_fields(workspace, evidence, decision)}
+    record["optimization"] = plan
+    record["profile_evidence"] = diagnosis or record["profile_evidence"]
+    records.save(record)
+    if decision["accepted"]:
+        record["git_commit_hash"] = workspace.commit(commit_message(record))
+        records.save(record)
+    else:
+        set_aside(workspace, version)
+    return {
+        "accepted": decision["accepted"],
+        "reason": decision["reason"],
+        "version": version,
+        "verify": {name: evidence.verify[name] for name in ("status", "device", "summary", "worst_rel_err")},
+        "timing": {"latencies": evidence.latencies, "against": evidence.against, "comparisons": evidence.comparisons},
+        "utilization": evidence.utilization,
+        "commit": record["git_commit_hash"],
+    }
+
+
+def measured_fields(workspace: Workspace, evidence: Evidence, decision: dict) -> dict:
+    """The part of a record that measurements fill."""
+    verdict = evidence.verify
+    passed = "PASS" if verdict["status"] == "OK" else "TIMEOUT_FAIL" if verdict["status"] == "TIMEOUT" else "FAIL"
+    result = "PASS" if decision["accepted"] else "TIMEOUT_FAIL" if passed == "TIMEOUT_FAIL" else "FAIL"
+    return {
+        "timestamp": memory.now(),
+        "kernel_sha256": digest(workspace.kernel),
+        "device": verdict["device"],
+        "performance": performance(evidence),
+        "correctness": {
+            "status": passed,
+            "verify_status": verdict["status"],
+            "rel_err": verdict["worst_rel_err"],
+            "summary": verdict["summary"],
+        },
+        "quality_gate": {"result": result, "failure_reason": None if decision["accepted"] else decision["reason"]},
+    }
+
+
+def performance(evidence: Evidence) -> dict:
+    measured = evidence.latencies.get("default")
+    time = measured["latency_us"] if measured else dict.fromkeys(("median", "p20", "p80", "n"))
+    rates = evidence.utilization or {}
+    main = (evidence.comparisons or {}).get("default")
+    return {
+        "workload": "default",
+        "latency_us": time["median"],
+        "p20_us": time["p20"],
+        "p80_us": time["p80"],
+        "runs": time["n"],
+        "latency_us_by_workload": {name: found["latency_us"]["median"] for name, found in evidence.latencies.items()},
+        **{
+            name: rates.get(name)
+            for name in (
+                "tflops",
+                "bandwidth_gbps",
+                "tflops_peak_utilization_pct",
+                "bandwidth_peak_utilization_pct",
+                "floor_us",
+                "floor_share_pct",
+            )
+        },
+        "gpu_state": measured["gpu_state"] if measured else None,
+        "comparison_with_previous": main
+        and {
+            "against": evidence.against,
+            "verdict": main["verdict"],
+            "speedup": main["speedup"]["point"],
+            "ci95": main["speedup"]["ci95"],
+        },
+    }
+
+
+def commit_message(record: dict) -> str:
+    """ "V1: 143.2 us | one pass instead of three (bottleneck: memory)" """
+    latency = record["performance"]["latency_us"]
+    action = record["optimization"]["action_description"] or "baseline kernel"
+    bottleneck = record["profile_evidence"]["bottleneck_type"] or "not profiled"
+    return f"{record['version'].upper()}: {latency:.2f} us | {action[:100]} (bottleneck: {bottleneck})"
+
+
+def set_aside(workspace: Workspace, version: str) -> None:
+    """Keep the refused kernel under rejected/ and put the last accepted kernel.py back."""
+    folder = workspace.root / "rejected"
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(workspace.kernel, folder / f"{version}_kernel.py")
+    best = memory.Memory(workspace).best()
+    if best:
+        bundle.write_text(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))

@@ -1,0 +1,135 @@
+"""Child processes: the only place that starts GPU work. The parent never imports a candidate."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import bundle, gpu
+
+LOG_TAIL_BYTES = 8000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended. `result` is what the worker wrote, None when it died before."""
+
+    result: dict | None
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    wall_s: float
+    log_tail: str
+
+
+class Sandbox:
+    """A scratch folder with caches of its own, and the device that children run on.
+
+    device: "cuda" (identified through NVML, locked while a child runs) or "cpu-interpreter".
+    cache: kept between runs (a workspace's .cache); None keeps nothing.
+    """
+
+    def __init__(self, device: str, cache: Path | None = None):
+        self.device = device
+        self.gpu = gpu.identify() if device == "cuda" else None
+        if cache:
+            cache.mkdir(exist_ok=True)
+        self.scratch = Path(tempfile.mkdtemp(prefix="kernelopt-", dir=cache))
+        self.caches = cache or self.scratch
+
+    @property
+    def device_name(self) -> str:
+        return self.gpu["name"] if self.gpu else self.device
+
+    def __enter__(self) -> "Sandbox":
+        self._lock = gpu.locked(self.gpu["uuid"]) if self.gpu else contextlib.nullcontext()
+        try:
+            self._lock.__enter__()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._lock.__exit__(*exc)
+        self.remove()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def run(self, job: str, arguments: dict, timeout_s: float, prefix: list[str] = ()) -> Outcome:
+        """Run a job of `worker` in a child process. `prefix` goes before its command (a profiler)."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=self.scratch))
+        request = {"job": job, "device": "cuda" if self.gpu else "cpu", "arguments": arguments}
+        bundle.write_json(folder / "request.json", request)
+        command = [*prefix, sys.executable, "-m", "kernelopt.worker", str(folder / "request.json")]
+        start = time.monotonic()
+        with open(folder / "log", "wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code, timed_out = process.wait(timeout_s), False
+            except subprocess.TimeoutExpired:
+                code, timed_out = None, True
+            finally:
+                kill_group(process)
+        return Outcome(
+            result=read_result(folder / "result.json"),
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=signal.Signals(-code).name if code is not None and code < 0 else None,
+            timed_out=timed_out,
+            wall_s=round(time.monotonic() - start, 3),
+            log_tail=tail(folder / "log"),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """The caller's environment with every compiler cache moved into this sandbox."""
+        caches = {
+            name: str(self.caches / folder)
+            for name, folder in {
+                "TRITON_CACHE_DIR": "triton",
+                "TORCHINDUCTOR_CACHE_DIR": "inductor",
+                "TORCH_EXTENSIONS_DIR": "extensions",
+                "CUDA_CACHE_PATH": "cuda",
+            }.items()
+        }
+        paths = [str(bundle.ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, **caches, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment.pop("PYTHONSAFEPATH", None)
+        environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
+        return environment
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    """End the child and whatever it left running in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def read_result(path: Path) -> dict | None:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None
+
+
+def tail(path: Path) -> str:
+    """The last 8 kB of a log."""
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+        return file.read().decode("utf-8", "replace")

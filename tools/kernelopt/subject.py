@@ -1,0 +1,42 @@
+"""What a measuring command works on: a workspace, or a kernel beside a reference."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UsageError
+from .workspace import Workspace, dtype_name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Files and options of one problem. `cache` is where compiled kernels may be kept; None keeps none."""
+
+    kernel: Path
+    reference: Path
+    dtype: str | None
+    tolerance: float | None
+    workspace: Workspace | None
+
+    @property
+    def cache(self) -> Path | None:
+        return self.workspace.cache if self.workspace else None
+
+
+def resolve(args) -> Subject:
+    """The subject that --workspace, or --kernel with --reference, names; UsageError for any other mixture."""
+    if args.workspace:
+        if args.kernel or args.reference or args.dtype:
+            raise UsageError("--workspace says everything; leave out --kernel, --reference and --dtype")
+        return of_workspace(Workspace(args.workspace))
+    if not args.kernel or not args.reference:
+        raise UsageError("pass --workspace W, or --kernel FILE with --reference FILE")
+    for path in (args.kernel, args.reference):
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file")
+    return Subject(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None, None, None)
+
+
+def of_workspace(workspace: Workspace) -> Subject:
+    """The workspace's own kernel and reference, with the dtype and tolerance of its Task block."""
+    task = workspace.task()
+    return Subject(workspace.kernel, workspace.reference, task["dtype"], task["tolerance"], workspace)

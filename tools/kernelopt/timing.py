@@ -1,0 +1,104 @@
+"""Time: the latency that is recorded, and the paired comparison that decides.
+
+A latency is the median of `triton.testing.do_bench`. Two latencies taken at different times are never compared:
+one and the same kernel drifts by up to 15 % within a minute. What decides is `compare`, which times both kernels
+in turn in one process.
+"""
+
+from pathlib import Path
+
+from . import gpu, verify
+from .errors import Refused
+from .sandbox import Outcome, Sandbox
+
+PROTOCOL = (
+    "A B B A, then B A A B; before each call the L2 cache is flushed and a sleeping kernel holds the stream; "
+    "one pair of CUDA events a call; all kernels of a round get the same inputs, the next round gets others"
+)
+WARMUP_MS = 25  # do_bench's own defaults: both are milliseconds, not counts
+REP_MS = 100
+ROUNDS = 60
+CPU_ROUNDS = 4
+INPUT_SETS = 8
+INPUT_BYTES = 2 << 30  # at most so much for all sets together, but two sets at the least
+
+
+def inputs(
+    sandbox: Sandbox,
+    reference: Path,
+    dtype: str | None,
+    workloads: list[str],
+    count: int = INPUT_SETS,
+    timeout_s: float = 300,
+) -> dict[str, list[dict]]:
+    """Per workload, files with `count` sets of fresh random inputs; fewer, but two at the least, when they are large."""
+    seeds = [verify.secret_seed() for _ in range(count)]
+    found = verify.prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, INPUT_BYTES)
+    if "error" in found:
+        raise Refused(f"the reference fails: {found['error']['message'].strip()}")
+    return {name: [case for case in found["cases"] if case["workload"] == name] for name in workloads}
+
+
+def latency(
+    sandbox: Sandbox,
+    kernel: Path,
+    case: dict,
+    warmup_ms: int = WARMUP_MS,
+    rep_ms: int = REP_MS,
+    timeout_s: float = 300,
+) -> dict:
+    """{device, clock, workload, latency_us{median, p20, p80, n}, gpu_state} of one kernel on one set of inputs.
+
+    Refused when the kernel cannot be run; times are in microseconds.
+    """
+    arguments = {"kernel": str(kernel.resolve()), "case": case, "warmup_ms": warmup_ms, "rep_ms": rep_ms}
+    with gpu.Watch() as watch:
+        result = answer(sandbox.run("latency", arguments, timeout_s))
+    return {
+        "device": sandbox.device_name,
+        "clock": result["clock"],
+        "workload": case["workload"],
+        "latency_us": summary(result["times_us"]),
+        "warmup_ms": warmup_ms,
+        "rep_ms": rep_ms,
+        "shapes": case["shapes"],
+        "dtype": case["dtype"],
+        "gpu_state": watch.state(result["window"]) if sandbox.gpu else None,
+    }
+
+
+def compare(
+    sandbox: Sandbox, kernel: Path, opponent: Path, cases: list[dict], rounds: int | None = None, timeout_s: float = 300
+) -> dict:
+    """Raw paired times in microseconds: {device, a_us, b_us, …}, a the kernel and b its opponent.
+
+    Each holds a list per round of the two times in the order they were taken.
+    """
+    rounds = rounds or (ROUNDS if sandbox.gpu else CPU_ROUNDS)
+    arguments = {"a": str(kernel.resolve()), "b": str(opponent.resolve()), "cases": cases, "rounds": rounds}
+    with gpu.Watch() as watch:
+        result = answer(sandbox.run("duel", arguments, timeout_s))
+    return {
+        "device": sandbox.device_name,
+        "protocol": PROTOCOL if sandbox.gpu else "host clock on the CPU",
+        "a_us": result["a_us"],
+        "b_us": result["b_us"],
+        "input_sets": result["input_sets"],
+        "gpu_state": watch.state(result["window"]) if sandbox.gpu else None,
+    }
+
+
+def answer(outcome: Outcome) -> dict:
+    """The worker's result; Refused says how the kernel failed instead."""
+    found = verify.failure(outcome) or outcome.result
+    if "error" in found:
+        status = found["error"]["status"]
+        raise Refused(f"{status}: {found['error']['message'].strip()}; nothing was timed, run verify_kernel.py first")
+    return found
+
+
+def summary(times_us: list[float]) -> dict:
+    """{median, p20, p80, n} of single times."""
+    ordered = sorted(times_us)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]  # noqa: E731
+    return {"median": at(0.5), "p20": at(0.2), "p80": at(0.8), "n": len(ordered)}

@@ -1,0 +1,364 @@
+"""What runs in a child process: `python -m kernelopt.worker request.json`, the result beside it in result.json.
+
+A candidate shares this process, so nothing that decides a verdict is computed here from its word alone:
+`run` only stores raw outputs, and `check`, a process that never loads the candidate, judges them.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from . import bundle, problem
+
+WARM_UP_CALLS = 3
+
+
+def main() -> int:
+    request_path = Path(sys.argv[1])
+    with contextlib.suppress(OSError):  # Linux: die with the parent, so that no child outlives a killed tool
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    request = json.loads(request_path.read_text(encoding="utf-8"))
+    try:
+        result = JOBS[request["job"]](request["device"], **request["arguments"])
+    except BaseException as error:
+        traceback.print_exc()
+        result = {"error": describe(error)}
+    bundle.write_json(request_path.with_name("result.json"), result)
+    sys.stdout.flush()
+    if request["job"] != "profile":  # a profiler wants an orderly exit
+        os._exit(1 if "error" in result else 0)  # after a CUDA error destructors may hang
+    return 0
+
+
+def describe(error: BaseException) -> dict:
+    """{status, type, message} of an exception; the status is one of verify's."""
+    text = f"{type(error).__name__}: {error}"
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if names & {"CompilationError", "CompileTimeAssertionFailure"}:
+        status = "COMPILE_ERROR"
+    elif names & {"OutOfResources", "OutOfMemoryError", "MemoryError"}:
+        status = "LAUNCH_ERROR" if "OutOfResources" in names else "OOM"
+    elif "illegal memory access" in text or "misaligned address" in text:
+        status = "ILLEGAL_ACCESS"
+    elif "can't allocate memory" in text:
+        status = "OOM"
+    elif "invalid configuration argument" in text or "too many resources" in text:
+        status = "LAUNCH_ERROR"
+    elif isinstance(error, problem.UnknownWorkload):
+        status = "USAGE"
+    elif isinstance(error, LoadError):
+        status = "IMPORT_ERROR"
+    elif isinstance(error, OracleError):
+        status = "INVALID_REFERENCE"
+    else:
+        status = "RUNTIME_ERROR"
+    own = isinstance(error, LoadError | OracleError | problem.ContractError)
+    return {"status": status, "type": type(error).__name__, "message": (str(error) if own else text)[:2000]}
+
+
+class LoadError(Exception):
+    """The kernel's file cannot be loaded or bound."""
+
+
+class OracleError(Exception):
+    """The reference cannot be loaded or run."""
+
+
+@contextlib.contextmanager
+def blaming(kind: type[Exception]):
+    """Errors inside are the file's, not the run's; compile errors and exhausted memory keep their own kind."""
+    try:
+        yield
+    except Exception as error:
+        if describe(error)["status"] != "RUNTIME_ERROR":
+            raise
+        raise kind(describe(error)["message"]) from error
+
+
+def load_reference(path: str) -> problem.Reference:
+    with blaming(OracleError):
+        return problem.Reference(Path(path))
+
+
+def load_kernel(path: str, case: problem.Case, device: str, allow_reference: bool = False):
+    with blaming(LoadError):
+        return problem.load_kernel(Path(path), case, device, allow_reference)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# --- jobs ---------------------------------------------------------------------------------------------------
+
+
+def estimate(device: str, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
+    """Least work per workload (see problem.estimate)."""
+    loaded = load_reference(reference)
+    with blaming(OracleError):
+        names = chosen(loaded, workloads)
+        return {"workloads": {name: problem.estimate(loaded, name, dtype, device) for name in names}}
+
+
+def chosen(reference: problem.Reference, workloads: list[str] | None) -> list[str]:
+    """The named workloads, all of them when none is named."""
+    for name in workloads or []:
+        if name not in reference.workloads:
+            known = ", ".join(reference.workloads)
+            raise problem.UnknownWorkload(f"the reference has no workload '{name}'; it has: {known}")
+    return workloads or list(reference.workloads)
+
+
+def prepare(
+    device: str,
+    reference: str,
+    dtype: str | None,
+    workloads: list[str] | None,
+    seeds: list[int],
+    limit_bytes: int,
+    folder: str,
+) -> dict:
+    """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
+
+    limit_bytes: no more seeds of a workload once its files hold so much, but two at the least.
+    """
+    loaded = load_reference(reference)
+    cases = []
+    with blaming(OracleError):
+        for workload in chosen(loaded, workloads):
+            total = 0
+            for number, seed in enumerate(seeds):
+                if number >= 2 and total > limit_bytes:
+                    break
+                path = Path(folder) / f"{workload}-{seed}.pt"
+                case = loaded.case(workload, seed, dtype, device)
+                case.save(path)
+                total += path.stat().st_size
+                arguments = problem.input_tensors(case.inputs)
+                cases.append(
+                    {
+                        "workload": workload,
+                        "seed": seed,
+                        "path": str(path),
+                        "dtype": problem.dominant_dtype(arguments + list(case.state.values())),
+                        "shapes": [list(t.shape) for t in arguments],
+                    }
+                )
+    return {"cases": cases}
+
+
+def run(device: str, kernel: str, cases: list[dict], folder: str) -> dict:
+    """Call the kernel on each case, twice, and store the raw outputs.
+
+    Stops at the first case that raises: after a CUDA error the process is of no further use.
+    """
+    done = []
+    for number, entry in enumerate(cases):
+        case = problem.Case.load(Path(entry["path"]))
+        try:
+            kernel_call = load_kernel(kernel, case, device)
+            done.append(run_case(device, kernel_call, case, Path(folder) / f"{number}.pt"))
+        except Exception as error:
+            traceback.print_exc()
+            done.append({"error": describe(error)})
+            break
+        del case, kernel_call
+    return {"cases": done}
+
+
+def run_case(device: str, kernel_call, case: problem.Case, path: Path) -> dict:
+    """Call the kernel twice on the same inputs, note what it did to them, and store the first call's outputs."""
+    inputs = case.placed_inputs(device)
+    given, originals = problem.input_tensors(inputs), problem.input_tensors(case.placed_inputs(device))
+    poison(device, case)
+    first = problem.tensors(problem.call(kernel_call, inputs))
+    synchronize(device)
+    kept = [tensor.detach().clone() for tensor in first]
+    second = problem.tensors(problem.call(kernel_call, inputs))
+    synchronize(device)
+    taken = {tensor.untyped_storage().data_ptr() for tensor in given + first}
+    torch.save([tensor.cpu() for tensor in kept], path)
+    return {
+        "output": str(path),
+        "mutated": [i for i, (a, b) in enumerate(zip(given, originals, strict=True)) if not identical(a, b)],
+        "aliased": any(t.numel() and t.untyped_storage().data_ptr() in taken for t in second),
+        "deterministic": all(identical(a, b) for a, b in zip(kept, second, strict=True)),
+        "plain": all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in first),
+    }
+
+
+def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit where finite, NaN where the other is NaN."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def poison(device: str, case: problem.Case) -> None:
+    """Fill and free memory, so that an output which is never written holds NaN and not a former result."""
+    if device == "cuda":
+        size = max([t.nbytes for t in problem.input_tensors(case.inputs)] + [1 << 20])
+        blocks = [torch.full((size // 4,), float("nan"), device=device) for _ in range(2)]
+        del blocks
+
+
+def check(device: str, reference: str, cases: list[dict], outputs: list[str], tolerances: dict[str, float]) -> dict:
+    """Compare stored outputs with the reference, which runs only here and only now."""
+    loaded = load_reference(reference)
+    checked = []
+    for entry, path in zip(cases, outputs, strict=True):
+        case = problem.Case.load(Path(entry["path"]))
+        with blaming(OracleError):
+            baseline = problem.tensors(problem.call(loaded.model(case, device), case.placed_inputs(device)))
+            oracle, precision = problem.oracle_outputs(loaded, case, device)
+        actual = [t.to(device) for t in torch.load(path, weights_only=True)]
+        found = [
+            problem.compare(a, o, b, tolerances[problem.dtype_class(b.dtype)])
+            for a, o, b in zip(actual, oracle, baseline, strict=False)
+        ]
+        checked.append({"count": len(actual), "expected_count": len(baseline), "oracle": precision, "outputs": found})
+    return {"cases": checked}
+
+
+def latency(device: str, kernel: str, case: dict, warmup_ms: int, rep_ms: int) -> dict:
+    """Every single time in microseconds: triton.testing.do_bench on a GPU, the host's clock on the CPU."""
+    loaded = problem.Case.load(Path(case["path"]))
+    kernel_call = load_kernel(kernel, loaded, device, allow_reference=True)
+    inputs = loaded.placed_inputs(device)
+    if device == "cuda":
+        from triton.testing import do_bench
+
+        problem.call(kernel_call, inputs)  # compiled before the window opens
+        since = time.time()
+        times = do_bench(lambda: problem.call(kernel_call, inputs), warmup=warmup_ms, rep=rep_ms, return_mode="all")
+        clock = "triton.testing.do_bench"
+        return {"times_us": [1000 * t for t in times], "clock": clock, "window": [since, time.time()]}
+    times = [host_time_us(kernel_call, inputs) for _ in range(5)]
+    return {"times_us": times, "clock": "host, cpu-interpreter", "window": None}
+
+
+def host_time_us(kernel_call, inputs: list) -> float:
+    start = time.perf_counter()
+    problem.call(kernel_call, inputs)
+    return (time.perf_counter() - start) * 1e6
+
+
+def duel(device: str, a: str, b: str, cases: list[dict], rounds: int) -> dict:
+    """Times in microseconds of two kernels in turn, A B B A then B A A B, each round on the next set of inputs.
+
+    On a GPU each call comes after a cache flush and behind a sleeping kernel that holds the stream, so that
+    the host's launch time stays out of the figure (see timing.PROTOCOL).
+    """
+    loaded = [problem.Case.load(Path(entry["path"])) for entry in cases]
+    kernels = {name: load_kernel(path, loaded[0], device, allow_reference=True) for name, path in (("a", a), ("b", b))}
+    sets = [case.placed_inputs(device) for case in loaded]
+    for inputs in sets:
+        for kernel_call in kernels.values():
+            for _ in range(WARM_UP_CALLS):
+                problem.call(kernel_call, inputs)
+    synchronize(device)
+    timer = GatedTimer(kernels.values(), sets[0]) if device == "cuda" else host_time_us
+    times: dict[str, list[list[float]]] = {"a": [], "b": []}
+    since = time.time()
+    for number in range(rounds):
+        inputs = sets[number % len(sets)]
+        pair: dict[str, list[float]] = {"a": [], "b": []}
+        for name in "abba" if number % 2 == 0 else "baab":
+            pair[name].append(timer(kernels[name], inputs))
+        for name in pair:
+            times[name].append(pair[name])
+    return {"a_us": times["a"], "b_us": times["b"], "input_sets": len(sets), "window": [since, time.time()]}
+
+
+class GatedTimer:
+    """Times one call on the GPU: flush the L2, hold the stream with a sleep, start event, call, end event."""
+
+    def __init__(self, kernels, inputs: list):
+        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        self.flush = torch.empty(2 * cache_bytes, dtype=torch.int8, device="cuda")
+        self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        enqueue_us = max(host_time_us(kernel, inputs) for kernel in kernels)
+        torch.cuda.synchronize()
+        self.sleep_cycles = int(2 * enqueue_us * self._cycles_per_us()) + 20000
+
+    def _cycles_per_us(self) -> float:
+        cycles = 1_000_000
+        for _ in range(2):
+            self.start.record()
+            torch.cuda._sleep(cycles)
+            self.end.record()
+            torch.cuda.synchronize()
+        return cycles / (self.start.elapsed_time(self.end) * 1000)
+
+    def __call__(self, kernel, inputs: list) -> float:
+        self.flush.zero_()
+        torch.cuda._sleep(self.sleep_cycles)
+        self.start.record()
+        problem.call(kernel, inputs)
+        self.end.record()
+        torch.cuda.synchronize()
+        return self.start.elapsed_time(self.end) * 1000
+
+
+def profile(device: str, kernel: str, case: dict) -> dict:
+    """One call of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it."""
+    loaded = problem.Case.load(Path(case["path"]))
+    kernel_call = load_kernel(kernel, loaded, device)
+    inputs = loaded.placed_inputs(device)
+    for _ in range(WARM_UP_CALLS):
+        problem.call(kernel_call, inputs)
+    synchronize(device)
+    since = time.time()
+    torch.cuda.profiler.start()
+    problem.call(kernel_call, inputs)
+    synchronize(device)
+    torch.cuda.profiler.stop()
+    return {"torch": torch.__version__, "window": [since, time.time()]}
+
+
+def bandwidth(device: str, sizes: list[int], rep_ms: int) -> dict:
+    """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs."""
+    found = []
+    for size in sizes:
+        source = torch.randn(size // 4, device=device)
+        target = torch.empty_like(source)
+        for pattern, call, moved in (
+            ("copy", lambda s=source, t=target: t.copy_(s), 2 * source.nbytes),
+            ("read", lambda s=source: s.sum(), source.nbytes),
+            ("write", lambda t=target: t.fill_(1.0), target.nbytes),
+        ):
+            found.append({"pattern": pattern, "buffer_bytes": size, **rates(call, moved / 1e9, rep_ms)})
+    return {"unit": "GB/s", "rates": found}
+
+
+def matmul(device: str, size: int, dtypes: list[str], rep_ms: int) -> dict:
+    """TFLOPS of a square matrix product on normally distributed data, through torch, per dtype."""
+    found = []
+    for name in dtypes:
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        dtype = problem.TORCH_DTYPES["fp32" if name == "tf32" else name]
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        found.append({"dtype": name, "size": size, **rates(lambda a=a, b=b: a @ b, 2 * size**3 / 1e12, rep_ms)})
+    return {"unit": "TFLOPS", "rates": found}
+
+
+def rates(call, amount: float, rep_ms: int) -> dict:
+    """{median, p20, p80, n} of `amount` per second, by triton.testing.do_bench (cache flushed before each call)."""
+    from triton.testing import do_bench
+
+    times = sorted(do_bench(call, warmup=rep_ms // 4, rep=rep_ms, return_mode="all"), reverse=True)
+    at = {p: amount / times[min(len(times) - 1, len(times) * p // 100)] * 1e3 for p in (20, 50, 80)}
+    return {"median": at[50], "p20": at[20], "p80": at[80], "n": len(times)}
+
+
+JOBS = {job.__name__: job for job in (estimate, prepare, run, check, latency, duel, profile, bandwidth, matmul)}
+
+if __name__ == "__main__":
+    main()

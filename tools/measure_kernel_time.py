@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""How fast is the kernel? The median of triton.testing.do_bench; with --against, a paired comparison as well.
+
+With --against: exit 0 for FASTER or EQUAL, 1 for SLOWER or AMBIGUOUS."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, gate, gpu, subject, timing
+from kernelopt.errors import UsageError
+from kernelopt.sandbox import Sandbox
+
+
+def main() -> int:
+    args = arguments()
+    what = subject.resolve(args)
+    with tempfile.TemporaryDirectory(dir=what.cache if what.cache and what.cache.exists() else None) as folder:
+        opponent = find_opponent(args.against, what, Path(folder)) if args.against else None
+        with Sandbox(args.device, what.cache) as sandbox:
+            result = measure(sandbox, what, opponent, args)
+    cli.emit(result, args.json, lines(result))
+    return 0 if result.get("verdict") in (None, "FASTER", "EQUAL") else 1
+
+
+def find_opponent(name: str, what: subject.Subject, folder: Path) -> Path:
+    """A file, or a revision of the workspace's kernel.py."""
+    if Path(name).is_file():
+        return Path(name)
+    if what.workspace is None:
+        raise UsageError(f"--against: {name} is not a file (a git revision needs --workspace)")
+    return what.workspace.extract(name, folder)
+
+
+def measure(sandbox: Sandbox, what: subject.Subject, opponent: Path | None, args) -> dict:
+    cli.say(f"timing {what.kernel} on {sandbox.device_name}")
+    count = timing.INPUT_SETS if opponent else 1
+    cases = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], count, args.timeout)[args.workload]
+    result = timing.latency(sandbox, what.kernel, cases[0], args.warmup_ms, args.rep_ms, args.timeout)
+    if opponent:
+        cli.say(f"comparing with {args.against} in turn")
+        raw = timing.compare(sandbox, what.kernel, opponent, cases, timeout_s=args.timeout)
+        result |= gate.paired_verdict(raw["a_us"], raw["b_us"])
+        result |= {"against": args.against, "protocol": raw["protocol"], "comparison_gpu_state": raw["gpu_state"]}
+    return result
+
+
+def lines(result: dict) -> list[str]:
+    time = result["latency_us"]
+    found = [
+        f"latency {time['median']:.2f} us (p20 {time['p20']:.2f}, p80 {time['p80']:.2f}, {time['n']} runs, "
+        f"{result['clock']}) on {result['device']}, workload {result['workload']}"
+    ]
+    if result["gpu_state"]:
+        found.append(gpu.describe(result["gpu_state"]))
+    if "verdict" in result:
+        found.append(f"{result['verdict']} against {result['against']}: {gate.describe(result)}")
+    return found
+
+
+def arguments():
+    parser = cli.parser(__doc__)
+    cli.add_subject(parser)
+    cli.add_device(parser)
+    parser.add_argument(
+        "--against", metavar="FILE|REV", help="another kernel file (or a reference: PyTorch itself), or a revision"
+    )
+    parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
+    parser.add_argument(
+        "--warmup-ms", type=cli.positive_int, default=timing.WARMUP_MS, help="do_bench's warm-up, in milliseconds"
+    )
+    parser.add_argument(
+        "--rep-ms", type=cli.positive_int, default=timing.REP_MS, help="do_bench's repetition, in milliseconds"
+    )
+    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""The one way into a workspace's history: verify kernel.py, time it against the best version, accept or revert.
+
+Accepted: a commit, and a record that names it. Rejected: a record of why, kernel.py as it was, the refused kernel in
+rejected/. Needs plans/vN_plan.md (from v1 on) and a GPU: what ran in the CPU interpreter is never accepted."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, gate, profile_report, rounds
+from kernelopt.workspace import Workspace
+
+
+def main() -> int:
+    args = arguments()
+    workspace = Workspace(args.workspace)
+    plan = rounds.check_ready(workspace, args.version)
+    diagnosis = profile_report.evidence_for_round(workspace, args.version)
+    if diagnosis is None and args.version != "v0":
+        cli.say("run_gate.py: the best version has no profile; the plan rests on no counter (profile_kernel.sh)")
+    evidence = rounds.measure(workspace, args.timeout, cli.say)
+    result = rounds.settle(workspace, args.version, plan, evidence, diagnosis)
+    cli.emit(result, args.json, lines(result))
+    return 0 if result["accepted"] else 1
+
+
+def lines(result: dict) -> list[str]:
+    found = [f"{result['version']} {'ACCEPTED' if result['accepted'] else 'REJECTED'}: {result['reason']}"]
+    for name, latency in result["timing"]["latencies"].items():
+        against = (result["timing"]["comparisons"] or {}).get(name)
+        paired = (
+            f", {against['verdict']} {gate.describe(against)} against {result['timing']['against']}" if against else ""
+        )
+        found.append(f"{name}: {latency['latency_us']['median']:.2f} us{paired}")
+    if result["utilization"]:
+        found.append(f"{result['utilization']['floor_share_pct']:.1f} % of the floor")
+    if result["commit"]:
+        found.append(f"commit {result['commit']}")
+    return found
+
+
+def arguments():
+    parser = cli.parser(__doc__)
+    parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("--version", required=True, help="the version that kernel.py is to become, for example v1")
+    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Is the kernel right? Candidate and reference run in separate processes; one status, exit 0 only for OK.
+
+Statuses: OK, COMPILE_ERROR, IMPORT_ERROR, LAUNCH_ERROR, RUNTIME_ERROR, ILLEGAL_ACCESS, TIMEOUT, OOM, WRONG_SHAPE,
+WRONG_DTYPE, WRONG_STRIDE, WRONG_VALUES, NONFINITE, INPUT_MUTATED, ALIASED_OUTPUT, CHEAT_SUSPECT,
+INVALID_REFERENCE, INVALID_TASK."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, subject, verify
+from kernelopt.sandbox import Sandbox
+
+
+def main() -> int:
+    args = arguments()
+    what = subject.resolve(args)
+    with Sandbox(args.device, what.cache) as sandbox:
+        cli.say(f"verifying {what.kernel} on {sandbox.device_name}")
+        result = verify.verify(
+            sandbox,
+            what.kernel,
+            what.reference,
+            dtype=what.dtype,
+            tolerance=args.tolerance or what.tolerance,
+            workloads=args.workload,
+            seeds=args.seeds,
+            timeout_s=args.timeout,
+        )
+    cli.emit(result, args.json, [result["summary"]])
+    if result["status"] == "TIMEOUT":
+        return 4
+    return 0 if result["status"] == "OK" else 1
+
+
+def arguments():
+    parser = cli.parser(__doc__)
+    cli.add_subject(parser)
+    cli.add_device(parser)
+    parser.add_argument("--workload", nargs="+", help="only these workloads (default: all)")
+    parser.add_argument(
+        "--seeds", type=cli.positive_int, default=3, help="input sets per workload, the last one secret (default 3)"
+    )
+    parser.add_argument(
+        "--tolerance", type=cli.positive_float, help="bound on |error| / (|reference| + rms); default by dtype"
+    )
+    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)
