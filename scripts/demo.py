@@ -43,12 +43,9 @@ class Demo:
 
 
 def shown(part) -> str:
-    text = str(part)
-    return (
-        text.replace(f"{BUNDLE}/", "").removeprefix("tools/")
-        if "/tools/" not in text
-        else text.replace(f"{BUNDLE}/", "")
-    )
+    """A part of a command as a user in the bundle's folder would type it."""
+    text = str(part).removeprefix(f"{BUNDLE}/")
+    return f"python {text}" if text.startswith("tools/") and text.endswith(".py") else text
 
 
 def main() -> None:
@@ -103,10 +100,11 @@ def step_0(demo: Demo, workspace: Path) -> None:
 def on_gpu(demo: Demo, workspace: Path) -> None:
     judge(demo, workspace, "v0", "Stage 1: the baseline goes through the gate")
     profile(demo, workspace, "v0")
-    change(workspace, "v1", (EXAMPLE / "one_pass.py").read_text())
+    one_pass = (EXAMPLE / "one_pass.py").read_text()
+    change(workspace, "v1", one_pass, EXAMPLE / "one_pass_plan.md")
     judge(demo, workspace, "v1", "Stage 2: one pass in place of three, through the gate")
     profile(demo, workspace, "v1")
-    change(workspace, "v2", (EXAMPLE / "one_pass.py").read_text().replace("softmax_row", "softmax_row_renamed"))
+    change(workspace, "v2", one_pass.replace("softmax_row", "softmax_row_renamed"), EXAMPLE / "renamed_plan.md")
     judge(demo, workspace, "v2", "Stage 2: the same kernel under another name must be refused", expect=1)
     goal = demo.tool("Stop check", "check_goal.py", workspace)
     demo.row("goal", goal, "measured")
@@ -137,11 +135,10 @@ def classification(report: str) -> str:
     return next(line for line in report.splitlines() if ", of kernel" in line)
 
 
-def change(workspace: Path, version: str, kernel: str) -> None:
+def change(workspace: Path, version: str, kernel: str, plan: Path) -> None:
     """What the agent does in a round: a plan, and one change."""
     (workspace / "kernel.py").write_text(kernel)
-    plan = (EXAMPLE / "one_pass_plan.md").read_text().replace("v1", version)
-    (workspace / "plans" / f"{version}_plan.md").write_text(plan)
+    shutil.copyfile(plan, workspace / "plans" / f"{version}_plan.md")
 
 
 def without_gpu(demo: Demo, workspace: Path) -> None:

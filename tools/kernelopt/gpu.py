@@ -13,7 +13,10 @@ from pathlib import Path
 
 from .errors import EnvironmentLacks
 
-NO_GPU = "no NVIDIA GPU here ({}); run this on a machine with one, or check the logic with --device cpu-interpreter"
+NO_GPU = (
+    "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
+    "verify_kernel.py --device cpu-interpreter)"
+)
 THROTTLE_REASONS = {  # NVML's clocks-event reasons that slow the GPU down; idle and application clocks are none
     "nvmlClocksEventReasonSwPowerCap": "sw_power_cap",
     "nvmlClocksThrottleReasonHwSlowdown": "hw_slowdown",

@@ -31,7 +31,7 @@ IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", "__pycache__/")
 def version_number(version: str) -> int:
     """3 for "v3"; UsageError for anything but v0, v1, v2 …"""
     if not VERSION.match(version):
-        raise UsageError(f"'{version}' is no version; versions are v0, v1, v2, …")
+        raise UsageError(f"{version!r} is no version; versions are v0, v1, v2, …")
     return int(version[1:])
 
 
@@ -177,7 +177,7 @@ def create(root: Path, name: str, kernel: Path, reference: Path | None, task: di
     Nothing is left behind when it fails; an existing folder is never written into.
     """
     if not NAME.match(name):
-        raise UsageError(f"'{name}' is no name: letters, digits, '_' and '-', beginning with a letter or digit")
+        raise UsageError(f"{name!r} is no name: letters, digits, '_' and '-', beginning with a letter or digit")
     reference = check_sources(kernel, reference)
     bundle.validate(task, "task.schema.json", "Task block")
     if not root.is_dir():

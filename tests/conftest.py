@@ -1,0 +1,98 @@
+"""What the tests share: running tools as a user does, and small problems to run them on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernelopt import gpu, workspace
+from kernelopt.errors import EnvironmentLacks
+
+BUNDLE = Path(__file__).resolve().parents[1]
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+
+REFERENCE = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.randn(16))
+    def forward(self, x):
+        return torch.relu(x * self.weight) * self.scale
+def get_inputs(): return [torch.randn(8, 16)]
+def get_init_inputs(): return [2.0]
+def get_workloads(): return {"tall": lambda: [torch.randn(33, 16)]}
+"""
+
+KERNEL = """
+import torch, torch.nn as nn
+class ModelNew(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(16))
+    def forward(self, x):
+        {body}
+"""
+
+
+def kernel_text(body: str = "return torch.clamp(x * self.weight, min=0) * self.scale") -> str:
+    """A candidate for REFERENCE with the given forward; torch on the CPU stands in for a GPU kernel."""
+    return KERNEL.format(body=body.replace("\n", "\n        "))
+
+
+def pytest_collection_modifyitems(items):
+    try:
+        gpu.identify()
+    except EnvironmentLacks as error:
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+@pytest.fixture
+def problem(tmp_path) -> dict[str, Path]:
+    """A right kernel and its reference, as files."""
+    files = {"kernel": tmp_path / "candidate.py", "reference": tmp_path / "oracle.py"}
+    files["kernel"].write_text(kernel_text())
+    files["reference"].write_text(REFERENCE)
+    return files
+
+
+@pytest.fixture
+def session(tmp_path, problem) -> workspace.Workspace:
+    """A fresh workspace of that problem on the platform H200."""
+    return workspace.create(tmp_path, "test", problem["kernel"], problem["reference"], task())
+
+
+def task(**changes) -> dict:
+    empty = {"platform": "H200", "arch": "Hopper", "framework": "triton", "dtype": None, "tolerance": None}
+    rest = {
+        "shapes": None,
+        "additional_notes": "",
+        "gpu_wiki_path": str(BUNDLE / "gpu-wiki"),
+        "work": None,
+        "targets": [],
+    }
+    return {**empty, **rest, **changes}
+
+
+def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subprocess.CompletedProcess:
+    """A tool as a child process, the way a user starts it; never a traceback."""
+    folder = BUNDLE / ("reference" if name == "workspace_init.sh" else "tools")
+    start = ["bash"] if name.endswith(".sh") else [sys.executable]
+    command = [*start, str(folder / name), *(str(argument) for argument in arguments)]
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def tool_json(name: str, *arguments, code: int = 0, **options) -> dict:
+    """The JSON object that a tool prints, after checking its exit code."""
+    done = run_tool(name, *arguments, "--json", **options)
+    assert done.returncode == code, done.stderr + done.stdout
+    return json.loads(done.stdout)

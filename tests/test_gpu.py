@@ -1,0 +1,148 @@
+"""On a real GPU: pytest -m gpu. Each test runs the tools as a user does."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, REFERENCE, run_tool, tool_json
+from kernelopt import gpu, workspace
+from test_rounds import PLAN
+
+pytestmark = pytest.mark.gpu
+EXAMPLE = BUNDLE / "examples" / "row_softmax"
+SOFTMAX = ["--reference", EXAMPLE / "reference.py", "--dtype", "bf16"]
+SCALE = """
+import torch, torch.nn as nn, triton, triton.language as tl
+
+@triton.jit
+def scale_relu(x, w, y, n, columns, scale, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    value = tl.load(x + offsets, mask=inside) * tl.load(w + offsets % columns, mask=inside)
+    tl.store(y + offsets, tl.maximum(value, 0.0) * scale, mask=inside)
+
+class ModelNew(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(16))
+    def forward(self, x):
+        y = torch.empty_like(x)
+        scale_relu[(triton.cdiv(x.numel(), 64),)](x, self.weight, y, x.numel(), 16, self.scale, BLOCK=64)
+        return y
+"""
+BROKEN = {
+    "COMPILE_ERROR": SCALE.replace("tl.maximum(value, 0.0)", "tl.no_such_function(value)"),
+    "WRONG_VALUES": SCALE.replace("* scale, mask", "* scale * 1.01, mask"),
+    "NONFINITE": SCALE.replace("offsets < n", "offsets < n - 1"),  # the last element is never written: poison shows
+    "ILLEGAL_ACCESS": SCALE.replace("x + offsets, mask=inside", "x + offsets + (1 << 40), mask=inside"),
+    "LAUNCH_ERROR": SCALE.replace("BLOCK=64)", "BLOCK=64, num_warps=64)"),
+}
+
+
+def files(tmp_path, kernel: str) -> list:
+    (tmp_path / "k.py").write_text(kernel)
+    (tmp_path / "r.py").write_text(REFERENCE)
+    return ["--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py"]
+
+
+def test_the_gpu_is_detected_and_known():
+    assert tool_json("gpu_specs.py", "detect")["platform"]
+
+
+def test_a_right_triton_kernel_passes(tmp_path):
+    found = tool_json("verify_kernel.py", *files(tmp_path, SCALE))
+    assert found["status"] == "OK" and found["device"] == gpu.identify()["name"]
+
+
+@pytest.mark.parametrize("status", BROKEN)
+def test_a_wrong_triton_kernel_lands_in_its_status(tmp_path, status):
+    found = tool_json("verify_kernel.py", *files(tmp_path, BROKEN[status]), code=1)
+    assert found["status"] == status, found["summary"]
+
+
+def test_the_gpu_works_after_a_crash(tmp_path):
+    tool_json("verify_kernel.py", *files(tmp_path, BROKEN["ILLEGAL_ACCESS"]), code=1)
+    tool_json("verify_kernel.py", *files(tmp_path, SCALE))
+
+
+def test_a_kernel_is_equal_to_itself_and_faster_than_the_naive_one():
+    one = ["--kernel", EXAMPLE / "one_pass.py", *SOFTMAX]
+    same = tool_json("measure_kernel_time.py", *one, "--against", EXAMPLE / "one_pass.py")
+    assert same["verdict"] == "EQUAL", same["speedup"]
+    better = tool_json("measure_kernel_time.py", *one, "--against", EXAMPLE / "three_passes.py")
+    assert better["verdict"] == "FASTER" and 1.8 < better["speedup"]["point"] < 2.2
+    assert better["clock"] == "triton.testing.do_bench" and better["gpu_state"]["samples"] > 0
+    assert better["latency_us"]["p20"] <= better["latency_us"]["median"] <= better["latency_us"]["p80"]
+
+
+def test_the_lock_keeps_a_second_measurement_out():
+    code = f"import sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt import gpu\n"
+    code += "with gpu.locked(gpu.identify()['uuid']): print('held', flush=True); time.sleep(30)"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    uuid = gpu.identify()["uuid"]
+    with pytest.raises(gpu.EnvironmentLacks, match=f"process {holder.pid}"), gpu.locked(uuid, timeout_s=0.5):
+        pass
+    holder.kill()
+    holder.wait()
+    with gpu.locked(uuid, timeout_s=5):  # a dead holder holds nothing
+        pass
+
+
+def test_the_whole_way_on_a_small_problem(tmp_path):
+    launch = next(line for line in SCALE.splitlines() if "[(triton.cdiv" in line) + "\n"
+    (tmp_path / "k.py").write_text(SCALE.replace(launch, 2 * launch))  # does its work twice
+    (tmp_path / "r.py").write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 20, 16)"))
+    platform = tool_json("gpu_specs.py", "detect")["platform"]
+    options = ["--reference", tmp_path / "r.py", "--root", tmp_path, "--platform", platform]
+    root = Path(run_tool("workspace_init.sh", "way", tmp_path / "k.py", *options).stdout.strip())
+    tool_json("estimate_work.py", "--workspace", root)
+    tool_json("compute_utilization.py", "--workspace", root, "--set-targets")
+    assert tool_json("run_gate.py", "--workspace", root, "--version", "v0")["accepted"]
+    profile = tool_json("profile_kernel.sh", "--workspace", root, "--version", "v0")
+    assert [kernel["name"] for kernel in profile["kernels"]] == 2 * [
+        "scale_relu"
+    ]  # no fill, no cast, no random numbers
+    assert profile["missing_metrics"] == [] and profile["classification"]["class"] != "unknown"
+    again = tool_json("analyze_profile.py", root / "profiles/v0/annotation")
+    assert again["classification"] == profile["classification"]
+    assert (root / "profiles/v0/annotation/report.md").stat().st_size > 1000
+
+    made = workspace.Workspace(root)
+    made.kernel.write_text(SCALE)
+    made.plan("v1").write_text(PLAN)
+    found = tool_json("run_gate.py", "--workspace", root, "--version", "v1")
+    assert found["accepted"] and found["commit"] == made.git("rev-parse", "HEAD")
+    record = json.loads((root / "memory/v1.json").read_text())
+    assert record["profile_evidence"]["tool_used"] == "ncu" and record["performance"]["gpu_state"]
+
+    made.kernel.write_text(BROKEN["WRONG_VALUES"])
+    made.plan("v2").write_text(PLAN)
+    assert not tool_json("run_gate.py", "--workspace", root, "--version", "v2", code=1)["accepted"]
+    assert made.kernel.read_text() == SCALE
+    assert run_tool("check_goal.py", root).returncode in (0, 1)
+
+
+def test_a_kernel_that_launches_nothing_has_no_profile(tmp_path):
+    (tmp_path / "k.py").write_text("def kernel_function(x):\n    return x\n")
+    (tmp_path / "r.py").write_text(
+        "import torch, torch.nn as nn\nclass Model(nn.Module):\n    def forward(self, x): return x\n"
+        "def get_inputs(): return [torch.randn(8)]\n"
+    )
+    options = ["--reference", tmp_path / "r.py", "--root", tmp_path]
+    root = run_tool("workspace_init.sh", "none", tmp_path / "k.py", *options).stdout.strip()
+    done = run_tool("profile_kernel.sh", "--workspace", root, "--version", "v0")
+    assert done.returncode == 1 and "profiled no kernel" in done.stderr
+
+
+def test_help_stays_under_its_limit():
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run_tool("measure_kernel_time.py", "--help")
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.2

@@ -1,0 +1,169 @@
+"""The repository itself: the direction of the layers, its documents, its set-up."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+
+DOCUMENTS = [
+    path
+    for path in BUNDLE.rglob("*.md")
+    if not {".venv", ".git", ".pytest_cache"} & set(path.relative_to(BUNDLE).parts)
+]
+BUDGETS = {"SKILL.md": (600, 110)} | {
+    f"skills/{name}/SKILL.md": (1200, 180)
+    for name in (
+        "gpu-kernel-baseline",
+        "gpu-kernel-bottleneck-analysis",
+        "gpu-kernel-profile-optimizer",
+        "gpu-kernel-partial-restart",
+    )
+}
+
+
+WORKSPACE_FILES = {"kernel.py", "reference.py", "op.py", "x.py", "verb_noun.py"}  # named in documents, not ours
+
+
+def lint_imports(tree: Path) -> subprocess.CompletedProcess:
+    program = Path(sys.executable).with_name("lint-imports")
+    if not program.exists():
+        pytest.skip("import-linter is not installed")
+    environment = {**os.environ, "PYTHONPATH": str(tree / "tools")}
+    return subprocess.run([program, "--no-cache"], cwd=tree, env=environment, capture_output=True, text=True)
+
+
+def test_the_layers_check_can_fail(tmp_path):
+    shutil.copytree(BUNDLE / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(BUNDLE / "pyproject.toml", tmp_path / "pyproject.toml")
+    assert lint_imports(tmp_path).returncode == 0
+    with (tmp_path / "tools/kernelopt/wiki.py").open("a") as file:
+        file.write("\n\ndef late():\n    from . import gate\n")
+    assert lint_imports(tmp_path).returncode != 0
+
+
+def broken_links(path: Path) -> list[str]:
+    """Relative links of a document that lead nowhere."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    return [t for t in targets if not re.match(r"[a-z]+:", t) and not (path.parent / t).exists()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(BUNDLE)))
+def test_links_resolve(path):
+    assert broken_links(path) == []
+
+
+def test_that_check_sees_a_broken_link(tmp_path):
+    (tmp_path / "a.md").write_text("[x](b.md) and [y](https://example.org) and [z](a.md)")
+    assert broken_links(tmp_path / "a.md") == ["b.md"]
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """(tool, long options) of every command of the bundle that a document names in code."""
+    code = re.findall(r"```(?:bash)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
+    found = []
+    for line in "\n".join(code).splitlines():
+        name = re.search(r"\b([a-z_]+\.(?:py|sh))\b", line)
+        if name:
+            found.append((name[1], re.findall(r"(?<=\s)--[a-z-]+", line)))
+    return found
+
+
+def help_text(name: str) -> str:
+    folder = next(f for f in ("tools", "reference", "scripts") if (BUNDLE / f / name).exists())
+    start = ["bash"] if name.endswith(".sh") else [sys.executable]
+    text = subprocess.run([*start, BUNDLE / folder / name, "--help"], capture_output=True, text=True).stdout
+    for verb in re.findall(r"\{?([a-z]+)\b(?=[|,}])|\|([a-z]+)", text):
+        verb = "".join(verb)
+        text += subprocess.run([*start, BUNDLE / folder / name, verb, "--help"], capture_output=True, text=True).stdout
+    return text
+
+
+def test_commands_and_options_named_in_documents_exist():
+    wanted: dict[str, set[str]] = {}
+    for path in DOCUMENTS:
+        if "examples" in path.parts or "gpu-wiki" in path.parts:
+            continue
+        for name, options in commands(path.read_text()):
+            if name not in WORKSPACE_FILES:
+                assert any(BUNDLE.glob(f"[!.]*/**/{name}")), f"{path}: {name} does not exist"
+            if (BUNDLE / "tools" / name).exists() or name == "workspace_init.sh":
+                wanted.setdefault(name, set()).update(options)
+    assert len(wanted) >= 10
+    for name, options in wanted.items():
+        lacking = {option for option in options if option not in help_text(name)}
+        assert not lacking, f"{name} has no {lacking}"
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_skills_keep_their_size(name):
+    words, lines = BUDGETS[name]
+    text = (BUNDLE / name).read_text()
+    assert len(text.split()) <= words and len(text.splitlines()) <= lines
+    head = text.split("---")[1]
+    assert f"name: {Path(name).parent.name or 'gpu-kernel-optimizer'}" in head
+    assert len(re.search(r'description: "(.*)"', head)[1]) <= 1024
+
+
+def test_the_router_names_every_sub_skill_and_every_gate():
+    router = (BUNDLE / "SKILL.md").read_text()
+    for folder in (BUNDLE / "skills").iterdir():
+        assert f"skills/{folder.name}/SKILL.md" in router
+    for tool in (
+        "gpu_specs.py",
+        "verify_kernel.py",
+        "run_gate.py",
+        "check_goal.py",
+        "memory_manager.py",
+        "profile_kernel.sh",
+    ):
+        assert tool in router
+
+
+def test_no_program_holds_a_figure_of_the_wiki():
+    """Distinctive hardware values (three significant digits or more) stand in no program."""
+    from kernelopt import wiki
+
+    rows = [row for page in wiki.pages(BUNDLE / "gpu-wiki") for row in page.rows.values()]
+    named = ("bandwidth", "peak_", "clock", "measured_")
+    texts = {
+        r.text
+        for r in rows
+        if any(word in r.metric for word in named) and len(r.text.replace(".", "").rstrip("0")) >= 3
+    }
+    assert len(texts) >= 20
+    for path in [*(BUNDLE / "tools").rglob("*.py"), *(BUNDLE / "scripts").iterdir()]:
+        code = re.sub(r'"""(.*?)"""', "", path.read_text(), flags=re.DOTALL)
+        numbers = set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", code))
+        assert not numbers & texts, f"{path.name}: {numbers & texts}"
+
+
+def test_nothing_private_is_in_the_repository():
+    listed = subprocess.run(["git", "ls-files"], cwd=BUNDLE, capture_output=True, text=True).stdout.splitlines()
+    assert listed
+    for name in listed:
+        path = BUNDLE / name
+        assert path.stat().st_size < 2_000_000, f"{name} is large"
+        if path.suffix in (".md", ".py", ".sh", ".json", ".toml"):
+            text = path.read_text()
+            assert not re.search(r"(?<![\w.])/(?:root|work|home/\w+|Users)/(?!\.\.\.)", text), (
+                f"{name} holds a private path"
+            )
+
+
+def test_setup_asks_for_what_is_absent_and_nothing_else():
+    script = BUNDLE / "scripts" / "missing_packages.py"
+    done = subprocess.run([sys.executable, script, "dependencies"], capture_output=True, text=True)
+    assert done.returncode == 0 and "torch" not in done.stdout  # an importable torch is used, whatever its version
+    sys.path.insert(0, str(script.parent))
+    import missing_packages
+
+    assert missing_packages.installed("pytest>=99") and not missing_packages.installed("no-such-package>=1")
+    assert missing_packages.applies("x; python_version >= '3.10'") and not missing_packages.applies(
+        "x; python_version >= '3.99'"
+    )

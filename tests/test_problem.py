@@ -1,0 +1,131 @@
+"""The contract, in process: building inputs, binding kernels, counting work, comparing."""
+
+import pytest
+import torch
+from conftest import REFERENCE, kernel_text
+from kernelopt import problem
+
+
+def reference(tmp_path, text: str = REFERENCE) -> problem.Reference:
+    path = tmp_path / "reference_file.py"
+    path.write_text(text)
+    return problem.Reference(path)
+
+
+def bound(tmp_path, text: str, case: problem.Case):
+    path = tmp_path / "kernel_file.py"
+    path.write_text(text)
+    return problem.load_kernel(path, case, "cpu")
+
+
+def test_a_seed_gives_the_same_case_and_another_seed_another(tmp_path):
+    oracle = reference(tmp_path)
+    a, b, c = (oracle.case("default", seed, None, "cpu") for seed in (1, 1, 2))
+    assert torch.equal(a.inputs[0], b.inputs[0]) and torch.equal(a.state["weight"], b.state["weight"])
+    assert not torch.equal(a.inputs[0], c.inputs[0]) and not torch.equal(a.state["weight"], c.state["weight"])
+
+
+def test_a_case_survives_its_file_with_strides_and_dtypes(tmp_path):
+    inputs = [torch.randn(4, 6).t(), torch.arange(3), 2.5, [torch.ones(1, dtype=torch.bool)]]
+    problem.Case(inputs, ["mean", 3], {}).save(tmp_path / "case.pt")
+    case = problem.Case.load(tmp_path / "case.pt")
+    assert case.inputs[0].stride() == (1, 6) and case.inputs[1].dtype == torch.int64
+    assert case.inputs[2] == 2.5 and case.init == ["mean", 3] and case.inputs[3][0].dtype == torch.bool
+
+
+def test_the_candidate_gets_the_parameters_of_the_reference(tmp_path):
+    oracle = reference(tmp_path)
+    case = oracle.case("default", 0, "bf16", "cpu")
+    kernel = bound(tmp_path, kernel_text(), case)
+    assert case.inputs[0].dtype == kernel.weight.dtype == torch.bfloat16
+    expected = problem.call(oracle.model(case, "cpu"), case.inputs)
+    assert torch.allclose(problem.call(kernel, case.inputs), expected)
+
+
+def test_inputs_are_copied_each_time(tmp_path):
+    case = reference(tmp_path).case("default", 0, None, "cpu")
+    case.placed_inputs("cpu")[0].zero_()
+    assert case.inputs[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "neither ModelNew nor kernel_function"),
+        ("def kernel_function(x): return x", "has parameters"),
+        (kernel_text().replace("self.weight =", "self.other ="), "lacks parameters of Model: weight"),
+    ],
+)
+def test_a_file_that_breaks_the_contract_is_told_so(tmp_path, text, message):
+    case = reference(tmp_path).case("default", 0, None, "cpu")
+    with pytest.raises(problem.ContractError, match=message):
+        bound(tmp_path, text, case)
+
+
+def test_work_of_a_matrix_product_and_of_attention(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, a, b): return a @ b
+def get_inputs(): return [torch.randn(64, 32), torch.randn(32, 16)]
+def get_workloads():
+    return {"large": lambda: [torch.randn(1 << 20, 1 << 12), torch.randn(1 << 12, 1 << 12)]}
+"""
+    oracle = reference(tmp_path, text)
+    small = problem.estimate(oracle, "default", "bf16", "cpu")
+    assert small["flops"] == 2 * 64 * 32 * 16
+    assert small["bytes_min"] == 2 * (64 * 32 + 32 * 16 + 64 * 16) and small["dtype"] == "bf16"
+    assert (
+        problem.estimate(oracle, "large", None, "cpu")["flops"] == 2 * 2**20 * 2**12 * 2**12
+    )  # shapes alone: no memory
+
+
+def test_work_of_a_reference_that_looks_at_values(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, x): return x[: int(x.abs().sum() * 0 + 3)] * 2
+def get_inputs(): return [torch.randn(8)]
+"""
+    assert problem.estimate(reference(tmp_path, text), "default", None, "cpu")["bytes_out"] == 12
+
+
+def test_least_bytes_counts_a_storage_once():
+    base = torch.zeros(100)
+    assert problem.least_bytes([base, base, base[:10]]) == 400
+    assert problem.least_bytes([base[:10].expand(5, 10)]) == 200  # what it spans, not what the view repeats beyond it
+    assert problem.least_bytes([torch.zeros(1).expand(1000)]) == 4
+
+
+def compared(actual, oracle, baseline=None, tolerance=1e-4):
+    return problem.compare(actual, oracle, oracle if baseline is None else baseline, tolerance)
+
+
+def test_compare_measures_against_the_scale_of_the_result():
+    oracle = torch.rand(1000, dtype=torch.float64) * 1e-6
+    assert compared(oracle * (1 + 1e-5), oracle)["mismatches"] == 0
+    assert compared(oracle * (1 + 1e-3), oracle)["mismatches"] > 0
+    zeros = compared(torch.zeros(1000, dtype=torch.float64), oracle)
+    assert zeros["mismatches"] > 900 and not zeros["zeros_pass"]
+
+
+def test_compare_counts_nan_and_infinity():
+    oracle = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
+    assert compared(oracle.clone(), oracle)["nonfinite"] == 0
+    for wrong in ([1.0, 1.0, float("inf"), 2.0], [1.0, float("nan"), float("-inf"), 2.0], [float("nan")] * 4):
+        assert compared(torch.tensor(wrong), oracle)["nonfinite"] > 0
+
+
+def test_compare_of_integers_is_exact_and_of_shapes_strict():
+    oracle = torch.arange(5)
+    assert compared(oracle + 0, oracle, tolerance=0.0)["mismatches"] == 0
+    off = oracle.clone()
+    off[3] += 1
+    found = compared(off, oracle, tolerance=0.0)
+    assert found["mismatches"] == 1 and found["first_bad_index"] == 3
+    assert "mismatches" not in compared(torch.zeros(1, 5), torch.zeros(5))
+
+
+def test_a_bland_task_is_seen():
+    assert compared(torch.zeros(4), torch.zeros(4))["zeros_pass"]
+    assert not compared(torch.zeros(0), torch.zeros(0))["zeros_pass"]

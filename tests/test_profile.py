@@ -1,0 +1,256 @@
+"""Reading, classifying and rendering reports that were recorded on an H200, and every way that collecting can fail."""
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, run_tool, tool_json
+from kernelopt import diagnosis, memory, metrics, profile_report
+from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
+from kernelopt.profilers import ncu
+from kernelopt.sandbox import Outcome
+from kernelopt.workspace import digest
+
+RECORDED = FIXTURES / "h200_row_softmax"
+WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
+LIMITS = metrics.thresholds()
+
+
+@pytest.fixture(scope="module")
+def three_passes() -> list[dict]:
+    return ncu.read(RECORDED / "three_passes.ncu-rep")
+
+
+def test_a_report_is_read_with_every_kernel_and_metric(three_passes):
+    assert [kernel["name"] for kernel in three_passes] == ["row_max", "row_sum", "normalise"]
+    for kernel in three_passes:
+        assert set(kernel["metrics"]) == {metric.key for metric in metrics.schema()}
+        assert None not in kernel["metrics"].values()
+        assert 100 < kernel["duration_us"] < 300
+
+
+def test_the_naive_softmax_is_told_to_read_once(three_passes):
+    found = diagnosis.analyse({"kernels": three_passes, "work": WORK})
+    assert found["classification"]["class"] == "memory" and found["classification"]["limiter"] == "dram"
+    assert sum(kernel["share_pct"] for kernel in found["kernels"]) == pytest.approx(100)
+    best = found["findings"][0]
+    assert best["id"] == "excess_dram_traffic" and best["severity"] == "high"
+    assert best["estimated_gain_pct"] == pytest.approx(50, abs=2)  # the one-pass kernel then took 0.503 of the time
+    assert {"metric", "value", "unit"} == set(best["evidence"][0])
+    assert "several_kernels" in [finding["id"] for finding in found["findings"]]
+
+
+def test_the_better_softmax_is_near_its_least_traffic():
+    found = diagnosis.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK})
+    assert [finding["id"] for finding in found["findings"]] == ["near_least_traffic"]
+
+
+def test_analyze_profile_on_a_bare_report_prints_the_contracted_keys():
+    found = tool_json("analyze_profile.py", RECORDED / "three_passes.ncu-rep")
+    assert {"kernels", "classification", "metrics", "missing_metrics", "findings"} <= set(found)
+    assert {"name", "share_pct", "duration_us"} <= set(found["kernels"][0])
+    assert {"class", "limiter", "reasons"} <= set(found["classification"])
+    keys = {"id", "severity", "evidence", "inference", "actions", "wiki", "falsified_by"}
+    assert all(keys <= set(finding) for finding in found["findings"])
+
+
+def metrics_of(**values) -> dict:
+    return {**{metric.key: None for metric in metrics.schema()}, **values}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ("unknown", None)),
+        ({"sm_throughput": 50.0}, ("unknown", None)),
+        (
+            {"sm_throughput": 40.0, "memory_throughput": 90.0, "dram_throughput": 90.0, "l2_throughput": 95.0},
+            ("memory", "dram"),
+        ),
+        (
+            {"sm_throughput": 40.0, "memory_throughput": 97.0, "dram_throughput": 1.0, "l1_throughput": 97.0},
+            ("memory", "l1"),
+        ),
+        (
+            {"sm_throughput": 90.0, "memory_throughput": 40.0, "fma_cycles": 88.0, "lsu_instructions": 20.0},
+            ("compute", "fma pipe"),
+        ),
+        ({"sm_throughput": 70.0, "memory_throughput": 85.0, "tensor_cycles": 65.0}, ("compute", "tensor pipe")),
+        ({"sm_throughput": 70.0, "memory_throughput": 68.0}, ("balanced", None)),
+        ({"sm_throughput": 3.0, "memory_throughput": 2.0, "waves_per_sm": 0.01}, ("underutilized", "small grid")),
+        (
+            {
+                "sm_throughput": 30.0,
+                "memory_throughput": 40.0,
+                "waves_per_sm": 5.0,
+                "warp_latency": 20.0,
+                "stall_barrier": 12.0,
+            },
+            ("latency", "barrier"),
+        ),
+    ],
+)
+def test_classification(values, expected):
+    found = diagnosis.classify(metrics_of(**values), LIMITS)
+    assert (found["class"], found["limiter"]) == expected
+    assert found["reasons"]
+
+
+def findings_of(work=None, **values) -> list[str]:
+    kernel = {"name": "k", "duration_us": 10.0, "metrics": metrics_of(**values)}
+    return [finding["id"] for finding in diagnosis.analyse({"kernels": [kernel], "work": work})["findings"]]
+
+
+BUSY = {"sm_throughput": 30.0, "memory_throughput": 90.0, "dram_throughput": 90.0}
+IDLE = {"sm_throughput": 10.0, "memory_throughput": 20.0, "waves_per_sm": 4.0}
+
+
+def test_findings_follow_from_their_counters():
+    assert findings_of(**BUSY, load_bytes_per_sector=4.0) == ["uncoalesced_loads"]
+    assert findings_of(**BUSY, load_bytes_per_sector=32.0) == []
+    assert findings_of(**BUSY, local_load_sectors=10.0, local_store_sectors=0.0) == ["local_memory_traffic"]
+    assert findings_of(**BUSY, registers_per_thread=255.0, local_load_sectors=0.0, local_store_sectors=0.0) == []
+    assert findings_of(**BUSY, shared_bank_conflicts=50.0, shared_wavefronts=100.0) == ["shared_bank_conflicts"]
+    assert findings_of(**IDLE, achieved_occupancy=10.0, limit_registers=1.0, limit_warps=4.0) == ["low_occupancy"]
+    assert findings_of(**IDLE, stall_barrier=9.0, warp_latency=10.0) == ["stall_barrier"]
+    assert findings_of(**{**IDLE, "waves_per_sm": 0.1}) == ["small_grid"]
+    matrix = {"flops": 10**12, "bytes_min": 10**6, "dtype": "bf16"}
+    assert findings_of(matrix, **BUSY, tensor_cycles=0.0) == ["tensor_cores_unused"]
+    assert findings_of(matrix, **BUSY, tensor_cycles=50.0) == []
+    assert findings_of(**BUSY) == []  # an absent counter proves nothing
+
+
+def test_every_counter_that_a_rule_reads_is_in_the_schema():
+    known = {metric.key for metric in metrics.schema()}
+    source = Path(diagnosis.__file__).read_text()
+    for group in (diagnosis.PIPES, diagnosis.MEMORY_UNITS, diagnosis.OCCUPANCY_LIMITS, diagnosis.STALL_ADVICE):
+        assert set(group) <= known
+    read = set(re.findall(r'(?:m|\["metrics"\])(?:\.get\(|\[)"([a-z0-9_]+)"', source))
+    assert read and read <= known, read - known
+
+
+def test_every_finding_names_a_page_that_exists():
+    bundle = Path(diagnosis.__file__).parents[2]
+    pages = set(re.findall(r'"([a-z-]+\.md)"', Path(diagnosis.__file__).read_text()))
+    assert len(pages) >= 5
+    assert all((bundle / "gpu-wiki/docs/optimization" / page).is_file() for page in pages)
+
+
+# --- the folder of a profile -----------------------------------------------------------------------------------
+
+
+def store(session, version: str, report: str, kernel_sha256: str) -> None:
+    folder = session.profile(version, profile_report.MODE)
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps({"kernels": ncu.read(RECORDED / report), "work": WORK}))
+    params = {"version": version, "kernel_sha256": kernel_sha256, "workload": "default", "shapes": [[32768, 8192]]}
+    params |= {"dtype": "bf16", "cache": "cold", "clocks": "as found", "profiler": "ncu", "device": "NVIDIA H200"}
+    (folder / "params.json").write_text(json.dumps({**params, "timestamp": "2026-11-21T02:43:52Z"}))
+
+
+def test_the_report_compares_with_the_version_before(session):
+    store(session, "v0", "three_passes.ncu-rep", "0" * 64)
+    store(session, "v1", "one_pass.ncu-rep", "1" * 64)
+    profile = profile_report.load(session.profile("v1", profile_report.MODE))
+    before = profile_report.previous(session, "v1")
+    text = profile_report.markdown(profile, diagnosis.analyse(profile), before)
+    assert "recorded on NVIDIA H200" in text and "| section | counter | v1 | v0 | unit |" in text
+    for metric in metrics.schema():
+        assert f"| {metric.label} |" in text
+
+
+def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):
+    records = memory.Memory(session)
+    record = {**memory.empty("v0"), "kernel_sha256": digest(session.kernel), "git_commit_hash": "a" * 40}
+    record["quality_gate"] = {"result": "PASS", "failure_reason": None}
+    records.save(record)
+    assert profile_report.evidence_for_round(session, "v1") is None
+    store(session, "v0", "three_passes.ncu-rep", digest(session.kernel))
+    evidence = profile_report.evidence_for_round(session, "v1")
+    assert evidence["bottleneck_type"] == "memory" and "1.99 times the least bytes" in evidence["evidence_chain"]
+    records.save({**record, "kernel_sha256": "f" * 64})
+    assert profile_report.evidence_for_round(session, "v1") is None
+
+
+@pytest.mark.parametrize(("content", "code"), [(None, 2), ("", 2), ("{}", 1), ('{"kernels": []}', 1), ("[1]", 1)])
+def test_a_folder_without_a_profile_is_said(tmp_path, content, code):
+    if content is not None:
+        (tmp_path / "metrics.json").write_text(content)
+    done = run_tool("analyze_profile.py", tmp_path)
+    assert done.returncode == code and done.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_no_report_is_refused(tmp_path):
+    (tmp_path / "x.ncu-rep").write_bytes(b"nothing")
+    done = run_tool("analyze_profile.py", tmp_path / "x.ncu-rep")
+    assert done.returncode == 1
+
+
+# --- collecting: a stand-in sandbox for ncu's failures; test_gpu.py runs the real ncu ---------------------------
+
+
+class StandInSandbox:
+    """Gives back a prepared outcome in place of running ncu."""
+
+    def __init__(self, log: str, result=None, timed_out=False, report=None):
+        self.outcome = Outcome(result, None if timed_out else 1, None, timed_out, 1.0, log)
+        self.report = report
+
+    def run(self, *_, **__):
+        if self.report:
+            self.report.write_bytes(b"report")
+        return self.outcome
+
+
+@pytest.fixture
+def fake_ncu(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "ncu"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'Version 2025.3.1.0'\n")
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return program
+
+
+@pytest.mark.parametrize("symptom", ncu.FAILURES)
+def test_each_failure_of_ncu_names_its_mend(tmp_path, fake_ncu, symptom):
+    sandbox = StandInSandbox(f"==PROF== Connected\n==ERROR== {symptom} - see the web\n")
+    with pytest.raises(EnvironmentLacks) as caught:
+        ncu.collect(sandbox, tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+    assert caught.value.exit_code == 3 and symptom in str(caught.value)
+
+
+def test_no_kernel_profiled_is_no_success(tmp_path, fake_ncu):
+    sandbox = StandInSandbox("==WARNING== No kernels were profiled.\n", result={"torch": "x", "window": [0, 1]})
+    with pytest.raises(Refused, match="No kernels were profiled"):
+        ncu.collect(sandbox, tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+
+
+def test_an_old_report_is_never_taken_for_a_new_one(tmp_path, fake_ncu):
+    (tmp_path / "r.ncu-rep").write_bytes(b"old")
+    with pytest.raises(Refused):
+        ncu.collect(StandInSandbox("", result={}), tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+    assert not (tmp_path / "r.ncu-rep").exists()
+
+
+def test_a_failing_kernel_and_a_time_out_under_ncu(tmp_path, fake_ncu):
+    failed = StandInSandbox("", result={"error": {"status": "RUNTIME_ERROR", "message": "boom"}})
+    with pytest.raises(Refused, match="boom"):
+        ncu.collect(failed, tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+    with pytest.raises(TimedOut):
+        ncu.collect(StandInSandbox("", timed_out=True), tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+
+
+def test_the_command_leaves_the_clocks_alone_and_needs_no_name_pattern(tmp_path, fake_ncu):
+    command = " ".join(ncu.command(tmp_path / "r.ncu-rep", "warm"))
+    assert "--clock-control none" in command and "--profile-from-start off" in command
+    assert "--cache-control none" in command and "--kernel-name" not in command and "--set full" not in command
+
+
+def test_without_ncu_or_gpu_the_tool_says_what_is_missing(session, tmp_path):
+    done = run_tool("profile_kernel.sh", "--workspace", session.root, "--version", "v0")
+    if done.returncode != 0:  # on a machine without GPU and profiler
+        assert done.returncode == 3 and done.stderr.count("\n") == 1
+        assert not list(session.root.glob("profiles/**/*.json"))

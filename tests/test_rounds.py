@@ -1,0 +1,160 @@
+"""A round's end: what is committed, recorded, reverted. The evidence is recorded (fixtures/h200_row_softmax), so that the
+accepting side runs without a GPU; test_gpu.py measures it."""
+
+import json
+
+import pytest
+from conftest import FIXTURES, kernel_text, run_tool, tool_json
+from kernelopt import memory, rounds
+from kernelopt.errors import UsageError
+from kernelopt.workspace import digest
+
+PLAN = """# Plan for v1
+## Category
+memory_traffic
+## Action
+One pass
+in place of three.
+## Expected effect
+Half the time.
+## Risk
+Spills.
+"""
+
+
+def recorded(version: str) -> rounds.Evidence:
+    """Evidence from a `run_gate.py --json` of the demo on an H200."""
+    found = json.loads((FIXTURES / "h200_row_softmax" / f"gate_{version}.json").read_text())
+    timing = found["timing"]
+    return rounds.Evidence(
+        found["verify"], timing["latencies"], found["utilization"], timing["comparisons"], timing["against"]
+    )
+
+
+@pytest.fixture
+def with_v0(session):
+    """A workspace whose baseline is accepted."""
+    plan = rounds.check_ready(session, "v0")
+    rounds.settle(session, "v0", plan, recorded("v0"), None)
+    return session
+
+
+def propose(session, version: str, body: str = "return torch.relu(x * self.weight) * self.scale") -> dict:
+    session.kernel.write_text(kernel_text(body))
+    session.plan(version).write_text(PLAN)
+    return rounds.check_ready(session, version)
+
+
+def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
+    result = rounds.settle(with_v0, "v1", propose(with_v0, "v1"), recorded("v1"), None)
+    assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
+    record = memory.Memory(with_v0).read("v1")
+    assert record["git_commit_hash"] == result["commit"] and record["quality_gate"]["result"] == "PASS"
+    assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_text()
+    assert record["kernel_sha256"] == digest(with_v0.kernel)
+    assert "plans/v1_plan.md" in with_v0.git("show", "--name-only", "--format=", "HEAD")
+    assert with_v0.git("log", "-1", "--format=%s").startswith("V1: 2")
+    assert record["optimization"]["action_description"] == "One pass in place of three."
+    assert record["performance"]["comparison_with_previous"]["against"] == "v0"
+    assert with_v0.git("status", "--porcelain") == ""
+
+
+def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0):
+    before, head = with_v0.kernel.read_text(), with_v0.git("rev-parse", "HEAD")
+    plan = propose(with_v0, "v1")
+    candidate = with_v0.kernel.read_text()
+    result = rounds.settle(with_v0, "v1", plan, recorded("v2"), None)
+    assert not result["accepted"] and "EQUAL" in result["reason"] and result["commit"] is None
+    assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
+    assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
+    record = memory.Memory(with_v0).read("v1")
+    assert record["quality_gate"]["result"] == "FAIL" and "EQUAL" in record["quality_gate"]["failure_reason"]
+    assert memory.Memory(with_v0).best()["version"] == "v0"
+
+
+@pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
+def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
+    plan = propose(with_v0, "v1")
+    evidence = rounds.Evidence({**recorded("v1").verify, "status": status, "summary": status}, {}, None, None, "v0")
+    assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
+    record = memory.Memory(with_v0).read("v1")
+    assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
+    assert record["performance"]["latency_us"] is None
+
+
+def test_an_interpreter_result_is_never_accepted(session):
+    evidence = recorded("v0")
+    evidence.verify["device"] = "cpu-interpreter"
+    result = rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
+    assert not result["accepted"] and "interpreter" in result["reason"]
+    assert memory.Memory(session).best() is None
+
+
+def test_an_open_record_is_taken_over(with_v0):
+    records = memory.Memory(with_v0)
+    records.create("v1")
+    records.update("v1", {"search_log": '[{"source": "gpu-wiki", "query": "q", "finding": "f", "actionability": "a"}]'})
+    rounds.settle(with_v0, "v1", propose(with_v0, "v1"), recorded("v1"), None)
+    assert records.read("v1")["search_log"][0]["query"] == "q"
+
+
+def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
+    propose(with_v0, "v1")
+    with pytest.raises(UsageError, match="out of order"):
+        rounds.check_ready(with_v0, "v3")
+    with pytest.raises(UsageError, match="judged already"):
+        rounds.check_ready(with_v0, "v0")
+    with_v0.plan("v1").write_text(PLAN.replace("Spills.", "TBD: what"))
+    with pytest.raises(UsageError, match="'## Risk' is not filled in"):
+        rounds.check_ready(with_v0, "v1")
+    with_v0.plan("v1").unlink()
+    with pytest.raises(UsageError, match="is missing"):
+        rounds.check_ready(with_v0, "v1")
+
+
+def test_the_accepted_kernel_itself_is_nothing_to_judge(with_v0):
+    with_v0.plan("v1").write_text(PLAN)
+    with pytest.raises(UsageError, match="nothing to judge"):
+        rounds.check_ready(with_v0, "v1")
+
+
+def test_a_changed_oracle_is_refused(with_v0):
+    propose(with_v0, "v1")
+    with_v0.reference.write_text(with_v0.reference.read_text() + "\n# easier\n")
+    with_v0.commit("sneak it in")
+    with pytest.raises(UsageError, match="oracle must stay"):
+        rounds.check_ready(with_v0, "v1")
+
+
+def test_the_goal_needs_evidence_of_this_very_kernel(with_v0):
+    done = run_tool("check_goal.py", with_v0.root)
+    assert done.returncode == 1 and "no targets" in done.stderr
+    target = {"workload": "default", "metric": "latency_us", "target": 1e6, "unit": "us", "basis": "given"}
+    with_v0.update_readme({**with_v0.task(), "targets": [target]}, {})
+    found = tool_json("check_goal.py", with_v0.root)
+    assert found["met"] and found["targets"][0]["achieved"] > 0
+    with_v0.kernel.write_text(kernel_text("return x"))
+    assert not tool_json("check_goal.py", with_v0.root, code=1)["met"]
+
+
+def test_step_0_writes_work_and_targets_for_people_and_tools(session):
+    assert run_tool("compute_utilization.py", "--workspace", session.root, "--set-targets").returncode == 2
+    work = tool_json("estimate_work.py", "--workspace", session.root)["workloads"]
+    assert work["default"]["bytes_min"] == 4 * (8 * 16 + 16 + 8 * 16) and work["default"]["shapes"]
+    found = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    text = session.readme.read_text()
+    assert session.task()["targets"] == found["targets"] and "bandwidth_gbps >=" in text
+    for citation in found["citations"]:
+        assert f"- {citation}\n" in text.split("## Roofline")[0]
+    assert session.task()["shapes"]["tall"] == "33x16 -> 33x16"
+    given = tool_json("estimate_work.py", "--workspace", session.root, "--flops", 7, "--bytes", 9)["workloads"][
+        "default"
+    ]
+    assert (given["flops"], given["bytes_min"], given["source"]) == (7, 9, "given")
+
+
+def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
+    before = session.kernel.read_text()
+    done = run_tool("run_gate.py", "--workspace", session.root, "--version", "v0", env={"CUDA_VISIBLE_DEVICES": "-1"})
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert session.kernel.read_text() == before and not list(session.memory.glob("*.json"))

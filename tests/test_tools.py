@@ -1,0 +1,123 @@
+"""What holds for every command: help at once, no heavy import, any folder, any link, one sentence for an error."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, REFERENCE, run_tool, tool_json
+
+TOOLS = sorted(path.name for path in (BUNDLE / "tools").glob("*.py"))
+HEAVY = {"torch", "numpy", "triton", "jsonschema"}
+
+
+def imports_of_help(tool: Path) -> set[str]:
+    """The heavy packages that `tool --help` imports."""
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{str(tool)!r}, '--help']\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        f"print('HEAVY', *({HEAVY!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_help_imports_nothing_heavy(name):
+    assert imports_of_help(BUNDLE / "tools" / name) == set()
+
+
+def test_that_check_sees_a_heavy_import(tmp_path):
+    (tmp_path / "bad.py").write_text("import numpy\n")
+    assert imports_of_help(tmp_path / "bad.py") == {"numpy"}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_help_is_short_quick_and_lists_the_exit_codes(name):
+    start = time.perf_counter()
+    done = run_tool(name, "--help")
+    assert time.perf_counter() - start < 1.0  # a benchmark holds 0.2 s; this only sees a heavy import
+    assert done.returncode == 0 and "exit codes: 0" in done.stdout
+    assert len(done.stdout.splitlines()) <= 45
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_an_abbreviated_or_unknown_option_is_refused(name):
+    assert run_tool(name, "--jso").returncode == 2
+
+
+def test_tools_run_from_any_folder_and_through_a_link(tmp_path):
+    link = tmp_path / "specs"
+    link.symlink_to(BUNDLE / "tools" / "gpu_specs.py")
+    for flags in ([], ["-P"] if sys.version_info >= (3, 11) else []):
+        done = subprocess.run([sys.executable, *flags, link, "list"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and "H200" in done.stdout, done.stderr
+
+
+def test_shell_commands_run_through_a_link_too(tmp_path):
+    link = tmp_path / "init"
+    link.symlink_to(BUNDLE / "reference" / "workspace_init.sh")
+    done = subprocess.run(["bash", link, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "KERNEL" in done.stdout
+
+
+def test_json_is_one_object_and_refuses_nan():
+    from kernelopt import bundle
+
+    with pytest.raises(ValueError):
+        bundle.dumps({"x": float("nan")})
+
+
+def test_an_atomic_write_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    from kernelopt import bundle
+
+    target = tmp_path / "file"
+    bundle.write_text(target, "old")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError):
+        bundle.write_text(target, "new")
+    assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_read_only_folder_gets_one_sentence(session):
+    (session.root / "memory").rmdir()
+    (session.root / "memory").write_text("a file in the way")
+    done = run_tool("memory_manager.py", "create", "--workspace", session.root, "--version", "v0")
+    assert done.returncode in (1, 2, 3) and done.stderr.count("\n") == 1
+
+
+def test_measuring_on_the_cpu_is_named_and_paired(problem, tmp_path):
+    slow = tmp_path / "slow.py"
+    slow.write_text(problem["kernel"].read_text().replace("return ", "import time; time.sleep(0.01); return "))
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    found = tool_json("measure_kernel_time.py", *arguments, "--against", slow)
+    assert found["device"] == "cpu-interpreter" and found["verdict"] == "FASTER" and found["speedup"]["point"] > 10
+    assert set(found["latency_us"]) == {"median", "p20", "p80", "n"} and found["gpu_state"] is None
+    back = ["--kernel", slow, *arguments[2:], "--against", problem["kernel"]]
+    assert tool_json("measure_kernel_time.py", *back, code=1)["verdict"] == "SLOWER"
+
+
+def test_measuring_against_a_revision_and_against_pytorch(session):
+    arguments = ["--workspace", session.root, "--device", "cpu-interpreter"]
+    for opponent in ("HEAD", session.reference):
+        found = run_tool("measure_kernel_time.py", *arguments, "--against", opponent, "--json")
+        assert '"verdict"' in found.stdout, found.stderr
+    assert run_tool("measure_kernel_time.py", *arguments, "--against", "nosuchrev").returncode == 2
+
+
+def test_a_kernel_that_fails_is_not_timed(problem):
+    problem["kernel"].write_text("raise SystemError('no')")
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    done = run_tool("measure_kernel_time.py", *arguments)
+    assert done.returncode == 1 and "nothing was timed" in done.stderr and not done.stdout
+
+
+def test_estimate_of_a_file(tmp_path):
+    (tmp_path / "r.py").write_text(REFERENCE)
+    found = tool_json("estimate_work.py", "--reference", tmp_path / "r.py", "--dtype", "bf16")
+    assert set(found["workloads"]) == {"default", "tall"} and found["workloads"]["default"]["dtype"] == "bf16"
+    assert run_tool("estimate_work.py", "--reference", tmp_path / "none.py").returncode == 2
+    assert run_tool("estimate_work.py").returncode == 2

@@ -1,0 +1,110 @@
+import re
+import time
+
+import pytest
+from conftest import BUNDLE, run_tool, tool_json
+from kernelopt import wiki
+from kernelopt.errors import Refused, UsageError
+
+WIKI = BUNDLE / "gpu-wiki"
+PAGES = wiki.pages(WIKI)
+REQUIRED = {"memory_bandwidth", "memory_capacity", "l2_capacity", "boost_clock", "tdp", "peak_fp32", "peak_bf16_tensor"}
+CITATION = re.compile(r"(?P<metric>\w+): (?P<value>\S+)(?: (?P<unit>\S+))? <- <gpu-wiki>/(?P<page>\S+):L(?P<line>\d+)$")
+
+
+def test_the_wiki_has_the_products_of_the_first_issue():
+    assert {p.platform for p in PAGES} == {"H200", "H100 SXM", "H20", "A100 SXM 80GB", "MI300X", "MI308X", "MI355X"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.platform)
+def test_a_citation_points_to_the_line_that_holds_the_value(page):
+    for row in page.rows.values():
+        if row.text == "UNKNOWN":
+            assert row.citation == f"{row.metric}: UNKNOWN (gpu-wiki not found)"
+            continue
+        found = CITATION.match(row.citation)
+        line = (WIKI / found["page"]).read_text().splitlines()[int(found["line"]) - 1]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[0] == found["metric"] and cells[1] == found["value"]
+        assert cells[2] == (found["unit"] or "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.platform)
+def test_every_value_has_a_source_that_the_page_lists(page):
+    assert set(page.rows) >= REQUIRED | {"cu_count" if page.vendor == "AMD" else "sm_count"}
+    text = (WIKI / next(iter(page.rows.values())).page).read_text()
+    for row in page.rows.values():
+        if row.text != "UNKNOWN":
+            assert f"- {row.source}: " in text, f"{row.metric} cites {row.source}, which the page does not list"
+            assert row.kind != "-"
+
+
+def test_unknown_values_stay_unknown():
+    page = wiki.find("MI308X", PAGES)
+    assert page.known("memory_bandwidth") is None
+    done = run_tool("gpu_specs.py", "lookup", "MI308X", "memory_bandwidth")
+    assert (done.returncode, done.stdout.strip()) == (1, "memory_bandwidth: UNKNOWN (gpu-wiki not found)")
+
+
+@pytest.mark.parametrize("name", ["h200", "NVIDIA H200", "nvidia-h200", "H200 SXM"])
+def test_a_name_matches_in_any_spelling(name):
+    assert wiki.find(name, PAGES).platform == "H200"
+
+
+@pytest.mark.parametrize("name", ["H100", "A100"])
+def test_an_ambiguous_name_is_asked_back(name):
+    with pytest.raises(Refused, match="did you mean"):
+        wiki.find(name, PAGES)
+
+
+def test_an_unknown_name_lists_what_there_is_and_gets_no_stand_in():
+    done = run_tool("gpu_specs.py", "show", "RTX 9999")
+    assert done.returncode == 1 and "H200" in done.stderr and not done.stdout
+
+
+def test_lookup_prints_the_contracted_keys():
+    found = tool_json("gpu_specs.py", "lookup", "H200", "memory_bandwidth")
+    assert found["value"] == 4800 and found["unit"] == "GB/s" and found["source_kind"]
+    assert (
+        found["citation"] == "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/" + f"docs/hardware/h200.md:L{line_of('4800')}"
+    )
+
+
+def line_of(value: str) -> int:
+    lines = (WIKI / "docs/hardware/h200.md").read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.startswith(f"| memory_bandwidth | {value} |"))
+
+
+def test_another_wiki_is_read_when_named(tmp_path):
+    (tmp_path / "docs/hardware").mkdir(parents=True)
+    page = (WIKI / "docs/hardware/h200.md").read_text().replace("| memory_bandwidth | 4800 ", "| memory_bandwidth | 1 ")
+    (tmp_path / "docs/hardware/h200.md").write_text(page)
+    for options in ({"env": {"GPU_WIKI": str(tmp_path)}}, {}):
+        extra = [] if options else ["--gpu-wiki", tmp_path]
+        assert tool_json("gpu_specs.py", "lookup", *extra, "H200", "memory_bandwidth", **options)["value"] == 1
+    assert run_tool("gpu_specs.py", "list", "--gpu-wiki", tmp_path / "none").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda t: t.replace("| sm_count | 132 | SM |", "| sm_count | 132 |"),
+        lambda t: t.replace("| warp_size |", "| sm_count |"),
+        lambda t: t.replace("Aliases: ", "Names: "),
+        lambda t: t.replace(wiki.HEADER, "| a | b |"),
+    ],
+)
+def test_a_broken_page_is_refused(damage):
+    text = (WIKI / "docs/hardware/h200.md").read_text()
+    wiki.parse_page(text, "h200.md")
+    with pytest.raises(UsageError):
+        wiki.parse_page(damage(text), "h200.md")
+
+
+def test_a_lookup_is_quick():
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run_tool("gpu_specs.py", "lookup", "H200", "memory_bandwidth")
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3  # a benchmark holds 0.15 s; this only sees a heavy import

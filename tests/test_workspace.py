@@ -1,0 +1,148 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import KERNEL, REFERENCE, kernel_text, run_tool, task
+from kernelopt import workspace
+from kernelopt.errors import UsageError
+
+KERNELBENCH = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    \"\"\"Simple model that performs a single matrix multiplication (C = A * B)\"\"\"
+    def __init__(self):
+        super(Model, self).__init__()
+
+    def forward(self, A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(A, B)
+
+M = 256
+K = 64
+
+def get_inputs():
+    A = torch.rand(M, K)
+    B = torch.rand(K, 1)
+    return [A, B]
+
+def get_init_inputs():
+    return []  # No special initialization inputs needed
+"""
+
+
+def init(*arguments, **options) -> subprocess.CompletedProcess:
+    return run_tool("workspace_init.sh", *arguments, **options)
+
+
+def test_session_start_makes_the_workspace_and_prints_its_path_alone(tmp_path, problem):
+    done = init(
+        "softmax-1", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path, "--platform", "h200"
+    )
+    root = tmp_path / "kernel_opt_softmax-1"
+    assert done.returncode == 0 and done.stdout == f"{root}\n"
+    made = workspace.Workspace(root)
+    assert made.task()["platform"] == "H200" and made.task()["arch"] == "Hopper"
+    names = {
+        "README.md",
+        "kernel.py",
+        "reference.py",
+        "test_kernel.py",
+        "baseline_report.md",
+        "memory",
+        "plans",
+        "profiles",
+    }
+    assert names <= {path.name for path in root.iterdir()}
+    assert made.git("log", "--format=%an %s") == "gpu-kernel-optimizer Session softmax-1 starts"
+    assert made.git("status", "--porcelain") == ""
+    assert made.kernel.read_text() == problem["kernel"].read_text()
+
+
+def test_a_kernelbench_file_works_unchanged(tmp_path):
+    source = tmp_path / "4_Matrix_vector.py"
+    source.write_text(KERNELBENCH)
+    done = init("kb", source, "--root", tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = workspace.Workspace(Path(done.stdout.strip()))
+    assert made.reference.read_text() == KERNELBENCH
+
+
+def test_a_demo_that_holds_everything_becomes_kernel_and_reference(tmp_path):
+    source = tmp_path / "both.py"
+    source.write_text(REFERENCE + kernel_text())
+    made = workspace.create(tmp_path, "both", source, None, task())
+    assert made.kernel.read_text() == made.reference.read_text() == source.read_text()
+
+
+@pytest.mark.parametrize("name", ["", "-x", "_x", "a b", "../x", "a/b", "ä", "a\n"])
+def test_a_bad_name_leaves_nothing_behind(tmp_path, problem, name):
+    done = init("--root", tmp_path, "--reference", problem["reference"], "--", name, problem["kernel"])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+    assert not list(tmp_path.glob("kernel_opt*"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reference", "message"),
+    [
+        (None, REFERENCE, "not a readable file"),
+        ("def broken(:", REFERENCE, "not valid Python"),
+        ("x = 1", None, "neither a kernel"),
+        (kernel_text(), None, "pass --reference"),
+        (kernel_text(), "class Model: pass", "is no reference"),
+        ("x = 1", REFERENCE, "is no kernel"),
+    ],
+)
+def test_bad_files_get_one_sentence(tmp_path, kernel, reference, message):
+    arguments = [tmp_path / "k.py"]
+    if kernel is not None:
+        arguments[0].write_text(kernel)
+    if reference is not None:
+        (tmp_path / "r.py").write_text(reference)
+        arguments += ["--reference", tmp_path / "r.py"]
+    done = init("x", *arguments, "--root", tmp_path)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("kernel_opt*"))
+
+
+def test_an_existing_folder_is_never_written_into(tmp_path, problem):
+    target = tmp_path / "kernel_opt_x"
+    target.mkdir()
+    (target / "mine.txt").write_text("kept")
+    done = init("x", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path)
+    assert done.returncode == 2 and "exists" in done.stderr
+    assert [path.name for path in target.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    "option", [("--platform", "H100"), ("--platform", "X1"), ("--dtype", "int3"), ("--tolerance", "-1")]
+)
+def test_a_bad_option_is_a_usage_error(tmp_path, problem, option):
+    done = init("x", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path, *option)
+    assert done.returncode == 2 and not list(tmp_path.glob("kernel_opt*"))
+
+
+def test_the_task_block_is_checked_and_the_rest_of_the_readme_kept(session):
+    text = session.readme.read_text()
+    session.update_readme({**session.task(), "additional_notes": "a ``` b"}, {"Roofline": "new\\1"})
+    assert session.task()["additional_notes"] == "a ``` b"
+    assert "## Roofline\n\nnew\\1\n\n## Stop Conditions" in session.readme.read_text()
+    assert session.readme.read_text().endswith(text[text.index("## Files") :])
+    with pytest.raises(UsageError, match="platfrom"):
+        session.update_readme({**session.task(), "platfrom": "H200"}, {})
+
+
+@pytest.mark.parametrize("text", ["v01", "v1x", "v-1", "1", "v1/../../x", "v", "V1", "v1\n"])
+def test_versions_are_strict(text):
+    with pytest.raises(UsageError):
+        workspace.version_number(text)
+
+
+def test_dtypes_have_one_spelling():
+    assert [workspace.dtype_name(n) for n in ("bfloat16", "torch.float16", "FP32")] == ["bf16", "fp16", "fp32"]
+
+
+def test_defined_names_sees_imports_and_assignments(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text("from a import b as ModelNew\nkernel_function = 3\n" + KERNEL.split("class")[0])
+    assert {"ModelNew", "kernel_function", "torch", "nn"} <= workspace.defined_names(path)
