@@ -22,20 +22,19 @@ Spills.
 """
 
 
-def recorded(version: str) -> rounds.Evidence:
-    """Evidence from a `run_gate.py --json` of the demo on an H200."""
+def recorded(version: str, session) -> rounds.Evidence:
+    """Evidence from a `run_gate.py --json` of the demo on an H200, as if it were of this session's kernel."""
     found = json.loads((FIXTURES / "h200_row_softmax" / f"gate_{version}.json").read_text())
     timing = found["timing"]
-    return rounds.Evidence(
-        found["verify"], timing["latencies"], found["utilization"], timing["comparisons"], timing["against"]
-    )
+    rest = (timing["latencies"], found["utilization"], timing["comparisons"], timing["against"])
+    return rounds.Evidence(digest(session.kernel), found["verify"], *rest)
 
 
 @pytest.fixture
 def with_v0(session):
     """A workspace whose baseline is accepted."""
     plan = rounds.check_ready(session, "v0")
-    rounds.settle(session, "v0", plan, recorded("v0"), None)
+    rounds.settle(session, "v0", plan, recorded("v0", session), None)
     return session
 
 
@@ -45,8 +44,14 @@ def propose(session, version: str, body: str = "return torch.relu(x * self.weigh
     return rounds.check_ready(session, version)
 
 
+def judged(session, version: str) -> dict:
+    """Propose a change and settle it with the evidence of that version."""
+    plan = propose(session, version)
+    return rounds.settle(session, version, plan, recorded(version, session), None)
+
+
 def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
-    result = rounds.settle(with_v0, "v1", propose(with_v0, "v1"), recorded("v1"), None)
+    result = judged(with_v0, "v1")
     assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
     record = memory.Memory(with_v0).read("v1")
     assert record["git_commit_hash"] == result["commit"] and record["quality_gate"]["result"] == "PASS"
@@ -63,7 +68,7 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
     before, head = with_v0.kernel.read_text(), with_v0.git("rev-parse", "HEAD")
     plan = propose(with_v0, "v1")
     candidate = with_v0.kernel.read_text()
-    result = rounds.settle(with_v0, "v1", plan, recorded("v2"), None)
+    result = rounds.settle(with_v0, "v1", plan, recorded("v2", with_v0), None)
     assert not result["accepted"] and "EQUAL" in result["reason"] and result["commit"] is None
     assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
     assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
@@ -75,7 +80,8 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
 def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
     plan = propose(with_v0, "v1")
-    evidence = rounds.Evidence({**recorded("v1").verify, "status": status, "summary": status}, {}, None, None, "v0")
+    failed = {**recorded("v1", with_v0).verify, "status": status, "summary": status}
+    evidence = rounds.Evidence(digest(with_v0.kernel), failed, {}, None, None, "v0")
     assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
     record = memory.Memory(with_v0).read("v1")
     assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
@@ -83,7 +89,7 @@ def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
 
 
 def test_an_interpreter_result_is_never_accepted(session):
-    evidence = recorded("v0")
+    evidence = recorded("v0", session)
     evidence.verify["device"] = "cpu-interpreter"
     result = rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
     assert not result["accepted"] and "interpreter" in result["reason"]
@@ -94,7 +100,7 @@ def test_an_open_record_is_taken_over(with_v0):
     records = memory.Memory(with_v0)
     records.create("v1")
     records.update("v1", {"search_log": '[{"source": "gpu-wiki", "query": "q", "finding": "f", "actionability": "a"}]'})
-    rounds.settle(with_v0, "v1", propose(with_v0, "v1"), recorded("v1"), None)
+    judged(with_v0, "v1")
     assert records.read("v1")["search_log"][0]["query"] == "q"
 
 
@@ -110,6 +116,44 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
     with_v0.plan("v1").unlink()
     with pytest.raises(UsageError, match="is missing"):
         rounds.check_ready(with_v0, "v1")
+
+
+def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
+    plan = propose(with_v0, "v1")
+    evidence = recorded("v1", with_v0)
+    with_v0.kernel.write_text(kernel_text("return x"))
+    with pytest.raises(UsageError, match="edited while"):
+        rounds.settle(with_v0, "v1", plan, evidence, None)
+    assert with_v0.kernel.read_text() == kernel_text("return x") and not memory.Memory(with_v0).path("v1").exists()
+
+
+def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, monkeypatch):
+    plan = propose(with_v0, "v1")
+    monkeypatch.setattr(memory.Memory, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)
+    monkeypatch.undo()
+    assert memory.Memory(with_v0).best()["version"] == "v0"
+    plan = rounds.check_ready(with_v0, "v1")
+    assert rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)["accepted"]
+
+
+def test_a_refused_baseline_may_be_tried_again_as_v0(session):
+    wrong = rounds.Evidence(
+        digest(session.kernel), {**recorded("v0", session).verify, "status": "WRONG_VALUES"}, {}, None, None, None
+    )
+    for _ in range(2):
+        assert not rounds.settle(session, "v0", rounds.check_ready(session, "v0"), wrong, None)["accepted"]
+    assert len(list((session.root / "rejected").iterdir())) == 2
+    assert rounds.settle(session, "v0", rounds.check_ready(session, "v0"), recorded("v0", session), None)["accepted"]
+    with pytest.raises(UsageError, match="judged already"):
+        rounds.check_ready(session, "v0")
+
+
+def test_a_second_gate_on_the_same_workspace_is_kept_out(session):
+    with session.locked():
+        done = run_tool("run_gate.py", "--workspace", session.root, "--version", "v0")
+    assert done.returncode == 3 and "another gate" in done.stderr
 
 
 def test_the_accepted_kernel_itself_is_nothing_to_judge(with_v0):

@@ -15,6 +15,11 @@ from kernelopt.workspace import Workspace
 def main() -> int:
     args = arguments()
     workspace = Workspace(args.workspace)
+    with workspace.locked():
+        return judge(workspace, args)
+
+
+def judge(workspace: Workspace, args) -> int:
     plan = rounds.check_ready(workspace, args.version)
     diagnosis = profile_report.evidence_for_round(workspace, args.version)
     if diagnosis is None and args.version != "v0":

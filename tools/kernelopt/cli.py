@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,7 @@ def continue_in_bundle_environment() -> None:
 def run(main: Callable[[], int]) -> None:
     """Run a tool's `main` and leave with its exit code; errors become one sentence on stderr."""
     name = Path(sys.argv[0]).name
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children and scratch files are cleaned up
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
             continue_in_bundle_environment()

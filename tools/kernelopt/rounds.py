@@ -24,6 +24,7 @@ SEEDS = 5
 class Evidence:
     """All that was measured of a candidate: what `gate.decide` judges and the record keeps."""
 
+    kernel_sha256: str
     verify: dict
     latencies: dict[str, dict]
     utilization: dict | None
@@ -34,19 +35,25 @@ class Evidence:
 def check_ready(workspace: Workspace, version: str) -> dict:
     """The plan of this round; UsageError when the round cannot be judged at all."""
     records = memory.Memory(workspace)
-    if version in records.versions():
-        result = records.read(version)["quality_gate"]["result"]
-        if result is not None:
-            raise UsageError(f"{version} was judged already ({result}); the next version is {records.next_version()}")
-    elif version != records.next_version():
-        raise UsageError(f"{version} is out of order; the next version is {records.next_version()}")
+    best = records.best()
+    check_version(records, version, best)
     for name in PROTECTED:
         if workspace.changed_since_start(name):
             raise UsageError(f"{name} was changed since the session began; the oracle must stay: git checkout it back")
-    best = records.best()
     if best and best["kernel_sha256"] == digest(workspace.kernel):
         raise UsageError(f"kernel.py is the accepted {best['version']} itself; there is nothing to judge")
     return read_plan(workspace, version, required=best is not None)
+
+
+def check_version(records: memory.Memory, version: str, best: dict | None) -> None:
+    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted."""
+    if version not in records.versions():
+        if version != records.next_version():
+            raise UsageError(f"{version} is out of order; the next version is {records.next_version()}")
+        return
+    result = records.read(version)["quality_gate"]["result"]
+    if result is not None and not (version == "v0" and best is None):
+        raise UsageError(f"{version} was judged already ({result}); the next version is {records.next_version()}")
 
 
 def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
@@ -67,15 +74,19 @@ def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
 
 
 def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
-    """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded."""
+    """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded.
+
+    A copy of kernel.py is judged, so that editing the file meanwhile changes nothing unnoticed (see `settle`).
+    """
     what = subject.of_workspace(workspace)
     best = memory.Memory(workspace).best()
     with Sandbox("cuda", workspace.cache) as sandbox:
+        candidate = Path(shutil.copyfile(what.kernel, sandbox.scratch / "candidate.py"))
         say(f"verifying on {sandbox.device_name}")
         verdict = verify.verify(
-            sandbox, what.kernel, what.reference, what.dtype, what.tolerance, seeds=SEEDS, timeout_s=timeout_s
+            sandbox, candidate, what.reference, what.dtype, what.tolerance, seeds=SEEDS, timeout_s=timeout_s
         )
-        evidence = Evidence(verdict, {}, None, None, best["version"] if best else None)
+        evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
             return evidence
         opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
@@ -83,12 +94,10 @@ def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
         cases = timing.inputs(sandbox, what.reference, what.dtype, workloads, timeout_s=timeout_s)
         for name in workloads:
             say(f"timing workload {name}")
-            evidence.latencies[name] = timing.latency(sandbox, what.kernel, cases[name][0], timeout_s=timeout_s)
+            evidence.latencies[name] = timing.latency(sandbox, candidate, cases[name][0], timeout_s=timeout_s)
             if opponent:
-                evidence.comparisons = evidence.comparisons or {}
-                evidence.comparisons[name] = settled_comparison(
-                    sandbox, what.kernel, opponent, cases[name], timeout_s, say
-                )
+                found = settled_comparison(sandbox, candidate, opponent, cases[name], timeout_s, say)
+                evidence.comparisons = {**(evidence.comparisons or {}), name: found}
     evidence.utilization = utilization(workspace, evidence.latencies["default"]["latency_us"]["median"])
     return evidence
 
@@ -119,23 +128,25 @@ def utilization(workspace: Workspace, time_us: float) -> dict | None:
 
 
 def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, diagnosis: dict | None) -> dict:
-    """Accept (record, commit, and the commit's hash in the record) or reject (record, kernel.py as before).
+    """Accept (commit, and a record that names it) or reject (record, kernel.py as before).
 
-    diagnosis: profile_evidence for the record. Returns run_gate.py's result.
+    diagnosis: profile_evidence for the record. Returns run_gate.py's result. UsageError when kernel.py is no longer
+    what was measured. The verdict is recorded last, so a round that is killed here can be judged again.
     """
+    if digest(workspace.kernel) != evidence.kernel_sha256:
+        raise UsageError("kernel.py was edited while it was judged; nothing is recorded, run the gate again")
     decision = gate.decide(evidence.verify, evidence.utilization, evidence.comparisons)
     records = memory.Memory(workspace)
     if version not in records.versions():
         records.create(version)
-    record = {**records.read(version), **measured_fields(workspace, evidence, decision)}
+    record = {**records.read(version), **measured_fields(evidence, decision)}
     record["optimization"] = plan
     record["profile_evidence"] = diagnosis or record["profile_evidence"]
-    records.save(record)
     if decision["accepted"]:
         record["git_commit_hash"] = workspace.commit(commit_message(record))
-        records.save(record)
     else:
         set_aside(workspace, version)
+    records.save(record)
     return {
         "accepted": decision["accepted"],
         "reason": decision["reason"],
@@ -147,14 +158,14 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
     }
 
 
-def measured_fields(workspace: Workspace, evidence: Evidence, decision: dict) -> dict:
+def measured_fields(evidence: Evidence, decision: dict) -> dict:
     """The part of a record that measurements fill."""
     verdict = evidence.verify
     passed = "PASS" if verdict["status"] == "OK" else "TIMEOUT_FAIL" if verdict["status"] == "TIMEOUT" else "FAIL"
     result = "PASS" if decision["accepted"] else "TIMEOUT_FAIL" if passed == "TIMEOUT_FAIL" else "FAIL"
     return {
         "timestamp": memory.now(),
-        "kernel_sha256": digest(workspace.kernel),
+        "kernel_sha256": evidence.kernel_sha256,
         "device": verdict["device"],
         "performance": performance(evidence),
         "correctness": {
@@ -213,7 +224,10 @@ def set_aside(workspace: Workspace, version: str) -> None:
     """Keep the refused kernel under rejected/ and put the last accepted kernel.py back."""
     folder = workspace.root / "rejected"
     folder.mkdir(exist_ok=True)
-    shutil.copyfile(workspace.kernel, folder / f"{version}_kernel.py")
+    taken = len(list(folder.glob(f"{version}_kernel*.py")))  # v0 may be refused more than once
+    shutil.copyfile(
+        workspace.kernel, folder / (f"{version}_kernel_{taken + 1}.py" if taken else f"{version}_kernel.py")
+    )
     best = memory.Memory(workspace).best()
     if best:
         bundle.write_text(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))

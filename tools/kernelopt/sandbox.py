@@ -39,9 +39,10 @@ class Sandbox:
     def __init__(self, device: str, cache: Path | None = None):
         self.device = device
         self.gpu = gpu.identify() if device == "cuda" else None
-        if cache:
-            cache.mkdir(exist_ok=True)
-        self.scratch = Path(tempfile.mkdtemp(prefix="kernelopt-", dir=cache))
+        home = cache or Path(tempfile.gettempdir())
+        home.mkdir(exist_ok=True)
+        remove_abandoned(home)
+        self.scratch = Path(tempfile.mkdtemp(prefix=f"kernelopt-{os.getpid()}-", dir=home))
         self.caches = cache or self.scratch
 
     @property
@@ -112,6 +113,14 @@ class Sandbox:
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
         return environment
+
+
+def remove_abandoned(home: Path) -> None:
+    """Remove scratch folders of processes that were killed before they could do it."""
+    for folder in home.glob("kernelopt-*-*"):
+        pid = folder.name.split("-")[1]
+        if folder.is_dir() and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_group(process: subprocess.Popen) -> None:

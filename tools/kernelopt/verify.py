@@ -6,9 +6,10 @@
 """
 
 import secrets
+import tempfile
 from pathlib import Path
 
-from .errors import TimedOut, UsageError
+from .errors import EnvironmentLacks, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
 
 # Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
@@ -18,6 +19,7 @@ TOLERANCES = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "fp8": 0
 # The interpreter truncates fp32 to bf16 where the GPU rounds: up to one more unit in the last place.
 INTERPRETER_TOLERANCES = {**TOLERANCES, "bf16": 2.4e-2}
 
+INPUT_BYTES = 2 << 30  # of input files per workload, beyond the seeds that are needed in any case
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 HINTS = {
     "COMPILE_ERROR": "read the compiler's message",
@@ -97,15 +99,19 @@ def prepare(
     workloads: list[str] | None,
     seeds: list[int],
     timeout_s: float,
-    limit_bytes: int = 1 << 62,
+    at_least: int = 2,
 ) -> dict:
-    """Input files for each workload and seed: {cases: [{workload, seed, path, dtype, shapes}]} or {error}."""
+    """Input files for each workload and seed: {cases: [{workload, seed, path, dtype, shapes}]} or {error}.
+
+    Large inputs get fewer seeds: the last `at_least`, and more while a workload's files stay below INPUT_BYTES.
+    """
     arguments = {
         "reference": str(reference.resolve()),
         "dtype": dtype,
         "workloads": workloads,
         "seeds": seeds,
-        "limit_bytes": limit_bytes,
+        "at_least": at_least,
+        "limit_bytes": INPUT_BYTES,
         "folder": str(sandbox.scratch),
     }
     return of_reference(sandbox.run("prepare", arguments, timeout_s))
@@ -131,6 +137,10 @@ def of_reference(outcome: Outcome) -> dict:
     if "error" in found:
         if found["error"]["status"] == "USAGE":
             raise UsageError(found["error"]["message"])
+        if found["error"]["status"] == "NO_SPACE":
+            raise EnvironmentLacks(
+                f"no space left in {tempfile.gettempdir()} or the workspace; free some, or set TMPDIR"
+            )
         return {"error": {**found["error"], "status": "INVALID_REFERENCE"}}
     return found
 

@@ -50,6 +50,8 @@ def describe(error: BaseException) -> dict:
         status = "ILLEGAL_ACCESS"
     elif "can't allocate memory" in text:
         status = "OOM"
+    elif "No space left" in text or "PytorchStreamWriter failed" in text:
+        status = "NO_SPACE"
     elif "invalid configuration argument" in text or "too many resources" in text:
         status = "LAUNCH_ERROR"
     elif isinstance(error, problem.UnknownWorkload):
@@ -124,20 +126,21 @@ def prepare(
     dtype: str | None,
     workloads: list[str] | None,
     seeds: list[int],
+    at_least: int,
     limit_bytes: int,
     folder: str,
 ) -> dict:
     """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
 
-    limit_bytes: no more seeds of a workload once its files hold so much, but two at the least.
+    No more seeds of a workload once its files hold limit_bytes, but the last `at_least` seeds in any case.
     """
     loaded = load_reference(reference)
     cases = []
     with blaming(OracleError):
         for workload in chosen(loaded, workloads):
             total = 0
-            for number, seed in enumerate(seeds):
-                if number >= 2 and total > limit_bytes:
+            for number, seed in enumerate(reversed(seeds)):  # the secret one, which comes last, is always among them
+                if number >= at_least and total > limit_bytes:
                     break
                 path = Path(folder) / f"{workload}-{seed}.pt"
                 case = loaded.case(workload, seed, dtype, device)
@@ -153,7 +156,7 @@ def prepare(
                         "shapes": [list(t.shape) for t in arguments],
                     }
                 )
-    return {"cases": cases}
+    return {"cases": sorted(cases, key=lambda case: case["seed"])}
 
 
 def run(device: str, kernel: str, cases: list[dict], folder: str) -> dict:

@@ -5,6 +5,8 @@ The README is the one source of truth: its `## Task` section holds a fenced json
 """
 
 import ast
+import contextlib
+import fcntl
 import hashlib
 import json
 import re
@@ -94,6 +96,17 @@ class Workspace:
 
     def profile(self, version: str, mode: str) -> Path:
         return self.root / "profiles" / version / mode
+
+    @contextlib.contextmanager
+    def locked(self):
+        """Only one gate at a time works on a workspace; EnvironmentLacks for the second."""
+        self.cache.mkdir(exist_ok=True)
+        with open(self.cache / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise EnvironmentLacks(f"{self.root} is in use by another gate; wait for it to end") from None
+            yield
 
     # --- the README -----------------------------------------------------------------------------------------
 
