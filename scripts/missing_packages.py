@@ -1,14 +1,26 @@
-"""Print the requirements of a group of pyproject.toml that are not installed, one a line."""
+"""Print the requirements of a group of pyproject.toml that are not installed, one a line.
 
+Runs before anything is installed, on any Python from 3.10, so it reads its two arrays without a TOML library.
+"""
+
+import ast
 import importlib.metadata
+import importlib.util
 import re
 import sys
 from pathlib import Path
 
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    from pip._vendor import tomli as tomllib
+ANY_VERSION = ("torch", "triton")  # a GPU host's own build is used as it is, under whatever name it was installed
+
+
+def requirements(project: str, group: str) -> list[str]:
+    """The array `group = [...]` of the file's text."""
+    array = re.search(rf"^{group} = (\[.*?\])\s*(?:#.*)?$", project, re.DOTALL | re.MULTILINE)
+    return ast.literal_eval(array[1])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def applies(requirement: str) -> bool:
@@ -18,19 +30,21 @@ def applies(requirement: str) -> bool:
 
 
 def installed(requirement: str) -> bool:
+    """Is it there, and new enough where the requirement says `>=`?"""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)[0]
+    if name in ANY_VERSION:
+        return importlib.util.find_spec(name) is not None
     try:
-        importlib.metadata.version(name)
+        found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return True
+    least = re.search(r">=([\d.]+)", requirement.partition(";")[0])
+    return least is None or numbers(found) >= numbers(least[1])
 
 
 def main() -> None:
-    project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
-    group = sys.argv[1]
-    wanted = project["dependencies"] if group == "dependencies" else project["optional-dependencies"][group]
-    for requirement in wanted:
+    project = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text()
+    for requirement in requirements(project, sys.argv[1]):
         if applies(requirement) and not installed(requirement):
             print(requirement)
 

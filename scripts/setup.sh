@@ -29,9 +29,10 @@ make_environment() {
 }
 
 install() { # group: installs what is absent of it; 1 when that fails
-  local wanted
-  mapfile -t wanted < <("$venv/bin/python" "$bundle/scripts/missing_packages.py" "$1")
-  [ ${#wanted[@]} -gt 0 ] || return 0
+  local listed wanted
+  listed=$("$venv/bin/python" "$bundle/scripts/missing_packages.py" "$1") || return 1
+  [ -n "$listed" ] || return 0
+  mapfile -t wanted <<<"$listed"
   say "installing ${wanted[*]}"
   if "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 "${wanted[@]}" >&2

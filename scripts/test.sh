@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks and tests of this repository: bash scripts/test.sh [pytest arguments]
 # A check whose tool cannot be installed is named and skipped, but under CI=true it fails.
+# With -m gpu the tests run one after the other: they share the GPU's lock.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 3
 python=$(bash scripts/setup.sh test checks) || exit 3
@@ -30,8 +31,10 @@ else
   skipped+=("skills-ref")
 fi
 
+workers=auto
+case " $* " in *" -m gpu "*) workers=0 ;; esac
 echo "== pytest"
-"$python" -m pytest -q -n auto "$@" || failed+=("pytest")
+"$python" -m pytest -q -n "$workers" "$@" || failed+=("pytest")
 
 [ ${#skipped[@]} -eq 0 ] || echo "NOT RUN, their tools could not be installed: ${skipped[*]}"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }

@@ -73,7 +73,7 @@ def task(**changes) -> dict:
     rest = {
         "shapes": None,
         "additional_notes": "",
-        "gpu_wiki_path": str(BUNDLE / "gpu-wiki"),
+        "gpu_wiki_path": None,
         "work": None,
         "targets": [],
     }

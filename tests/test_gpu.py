@@ -71,7 +71,7 @@ def test_the_gpu_works_after_a_crash(tmp_path):
 
 def test_a_kernel_is_equal_to_itself_and_faster_than_the_naive_one():
     one = ["--kernel", EXAMPLE / "one_pass.py", *SOFTMAX]
-    same = tool_json("measure_kernel_time.py", *one, "--against", EXAMPLE / "one_pass.py")
+    same = tool_json("measure_kernel_time.py", *one, "--against", EXAMPLE / "one_pass.py", code=1)
     assert same["verdict"] == "EQUAL", same["speedup"]
     better = tool_json("measure_kernel_time.py", *one, "--against", EXAMPLE / "three_passes.py")
     assert better["verdict"] == "FASTER" and 1.8 < better["speedup"]["point"] < 2.2

@@ -6,6 +6,7 @@ import random
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
 from kernelopt import gate, roofline, wiki
+from kernelopt.errors import UsageError
 
 PAGES = wiki.pages(BUNDLE / "gpu-wiki")
 H200 = wiki.find("H200", PAGES)
@@ -148,3 +149,16 @@ def test_no_roofline_from_unknown_values():
     arguments = ["--platform", "MI308X", "--dtype", "bf16", "--time-us", "1", "--flops", "1", "--bytes", "1"]
     done = run_tool("compute_utilization.py", *arguments)
     assert done.returncode == 1 and "memory_bandwidth: UNKNOWN (gpu-wiki not found)" in done.stderr and not done.stdout
+
+
+def test_fp32_work_may_run_on_the_tensor_cores():
+    roof = roofline.roof(H200, "fp32")
+    flops = int(1.5 * roof.peak_compute.value * 1e6)  # in 1 us, half as much again as the vector units can
+    assert not roofline.utilization(1.0, flops, 1024, roof)["below_physical_limit"]
+    assert roofline.utilization(1.0, 20 * flops, 1024, roof)["below_physical_limit"]
+
+
+def test_a_row_in_another_unit_is_refused_and_not_misread():
+    text = (BUNDLE / "gpu-wiki/docs/hardware/h200.md").read_text().replace("| 4800 | GB/s |", "| 4.8 | TB/s |")
+    with pytest.raises(UsageError, match="must be given in GB/s"):
+        roofline.roof(wiki.parse_page(text, "h200.md"), "bf16")

@@ -30,7 +30,7 @@ def test_an_empty_record_fits_the_schema():
         "performance.latency_us=-1",
         "correctness.status=GOOD",
         "performnce.tflops=5",
-        "git_commit_hash=7e12345",
+        "masked=maybe",
         "version=v9",
     ],
 )
@@ -44,11 +44,11 @@ def test_what_the_schema_forbids_is_refused_and_nothing_changes(memory, session,
 
 def test_values_take_the_type_of_their_field(memory):
     memory.create("v0")
-    digits = "1234567890" * 4
-    record = memory.update("v0", {"git_commit_hash": digits, "performance.latency_us": "7e1", "masked": "true"})
-    assert record["git_commit_hash"] == digits
+    changes = {"optimization.action_category": "1234567", "performance.latency_us": "7e1", "masked": "true"}
+    record = memory.update("v0", changes)
+    assert record["optimization"]["action_category"] == "1234567"  # digits in a text field stay text
     assert record["performance"]["latency_us"] == 70 and record["masked"] is True
-    assert memory.update("v0", {"git_commit_hash": "null"})["git_commit_hash"] is None
+    assert memory.update("v0", {"performance.latency_us": "null"})["performance"]["latency_us"] is None
     with pytest.raises(UsageError):
         memory.update("v0", {"performance.latency_us": "fast"})
 
@@ -129,3 +129,37 @@ def test_writers_at_the_same_time_lose_nothing(memory, session):
     assert [child.wait() for child in children] == [0] * 4
     performance = json.loads(memory.path("v0").read_text())["performance"]
     assert [performance[field.split(".")[1]] for field in fields] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "quality_gate.result=PASS",
+        f"kernel_sha256={'a' * 64}",
+        f"git_commit_hash={'a' * 40}",
+        "performance.latency_us=1",
+    ],
+)
+def test_a_verdict_or_a_measurement_of_the_gate_is_never_typed(memory, session, change):
+    accepted(memory, "v0")
+    done = run_tool("memory_manager.py", "update", "--workspace", session.root, "--version", "v0", "--set", change)
+    assert done.returncode == 2 and "run_gate.py" in done.stderr
+
+
+def test_options_may_be_repeated(session):
+    def run(verb, *arguments):
+        return tool_json("memory_manager.py", verb, "--workspace", session.root, *arguments)
+
+    for version in ("v0", "v1"):
+        run("create", "--version", version)
+    fields = ("profile_evidence.tool_used", "profile_evidence.evidence_summary")
+    record = run("update", "--version", "v0", "--set", f"{fields[0]}=ncu", "--set", f"{fields[1]}=x")
+    assert record["profile_evidence"]["tool_used"] == "ncu" and record["profile_evidence"]["evidence_summary"] == "x"
+    assert run("mask", "--version", "v0", "--version", "v1")["versions"] == ["v0", "v1"]
+
+
+def test_a_broken_record_might_be_the_best(memory):
+    accepted(memory, "v0")
+    memory.path("v1").write_text("{")
+    with pytest.raises(UsageError, match=r"v1\.json"):
+        memory.best()

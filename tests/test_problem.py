@@ -129,3 +129,34 @@ def test_compare_of_integers_is_exact_and_of_shapes_strict():
 def test_a_bland_task_is_seen():
     assert compared(torch.zeros(4), torch.zeros(4))["zeros_pass"]
     assert not compared(torch.zeros(0), torch.zeros(0))["zeros_pass"]
+
+
+def test_compare_survives_a_scale_of_zero_another_dtype_and_eight_bits():
+    zero = torch.zeros(4, dtype=torch.int64)
+    wrong = compared(zero + 1, zero, tolerance=0.0)
+    assert wrong["mismatches"] == 4 and wrong["max_rel"] == problem.LARGEST_ERROR
+    assert "mismatches" not in compared(torch.zeros(4), torch.zeros(4, dtype=torch.complex64))
+    eight = torch.tensor([0.5, 1.0, 2.0]).to(torch.float8_e4m3fn)
+    assert compared(eight, eight, tolerance=0.125)["mismatches"] == 0
+
+
+def test_the_baselines_own_error_widens_the_bound_and_no_further_than_its_cap():
+    oracle = torch.ones(8, dtype=torch.float64)
+    for error, expected in ((0.0, 1e-4), (1e-4, 1e-4), (3e-4, 3e-4), (1.0, 4e-4)):
+        found = compared(oracle, oracle, baseline=oracle * (1 + error), tolerance=1e-4)
+        assert found["bound"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_work_of_a_recurrent_layer(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 32, batch_first=True)
+    def forward(self, x): return self.lstm(x)[0]
+def get_inputs(): return [torch.randn(4, 8, 16)]
+"""
+    assert (
+        problem.estimate(reference(tmp_path, text), "default", None, "cpu")["flops"] == 2 * 4 * 8 * (16 + 32) * 4 * 32
+    )

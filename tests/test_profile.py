@@ -32,7 +32,7 @@ def test_a_report_is_read_with_every_kernel_and_metric(three_passes):
 
 
 def test_the_naive_softmax_is_told_to_read_once(three_passes):
-    found = diagnosis.analyse({"kernels": three_passes, "work": WORK})
+    found = diagnosis.analyse({"kernels": three_passes, "work": WORK}, LIMITS)
     assert found["classification"]["class"] == "memory" and found["classification"]["limiter"] == "dram"
     assert sum(kernel["share_pct"] for kernel in found["kernels"]) == pytest.approx(100)
     best = found["findings"][0]
@@ -43,7 +43,7 @@ def test_the_naive_softmax_is_told_to_read_once(three_passes):
 
 
 def test_the_better_softmax_is_near_its_least_traffic():
-    found = diagnosis.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK})
+    found = diagnosis.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK}, LIMITS)
     assert [finding["id"] for finding in found["findings"]] == ["near_least_traffic"]
 
 
@@ -100,7 +100,7 @@ def test_classification(values, expected):
 
 def findings_of(work=None, **values) -> list[str]:
     kernel = {"name": "k", "duration_us": 10.0, "metrics": metrics_of(**values)}
-    return [finding["id"] for finding in diagnosis.analyse({"kernels": [kernel], "work": work})["findings"]]
+    return [finding["id"] for finding in diagnosis.analyse({"kernels": [kernel], "work": work}, LIMITS)["findings"]]
 
 
 BUSY = {"sm_throughput": 30.0, "memory_throughput": 90.0, "dram_throughput": 90.0}
@@ -108,11 +108,20 @@ IDLE = {"sm_throughput": 10.0, "memory_throughput": 20.0, "waves_per_sm": 4.0}
 
 
 def test_findings_follow_from_their_counters():
-    assert findings_of(**BUSY, load_bytes_per_sector=4.0) == ["uncoalesced_loads"]
-    assert findings_of(**BUSY, load_bytes_per_sector=32.0) == []
+    sectors = {"load_sectors": 90.0, "store_sectors": 10.0}
+    assert findings_of(**BUSY, **sectors, load_bytes_per_sector=4.0, store_bytes_per_sector=32.0) == [
+        "uncoalesced_loads"
+    ]
+    assert findings_of(**BUSY, **sectors, load_bytes_per_sector=32.0, store_bytes_per_sector=32.0) == []
+    reduction = {"load_sectors": 99.0, "store_sectors": 1.0}  # one result a row: its store costs nothing
+    assert findings_of(**BUSY, **reduction, load_bytes_per_sector=32.0, store_bytes_per_sector=4.0) == []
     assert findings_of(**BUSY, local_load_sectors=10.0, local_store_sectors=0.0) == ["local_memory_traffic"]
     assert findings_of(**BUSY, registers_per_thread=255.0, local_load_sectors=0.0, local_store_sectors=0.0) == []
-    assert findings_of(**BUSY, shared_bank_conflicts=50.0, shared_wavefronts=100.0) == ["shared_bank_conflicts"]
+    conflicts = {"shared_bank_conflicts": 50.0, "shared_wavefronts": 100.0}
+    assert findings_of(**{**BUSY, "dram_throughput": 10.0}, l1_throughput=90.0, **conflicts) == [
+        "shared_bank_conflicts"
+    ]
+    assert findings_of(**BUSY, **conflicts) == []  # DRAM limits: conflicts cost nothing
     assert findings_of(**IDLE, achieved_occupancy=10.0, limit_registers=1.0, limit_warps=4.0) == ["low_occupancy"]
     assert findings_of(**IDLE, stall_barrier=9.0, warp_latency=10.0) == ["stall_barrier"]
     assert findings_of(**{**IDLE, "waves_per_sm": 0.1}) == ["small_grid"]
@@ -124,6 +133,7 @@ def test_findings_follow_from_their_counters():
 
 def test_every_counter_that_a_rule_reads_is_in_the_schema():
     known = {metric.key for metric in metrics.schema()}
+    assert {f"{what}_{rest}" for what in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
     source = Path(diagnosis.__file__).read_text()
     for group in (diagnosis.PIPES, diagnosis.MEMORY_UNITS, diagnosis.OCCUPANCY_LIMITS, diagnosis.STALL_ADVICE):
         assert set(group) <= known
@@ -154,11 +164,12 @@ def test_the_report_compares_with_the_version_before(session):
     store(session, "v0", "three_passes.ncu-rep", "0" * 64)
     store(session, "v1", "one_pass.ncu-rep", "1" * 64)
     profile = profile_report.load(session.profile("v1", profile_report.MODE))
-    before = profile_report.previous(session, "v1")
-    text = profile_report.markdown(profile, diagnosis.analyse(profile), before)
+    before = profile_report.previous(session, profile["params"])
+    text = profile_report.markdown(profile, diagnosis.analyse(profile, LIMITS), before)
     assert "recorded on NVIDIA H200" in text and "| section | counter | v1 | v0 | unit |" in text
     for metric in metrics.schema():
         assert f"| {metric.label} |" in text
+    assert profile_report.previous(session, {**profile["params"], "cache": "warm"}) is None
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):

@@ -5,8 +5,9 @@ import json
 
 import pytest
 from conftest import FIXTURES, kernel_text, run_tool, tool_json
-from kernelopt import memory, rounds
+from kernelopt import memory, rounds, timing
 from kernelopt.errors import UsageError
+from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import digest
 
 PLAN = """# Plan for v1
@@ -55,7 +56,7 @@ def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
     assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
     record = memory.Memory(with_v0).read("v1")
     assert record["git_commit_hash"] == result["commit"] and record["quality_gate"]["result"] == "PASS"
-    assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_text()
+    assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_bytes()
     assert record["kernel_sha256"] == digest(with_v0.kernel)
     assert "plans/v1_plan.md" in with_v0.git("show", "--name-only", "--format=", "HEAD")
     assert with_v0.git("log", "-1", "--format=%s").startswith("V1: 2")
@@ -111,7 +112,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
     with pytest.raises(UsageError, match="judged already"):
         rounds.check_ready(with_v0, "v0")
     with_v0.plan("v1").write_text(PLAN.replace("Spills.", "TBD: what"))
-    with pytest.raises(UsageError, match="'## Risk' is not filled in"):
+    with pytest.raises(UsageError, match="'## Risk' still holds a TBD"):
         rounds.check_ready(with_v0, "v1")
     with_v0.plan("v1").unlink()
     with pytest.raises(UsageError, match="is missing"):
@@ -202,3 +203,46 @@ def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
     done = run_tool("run_gate.py", "--workspace", session.root, "--version", "v0", env={"CUDA_VISIBLE_DEVICES": "-1"})
     assert done.returncode == 3 and done.stderr.count("\n") == 1
     assert session.kernel.read_text() == before and not list(session.memory.glob("*.json"))
+
+
+@pytest.fixture
+def cpu_in_place_of_the_gpu(monkeypatch):
+    """`rounds.measure` on the CPU: a stand-in, which the verdict still says."""
+    monkeypatch.setattr(rounds, "Sandbox", lambda device, cache: Sandbox("cpu-interpreter", cache))
+    monkeypatch.setattr(rounds, "check_platform", lambda *_: None)
+    monkeypatch.setattr(timing, "ROUNDS", 4)
+
+
+def test_measuring_gathers_what_the_gate_needs(with_v0, cpu_in_place_of_the_gpu):
+    propose(with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
+    evidence = rounds.measure(with_v0, 60, lambda _: None)
+    assert evidence.verify["status"] == "OK" and evidence.against == "v0"
+    assert set(evidence.latencies) == set(evidence.comparisons) == {"default", "tall"}
+    assert {found["verdict"] for found in evidence.comparisons.values()} == {"SLOWER"}
+    assert evidence.kernel_sha256 == digest(with_v0.kernel)
+
+
+def test_a_candidate_that_fails_only_when_timed_is_rejected(with_v0, cpu_in_place_of_the_gpu):
+    body = (
+        "import inspect\nif any(frame.function == 'latency' for frame in inspect.stack()): raise ValueError('shy')\n"
+        "return torch.relu(x * self.weight) * self.scale"
+    )
+    plan = propose(with_v0, "v1", body)
+    evidence = rounds.measure(with_v0, 60, lambda _: None)
+    assert evidence.verify["status"] == "RUNTIME_ERROR" and "shy" in evidence.verify["summary"]
+    assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
+
+
+def test_another_gpu_than_the_platform_is_refused(session):
+    with pytest.raises(UsageError, match="the task is for H200"):
+        rounds.check_platform(session, "NVIDIA H100 80GB HBM3")
+    rounds.check_platform(session, "NVIDIA H200")
+
+
+def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
+    session.kernel.write_bytes(kernel_text().replace("\n", "\r\n").encode())
+    before = session.kernel.read_bytes()
+    rounds.settle(session, "v0", rounds.check_ready(session, "v0"), recorded("v0", session), None)
+    plan = propose(session, "v1")
+    rounds.settle(session, "v1", plan, recorded("v2", session), None)
+    assert session.kernel.read_bytes() == before

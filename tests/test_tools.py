@@ -121,3 +121,44 @@ def test_estimate_of_a_file(tmp_path):
     assert set(found["workloads"]) == {"default", "tall"} and found["workloads"]["default"]["dtype"] == "bf16"
     assert run_tool("estimate_work.py", "--reference", tmp_path / "none.py").returncode == 2
     assert run_tool("estimate_work.py").returncode == 2
+
+
+def test_two_kernels_that_register_one_operator_are_not_timed_as_one(tmp_path):
+    text = (
+        "import torch\n"
+        "@torch.library.custom_op('mine::op', mutates_args=())\n"
+        "def op(x: torch.Tensor) -> torch.Tensor: return x * FACTOR\n"
+        "def kernel_function(x): return op(x)\n"
+    )
+    for name, factor in (("a.py", "2"), ("b.py", "3")):
+        (tmp_path / name).write_text(text.replace("FACTOR", factor))
+    (tmp_path / "r.py").write_text(
+        "import torch, torch.nn as nn\nclass Model(nn.Module):\n    def forward(self, x): return x * 2\n"
+        "def get_inputs(): return [torch.randn(8)]\n"
+    )
+    arguments = ["--kernel", tmp_path / "a.py", "--reference", tmp_path / "r.py", "--device", "cpu-interpreter"]
+    done = run_tool("measure_kernel_time.py", *arguments, "--against", tmp_path / "b.py")
+    assert done.returncode == 1 and "mine::op" in done.stderr and not done.stdout
+
+
+def test_a_failing_opponent_is_named_and_a_hang_is_a_time_out(problem, tmp_path):
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    (tmp_path / "bad.py").write_text("raise SystemError('no')")
+    done = run_tool("measure_kernel_time.py", *arguments, "--against", tmp_path / "bad.py")
+    assert done.returncode == 2 and "compared with" in done.stderr
+    problem["kernel"].write_text("import time\ntime.sleep(600)\n")
+    done = run_tool("measure_kernel_time.py", *arguments, "--timeout", 8)
+    assert done.returncode == 4
+
+
+def test_scratch_of_the_dead_is_removed_and_of_the_living_kept(tmp_path):
+    from kernelopt.sandbox import Sandbox
+
+    dead = tmp_path / "kernelopt-dead"
+    dead.mkdir()
+    (dead / "alive").write_text("")
+    with Sandbox("cpu-interpreter", tmp_path) as living:
+        assert not dead.exists()
+        with Sandbox("cpu-interpreter", tmp_path):
+            assert living.scratch.exists()
+    assert not list(tmp_path.glob("kernelopt-*"))

@@ -140,3 +140,35 @@ def test_a_triton_kernel_runs_in_the_interpreter():
 def test_the_last_seed_is_secret_and_new_each_time():
     first, second = verify.draw_seeds(3), verify.draw_seeds(3)
     assert first[:2] == [0, 1] and first[2] != second[2]
+
+
+def test_a_random_reference_makes_no_task(problem):
+    problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "torch.rand_like(x) * torch.relu(x"))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    assert found["status"] == "INVALID_TASK" and "different results" in found["summary"]
+
+
+def test_a_tensor_subclass_is_no_result(problem):
+    body = "return (torch.clamp(x * self.weight, min=0) * self.scale).as_subclass(Lazy)"
+    problem["kernel"].write_text("import torch\nclass Lazy(torch.Tensor): pass\n" + kernel_text(body))
+    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "CHEAT_SUSPECT"
+
+
+def test_a_report_on_fewer_cases_is_no_success(problem):
+    body = "import json, os\nopen('result.json', 'w').write(json.dumps({'cases': []}))\nos._exit(0)"
+    problem["kernel"].write_text(kernel_text(body))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, code=1)
+    assert found["status"] == "RUNTIME_ERROR" and "fewer cases" in found["summary"]
+
+
+def test_pytorch_itself_is_right_where_its_own_dtype_is_inexact(problem):
+    problem["reference"].write_text(REFERENCE.replace("torch.relu(x * self.weight)", "torch.exp(4 * x * self.weight)"))
+    problem["kernel"].write_text(kernel_text("return torch.exp(4 * x * self.weight) * self.scale"))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--dtype", "bf16")
+    assert found["status"] == "OK" and found["worst_rel_err"] > 0.024
+
+
+def test_a_workload_may_have_any_name(problem):
+    problem["reference"].write_text(REFERENCE.replace('"tall"', '"fp32/33 x 16"'))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1)
+    assert {case["workload"] for case in found["cases"]} == {"default", "fp32/33 x 16"}

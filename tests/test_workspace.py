@@ -115,7 +115,8 @@ def test_an_existing_folder_is_never_written_into(tmp_path, problem):
 
 
 @pytest.mark.parametrize(
-    "option", [("--platform", "H100"), ("--platform", "X1"), ("--dtype", "int3"), ("--tolerance", "-1")]
+    "option",
+    [("--platform", "H100"), ("--platform", "X1"), ("--dtype", "int3"), ("--tolerance", "-1"), ("--tolerance", "nan")],
 )
 def test_a_bad_option_is_a_usage_error(tmp_path, problem, option):
     done = init("x", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path, *option)
@@ -146,3 +147,12 @@ def test_defined_names_sees_imports_and_assignments(tmp_path):
     path = tmp_path / "k.py"
     path.write_text("from a import b as ModelNew\nkernel_function = 3\n" + KERNEL.split("class")[0])
     assert {"ModelNew", "kernel_function", "torch", "nn"} <= workspace.defined_names(path)
+
+
+def test_an_inherited_git_dir_leads_nowhere_else(tmp_path, problem):
+    mine = tmp_path / "mine"
+    subprocess.run(["git", "init", "-q", mine], check=True)
+    arguments = ["x", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path]
+    done = init(*arguments, env={"GIT_DIR": str(mine / ".git"), "GIT_WORK_TREE": str(mine)})
+    assert done.returncode == 0 and (tmp_path / "kernel_opt_x/.git").is_dir()
+    assert subprocess.run(["git", "-C", mine, "log"], capture_output=True).returncode != 0  # still without a commit

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, diagnosis, profile_report
+from kernelopt import cli, diagnosis, metrics, profile_report
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     cli.add_json(parser)
     args = parser.parse_args()
     profile = profile_report.load(args.path)
-    found = diagnosis.analyse(profile)
+    found = diagnosis.analyse(profile, metrics.thresholds())
     found["findings"] = found["findings"][: args.findings]
     result = {"origin": profile_report.origin(profile["params"]), **found}
     cli.emit(result, args.json, lines(result))

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, wiki, workspace
+from kernelopt import bundle, cli, wiki, workspace
 from kernelopt.errors import Refused, UsageError
 
 
@@ -31,7 +31,9 @@ def arguments():
     parser.add_argument("--platform", help="target GPU as the wiki names it, for example H200")
     parser.add_argument("--framework", help="what the kernel is written in: triton, cutedsl, cuda, flydsl")
     parser.add_argument("--dtype", help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)")
-    parser.add_argument("--tolerance", type=float, help="bound on |error| / (|reference| + rms) (default: by dtype)")
+    parser.add_argument(
+        "--tolerance", type=cli.positive_float, help="bound on |error| / (|reference| + rms) (default: by dtype)"
+    )
     parser.add_argument("--notes", default="", help="constraints, known bottlenecks, preferred directions")
     parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
     return parser.parse_args()
@@ -50,7 +52,7 @@ def task_block(args, wiki_root: Path) -> dict:
         "tolerance": args.tolerance,
         "shapes": None,
         "additional_notes": args.notes,
-        "gpu_wiki_path": str(wiki_root),
+        "gpu_wiki_path": None if wiki_root == bundle.ROOT / "gpu-wiki" else str(wiki_root),
         "work": None,
         "targets": [],
     }

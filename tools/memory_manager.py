@@ -48,13 +48,15 @@ def arguments():
         sub.add_argument("--workspace", type=Path, required=True)
         cli.add_json(sub)
         if verb in ("mask", "unmask"):
-            sub.add_argument("--version", nargs="+", required=True, help="v1 v2 …")
+            sub.add_argument("--version", nargs="+", action="extend", required=True, help="v1 v2 …")
         elif verb in ("create", "read", "update"):
             sub.add_argument("--version", required=verb != "read")
         if verb == "read":
             sub.add_argument("--field", help="dotted path, for example performance.latency_us")
         if verb == "update":
-            sub.add_argument("--set", nargs="+", required=True, metavar="FIELD=VALUE", help="dotted path = value")
+            sub.add_argument(
+                "--set", nargs="+", action="extend", required=True, metavar="FIELD=VALUE", help="dotted path = value"
+            )
     return parser.parse_args()
 
 

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, diagnosis, gpu, memory, profile_report, subject, timing
+from kernelopt import bundle, cli, diagnosis, gpu, memory, metrics, profile_report, subject, timing
+from kernelopt.errors import UsageError
 from kernelopt.profilers import ncu
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace, digest, version_number
@@ -21,10 +22,10 @@ def main() -> int:
     ncu.program()  # is there an ncu at all? before anything is started
     with Sandbox("cuda", workspace.cache) as sandbox:
         profile = collect(sandbox, workspace, folder, args)
-    found = diagnosis.analyse(profile)
+    found = diagnosis.analyse(profile, metrics.thresholds())
     bundle.write_json(folder / "metrics.json", {"kernels": profile["kernels"], "work": profile["work"]})
     bundle.write_json(folder / "params.json", profile["params"])
-    text = profile_report.markdown(profile, found, profile_report.previous(workspace, args.version))
+    text = profile_report.markdown(profile, found, profile_report.previous(workspace, profile["params"]))
     bundle.write_text(folder / "report.md", text)
     cli.emit({"folder": str(folder), **found}, args.json, [str(folder), profile_report.summary_line(found)])
     return 0
@@ -63,12 +64,21 @@ def collect(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> dict:
 
 
 def kernel_of(workspace: Workspace, version: str, scratch: Path) -> Path:
-    """kernel.py, or the accepted kernel of an earlier version when kernel.py has moved on."""
+    """The kernel of a version: kernel.py for the one being worked on, else from the history or rejected/."""
     records = memory.Memory(workspace)
-    record = records.read(version) if version in records.versions() else None
-    if record and record["git_commit_hash"] and record["kernel_sha256"] != digest(workspace.kernel):
+    if version not in records.versions():
+        if version != records.next_version():
+            raise UsageError(f"{version} is not recorded; kernel.py is {records.next_version()}")
+        return workspace.kernel
+    record = records.read(version)
+    if record["kernel_sha256"] in (None, digest(workspace.kernel)):
+        return workspace.kernel
+    if record["git_commit_hash"]:
         return workspace.extract(record["git_commit_hash"], scratch)
-    return workspace.kernel
+    for path in (workspace.root / "rejected").glob(f"{version}_kernel*.py"):
+        if digest(path) == record["kernel_sha256"]:
+            return path
+    raise UsageError(f"the kernel of {version} is nowhere to be found: not in the history, not in rejected/")
 
 
 def arguments():

@@ -26,14 +26,19 @@ def read_json(path: Path):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` in one step: a reader sees the old text or the new one, never a part."""
+    """Replace `path` in one step (see `write_bytes`)."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` in one step: a reader sees the old content or the new one, never a part."""
     import tempfile
 
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
@@ -44,7 +49,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value) -> None:
-    """Write `value` to `path` in one step (see `write_text`)."""
+    """Write `value` to `path` in one step (see `write_bytes`)."""
     write_text(path, dumps(value))
 
 

@@ -6,8 +6,6 @@ was not collected is None and never counts as 0; with no counters at all the cla
 
 from collections.abc import Callable
 
-from . import metrics
-
 PIPES = {  # what can be the limiter when the SM itself is the busiest unit
     "fma_cycles": "fma pipe",
     "alu_cycles": "alu pipe",
@@ -45,9 +43,11 @@ STALL_ADVICE = {
 }
 
 
-def analyse(profile: dict) -> dict:
-    """{kernels, classification, metrics, missing_metrics, findings} of a profile; findings best first."""
-    limits = metrics.thresholds()
+def analyse(profile: dict, limits: dict[str, float]) -> dict:
+    """{kernels, classification, metrics, missing_metrics, findings} of a profile; findings best first.
+
+    limits: the thresholds (metrics.thresholds).
+    """
     kernels = shares(profile["kernels"])
     main = max(kernels, key=lambda kernel: kernel["share_pct"] or 0)
     work = profile.get("work")
@@ -168,9 +168,9 @@ def finding(
 
 
 def excess_traffic(kernels, main, work, classification, limits):
-    """More bytes through DRAM than the problem needs."""
+    """More bytes through DRAM than the problem needs, in a call that memory limits."""
     moved = [k["metrics"].get(key) for k in kernels for key in ("dram_bytes_read", "dram_bytes_written")]
-    if not work or None in moved:
+    if not work or None in moved or classification["class"] != "memory":
         return
     ratio = sum(moved) / work["bytes_min"]
     evidence = [
@@ -182,8 +182,15 @@ def excess_traffic(kernels, main, work, classification, limits):
             "excess_dram_traffic",
             100 * (1 - 1 / ratio) if classification["limiter"] == "dram" else None,
             evidence,
-            f"the call moves {ratio:.2f} times the least bytes",
-            ["read each input once: fuse the passes and keep the row or tile in registers or shared memory"],
+            f"the call moves {ratio:.2f} times the least bytes"
+            + (
+                "; caches are flushed before each kernel, so traffic that the L2 would have served counts too"
+                * (len(kernels) > 1)
+            ),
+            [
+                "read each input once: fuse the passes and keep the row or tile in registers or shared memory",
+                "where tiles share inputs: larger tiles, and neighbours in launch order that find them in the L2",
+            ],
             "memory-traffic.md",
             "DRAM bytes fall after the change and the time does not",
         )
@@ -214,15 +221,18 @@ def several_kernels(kernels, main, work, classification, limits):
 
 
 def scattered_access(kernels, main, work, classification, limits):
-    """Sectors fetched for few useful bytes."""
-    for key, what in (("load_bytes_per_sector", "loads"), ("store_bytes_per_sector", "stores")):
-        used = main["metrics"].get(key)
-        if used is not None and 0 < used < limits["low_bytes_per_sector"]:
+    """Sectors fetched for few useful bytes, where they are a good part of all sectors."""
+    sectors = {what: main["metrics"].get(f"{what}_sectors") for what in ("load", "store")}
+    if None in sectors.values() or not sum(sectors.values()):
+        return
+    for what, count in sectors.items():
+        used, share = main["metrics"].get(f"{what}_bytes_per_sector"), 100 * count / sum(sectors.values())
+        if used and used < limits["low_bytes_per_sector"] and share >= limits["relevant_sectors_pct"]:
             yield finding(
-                f"uncoalesced_{what}",
-                gain_of(main, 100 * (1 - used / 32)) if classification["class"] == "memory" else None,
-                [(key, used, "byte")],
-                f"global {what} use {used:.1f} of the 32 bytes of each sector",
+                f"uncoalesced_{what}s",
+                gain_of(main, share * (1 - used / 32)) if classification["class"] == "memory" else None,
+                [(f"{what}_bytes_per_sector", used, "byte"), (f"share of {what}_sectors", share, "%")],
+                f"global {what}s use {used:.1f} of the 32 bytes of each sector",
                 ["let neighbouring threads touch neighbouring addresses; transpose through shared memory"],
                 "memory-access.md",
                 "bytes per sector rise and the time does not fall",
@@ -248,7 +258,9 @@ def local_memory(kernels, main, work, classification, limits):
 
 
 def bank_conflicts(kernels, main, work, classification, limits):
-    """Extra passes over shared memory."""
+    """Extra passes over shared memory, unless DRAM or the tensor pipe limits the kernel anyway."""
+    if classification["limiter"] in ("dram", "tensor pipe"):
+        return
     conflicts, wavefronts = (main["metrics"].get(key) for key in ("shared_bank_conflicts", "shared_wavefronts"))
     if conflicts and wavefronts and 100 * conflicts / wavefronts > limits["bank_conflict_pct"]:
         yield finding(

@@ -10,14 +10,14 @@ MAX_LOSS = 0.02
 RESAMPLES = 2000
 
 
-def paired_verdict(a_us: list[list[float]], b_us: list[list[float]], min_gain: float = MIN_GAIN) -> dict:
+def paired_verdict(a_us: list[list[float]], b_us: list[list[float]]) -> dict:
     """{verdict, speedup{point, ci95}, aa_noise, rounds} from paired times.
 
     a_us, b_us: per round the two times of each kernel, microseconds. The speedup is b / a, so above 1 means that
     a is faster: the median over rounds of the ratio of geometric means, with a 95 % bootstrap interval over
     rounds. aa_noise: how far the ratio of a to itself within a round strays from 1, by the same bootstrap.
-    FASTER or SLOWER: the interval is clear of 1 by more than min_gain and the noise. EQUAL: the interval lies
-    within min_gain of 1. AMBIGUOUS: anything else; measure again, accept nothing.
+    FASTER or SLOWER: the interval is clear of 1 by more than MIN_GAIN and the noise. EQUAL: the interval lies
+    within MIN_GAIN of 1. AMBIGUOUS: anything else; measure again, accept nothing.
     """
     import numpy
 
@@ -25,12 +25,12 @@ def paired_verdict(a_us: list[list[float]], b_us: list[list[float]], min_gain: f
     logs = b.mean(axis=1) - a.mean(axis=1)
     low, high = _interval(logs, numpy)
     noise = max(abs(edge) for edge in _interval(a[:, 0] - a[:, 1], numpy))
-    margin = max(math.log1p(min_gain), noise)
+    margin = max(math.log1p(MIN_GAIN), noise)
     if low > margin:
         verdict = "FASTER"
     elif high < -margin:
         verdict = "SLOWER"
-    elif -margin < low and high < margin and noise < math.log1p(min_gain):
+    elif -margin < low and high < margin and noise < math.log1p(MIN_GAIN):
         verdict = "EQUAL"
     else:
         verdict = "AMBIGUOUS"
@@ -50,12 +50,10 @@ def _interval(values, numpy) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def decide(
-    verify: dict, utilization: dict | None, comparisons: dict[str, dict] | None, primary: str = "default"
-) -> dict:
+def decide(verify: dict, utilization: dict | None, comparisons: dict[str, dict] | None) -> dict:
     """{accepted, reason}: may a candidate enter the history?
 
-    verify: result of verify.verify. utilization: of the primary workload (None when the wiki lacks the roof).
+    verify: result of verify.verify. utilization: of the default workload (None when the wiki lacks the roof).
     comparisons: workload -> paired verdict against the best version; None for a first version.
     """
     if verify["status"] != "OK":
@@ -63,15 +61,18 @@ def decide(
     if verify["device"] == "cpu-interpreter":
         return _no("ran in the CPU interpreter; only a GPU result can be accepted")
     if utilization and utilization["below_physical_limit"]:
-        return _no("BELOW_FLOOR: faster than the hardware allows; the counted work or the kernel is wrong")
+        return _no(
+            "BELOW_FLOOR: faster than the hardware allows; the kernel leaves work out, or the count is wrong "
+            "(estimate_work.py --flops --bytes gives it by hand)"
+        )
     if comparisons is None:
         return {"accepted": True, "reason": "first version: correct, its latency is the baseline"}
-    main = comparisons[primary]
+    main = comparisons["default"]
     if main["verdict"] != "FASTER":
         return _no(f"{main['verdict']} against the best version: {describe(main)}")
     for workload, other in comparisons.items():
-        if workload != primary and other["speedup"]["ci95"][1] < 1 - MAX_LOSS:
-            return _no(f"faster on {primary}, but slower on workload {workload}: {describe(other)}")
+        if workload != "default" and other["speedup"]["ci95"][1] < 1 - MAX_LOSS:
+            return _no(f"faster on the default workload, but slower on {workload}: {describe(other)}")
     return {"accepted": True, "reason": f"correct and FASTER: {describe(main)}"}
 
 

@@ -6,7 +6,6 @@ No CUDA context is made here, so the parent process of a measurement stays out o
 import contextlib
 import fcntl
 import os
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
     "verify_kernel.py --device cpu-interpreter)"
 )
+LOCKS = Path("/tmp")  # not $TMPDIR: whoever uses the GPU must meet the same lock
 THROTTLE_REASONS = {  # NVML's clocks-event reasons that slow the GPU down; idle and application clocks are none
     "nvmlClocksEventReasonSwPowerCap": "sw_power_cap",
     "nvmlClocksThrottleReasonHwSlowdown": "hw_slowdown",
@@ -47,7 +47,7 @@ def _nvml():
 
 
 def _first_visible(pynvml):
-    """The GPU that CUDA calls device 0: the first of CUDA_VISIBLE_DEVICES, by index or UUID."""
+    """The first GPU of CUDA_VISIBLE_DEVICES, by UUID or by index in nvidia-smi's order (see Sandbox)."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     first = visible.split(",")[0].strip() if visible is not None else "0"
     if first.startswith(("GPU-", "MIG-")):
@@ -132,8 +132,10 @@ def locked(uuid: str, timeout_s: float = 600):
 
     The kernel frees it when the holder dies. EnvironmentLacks names the holder after `timeout_s`.
     """
-    path = Path(tempfile.gettempdir()) / f"kernelopt-{uuid}.lock"
+    path = LOCKS / f"kernelopt-{uuid}.lock"
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+        with contextlib.suppress(PermissionError):
+            path.chmod(0o666)  # for the other users of this GPU
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -11,6 +11,8 @@ from .errors import Refused, UsageError
 from .workspace import VERSION, Workspace, version_number
 
 SCHEMA = "v_iteration.schema.json"
+GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")  # run_gate.py alone writes them
+MEASURED_FIELDS = ("performance", "correctness", "device", "timestamp")  # and these, once it has judged
 
 
 class Memory:
@@ -70,13 +72,17 @@ class Memory:
             self._write(record)
 
     def update(self, version: str, changes: dict[str, str]) -> dict:
-        """Set fields, named by dotted path, from text; the schema decides each value's type."""
+        """Set fields, named by dotted path, from text; the schema decides each value's type.
+
+        UsageError for what only the gate writes: a verdict or a measurement is never typed.
+        """
         with self._locked():
             record = self.read(version)
+            judged = record["quality_gate"]["result"] is not None
             for name, text in changes.items():
+                if name.split(".")[0] in (*GATE_FIELDS, *(MEASURED_FIELDS if judged else ())):
+                    raise UsageError(f"{name} is written by run_gate.py, from what it measured")
                 _assign(record, name, text)
-            if record["version"] != version:
-                raise UsageError("a record's version cannot be changed")
             self._write(record)
         return record
 
@@ -92,16 +98,15 @@ class Memory:
         bundle.validate(record, SCHEMA, f"record {record['version']}")
         bundle.write_json(path, record)
 
-    def latest(self) -> dict | None:
-        """The unmasked record with the highest version."""
-        found = self.records()
-        return found[-1] if found else None
-
     def best(self) -> dict | None:
         """The version to beat: the last accepted one. Each acceptance beat the one before in a paired
         measurement, so the last is the best; latencies recorded at different times are never compared.
-        Masking hides a record from planning, not from this."""
-        accepted = [r for r in self.records(masked=True) if r["quality_gate"]["result"] == "PASS"]
+        Masking hides a record from planning, not from this. UsageError when a record is broken: it might be
+        the best."""
+        records = self.records(masked=True)
+        if self.broken:
+            raise UsageError(f"the best version cannot be told: {self.broken[0]}")
+        accepted = [r for r in records if r["quality_gate"]["result"] == "PASS" and r["git_commit_hash"]]
         return accepted[-1] if accepted else None
 
     def next_version(self) -> str:

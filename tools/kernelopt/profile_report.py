@@ -43,19 +43,21 @@ def origin(params: dict | None) -> str:
     return f"recorded on {params['device']}, {params['timestamp']}, kernel {params['version']} ({params['kernel_sha256'][:10]})"
 
 
-def previous(workspace: Workspace, version: str) -> dict | None:
-    """The profile of the nearest earlier version that has one."""
-    for number in range(version_number(version) - 1, -1, -1):
+def previous(workspace: Workspace, params: dict) -> dict | None:
+    """The profile of the nearest earlier version that was taken of the same workload with the same cache setting."""
+    for number in range(version_number(params["version"]) - 1, -1, -1):
         folder = workspace.profile(f"v{number}", MODE)
         if (folder / "metrics.json").is_file():
-            return load(folder)
+            profile = load(folder)
+            if profile["params"] and all(profile["params"][key] == params[key] for key in ("workload", "cache")):
+                return profile
     return None
 
 
 def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
     """profile_evidence for the record of `version`: the diagnosis of the best version, which the plan starts from.
 
-    None when that version has no profile, or the profile is of another kernel than the accepted one.
+    None when that version has no profile of the default workload, or the profile is of another kernel.
     """
     best = Memory(workspace).best()
     if best is None or best["version"] == version:
@@ -64,9 +66,10 @@ def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
     if not (folder / "metrics.json").is_file():
         return None
     profile = load(folder)
-    if not profile["params"] or profile["params"]["kernel_sha256"] != best["kernel_sha256"]:
+    of = profile["params"]
+    if not of or of["kernel_sha256"] != best["kernel_sha256"] or of["workload"] != "default":
         return None
-    found = diagnosis.analyse(profile)
+    found = diagnosis.analyse(profile, metrics.thresholds())
     top = found["findings"][0] if found["findings"] else None
     return {
         "tool_used": "ncu",
@@ -165,7 +168,7 @@ def finding_lines(finding: dict) -> list[str]:
 def counters(profile: dict, found: dict, before: dict | None) -> list[str]:
     """The counters of the longest kernel, beside those of the longest kernel of the version before."""
     main = found["metrics"]
-    old = diagnosis.analyse(before)["metrics"] if before else None
+    old = diagnosis.analyse(before, metrics.thresholds())["metrics"] if before else None
     title = f" {before['params']['version']} |" if before else ""
     lines = [
         f"| section | counter | {profile['params']['version']} |{title} unit |",

@@ -7,6 +7,7 @@ because tiles share what they read through the L2.
 from dataclasses import dataclass
 
 from . import wiki
+from .errors import UsageError
 
 # Which row is the roof for arithmetic in a dtype, best first: measured before documented.
 COMPUTE_ROWS = {
@@ -18,6 +19,10 @@ COMPUTE_ROWS = {
     "fp8": ("measured_fp8_matmul", "peak_fp8_tensor"),
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
 }
+# What no kernel can beat, where it is not the documented peak of the dtype itself: fp32 work may run as several
+# tf32 products.
+LIMIT_ROWS = {"fp32": ("peak_tf32_tensor", "peak_fp32")}
+UNITS = {"bandwidth": "GB/s", "capacity": "MB", "int8": "TOPS"}  # of a row, by a word in its name; else TFLOPS
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
 TARGET_SHARE = 0.90  # of the attainable; the Stop Condition of the skills
 
@@ -30,6 +35,7 @@ class Roof:
     compute: wiki.Row | None
     peak_bandwidth: wiki.Row | None
     peak_compute: wiki.Row | None
+    limit_compute: wiki.Row | None
     l2_capacity: wiki.Row | None
 
     def citations(self) -> list[str]:
@@ -44,14 +50,21 @@ def roof(page: wiki.Page, dtype: str) -> Roof:
     return Roof(
         bandwidth=_first(page, BANDWIDTH_ROWS),
         compute=_first(page, compute),
-        peak_bandwidth=page.known("memory_bandwidth"),
+        peak_bandwidth=_first(page, ["memory_bandwidth"]),
         peak_compute=_first(page, documented),
-        l2_capacity=page.known("l2_capacity"),
+        limit_compute=_first(page, LIMIT_ROWS.get(dtype, documented)),
+        l2_capacity=_first(page, ["l2_capacity"]),
     )
 
 
 def _first(page: wiki.Page, names) -> wiki.Row | None:
-    return next((row for name in names if (row := page.known(name))), None)
+    """The first row that holds a value; UsageError when it is in a unit that these formulas do not take."""
+    row = next((row for name in names if (row := page.known(name))), None)
+    if row:
+        unit = next((unit for word, unit in UNITS.items() if word in row.metric), "TFLOPS")
+        if row.unit != unit:
+            raise UsageError(f"{row.page}:{row.line}: {row.metric} must be given in {unit}, not {row.unit}")
+    return row
 
 
 def lacking(roof: Roof, flops: int, dtype: str) -> list[str]:
@@ -106,7 +119,7 @@ def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:
     peak = roof.peak_bandwidth or roof.bandwidth
     rest = max(0, bytes_min - (roof.l2_capacity.value * 2**20 if roof.l2_capacity else 0))
     memory_us = rest / (peak.value * 1e9) * 1e6
-    compute_us = flops / (roof.peak_compute.value * 1e12) * 1e6 if flops and roof.peak_compute else 0.0
+    compute_us = flops / (roof.limit_compute.value * 1e12) * 1e6 if flops and roof.limit_compute else 0.0
     return max(memory_us, compute_us)
 
 

@@ -5,12 +5,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import bundle, gate, memory, roofline, subject, timing, verify, wiki
-from .errors import UsageError
+from . import bundle, gate, memory, roofline, timing, verify, wiki
+from .errors import TimedOut, UsageError
 from .sandbox import Sandbox
 from .workspace import Workspace, digest
 
-PROTECTED = ("reference.py",)
 PLAN_FIELDS = {
     "action_category": "Category",
     "action_description": "Action",
@@ -37,12 +36,16 @@ def check_ready(workspace: Workspace, version: str) -> dict:
     records = memory.Memory(workspace)
     best = records.best()
     check_version(records, version, best)
-    for name in PROTECTED:
-        if workspace.changed_since_start(name):
-            raise UsageError(f"{name} was changed since the session began; the oracle must stay: git checkout it back")
+    check_oracle(workspace)
+    roof_of_task(workspace)
     if best and best["kernel_sha256"] == digest(workspace.kernel):
         raise UsageError(f"kernel.py is the accepted {best['version']} itself; there is nothing to judge")
     return read_plan(workspace, version, required=best is not None)
+
+
+def check_oracle(workspace: Workspace) -> None:
+    if workspace.first_reference() != workspace.reference.read_bytes():
+        raise UsageError("reference.py was changed since the session began; the oracle must stay: git checkout it back")
 
 
 def check_version(records: memory.Memory, version: str, best: dict | None) -> None:
@@ -68,38 +71,70 @@ def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
     )
     plan = {field: " ".join(sections.get(title, "").split()) for field, title in PLAN_FIELDS.items()}
     for field, title in PLAN_FIELDS.items():
-        if not plan[field] or plan[field].startswith("TBD"):
-            raise UsageError(f"{path}: '## {title}' is not filled in")
+        if not plan[field]:
+            raise UsageError(f"{path}: '## {title}' is missing or empty")
+    for title, body in sections.items():
+        if "TBD" in body:
+            raise UsageError(f"{path}: '## {title}' still holds a TBD")
     return plan
 
 
 def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
     """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded.
 
-    A copy of kernel.py is judged, so that editing the file meanwhile changes nothing unnoticed (see `settle`).
+    A copy of kernel.py is judged, against the reference.py that the session began with, so that editing either
+    file meanwhile changes nothing unnoticed (see `settle`). A candidate that fails while it is timed has failed.
     """
-    what = subject.of_workspace(workspace)
+    task = workspace.task()
     best = memory.Memory(workspace).best()
     with Sandbox("cuda", workspace.cache) as sandbox:
-        candidate = Path(shutil.copyfile(what.kernel, sandbox.scratch / "candidate.py"))
+        check_platform(workspace, sandbox.device_name)
+        candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
+        reference = sandbox.scratch / "reference.py"
+        reference.write_bytes(workspace.first_reference())
         say(f"verifying on {sandbox.device_name}")
         verdict = verify.verify(
-            sandbox, candidate, what.reference, what.dtype, what.tolerance, seeds=SEEDS, timeout_s=timeout_s
+            sandbox, candidate, reference, task["dtype"], task["tolerance"], seeds=SEEDS, timeout_s=timeout_s
         )
         evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
             return evidence
-        opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
         workloads = list(dict.fromkeys(case["workload"] for case in verdict["cases"]))
-        cases = timing.inputs(sandbox, what.reference, what.dtype, workloads, timeout_s=timeout_s)
-        for name in workloads:
-            say(f"timing workload {name}")
-            evidence.latencies[name] = timing.latency(sandbox, candidate, cases[name][0], timeout_s=timeout_s)
-            if opponent:
-                found = settled_comparison(sandbox, candidate, opponent, cases[name], timeout_s, say)
-                evidence.comparisons = {**(evidence.comparisons or {}), name: found}
+        cases = timing.inputs(sandbox, reference, task["dtype"], workloads, timeout_s=timeout_s)
+        opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
+        try:
+            time_all(sandbox, evidence, candidate, opponent, cases, timeout_s, say)
+        except (timing.KernelFailed, TimedOut) as error:
+            status = getattr(error, "status", "TIMEOUT")
+            evidence.verify = {
+                **verdict,
+                "status": status,
+                "summary": f"right, but it failed while being timed: {error}",
+            }
+            return evidence
     evidence.utilization = utilization(workspace, evidence.latencies["default"]["latency_us"]["median"])
     return evidence
+
+
+def time_all(
+    sandbox: Sandbox, evidence: Evidence, candidate: Path, opponent: Path | None, cases: dict, timeout_s: float, say
+) -> None:
+    """Put the latency of each workload, and its comparison with the opponent, into the evidence."""
+    for name, sets in cases.items():
+        say(f"timing workload {name}")
+        evidence.latencies[name] = timing.latency(sandbox, candidate, sets[0], timeout_s=timeout_s)
+        if opponent:
+            found = settled_comparison(sandbox, candidate, opponent, sets, timeout_s, say)
+            evidence.comparisons = {**(evidence.comparisons or {}), name: found}
+
+
+def check_platform(workspace: Workspace, device: str) -> None:
+    """UsageError when the GPU is not the platform of the task: its times would be held against another product."""
+    platform = workspace.task()["platform"]
+    if platform and wiki.normalised(device) not in wiki.spellings(product_of_task(workspace)):
+        raise UsageError(
+            f"this GPU is {device}, the task is for {platform}; set the platform in the README's Task block"
+        )
 
 
 def settled_comparison(
@@ -117,14 +152,26 @@ def settled_comparison(
 
 def utilization(workspace: Workspace, time_us: float) -> dict | None:
     """Roofline figures of the default workload; None when the platform, its values or the work are unknown."""
+    roof = roof_of_task(workspace)
+    if roof is None:
+        return None
+    work = workspace.task()["work"]["default"]
+    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+
+
+def roof_of_task(workspace: Workspace) -> roofline.Roof | None:
+    """The roof of the default workload; None when the platform, its values or the work are unknown."""
     task = workspace.task()
     if task["platform"] is None or task["work"] is None:
         return None
     work = task["work"]["default"]
-    roof = roofline.roof(wiki.find(task["platform"], wiki.pages(wiki.root(task["gpu_wiki_path"]))), work["dtype"])
-    if roofline.lacking(roof, work["flops"], work["dtype"]):
-        return None
-    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    roof = roofline.roof(product_of_task(workspace), work["dtype"])
+    return None if roofline.lacking(roof, work["flops"], work["dtype"]) else roof
+
+
+def product_of_task(workspace: Workspace) -> wiki.Page:
+    task = workspace.task()
+    return wiki.find(task["platform"], wiki.pages(wiki.root(task["gpu_wiki_path"])))
 
 
 def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, diagnosis: dict | None) -> dict:
@@ -135,6 +182,7 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
     """
     if digest(workspace.kernel) != evidence.kernel_sha256:
         raise UsageError("kernel.py was edited while it was judged; nothing is recorded, run the gate again")
+    check_oracle(workspace)
     decision = gate.decide(evidence.verify, evidence.utilization, evidence.comparisons)
     records = memory.Memory(workspace)
     if version not in records.versions():
@@ -230,4 +278,4 @@ def set_aside(workspace: Workspace, version: str) -> None:
     )
     best = memory.Memory(workspace).best()
     if best:
-        bundle.write_text(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))
+        bundle.write_bytes(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))

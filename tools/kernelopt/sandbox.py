@@ -1,6 +1,7 @@
 """Child processes: the only place that starts GPU work. The parent never imports a candidate."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -42,8 +43,14 @@ class Sandbox:
         home = cache or Path(tempfile.gettempdir())
         home.mkdir(exist_ok=True)
         remove_abandoned(home)
-        self.scratch = Path(tempfile.mkdtemp(prefix=f"kernelopt-{os.getpid()}-", dir=home))
+        self.scratch = Path(tempfile.mkdtemp(prefix="kernelopt-", dir=home))
+        self._alive = open(self.scratch / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
+        fcntl.flock(self._alive, fcntl.LOCK_EX)
         self.caches = cache or self.scratch
+
+    def new_folder(self, name: str) -> str:
+        """A fresh folder in the scratch folder."""
+        return tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch)
 
     @property
     def device_name(self) -> str:
@@ -63,11 +70,12 @@ class Sandbox:
         self.remove()
 
     def remove(self) -> None:
+        self._alive.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def run(self, job: str, arguments: dict, timeout_s: float, prefix: list[str] = ()) -> Outcome:
         """Run a job of `worker` in a child process. `prefix` goes before its command (a profiler)."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=self.scratch))
+        folder = Path(self.new_folder(job))
         request = {"job": job, "device": "cuda" if self.gpu else "cpu", "arguments": arguments}
         bundle.write_json(folder / "request.json", request)
         command = [*prefix, sys.executable, "-m", "kernelopt.worker", str(folder / "request.json")]
@@ -112,15 +120,16 @@ class Sandbox:
         environment = {**os.environ, **caches, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
         return environment
 
 
 def remove_abandoned(home: Path) -> None:
     """Remove scratch folders of processes that were killed before they could do it."""
-    for folder in home.glob("kernelopt-*-*"):
-        pid = folder.name.split("-")[1]
-        if folder.is_dir() and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    for mark in home.glob("kernelopt-*/alive"):
+        with contextlib.suppress(OSError), open(mark) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living owner holds it
+            shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def kill_group(process: subprocess.Popen) -> None:

@@ -8,12 +8,12 @@ in turn in one process.
 from pathlib import Path
 
 from . import gpu, verify
-from .errors import Refused
+from .errors import Refused, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
 
 PROTOCOL = (
     "A B B A, then B A A B; before each call the L2 cache is flushed and a sleeping kernel holds the stream; "
-    "one pair of CUDA events a call; all kernels of a round get the same inputs, the next round gets others"
+    "one pair of CUDA events a call; both kernels of a round get the same inputs, the rounds rotate through the sets"
 )
 WARMUP_MS = 25  # do_bench's own defaults: both are milliseconds, not counts
 REP_MS = 100
@@ -87,13 +87,25 @@ def compare(
     }
 
 
+class KernelFailed(Refused):
+    """The kernel failed while it was timed; `status` is one of verify's."""
+
+    def __init__(self, status: str, message: str):
+        super().__init__(f"{status}: {message.strip()}; nothing was timed, run verify_kernel.py first")
+        self.status = status
+
+
 def answer(outcome: Outcome) -> dict:
-    """The worker's result; Refused says how the kernel failed instead."""
+    """The worker's result; KernelFailed or TimedOut says how the kernel failed instead."""
     found = verify.failure(outcome) or outcome.result
-    if "error" in found:
-        status = found["error"]["status"]
-        raise Refused(f"{status}: {found['error']['message'].strip()}; nothing was timed, run verify_kernel.py first")
-    return found
+    if "error" not in found:
+        return found
+    fault = found["error"]
+    if fault["status"] == "TIMEOUT":
+        raise TimedOut(f"the kernel did not finish: {fault['message']}; --timeout raises the limit")
+    if fault["status"] == "OPPONENT":
+        raise UsageError(f"what the kernel is compared with fails itself: {fault['message'].strip()}")
+    raise KernelFailed(fault["status"], fault["message"])
 
 
 def summary(times_us: list[float]) -> dict:

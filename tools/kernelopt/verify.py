@@ -35,7 +35,7 @@ HINTS = {
     "ALIASED_OUTPUT": "allocate the output in each call",
     "WRONG_STRIDE": "return the memory layout that the reference returns",
     "INVALID_REFERENCE": "the reference itself fails; mend reference.py",
-    "INVALID_TASK": "an output of zeros would pass: change the inputs or the tolerance",
+    "INVALID_TASK": "no kernel can be judged on this task; change the reference, its inputs or the tolerance",
 }
 
 
@@ -59,9 +59,9 @@ def verify(
         return verdict(sandbox, [], prepared["error"], tolerance)
     cases = prepared["cases"]
     outcome = sandbox.run(
-        "run", {"kernel": str(kernel.resolve()), "cases": cases, "folder": str(sandbox.scratch)}, timeout_s
+        "run", {"kernel": str(kernel.resolve()), "cases": cases, "folder": sandbox.new_folder("outputs")}, timeout_s
     )
-    ran = failure(outcome) or outcome.result
+    ran = failure(outcome) or complete(outcome.result, cases)
     if "error" in ran:
         return verdict(sandbox, [], ran["error"], tolerance, outcome)
     table = tolerances(sandbox.device, tolerance)
@@ -112,7 +112,7 @@ def prepare(
         "seeds": seeds,
         "at_least": at_least,
         "limit_bytes": INPUT_BYTES,
-        "folder": str(sandbox.scratch),
+        "folder": sandbox.new_folder("inputs"),
     }
     return of_reference(sandbox.run("prepare", arguments, timeout_s))
 
@@ -137,12 +137,26 @@ def of_reference(outcome: Outcome) -> dict:
     if "error" in found:
         if found["error"]["status"] == "USAGE":
             raise UsageError(found["error"]["message"])
-        if found["error"]["status"] == "NO_SPACE":
-            raise EnvironmentLacks(
-                f"no space left in {tempfile.gettempdir()} or the workspace; free some, or set TMPDIR"
-            )
+        no_space(found["error"])
         return {"error": {**found["error"], "status": "INVALID_REFERENCE"}}
     return found
+
+
+def complete(ran: dict, cases: list) -> dict:
+    """What the candidate's process reported, if it is about every case up to the first error."""
+    done = ran.get("cases")
+    ended = isinstance(done, list) and (len(done) == len(cases) or bool(done and "error" in done[-1]))
+    if not ended or len(done) > len(cases):
+        return error("RUNTIME_ERROR", "the process reported on fewer cases than it was given")
+    if done and "error" in done[-1]:
+        no_space(done[-1]["error"])
+    return ran
+
+
+def no_space(fault: dict) -> None:
+    if fault["status"] == "NO_SPACE":
+        place = f"{tempfile.gettempdir()} or the workspace"
+        raise EnvironmentLacks(f"no space left in {place} for inputs and outputs; free some, or set TMPDIR")
 
 
 def failure(outcome: Outcome) -> dict | None:
@@ -168,7 +182,9 @@ def judge(done: dict, found: dict | None) -> dict:
         return {"status": done["error"]["status"], "message": done["error"]["message"]}
     outputs = found["outputs"]
     status, message = "OK", ""
-    if found["count"] != found["expected_count"]:
+    if found["random"]:
+        status, message = "INVALID_TASK", "the reference gives different results for the same inputs"
+    elif found["count"] != found["expected_count"]:
         status, message = "WRONG_SHAPE", f"{found['count']} outputs, expected {found['expected_count']}"
     for number, output in enumerate(outputs):
         if status == "OK":

@@ -110,14 +110,19 @@ def normalised(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def spellings(page: Page) -> set[str]:
+    """All names of a product, normalised."""
+    return {normalised(alias) for alias in (page.platform, *page.aliases)}
+
+
 def find(name: str, products: list[Page]) -> Page:
     """The one product called `name`. Never a similar one.
 
-    UsageError: several products could be meant (they are listed), or none is known (all are listed).
+    Refused: several products could be meant (they are listed), or none is known (all are listed).
     """
     wanted = normalised(name)
     for page in products:
-        if wanted in {normalised(alias) for alias in (page.platform, *page.aliases)}:
+        if wanted in spellings(page):
             return page
     similar = [p.platform for p in products if wanted and any(wanted in normalised(a) for a in p.aliases)]
     if similar:

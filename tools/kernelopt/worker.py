@@ -42,7 +42,7 @@ def describe(error: BaseException) -> dict:
     """{status, type, message} of an exception; the status is one of verify's."""
     text = f"{type(error).__name__}: {error}"
     names = {cls.__name__ for cls in type(error).__mro__}
-    if names & {"CompilationError", "CompileTimeAssertionFailure"}:
+    if names & {"CompilationError", "CompileTimeAssertionFailure"} or "Error building extension" in text:
         status = "COMPILE_ERROR"
     elif names & {"OutOfResources", "OutOfMemoryError", "MemoryError"}:
         status = "LAUNCH_ERROR" if "OutOfResources" in names else "OOM"
@@ -50,7 +50,7 @@ def describe(error: BaseException) -> dict:
         status = "ILLEGAL_ACCESS"
     elif "can't allocate memory" in text:
         status = "OOM"
-    elif "No space left" in text or "PytorchStreamWriter failed" in text:
+    elif any(sign in text for sign in ("No space left", "PytorchStreamWriter failed", "inline_container")):
         status = "NO_SPACE"
     elif "invalid configuration argument" in text or "too many resources" in text:
         status = "LAUNCH_ERROR"
@@ -60,10 +60,15 @@ def describe(error: BaseException) -> dict:
         status = "IMPORT_ERROR"
     elif isinstance(error, OracleError):
         status = "INVALID_REFERENCE"
+    elif isinstance(error, OpponentError):
+        status = "OPPONENT"
     else:
         status = "RUNTIME_ERROR"
-    own = isinstance(error, LoadError | OracleError | problem.ContractError)
-    return {"status": status, "type": type(error).__name__, "message": (str(error) if own else text)[:2000]}
+    own = isinstance(error, LoadError | OracleError | OpponentError | problem.ContractError)
+    message = str(error) if own else text
+    if len(message) > 2000:
+        message = f"{message[:1000]} … {message[-1000:]}"
+    return {"status": status, "type": type(error).__name__, "message": message}
 
 
 class LoadError(Exception):
@@ -72,6 +77,10 @@ class LoadError(Exception):
 
 class OracleError(Exception):
     """The reference cannot be loaded or run."""
+
+
+class OpponentError(Exception):
+    """What a kernel is compared with cannot be loaded or run."""
 
 
 @contextlib.contextmanager
@@ -142,7 +151,7 @@ def prepare(
             for number, seed in enumerate(reversed(seeds)):  # the secret one, which comes last, is always among them
                 if number >= at_least and total > limit_bytes:
                     break
-                path = Path(folder) / f"{workload}-{seed}.pt"
+                path = Path(folder) / f"input-{len(cases)}.pt"
                 case = loaded.case(workload, seed, dtype, device)
                 case.save(path)
                 total += path.stat().st_size
@@ -169,7 +178,7 @@ def run(device: str, kernel: str, cases: list[dict], folder: str) -> dict:
         case = problem.Case.load(Path(entry["path"]))
         try:
             kernel_call = load_kernel(kernel, case, device)
-            done.append(run_case(device, kernel_call, case, Path(folder) / f"{number}.pt"))
+            done.append(run_case(device, kernel_call, case, Path(folder) / f"output-{number}.pt"))
         except Exception as error:
             traceback.print_exc()
             done.append({"error": describe(error)})
@@ -185,7 +194,9 @@ def run_case(device: str, kernel_call, case: problem.Case, path: Path) -> dict:
     poison(device, case)
     first = problem.tensors(problem.call(kernel_call, inputs))
     synchronize(device)
-    kept = [tensor.detach().clone() for tensor in first]
+    if stray := {tensor.device.type for tensor in first} - {device}:
+        raise problem.ContractError(f"an output is on {stray.pop()}, expected {device}")
+    kept = [tensor.detach().as_subclass(torch.Tensor).clone() for tensor in first]
     second = problem.tensors(problem.call(kernel_call, inputs))
     synchronize(device)
     taken = {tensor.untyped_storage().data_ptr() for tensor in given + first}
@@ -201,7 +212,10 @@ def run_case(device: str, kernel_call, case: problem.Case, path: Path) -> dict:
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit where finite, NaN where the other is NaN."""
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = problem.comparable(a), problem.comparable(b)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def poison(device: str, case: problem.Case) -> None:
@@ -219,14 +233,27 @@ def check(device: str, reference: str, cases: list[dict], outputs: list[str], to
     for entry, path in zip(cases, outputs, strict=True):
         case = problem.Case.load(Path(entry["path"]))
         with blaming(OracleError):
-            baseline = problem.tensors(problem.call(loaded.model(case, device), case.placed_inputs(device)))
+            baseline, again = (
+                problem.tensors(problem.call(loaded.model(case, device), case.placed_inputs(device))) for _ in range(2)
+            )
             oracle, precision = problem.oracle_outputs(loaded, case, device)
-        actual = [t.to(device) for t in torch.load(path, weights_only=True)]
-        found = [
-            problem.compare(a, o, b, tolerances[problem.dtype_class(b.dtype)])
-            for a, o, b in zip(actual, oracle, baseline, strict=False)
+        bounds = [tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
+        repeated = [
+            problem.compare(*three, bound) for *three, bound in zip(again, baseline, baseline, bounds, strict=True)
         ]
-        checked.append({"count": len(actual), "expected_count": len(baseline), "oracle": precision, "outputs": found})
+        actual = [t.to(device) for t in torch.load(path, weights_only=True)]
+        checked.append(
+            {
+                "count": len(actual),
+                "expected_count": len(baseline),
+                "oracle": precision,
+                "random": any(found["mismatches"] + found["nonfinite"] for found in repeated),
+                "outputs": [
+                    problem.compare(*three, bound)
+                    for *three, bound in zip(actual, oracle, baseline, bounds, strict=False)
+                ],
+            }
+        )
     return {"cases": checked}
 
 
@@ -260,13 +287,15 @@ def duel(device: str, a: str, b: str, cases: list[dict], rounds: int) -> dict:
     the host's launch time stays out of the figure (see timing.PROTOCOL).
     """
     loaded = [problem.Case.load(Path(entry["path"])) for entry in cases]
-    kernels = {name: load_kernel(path, loaded[0], device, allow_reference=True) for name, path in (("a", a), ("b", b))}
     sets = [case.placed_inputs(device) for case in loaded]
-    for inputs in sets:
-        for kernel_call in kernels.values():
-            for _ in range(WARM_UP_CALLS):
-                problem.call(kernel_call, inputs)
-    synchronize(device)
+    kernels = {"a": warmed_up(a, loaded[0], sets, device)}
+    operators = registered_operators()
+    try:
+        kernels["b"] = warmed_up(b, loaded[0], sets, device)
+    except Exception as error:
+        raise OpponentError(describe(error)["message"]) from error
+    if replaced := [name for name, operator in operators.items() if registered_operators().get(name) is not operator]:
+        raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
     timer = GatedTimer(kernels.values(), sets[0]) if device == "cuda" else host_time_us
     times: dict[str, list[list[float]]] = {"a": [], "b": []}
     since = time.time()
@@ -278,6 +307,21 @@ def duel(device: str, a: str, b: str, cases: list[dict], rounds: int) -> dict:
         for name in pair:
             times[name].append(pair[name])
     return {"a_us": times["a"], "b_us": times["b"], "input_sets": len(sets), "window": [since, time.time()]}
+
+
+def warmed_up(path: str, case: problem.Case, sets: list[list], device: str):
+    """A loaded kernel that has run (compiled, autotuned) on each set of inputs."""
+    kernel_call = load_kernel(path, case, device, allow_reference=True)
+    for inputs in sets:
+        for _ in range(WARM_UP_CALLS):
+            problem.call(kernel_call, inputs)
+    synchronize(device)
+    return kernel_call
+
+
+def registered_operators() -> dict:
+    """The operators that Python code defined through torch.library.custom_op, by qualified name."""
+    return dict(torch._library.custom_ops.OPDEFS)
 
 
 class GatedTimer:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -138,8 +139,8 @@ class Workspace:
         """Output of a git command in the workspace; UsageError when git refuses."""
         done = run_git(self.root, *arguments)
         if done.returncode:
-            raise UsageError(f"git {arguments[0]} failed in {self.root}: {done.stderr.strip()}")
-        return done.stdout.strip()
+            raise UsageError(f"git {arguments[0]} failed in {self.root}: {done.stderr.decode().strip()}")
+        return done.stdout.decode().strip()
 
     def commit(self, message: str) -> str:
         """Commit everything that git does not ignore; the new commit's full hash."""
@@ -147,8 +148,8 @@ class Workspace:
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
         return self.git("rev-parse", "HEAD")
 
-    def file_at(self, revision: str, name: str) -> str:
-        """The text of a tracked file at a revision."""
+    def file_at(self, revision: str, name: str) -> bytes:
+        """A tracked file at a revision, byte for byte."""
         done = run_git(self.root, "show", f"{revision}:{name}")
         if done.returncode:
             raise UsageError(f"{revision}:{name} is not in the history of {self.root}")
@@ -157,18 +158,20 @@ class Workspace:
     def extract(self, revision: str, folder: Path) -> Path:
         """kernel.py of a revision, written into `folder`."""
         path = folder / f"kernel_{revision[:12].replace('/', '_')}.py"
-        bundle.write_text(path, self.file_at(revision, "kernel.py"))
+        bundle.write_bytes(path, self.file_at(revision, "kernel.py"))
         return path
 
-    def changed_since_start(self, name: str) -> bool:
-        """Does a file differ from the session's first commit?"""
+    def first_reference(self) -> bytes:
+        """reference.py as the session began with it: the oracle that may not change."""
         first = self.git("rev-list", "--max-parents=0", "HEAD").splitlines()[-1]
-        return self.file_at(first, name) != (self.root / name).read_text(encoding="utf-8")
+        return self.file_at(first, "reference.py")
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
+        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, env=environment)
     except FileNotFoundError:
         raise EnvironmentLacks("git is not installed; install it, for example: apt-get install git") from None
 
@@ -243,5 +246,6 @@ def _fill(target: Path, name: str, kernel: Path, reference: Path, task: dict) ->
     workspace.git("config", "user.email", "gpu-kernel-optimizer@localhost")
     workspace.git("config", "commit.gpgsign", "false")
     workspace.git("config", "core.hooksPath", "/dev/null")
+    workspace.git("config", "core.autocrlf", "false")
     workspace.commit(f"Session {name} starts")
     return workspace

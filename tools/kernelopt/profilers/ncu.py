@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import metrics
+from .. import metrics, verify
 from ..errors import EnvironmentLacks, Refused, TimedOut
 from ..sandbox import Outcome, Sandbox
 
@@ -55,7 +55,8 @@ def command(report: Path, cache: str) -> list[str]:
     The clocks are left alone; the range is the one that the worker marks, so no name pattern can catch
     another kernel.
     """
-    names = ",".join(name for metric in metrics.schema() for name in metric.names[:1])
+    # The first name of each metric; alternatives for other architectures come with the sections.
+    names = ",".join(metric.names[0] for metric in metrics.schema())
     sections = [part for section in metrics.ncu_sections() for part in ("--section", section)]
     return [
         program(),
@@ -83,10 +84,12 @@ def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, cache: str
             raise EnvironmentLacks(f"{symptom}: {mend}")
     if outcome.timed_out:
         raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
-    if outcome.result and "error" in outcome.result:
-        raise Refused(f"the kernel failed under ncu: {outcome.result['error']['message'].strip()}")
+    if outcome.result is None and not report.exists():
+        raise Refused(f"ncu did not start the kernel; it said: {last_line(outcome.log_tail)}")
+    if failed := verify.failure(outcome):
+        raise Refused(f"the kernel failed under ncu: {failed['error']['message'].strip()}")
     if not report.exists():
-        raise Refused(f"ncu profiled no kernel: does the call launch one? ncu said: {last_line(outcome.log_tail)}")
+        raise Refused(f"ncu profiled no kernel: does the call launch one? It said: {last_line(outcome.log_tail)}")
     return outcome
 
 
@@ -152,4 +155,8 @@ def _value(found, unit: str) -> float | None:
     value = found.value()
     if not isinstance(value, int | float) or value != value or value in (float("inf"), float("-inf")):
         return None
-    return value * UNITS.get((found.unit(), unit), 1)
+    given = found.unit().partition("/")[0]  # "byte/block" is a number of bytes
+    if unit in ("us", "byte") and given != unit:
+        factor = UNITS.get((given, unit))
+        return None if factor is None else value * factor
+    return value
