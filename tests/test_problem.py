@@ -27,7 +27,7 @@ def test_a_seed_gives_the_same_case_and_another_seed_another(tmp_path):
 
 def test_a_case_survives_its_file_with_strides_and_dtypes(tmp_path):
     inputs = [torch.randn(4, 6).t(), torch.arange(3), 2.5, [torch.ones(1, dtype=torch.bool)]]
-    problem.Case(inputs, ["mean", 3], {}).save(tmp_path / "case.pt")
+    problem.Case(inputs, ["mean", 3], {}, None).save(tmp_path / "case.pt")
     case = problem.Case.load(tmp_path / "case.pt")
     assert case.inputs[0].stride() == (1, 6) and case.inputs[1].dtype == torch.int64
     assert case.inputs[2] == 2.5 and case.init == ["mean", 3] and case.inputs[3][0].dtype == torch.bool

@@ -16,6 +16,7 @@ from kernelopt.workspace import digest
 RECORDED = FIXTURES / "h200_row_softmax"
 WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
 LIMITS = metrics.thresholds()
+CASE = {"path": "input.pt"}
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,14 @@ def test_the_naive_softmax_is_told_to_read_once(three_passes):
 def test_the_better_softmax_is_near_its_least_traffic():
     found = diagnosis.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK}, LIMITS)
     assert [finding["id"] for finding in found["findings"]] == ["near_least_traffic"]
+
+
+def test_a_matrix_product_on_the_tensor_cores_is_compute_bound():
+    work = {"flops": 2 * 4096**3, "bytes_min": 3 * 2 * 4096**2, "dtype": "bf16"}
+    found = diagnosis.analyse({"kernels": ncu.read(FIXTURES / "h200_matmul/bf16_4096.ncu-rep"), "work": work}, LIMITS)
+    assert (found["classification"]["class"], found["classification"]["limiter"]) == ("compute", "tensor pipe")
+    ids = {finding["id"] for finding in found["findings"]}
+    assert not ids & {"excess_dram_traffic", "low_occupancy", "tensor_cores_unused", "shared_bank_conflicts"}
 
 
 def test_analyze_profile_on_a_bare_report_prints_the_contracted_keys():
@@ -229,29 +238,29 @@ def fake_ncu(tmp_path, monkeypatch):
 def test_each_failure_of_ncu_names_its_mend(tmp_path, fake_ncu, symptom):
     sandbox = StandInSandbox(f"==PROF== Connected\n==ERROR== {symptom} - see the web\n")
     with pytest.raises(EnvironmentLacks) as caught:
-        ncu.collect(sandbox, tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(sandbox, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
     assert caught.value.exit_code == 3 and symptom in str(caught.value)
 
 
 def test_no_kernel_profiled_is_no_success(tmp_path, fake_ncu):
     sandbox = StandInSandbox("==WARNING== No kernels were profiled.\n", result={"torch": "x", "window": [0, 1]})
     with pytest.raises(Refused, match="No kernels were profiled"):
-        ncu.collect(sandbox, tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(sandbox, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
 
 
 def test_an_old_report_is_never_taken_for_a_new_one(tmp_path, fake_ncu):
     (tmp_path / "r.ncu-rep").write_bytes(b"old")
     with pytest.raises(Refused):
-        ncu.collect(StandInSandbox("", result={}), tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(StandInSandbox("", result={}), tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
     assert not (tmp_path / "r.ncu-rep").exists()
 
 
 def test_a_failing_kernel_and_a_time_out_under_ncu(tmp_path, fake_ncu):
     failed = StandInSandbox("", result={"error": {"status": "RUNTIME_ERROR", "message": "boom"}})
     with pytest.raises(Refused, match="boom"):
-        ncu.collect(failed, tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(failed, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
     with pytest.raises(TimedOut):
-        ncu.collect(StandInSandbox("", timed_out=True), tmp_path / "k.py", {}, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(StandInSandbox("", timed_out=True), tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
 
 
 def test_the_command_leaves_the_clocks_alone_and_needs_no_name_pattern(tmp_path, fake_ncu):

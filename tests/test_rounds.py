@@ -246,3 +246,14 @@ def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
     plan = propose(session, "v1")
     rounds.settle(session, "v1", plan, recorded("v2", session), None)
     assert session.kernel.read_bytes() == before
+
+
+def test_a_kernel_that_is_wrong_only_when_timed_is_rejected(with_v0, cpu_in_place_of_the_gpu):
+    body = (
+        "import inspect\ny = torch.relu(x * self.weight) * self.scale\n"
+        "return y + 1 if any(frame.function == 'latency' for frame in inspect.stack()) else y"
+    )
+    plan = propose(with_v0, "v1", body)
+    evidence = rounds.measure(with_v0, 60, lambda _: None)
+    assert evidence.verify["status"] == "WRONG_VALUES" and "wrong when timed" in evidence.verify["summary"]
+    assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]

@@ -154,21 +154,84 @@ def test_a_tensor_subclass_is_no_result(problem):
     assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "CHEAT_SUSPECT"
 
 
-def test_a_report_on_fewer_cases_is_no_success(problem):
-    body = "import json, os\nopen('result.json', 'w').write(json.dumps({'cases': []}))\nos._exit(0)"
-    problem["kernel"].write_text(kernel_text(body))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, code=1)
-    assert found["status"] == "RUNTIME_ERROR" and "fewer cases" in found["summary"]
-
-
 def test_pytorch_itself_is_right_where_its_own_dtype_is_inexact(problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x * self.weight)", "torch.exp(4 * x * self.weight)"))
     problem["kernel"].write_text(kernel_text("return torch.exp(4 * x * self.weight) * self.scale"))
     found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--dtype", "bf16")
-    assert found["status"] == "OK" and found["worst_rel_err"] > 0.024
+    assert found["status"] == "OK" and found["cases"][0]["baseline_max_rel"] > 0.024
 
 
 def test_a_workload_may_have_any_name(problem):
     problem["reference"].write_text(REFERENCE.replace('"tall"', '"fp32/33 x 16"'))
     found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1)
     assert {case["workload"] for case in found["cases"]} == {"default", "fp32/33 x 16"}
+
+
+FORGED = [
+    "[]",
+    "{}",
+    '{"cases": 3}',
+    '{"cases": [3]}',
+    '{"cases": [{}]}',
+    '{"error": {"status": "OK", "message": ""}}',
+    '{"cases": [{"error": {"status": "OK", "message": ""}}]}',
+    '{"cases": [{"error": {"status": "BANANA", "message": ""}}]}',
+    '{"cases": [{"outputs": ["/dev/null"], "mutated": [], "aliased": false, "deterministic": true, "plain": true}]}',
+]
+
+
+def test_no_report_that_a_candidate_writes_itself_is_a_success(problem):
+    for report in FORGED:
+        body = f"import os\nopen('result.json', 'w').write({report!r})\nos._exit(0)"
+        problem["kernel"].write_text(kernel_text(body))
+        options = ["--workload", "default", "--seeds", 1]
+        found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, *options, code=1)
+        assert found["status"] == "RUNTIME_ERROR", (report, found["summary"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "self.calls = getattr(self, 'calls', 0) + 1\ny = torch.clamp(x * self.weight, min=0) * self.scale\n"
+        "return y if self.calls == 1 else y + 1",
+        "self.y = getattr(self, 'y', torch.clamp(x, min=0) * self.scale)\nreturn self.y.clone()",
+    ],
+)
+def test_a_kernel_that_is_right_only_once_or_ignores_its_parameters_is_wrong(problem, body):
+    problem["kernel"].write_text(kernel_text(body))
+    problem["reference"].write_text(REFERENCE.replace("torch.randn(16)", "torch.ones(16)"))
+    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "WRONG_VALUES"
+
+
+def test_a_kernel_cannot_change_its_oracle(problem):
+    before = problem["reference"].read_text()
+    body = f"open({str(problem['reference'])!r}, 'a').write('easier = 1')\nreturn torch.zeros_like(x)"
+    problem["kernel"].write_text(kernel_text(body))
+    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "CHEAT_SUSPECT"
+    assert problem["reference"].read_text() == before
+
+
+def test_a_module_that_needs_to_be_importable_is(problem):
+    text = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Config:\n    block: int = 4\n"
+    problem["kernel"].write_text(text + kernel_text())
+    tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 2)
+
+
+def test_mixed_dtypes_slices_and_complex_numbers_equal_themselves(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class CLASS(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8).half()
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("f", torch.randn(8, dtype=torch.complex64))
+    def forward(self, x):
+        y = self.norm(self.linear(x.half()).float())
+        return y[:, :5] * 1, y * self.f, y.argmax(-1), (x * 2)[:, :3]
+def get_inputs(): return [torch.randn(6, 8)]
+"""
+    for name, cls in (("k.py", "ModelNew"), ("r.py", "Model")):
+        (tmp_path / name).write_text(text.replace("CLASS", cls))
+    arguments = ["--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py", *ON_CPU]
+    tool_json("verify_kernel.py", *arguments)

@@ -37,7 +37,7 @@ def measure(sandbox: Sandbox, what: subject.Subject, opponent: Path | None, args
     cli.say(f"timing {what.kernel} on {sandbox.device_name}")
     count = timing.INPUT_SETS if opponent else 1
     cases = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], count, args.timeout)[args.workload]
-    result = timing.latency(sandbox, what.kernel, cases[0], args.warmup_ms, args.rep_ms, args.timeout)
+    result, _ = timing.latency(sandbox, what.kernel, cases[0], args.warmup_ms, args.rep_ms, args.timeout)
     if opponent:
         cli.say(f"comparing with {args.against} in turn")
         raw = timing.compare(sandbox, what.kernel, opponent, cases, timeout_s=args.timeout)

@@ -27,7 +27,7 @@ def read_json(path: Path):
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` in one step (see `write_bytes`)."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

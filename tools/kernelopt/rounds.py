@@ -66,9 +66,11 @@ def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
         if required:
             raise UsageError(f"{path} is missing; copy {bundle.REFERENCE / 'plan.md'} there and fill it in")
         return dict.fromkeys(PLAN_FIELDS) | {"action_category": "baseline"}
-    sections = dict(
-        re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    )
+    try:
+        text = path.read_text(encoding="utf-8").replace("\0", "")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text") from None
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     plan = {field: " ".join(sections.get(title, "").split()) for field, title in PLAN_FIELDS.items()}
     for field, title in PLAN_FIELDS.items():
         if not plan[field]:
@@ -103,14 +105,12 @@ def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
         cases = timing.inputs(sandbox, reference, task["dtype"], workloads, timeout_s=timeout_s)
         opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
         try:
-            time_all(sandbox, evidence, candidate, opponent, cases, timeout_s, say)
+            timed = time_all(sandbox, evidence, candidate, opponent, cases, timeout_s, say)
+            status, message = verify.check_timed(sandbox, reference, task["dtype"], timed, task["tolerance"], timeout_s)
         except (timing.KernelFailed, TimedOut) as error:
-            status = getattr(error, "status", "TIMEOUT")
-            evidence.verify = {
-                **verdict,
-                "status": status,
-                "summary": f"right, but it failed while being timed: {error}",
-            }
+            status, message = getattr(error, "status", "TIMEOUT"), f"right when verified, failed when timed: {error}"
+        if status != "OK":
+            evidence.verify = {**verdict, "status": status, "summary": f"{status}: {message}"}
             return evidence
     evidence.utilization = utilization(workspace, evidence.latencies["default"]["latency_us"]["median"])
     return evidence
@@ -118,14 +118,20 @@ def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
 
 def time_all(
     sandbox: Sandbox, evidence: Evidence, candidate: Path, opponent: Path | None, cases: dict, timeout_s: float, say
-) -> None:
-    """Put the latency of each workload, and its comparison with the opponent, into the evidence."""
+) -> list[tuple[dict, str]]:
+    """Put the latency of each workload, and its comparison with the opponent, into the evidence.
+
+    Returns the case and the file with the output of the last timed call, per workload.
+    """
+    timed = []
     for name, sets in cases.items():
         say(f"timing workload {name}")
-        evidence.latencies[name] = timing.latency(sandbox, candidate, sets[0], timeout_s=timeout_s)
+        evidence.latencies[name], output = timing.latency(sandbox, candidate, sets[0], timeout_s=timeout_s)
+        timed.append((sets[0], output))
         if opponent:
             found = settled_comparison(sandbox, candidate, opponent, sets, timeout_s, say)
             evidence.comparisons = {**(evidence.comparisons or {}), name: found}
+    return timed
 
 
 def check_platform(workspace: Workspace, device: str) -> None:

@@ -96,14 +96,16 @@ class Sandbox:
                 code, timed_out = None, True
             finally:
                 kill_group(process)
-        return Outcome(
+        outcome = Outcome(
             result=read_result(folder / "result.json"),
             exit_code=code if code is not None and code >= 0 else None,
-            signal=signal.Signals(-code).name if code is not None and code < 0 else None,
+            signal=signal_name(-code) if code is not None and code < 0 else None,
             timed_out=timed_out,
             wall_s=round(time.monotonic() - start, 3),
             log_tail=tail(folder / "log"),
         )
+        shutil.rmtree(folder, ignore_errors=True)  # a request holds seeds and paths that the next child must not see
+        return outcome
 
     def _environment(self) -> dict[str, str]:
         """The caller's environment with every compiler cache moved into this sandbox."""
@@ -132,6 +134,13 @@ def remove_abandoned(home: Path) -> None:
             shutil.rmtree(mark.parent, ignore_errors=True)
 
 
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def kill_group(process: subprocess.Popen) -> None:
     """End the child and whatever it left running in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -140,8 +149,10 @@ def kill_group(process: subprocess.Popen) -> None:
 
 
 def read_result(path: Path) -> dict | None:
+    """What the child wrote, if it is an object at all."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return result if isinstance(result, dict) else None
     return None
 
 

@@ -45,15 +45,18 @@ def latency(
     warmup_ms: int = WARMUP_MS,
     rep_ms: int = REP_MS,
     timeout_s: float = 300,
-) -> dict:
-    """{device, clock, workload, latency_us{median, p20, p80, n}, gpu_state} of one kernel on one set of inputs.
+) -> tuple[dict, str]:
+    """({device, clock, workload, latency_us{median, p20, p80, n}, gpu_state}, file of the last timed call's output)
+    of one kernel on one set of inputs.
 
     Refused when the kernel cannot be run; times are in microseconds.
     """
-    arguments = {"kernel": str(kernel.resolve()), "case": case, "warmup_ms": warmup_ms, "rep_ms": rep_ms}
+    output = str(Path(sandbox.new_folder("timed")) / "output.pt")
+    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"], "output": output}
+    arguments |= {"warmup_ms": warmup_ms, "rep_ms": rep_ms}
     with gpu.Watch() as watch:
         result = answer(sandbox.run("latency", arguments, timeout_s))
-    return {
+    found = {
         "device": sandbox.device_name,
         "clock": result["clock"],
         "workload": case["workload"],
@@ -64,6 +67,7 @@ def latency(
         "dtype": case["dtype"],
         "gpu_state": watch.state(result["window"]) if sandbox.gpu else None,
     }
+    return found, output
 
 
 def compare(
@@ -74,7 +78,8 @@ def compare(
     Each holds a list per round of the two times in the order they were taken.
     """
     rounds = rounds or (ROUNDS if sandbox.gpu else CPU_ROUNDS)
-    arguments = {"a": str(kernel.resolve()), "b": str(opponent.resolve()), "cases": cases, "rounds": rounds}
+    inputs = [case["path"] for case in cases]
+    arguments = {"a": str(kernel.resolve()), "b": str(opponent.resolve()), "inputs": inputs, "rounds": rounds}
     with gpu.Watch() as watch:
         result = answer(sandbox.run("duel", arguments, timeout_s))
     return {

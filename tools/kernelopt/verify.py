@@ -21,6 +21,18 @@ INTERPRETER_TOLERANCES = {**TOLERANCES, "bf16": 2.4e-2}
 
 INPUT_BYTES = 2 << 30  # of input files per workload, beyond the seeds that are needed in any case
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
+# What a child process can report of itself; anything else in a report is forged.
+CANDIDATE_FAULTS = (
+    "COMPILE_ERROR",
+    "IMPORT_ERROR",
+    "LAUNCH_ERROR",
+    "RUNTIME_ERROR",
+    "ILLEGAL_ACCESS",
+    "OOM",
+    "NO_SPACE",
+    "OPPONENT",
+)
+REPORT_KEYS = {"outputs", "mutated", "aliased", "deterministic", "plain"}
 HINTS = {
     "COMPILE_ERROR": "read the compiler's message",
     "IMPORT_ERROR": "the file must load and define ModelNew or kernel_function",
@@ -54,19 +66,29 @@ def verify(
     seeds: how many; the last is secret. tolerance: replaces the dtype's default for floating outputs.
     UsageError when a workload is unknown; whatever the candidate does is a status.
     """
+    oracle = reference.read_bytes()
     prepared = prepare(sandbox, reference, dtype, workloads, draw_seeds(seeds), timeout_s)
     if "error" in prepared:
         return verdict(sandbox, [], prepared["error"], tolerance)
     cases = prepared["cases"]
-    outcome = sandbox.run(
-        "run", {"kernel": str(kernel.resolve()), "cases": cases, "folder": sandbox.new_folder("outputs")}, timeout_s
-    )
-    ran = failure(outcome) or complete(outcome.result, cases)
+    arguments = {
+        "kernel": str(kernel.resolve()),
+        "inputs": [case["path"] for case in cases],
+        "folder": sandbox.new_folder("outputs"),
+    }
+    outcome = sandbox.run("run", arguments, timeout_s)
+    ran = failure(outcome) or complete(outcome.result, len(cases))
+    if reference.read_bytes() != oracle:
+        reference.write_bytes(oracle)
+        ran = error("CHEAT_SUSPECT", "the kernel changed the reference while it ran; the file is restored")
     if "error" in ran:
         return verdict(sandbox, [], ran["error"], tolerance, outcome)
-    table = tolerances(sandbox.device, tolerance)
-    sound = [done for done in ran["cases"] if "error" not in done]
-    checked = check(sandbox, reference, cases, [done["output"] for done in sound], table, timeout_s)
+    sound = [
+        {**case, "outputs": done["outputs"]}
+        for case, done in zip(cases, ran["cases"], strict=False)
+        if "outputs" in done
+    ]
+    checked = check(sandbox, reference, dtype, sound, tolerance, timeout_s)
     if "error" in checked:
         return verdict(sandbox, [], checked["error"], tolerance)
     results = []
@@ -117,23 +139,47 @@ def prepare(
     return of_reference(sandbox.run("prepare", arguments, timeout_s))
 
 
-def check(sandbox: Sandbox, reference: Path, cases: list, outputs: list, table: dict, timeout_s: float) -> dict:
-    if not outputs:
+def check(
+    sandbox: Sandbox, reference: Path, dtype: str | None, cases: list[dict], tolerance: float | None, timeout_s: float
+) -> dict:
+    """{cases} of the worker's `check`, or {error}; each case names the files of its outputs."""
+    if not cases:
         return {"cases": []}
     arguments = {
         "reference": str(reference.resolve()),
-        "cases": cases[: len(outputs)],
-        "outputs": outputs,
-        "tolerances": table,
+        "dtype": dtype,
+        "cases": [{key: case[key] for key in ("workload", "seed", "outputs")} for case in cases],
+        "tolerances": tolerances(sandbox.device, tolerance),
     }
     return of_reference(sandbox.run("check", arguments, timeout_s))
+
+
+def check_timed(
+    sandbox: Sandbox,
+    reference: Path,
+    dtype: str | None,
+    timed: list[tuple[dict, str]],
+    tolerance: float | None,
+    timeout_s: float,
+) -> tuple[str, str]:
+    """(status, message) of outputs that timed calls left: [(case, file)]. A kernel may be right only when verified."""
+    cases = [{**case, "outputs": [output]} for case, output in timed]
+    checked = check(sandbox, reference, dtype, cases, tolerance, timeout_s)
+    if "error" in checked:
+        return checked["error"]["status"], checked["error"]["message"]
+    for case, found in zip(cases, checked["cases"], strict=True):
+        status, message = judge_outputs(found)
+        if status != "OK":
+            return status, f"right when verified, wrong when timed (workload {case['workload']}): {message}"
+    return "OK", ""
 
 
 def of_reference(outcome: Outcome) -> dict:
     """The result of a job that ran the reference; its crashes and time-outs are the reference's fault."""
     if outcome.timed_out:
         raise TimedOut("the reference did not finish in time; --timeout raises the limit")
-    found = failure(outcome) or outcome.result
+    own = outcome.result.get("error") if outcome.result else None  # this child ran nothing of the candidate's
+    found = {"error": own} if own else failure(outcome) or outcome.result
     if "error" in found:
         if found["error"]["status"] == "USAGE":
             raise UsageError(found["error"]["message"])
@@ -142,15 +188,31 @@ def of_reference(outcome: Outcome) -> dict:
     return found
 
 
-def complete(ran: dict, cases: list) -> dict:
-    """What the candidate's process reported, if it is about every case up to the first error."""
+def complete(ran: dict, count: int) -> dict:
+    """What the candidate's process reported, if it is of the form that an honest run has; nothing in it is a
+    verdict, but a forged report must not look like one."""
     done = ran.get("cases")
-    ended = isinstance(done, list) and (len(done) == len(cases) or bool(done and "error" in done[-1]))
-    if not ended or len(done) > len(cases):
+    if not isinstance(done, list) or not all(isinstance(case, dict) for case in done):
+        return error("RUNTIME_ERROR", "the process left no sound report")
+    faults = [case for case in done if "error" in case]
+    if faults and (faults != done[-1:] or fault_of(faults[0]) is None):
+        return error("RUNTIME_ERROR", "the process left no sound report")
+    if len(done) > count or (len(done) < count and not faults):
         return error("RUNTIME_ERROR", "the process reported on fewer cases than it was given")
-    if done and "error" in done[-1]:
-        no_space(done[-1]["error"])
+    if any(REPORT_KEYS - set(case) for case in done if "error" not in case):
+        return error("RUNTIME_ERROR", "the process left no sound report")
+    if faults:
+        no_space(faults[0]["error"])
     return ran
+
+
+def fault_of(report: dict) -> dict | None:
+    """The error in a child's report, if it is one that a candidate can have."""
+    fault = report.get("error")
+    sound = (
+        isinstance(fault, dict) and fault.get("status") in CANDIDATE_FAULTS and isinstance(fault.get("message"), str)
+    )
+    return fault if sound else None
 
 
 def no_space(fault: dict) -> None:
@@ -163,8 +225,11 @@ def failure(outcome: Outcome) -> dict | None:
     """{error} when a child left no sound result behind; None when it did."""
     if outcome.timed_out:
         return error("TIMEOUT", f"no answer after {outcome.wall_s:.0f} s")
+    if outcome.result is not None and "error" not in outcome.result:
+        return None
     if outcome.result is not None:
-        return {"error": outcome.result["error"]} if "error" in outcome.result else None
+        fault = fault_of(outcome.result)
+        return {"error": fault} if fault else error("RUNTIME_ERROR", "the process left no sound report")
     if outcome.signal in ("SIGSEGV", "SIGBUS"):
         return error("ILLEGAL_ACCESS", f"the process died of {outcome.signal}")
     if outcome.signal:
@@ -180,33 +245,41 @@ def judge(done: dict, found: dict | None) -> dict:
     """The status of one case from what ran and what was compared. Pure."""
     if "error" in done:
         return {"status": done["error"]["status"], "message": done["error"]["message"]}
-    outputs = found["outputs"]
-    status, message = "OK", ""
-    if found["random"]:
-        status, message = "INVALID_TASK", "the reference gives different results for the same inputs"
-    elif found["count"] != found["expected_count"]:
-        status, message = "WRONG_SHAPE", f"{found['count']} outputs, expected {found['expected_count']}"
-    for number, output in enumerate(outputs):
-        if status == "OK":
-            status, message = judge_output(output, number)
-    if status == "OK" and done["mutated"]:
+    status, message = judge_outputs(found)
+    if done["mutated"]:  # told first: it is why a second call is wrong
         status, message = "INPUT_MUTATED", f"input {done['mutated'][0]} was changed"
     if status == "OK" and done["aliased"]:
         status, message = "ALIASED_OUTPUT", "an output shares memory with an input or with the output of another call"
     if status == "OK" and not done["plain"]:
         status, message = "CHEAT_SUSPECT", "an output is a tensor subclass"
-    if status == "OK" and outputs and all(output["zeros_pass"] for output in outputs):
-        status, message = "INVALID_TASK", "an output of zeros is within the tolerance"
-    worst = max((output.get("max_rel", 0.0) for output in outputs), default=0.0)
+    outputs = [output for call in found.get("calls", []) for output in call["outputs"]]
     return {
         "status": status,
         "message": message,
-        "max_rel": worst,
+        "max_rel": max((output.get("max_rel", 0.0) for output in outputs), default=0.0),
         "baseline_max_rel": max((output.get("baseline_max_rel", 0.0) for output in outputs), default=0.0),
         "deterministic": done["deterministic"],
-        "oracle": found["oracle"],
+        "oracle": found.get("oracle"),
         "outputs": outputs,
     }
+
+
+def judge_outputs(found: dict) -> tuple[str, str]:
+    """(status, message) of the outputs of one case, over all its calls. Pure."""
+    if "unreadable" in found:
+        return "RUNTIME_ERROR", f"the stored outputs cannot be read: {found['unreadable']}"
+    if found["random"]:
+        return "INVALID_TASK", "the reference gives different results for the same inputs"
+    for call in found["calls"]:
+        if call["count"] != found["expected_count"]:
+            return "WRONG_SHAPE", f"{call['count']} outputs, expected {found['expected_count']}"
+        for number, output in enumerate(call["outputs"]):
+            status, message = judge_output(output, number)
+            if status != "OK":
+                return status, message
+        if call["outputs"] and all(output["zeros_pass"] for output in call["outputs"]):
+            return "INVALID_TASK", "an output of zeros is within the tolerance"
+    return "OK", ""
 
 
 def judge_output(output: dict, number: int) -> tuple[str, str]:

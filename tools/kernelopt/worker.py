@@ -147,38 +147,40 @@ def prepare(
     cases = []
     with blaming(OracleError):
         for workload in chosen(loaded, workloads):
-            total = 0
-            for number, seed in enumerate(reversed(seeds)):  # the secret one, which comes last, is always among them
-                if number >= at_least and total > limit_bytes:
-                    break
-                path = Path(folder) / f"input-{len(cases)}.pt"
-                case = loaded.case(workload, seed, dtype, device)
-                case.save(path)
-                total += path.stat().st_size
-                arguments = problem.input_tensors(case.inputs)
-                cases.append(
-                    {
-                        "workload": workload,
-                        "seed": seed,
-                        "path": str(path),
-                        "dtype": problem.dominant_dtype(arguments + list(case.state.values())),
-                        "shapes": [list(t.shape) for t in arguments],
-                    }
-                )
-    return {"cases": sorted(cases, key=lambda case: case["seed"])}
+            cases += prepare_workload(
+                loaded, workload, dtype, seeds, at_least, limit_bytes, Path(folder), len(cases), device
+            )
+    return {"cases": cases}
 
 
-def run(device: str, kernel: str, cases: list[dict], folder: str) -> dict:
-    """Call the kernel on each case, twice, and store the raw outputs.
+def prepare_workload(loaded, workload, dtype, seeds, at_least, limit_bytes, folder, first, device) -> list[dict]:
+    """The input files of one workload, lowest seed first. Seeds are taken from the end: the secret one is last."""
+    cases, total = [], 0
+    for number, seed in enumerate(reversed(seeds)):
+        if number >= at_least and total > limit_bytes:
+            break
+        path = folder / f"input-{first + number}.pt"
+        case = loaded.case(workload, seed, dtype, device)
+        case.save(path)
+        total += path.stat().st_size
+        arguments = problem.input_tensors(case.inputs)
+        found = problem.dominant_dtype(arguments + list(case.state.values()))
+        shapes = [list(tensor.shape) for tensor in arguments]
+        cases.append({"workload": workload, "seed": seed, "path": str(path), "dtype": found, "shapes": shapes})
+    return cases[::-1]
+
+
+def run(device: str, kernel: str, inputs: list[str], folder: str) -> dict:
+    """Call the kernel on each input file, twice, and store the raw outputs.
 
     Stops at the first case that raises: after a CUDA error the process is of no further use.
     """
     done = []
-    for number, entry in enumerate(cases):
-        case = problem.Case.load(Path(entry["path"]))
+    for number, path in enumerate(inputs):
+        case = problem.Case.load(Path(path))
         try:
             kernel_call = load_kernel(kernel, case, device)
-            done.append(run_case(device, kernel_call, case, Path(folder) / f"output-{number}.pt"))
+            done.append(run_case(device, kernel_call, case, Path(folder), number))
         except Exception as error:
             traceback.print_exc()
             done.append({"error": describe(error)})
@@ -187,26 +189,31 @@ def run(device: str, kernel: str, cases: list[dict], folder: str) -> dict:
     return {"cases": done}
 
 
-def run_case(device: str, kernel_call, case: problem.Case, path: Path) -> dict:
-    """Call the kernel twice on the same inputs, note what it did to them, and store the first call's outputs."""
+def run_case(device: str, kernel_call, case: problem.Case, folder: Path, number: int) -> dict:
+    """Call the kernel twice on the same inputs, note what it did to them, and store its outputs: those of the
+    second call only where they differ from the first's."""
     inputs = case.placed_inputs(device)
     given, originals = problem.input_tensors(inputs), problem.input_tensors(case.placed_inputs(device))
     poison(device, case)
-    first = problem.tensors(problem.call(kernel_call, inputs))
-    synchronize(device)
-    if stray := {tensor.device.type for tensor in first} - {device}:
-        raise problem.ContractError(f"an output is on {stray.pop()}, expected {device}")
-    kept = [tensor.detach().as_subclass(torch.Tensor).clone() for tensor in first]
-    second = problem.tensors(problem.call(kernel_call, inputs))
-    synchronize(device)
-    taken = {tensor.untyped_storage().data_ptr() for tensor in given + first}
-    torch.save([tensor.cpu() for tensor in kept], path)
+    calls, kept, mutated = [], [], set()
+    for _ in range(2):
+        calls.append(problem.tensors(problem.call(kernel_call, inputs)))
+        synchronize(device)
+        if stray := {tensor.device.type for tensor in calls[-1]} - {device}:
+            raise problem.ContractError(f"an output is on {stray.pop()}, expected {device}")
+        kept.append([tensor.detach().as_subclass(torch.Tensor).clone() for tensor in calls[-1]])
+        mutated |= {i for i, (a, b) in enumerate(zip(given, originals, strict=True)) if not identical(a, b)}
+    taken = {tensor.untyped_storage().data_ptr() for tensor in given + calls[0]}
+    same = len(kept[0]) == len(kept[1]) and all(map(identical, *kept))
+    outputs = [str(folder / f"output-{number}-{call}.pt") for call in range(1 if same else 2)]
+    for path, tensors in zip(outputs, kept, strict=False):
+        torch.save([tensor.cpu() for tensor in tensors], path)
     return {
-        "output": str(path),
-        "mutated": [i for i, (a, b) in enumerate(zip(given, originals, strict=True)) if not identical(a, b)],
-        "aliased": any(t.numel() and t.untyped_storage().data_ptr() in taken for t in second),
-        "deterministic": all(identical(a, b) for a, b in zip(kept, second, strict=True)),
-        "plain": all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in first),
+        "outputs": outputs,
+        "mutated": sorted(mutated),
+        "aliased": any(t.numel() and t.untyped_storage().data_ptr() in taken for t in calls[1]),
+        "deterministic": same,
+        "plain": all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in calls[0]),
     }
 
 
@@ -226,52 +233,71 @@ def poison(device: str, case: problem.Case) -> None:
         del blocks
 
 
-def check(device: str, reference: str, cases: list[dict], outputs: list[str], tolerances: dict[str, float]) -> dict:
-    """Compare stored outputs with the reference, which runs only here and only now."""
+def check(device: str, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]) -> dict:
+    """Compare stored outputs with the reference, which runs only here and only now.
+
+    cases: [{workload, seed, outputs}], outputs being the files of one call each. Inputs are made anew from the
+    seed: the files that the candidate read are not trusted.
+    """
     loaded = load_reference(reference)
-    checked = []
-    for entry, path in zip(cases, outputs, strict=True):
-        case = problem.Case.load(Path(entry["path"]))
-        with blaming(OracleError):
-            baseline, again = (
-                problem.tensors(problem.call(loaded.model(case, device), case.placed_inputs(device))) for _ in range(2)
-            )
-            oracle, precision = problem.oracle_outputs(loaded, case, device)
-        bounds = [tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
-        repeated = [
-            problem.compare(*three, bound) for *three, bound in zip(again, baseline, baseline, bounds, strict=True)
-        ]
-        actual = [t.to(device) for t in torch.load(path, weights_only=True)]
-        checked.append(
-            {
-                "count": len(actual),
-                "expected_count": len(baseline),
-                "oracle": precision,
-                "random": any(found["mismatches"] + found["nonfinite"] for found in repeated),
-                "outputs": [
-                    problem.compare(*three, bound)
-                    for *three, bound in zip(actual, oracle, baseline, bounds, strict=False)
-                ],
-            }
-        )
-    return {"cases": checked}
+    return {"cases": [check_case(device, loaded, dtype, entry, tolerances) for entry in cases]}
 
 
-def latency(device: str, kernel: str, case: dict, warmup_ms: int, rep_ms: int) -> dict:
-    """Every single time in microseconds: triton.testing.do_bench on a GPU, the host's clock on the CPU."""
-    loaded = problem.Case.load(Path(case["path"]))
+def check_case(device: str, loaded: problem.Reference, dtype: str | None, entry: dict, tolerances: dict) -> dict:
+    with blaming(OracleError):
+        case = loaded.case(entry["workload"], entry["seed"], dtype, device)
+        baseline, again = (reference_outputs(loaded, case, device, draw) for draw in range(2))
+        oracle, precision = problem.oracle_outputs(loaded, case, device)
+    bounds = [tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
+    repeated = [problem.compare(*three, bound) for *three, bound in zip(again, baseline, baseline, bounds, strict=True)]
+    calls = []
+    for path in entry["outputs"]:
+        try:
+            actual = [tensor.to(device) for tensor in torch.load(path, weights_only=True)]
+        except Exception as error:
+            return {"unreadable": describe(error)["message"]}
+        found = [problem.compare(*three, b) for *three, b in zip(actual, oracle, baseline, bounds, strict=False)]
+        calls.append({"count": len(actual), "outputs": found})
+    return {
+        "calls": calls,
+        "expected_count": len(baseline),
+        "oracle": precision,
+        "random": any(found["mismatches"] + found["nonfinite"] for found in repeated),
+    }
+
+
+def reference_outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int) -> list[torch.Tensor]:
+    """The reference in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
+    model, inputs = loaded.model(case, device), case.placed_inputs(device)
+    torch.manual_seed(draw)
+    return problem.tensors(problem.call(model, inputs))
+
+
+def latency(device: str, kernel: str, inputs: str, warmup_ms: int, rep_ms: int, output: str) -> dict:
+    """Every single time in microseconds: triton.testing.do_bench on a GPU, the host's clock on the CPU.
+
+    The output of the last timed call is stored, so that it can be checked like any other.
+    """
+    loaded = problem.Case.load(Path(inputs))
     kernel_call = load_kernel(kernel, loaded, device, allow_reference=True)
-    inputs = loaded.placed_inputs(device)
+    arguments = loaded.placed_inputs(device)
+    problem.call(kernel_call, arguments)  # compiled before the window opens
+    last = []
+    since = time.time()
     if device == "cuda":
         from triton.testing import do_bench
 
-        problem.call(kernel_call, inputs)  # compiled before the window opens
-        since = time.time()
-        times = do_bench(lambda: problem.call(kernel_call, inputs), warmup=warmup_ms, rep=rep_ms, return_mode="all")
+        def timed():
+            last[:] = [problem.call(kernel_call, arguments)]
+
+        times = [1000 * t for t in do_bench(timed, warmup=warmup_ms, rep=rep_ms, return_mode="all")]
         clock = "triton.testing.do_bench"
-        return {"times_us": [1000 * t for t in times], "clock": clock, "window": [since, time.time()]}
-    times = [host_time_us(kernel_call, inputs) for _ in range(5)]
-    return {"times_us": times, "clock": "host, cpu-interpreter", "window": None}
+    else:
+        times = [host_time_us(lambda *given: last.append(kernel_call(*given)), arguments) for _ in range(5)]
+        clock = "host, cpu-interpreter"
+    window = [since, time.time()]
+    torch.save([t.detach().as_subclass(torch.Tensor).cpu() for t in problem.tensors(last[-1])], output)
+    return {"times_us": times, "clock": clock, "window": window}
 
 
 def host_time_us(kernel_call, inputs: list) -> float:
@@ -280,13 +306,13 @@ def host_time_us(kernel_call, inputs: list) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def duel(device: str, a: str, b: str, cases: list[dict], rounds: int) -> dict:
+def duel(device: str, a: str, b: str, inputs: list[str], rounds: int) -> dict:
     """Times in microseconds of two kernels in turn, A B B A then B A A B, each round on the next set of inputs.
 
     On a GPU each call comes after a cache flush and behind a sleeping kernel that holds the stream, so that
     the host's launch time stays out of the figure (see timing.PROTOCOL).
     """
-    loaded = [problem.Case.load(Path(entry["path"])) for entry in cases]
+    loaded = [problem.Case.load(Path(path)) for path in inputs]
     sets = [case.placed_inputs(device) for case in loaded]
     kernels = {"a": warmed_up(a, loaded[0], sets, device)}
     operators = registered_operators()
@@ -300,10 +326,10 @@ def duel(device: str, a: str, b: str, cases: list[dict], rounds: int) -> dict:
     times: dict[str, list[list[float]]] = {"a": [], "b": []}
     since = time.time()
     for number in range(rounds):
-        inputs = sets[number % len(sets)]
+        arguments = sets[number % len(sets)]
         pair: dict[str, list[float]] = {"a": [], "b": []}
         for name in "abba" if number % 2 == 0 else "baab":
-            pair[name].append(timer(kernels[name], inputs))
+            pair[name].append(timer(kernels[name], arguments))
         for name in pair:
             times[name].append(pair[name])
     return {"a_us": times["a"], "b_us": times["b"], "input_sets": len(sets), "window": [since, time.time()]}
@@ -354,17 +380,17 @@ class GatedTimer:
         return self.start.elapsed_time(self.end) * 1000
 
 
-def profile(device: str, kernel: str, case: dict) -> dict:
+def profile(device: str, kernel: str, inputs: str) -> dict:
     """One call of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it."""
-    loaded = problem.Case.load(Path(case["path"]))
+    loaded = problem.Case.load(Path(inputs))
     kernel_call = load_kernel(kernel, loaded, device)
-    inputs = loaded.placed_inputs(device)
+    arguments = loaded.placed_inputs(device)
     for _ in range(WARM_UP_CALLS):
-        problem.call(kernel_call, inputs)
+        problem.call(kernel_call, arguments)
     synchronize(device)
     since = time.time()
     torch.cuda.profiler.start()
-    problem.call(kernel_call, inputs)
+    problem.call(kernel_call, arguments)
     synchronize(device)
     torch.cuda.profiler.stop()
     return {"torch": torch.__version__, "window": [since, time.time()]}

@@ -75,8 +75,11 @@ def is_reference(names: set[str]) -> bool:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 of a file, in hexadecimal; UsageError when it is not there."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist") from None
 
 
 class Workspace:

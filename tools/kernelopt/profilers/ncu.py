@@ -77,7 +77,7 @@ def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, cache: str
     EnvironmentLacks: a mend is named. Refused: the kernel failed or launched nothing. TimedOut.
     """
     report.unlink(missing_ok=True)
-    arguments = {"kernel": str(kernel.resolve()), "case": case}
+    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"]}
     outcome = sandbox.run("profile", arguments, timeout_s, prefix=command(report, cache))
     for symptom, mend in FAILURES.items():
         if symptom in outcome.log_tail:
