@@ -2,7 +2,7 @@
 
 1. `prepare` writes the inputs of every workload and seed to files.
 2. `run` loads the candidate, and nothing of the reference, and stores its raw outputs.
-3. `check`, which never loads the candidate, computes the reference in float64 and compares.
+3. `check`, which never loads the candidate, makes the inputs anew, computes the reference in float64 and compares.
 """
 
 import secrets
