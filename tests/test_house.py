@@ -1,5 +1,6 @@
 """The repository itself: the direction of the layers, its documents, its set-up."""
 
+import json
 import os
 import re
 import shutil
@@ -169,3 +170,27 @@ def test_setup_asks_for_what_is_absent_and_nothing_else():
     assert missing_packages.applies("x; python_version >= '3.10'") and not missing_packages.applies(
         "x; python_version >= '3.99'"
     )
+
+
+EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
+
+
+def test_the_readme_shows_what_the_example_recorded():
+    table = (BUNDLE / "README.md").read_text().split("<!-- result -->")[1].split("<!-- /result -->")[0]
+    for version in ("v0", "v1", "v2"):
+        record = json.loads((EXAMPLE / "memory" / f"{version}.json").read_text())
+        row = next(line for line in table.splitlines() if line.startswith(f"| {version} |"))
+        performance, comparison = record["performance"], record["performance"]["comparison_with_previous"]
+        assert record["device"] == "NVIDIA H200"
+        assert f"{performance['latency_us']:.1f} us" in row and f"{performance['floor_share_pct']:.1f} %" in row
+        if comparison:
+            low, high = comparison["ci95"]
+            assert f"{comparison['speedup']:.3f}x (95 % interval {low:.3f} to {high:.3f})" in row
+
+
+def test_the_citations_of_the_example_hold():
+    from kernelopt import wiki
+
+    rows = {row.citation for page in wiki.pages(BUNDLE / "gpu-wiki") for row in page.rows.values()}
+    cited = re.findall(r"^- (\w+: .* <- <gpu-wiki>/\S+)$", (EXAMPLE / "README.md").read_text(), re.MULTILINE)
+    assert len(cited) >= 3 and set(cited) <= rows
