@@ -9,6 +9,14 @@ bundle=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
 venv="$bundle/.venv"
 host=${PYTHON:-python3}
 
+for group in "$@"; do
+  case $group in
+    test | checks) ;;
+    -h | --help) sed -n '2,6s/^# //p' "$0"; exit 0 ;;
+    *) echo "setup: there is no group $group; groups: test checks" >&2; exit 2 ;;
+  esac
+done
+
 say() { echo "setup: $*" >&2; }
 
 command -v "$host" >/dev/null || { say "$host is not installed; install Python 3.10 or newer"; exit 3; }

@@ -4,6 +4,7 @@
 # With -m gpu the tests run one after the other: they share the GPU's lock.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 3
+case " $* " in *" -h "* | *" --help "*) sed -n '2,4s/^# //p' scripts/test.sh; exit 0 ;; esac
 python=$(bash scripts/setup.sh test checks) || exit 3
 bin=$(dirname "$python")
 failed=()

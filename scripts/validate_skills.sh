@@ -2,8 +2,9 @@
 # Validates every SKILL.md with skills-ref: validate_skills.sh [PROGRAM]. A skill must lie in a folder of its name, so the
 # root skill is looked at through a link of that name.
 set -euo pipefail
-program=${1:-agentskills}
 bundle=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+program=${1:-$bundle/.venv/bin/agentskills}
+command -v "$program" >/dev/null || { echo "$program is not there; run: bash scripts/setup.sh checks" >&2; exit 3; }
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 ln -s "$bundle" "$stage/gpu-kernel-optimizer"

@@ -195,3 +195,15 @@ def test_the_citations_of_the_example_hold():
     hardware_spec = (EXAMPLE / "README.md").read_text().split("## Hardware Spec")[1].split("\n## ")[0]
     cited = re.findall(r"^- (\w+: .* <- <gpu-wiki>/\S+)$", hardware_spec, re.MULTILINE)
     assert len(cited) >= 3 and set(cited) <= rows
+
+
+def test_the_demo_without_a_gpu_says_so_and_accepts_nothing(tmp_path):
+    command = [sys.executable, BUNDLE / "scripts" / "demo.py", "--root", tmp_path]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = done.stdout.split("=== Summary")[1]
+    assert {"cpu-interpreter", "recorded", "not run", "cited"} <= set(re.split(r"\s\s+", table.replace("\n", "  ")))
+    assert " measured " not in table and "nothing accepted" in table
+    (made,) = tmp_path.glob("kernel_opt_row_softmax_demo_*")
+    assert not list((made / "memory").glob("*.json"))

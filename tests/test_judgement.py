@@ -136,6 +136,18 @@ def test_beating_the_documented_peak_is_impossible_and_beating_the_floor_a_littl
     assert not roofline.utilization(1.0, 0, 8 << 20, roof)["below_physical_limit"]  # the L2 can hold it
 
 
+def test_a_problem_that_fits_in_the_cache_is_told_from_one_that_does_not():
+    roof = roofline.roof(H200, "bf16")
+    assert roofline.fits_in_cache(1 << 20, roof) and not roofline.fits_in_cache(1 << 30, roof)
+
+
+def test_integers_without_flops_have_a_memory_roof():
+    arguments = ["--platform", "H200", "--dtype", "int", "--time-us", "262", "--bytes", str(1 << 30), "--flops"]
+    found = tool_json("compute_utilization.py", *arguments, "0")
+    assert found["bound"] == "memory" and found["ridge_point"] is None
+    assert run_tool("compute_utilization.py", *arguments, "5").returncode == 1
+
+
 def test_by_hand_prints_the_contracted_keys():
     arguments = ["--platform", "H200", "--dtype", "bf16", "--time-us", "262", "--flops", "0", "--bytes", str(1 << 30)]
     found = tool_json("compute_utilization.py", *arguments)

@@ -30,7 +30,8 @@ def test_an_empty_record_fits_the_schema():
         "performance.latency_us=-1",
         "correctness.status=GOOD",
         "performnce.tflops=5",
-        "masked=maybe",
+        "masked=true",
+        "performance.latency_us=NaN",
         "version=v9",
     ],
 )
@@ -44,10 +45,10 @@ def test_what_the_schema_forbids_is_refused_and_nothing_changes(memory, session,
 
 def test_values_take_the_type_of_their_field(memory):
     memory.create("v0")
-    changes = {"optimization.action_category": "1234567", "performance.latency_us": "7e1", "masked": "true"}
+    changes = {"optimization.action_category": "1234567", "performance.latency_us": "7e1"}
     record = memory.update("v0", changes)
     assert record["optimization"]["action_category"] == "1234567"  # digits in a text field stay text
-    assert record["performance"]["latency_us"] == 70 and record["masked"] is True
+    assert record["performance"]["latency_us"] == 70
     assert memory.update("v0", {"performance.latency_us": "null"})["performance"]["latency_us"] is None
     with pytest.raises(UsageError):
         memory.update("v0", {"performance.latency_us": "fast"})
@@ -59,6 +60,36 @@ def test_a_scalar_is_not_replaced_by_an_object(memory):
         memory.update("v0", {"device.name": "x"})
     with pytest.raises(UsageError):
         memory.update("v0", {"performance": "3"})
+
+
+def test_the_baseline_and_the_best_cannot_be_masked(memory, session):
+    accepted(memory, "v0")
+    memory.create("v1")
+    accepted(memory, "v2", "b" * 40)
+    for kept in ("v0", "v2"):
+        done = run_tool("memory_manager.py", "mask", "--workspace", session.root, "--version", "v1", kept)
+        assert done.returncode == 2 and f"{kept} stays unmasked" in done.stderr
+    assert not any(record["masked"] for record in memory.records())
+
+
+def test_a_field_is_printed_as_json_or_as_its_own_text(memory, session):
+    memory.create("v0")
+    lesson = '[{"error_type": "x", "error_message": "it\'s", "root_cause": "-", "fix_applied": "-", "lesson": "l"}]'
+    memory.update("v0", {"pitfalls_and_fixes": lesson})
+
+    def read(field):
+        arguments = ["--workspace", session.root, "--version", "v0", "--field", field]
+        return run_tool("memory_manager.py", "read", *arguments).stdout.rstrip()
+
+    assert json.loads(read("pitfalls_and_fixes")) == json.loads(lesson)
+    assert (read("masked"), read("device"), read("version")) == ("false", "null", "v0")
+
+
+def test_when_all_records_are_broken_they_are_named(memory, session):
+    memory.create("v0")
+    memory.path("v0").write_text("{")
+    done = run_tool("memory_manager.py", "latest", "--workspace", session.root)
+    assert done.returncode == 1 and "v0.json is not valid JSON" in done.stderr
 
 
 def test_verbs_by_hand(session):
@@ -150,12 +181,12 @@ def test_options_may_be_repeated(session):
     def run(verb, *arguments):
         return tool_json("memory_manager.py", verb, "--workspace", session.root, *arguments)
 
-    for version in ("v0", "v1"):
+    for version in ("v0", "v1", "v2"):
         run("create", "--version", version)
     fields = ("profile_evidence.tool_used", "profile_evidence.evidence_summary")
     record = run("update", "--version", "v0", "--set", f"{fields[0]}=ncu", "--set", f"{fields[1]}=x")
     assert record["profile_evidence"]["tool_used"] == "ncu" and record["profile_evidence"]["evidence_summary"] == "x"
-    assert run("mask", "--version", "v0", "--version", "v1")["versions"] == ["v0", "v1"]
+    assert run("mask", "--version", "v1", "--version", "v2")["versions"] == ["v1", "v2"]
 
 
 def test_a_broken_record_might_be_the_best(memory):

@@ -80,6 +80,17 @@ def get_workloads():
     )  # shapes alone: no memory
 
 
+def test_work_of_products_with_a_vector(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, a, v, b): return a @ v, v @ v, torch.addmv(b, a, v)
+def get_inputs(): return [torch.randn(64, 32), torch.randn(32), torch.randn(64)]
+"""
+    found = problem.estimate(reference(tmp_path, text), "default", None, "cpu")
+    assert found["flops"] == 2 * 64 * 32 + 2 * 32 + 2 * 64 * 32
+
+
 def test_work_of_a_reference_that_looks_at_values(tmp_path):
     text = """
 import torch, torch.nn as nn

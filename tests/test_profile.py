@@ -202,6 +202,13 @@ def test_a_folder_without_a_profile_is_said(tmp_path, content, code):
     assert done.returncode == code and done.stderr.count("\n") == 1
 
 
+def test_one_of_several_reports_must_be_named(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.ncu-rep").write_bytes(b"")
+    done = run_tool("analyze_profile.py", tmp_path)
+    assert done.returncode == 2 and "holds 2 reports" in done.stderr
+
+
 def test_a_file_that_is_no_report_is_refused(tmp_path):
     (tmp_path / "x.ncu-rep").write_bytes(b"nothing")
     done = run_tool("analyze_profile.py", tmp_path / "x.ncu-rep")

@@ -39,10 +39,17 @@ def with_v0(session):
     return session
 
 
-def propose(session, version: str, body: str = "return torch.relu(x * self.weight) * self.scale") -> dict:
+FASTER = "return torch.relu(x * self.weight) * self.scale"
+
+
+def propose(session, version: str, body: str = FASTER) -> dict:
+    propose_without_check(session, version, body)
+    return rounds.check_ready(session, version)
+
+
+def propose_without_check(session, version: str, body: str = FASTER) -> None:
     session.kernel.write_text(kernel_text(body))
     session.plan(version).write_text(PLAN)
-    return rounds.check_ready(session, version)
 
 
 def judged(session, version: str) -> dict:
@@ -196,6 +203,41 @@ def test_step_0_writes_work_and_targets_for_people_and_tools(session):
         "default"
     ]
     assert (given["flops"], given["bytes_min"], given["source"]) == (7, 9, "given")
+
+
+def test_targets_that_no_longer_fit_the_work_are_gone(session):
+    tool_json("estimate_work.py", "--workspace", session.root)
+    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    tool_json("estimate_work.py", "--workspace", session.root)  # nothing has changed
+    assert session.task()["targets"]
+    session.update_readme({**session.task(), "dtype": "bf16"}, {})
+    done = run_tool("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    assert done.returncode == 2 and "counted in fp32, the task is in bf16" in done.stderr
+    done = run_tool("estimate_work.py", "--workspace", session.root)
+    assert done.returncode == 0 and "the targets are gone" in done.stderr and session.task()["targets"] == []
+    assert "set the targets again" in session.readme.read_text().split("## Stop Conditions")[1]
+
+
+def test_a_small_problem_is_told_that_its_target_may_be_out_of_reach(session):
+    tool_json("estimate_work.py", "--workspace", session.root)
+    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    assert "fit in the L2" in session.readme.read_text().split("## Roofline")[1]
+
+
+def test_inputs_without_an_element_have_no_target(session):
+    session.reference.write_text(session.reference.read_text().replace("torch.randn(8, 16)", "torch.randn(0, 16)"))
+    session.reference.write_text(session.reference.read_text().replace("nn.Parameter(torch.randn(16))", "2"))
+    tool_json("estimate_work.py", "--workspace", session.root)
+    done = run_tool("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    assert done.returncode == 2 and "moves no byte" in done.stderr
+
+
+@pytest.mark.parametrize("change", [{"tolerance": 0.5}, {"dtype": "fp16"}])
+def test_what_counts_as_right_stays_once_a_baseline_stands(with_v0, change):
+    with_v0.update_readme({**with_v0.task(), **change}, {})
+    propose_without_check(with_v0, "v1")
+    with pytest.raises(UsageError, match=f"{next(iter(change))} is .*, v0 was judged with None"):
+        rounds.check_ready(with_v0, "v1")
 
 
 def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):

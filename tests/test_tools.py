@@ -49,6 +49,20 @@ def test_an_abbreviated_or_unknown_option_is_refused(name):
     assert run_tool(name, "--jso").returncode == 2
 
 
+def test_a_missing_package_is_not_blamed_on_the_kernel(problem):
+    code = (
+        "import importlib.util, runpy, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'triton' else find(name, *rest)\n"
+        "import pathlib; pathlib.Path.exists = lambda *_: False\n"  # no .venv to go on in
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    tool = BUNDLE / "tools" / "estimate_work.py"
+    start = f"import sys; sys.argv = [{str(tool)!r}, '--reference', {str(problem['reference'])!r}]\n"
+    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True)
+    assert done.returncode == 3 and "not installed: triton; run: bash scripts/setup.sh" in done.stderr
+
+
 def test_tools_run_from_any_folder_and_through_a_link(tmp_path):
     link = tmp_path / "specs"
     link.symlink_to(BUNDLE / "tools" / "gpu_specs.py")

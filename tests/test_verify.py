@@ -108,6 +108,56 @@ def test_a_broken_reference_is_the_references_fault(problem):
     assert found["status"] == "INVALID_REFERENCE"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("return [torch.randn(8, 16)]", "return torch.randn(8, 16)", "must return a list, not a Tensor"),
+        ("return [2.0]", "return 2.0", "get_init_inputs must return a list"),
+        ('return {"tall": lambda: [torch.randn(33, 16)]}', "return [1]", "get_workloads must return a dict"),
+        ('"tall"', '"default"', "names a workload 'default'"),
+    ],
+)
+def test_a_reference_outside_the_contract_is_told_so(problem, old, new, message):
+    problem["reference"].write_text(REFERENCE.replace(old, new))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    assert found["status"] == "INVALID_REFERENCE" and message in found["summary"]
+
+
+def test_a_file_that_is_no_python_is_no_reference(problem):
+    arguments = ["--kernel", problem["kernel"], "--reference", "/bin/ls", *ON_CPU]
+    found = tool_json("verify_kernel.py", *arguments, code=1)
+    assert found["status"] == "INVALID_REFERENCE" and "ls is no Python file" in found["summary"]
+
+
+def test_a_reference_of_nothing_but_nan_makes_no_task(problem):
+    problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "float('nan') * torch.relu(x"))
+    problem["kernel"].write_text(kernel_text("return torch.full_like(x, float('nan'))"))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    assert found["status"] == "INVALID_TASK" and "no finite value" in found["summary"]
+
+
+def test_bf16_tiles_in_the_interpreter_are_named_as_its_fault(tmp_path):
+    (tmp_path / "r.py").write_text(
+        "import torch, torch.nn as nn\nclass Model(nn.Module):\n    def forward(self, a, b): return a @ b\n"
+        "def get_inputs(): return [torch.randn(16, 16), torch.randn(16, 16)]\n"
+    )
+    (tmp_path / "k.py").write_text("""
+import torch, triton, triton.language as tl
+@triton.jit
+def product(a, b, c):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)).to(c.dtype.element_ty))
+def kernel_function(a, b):
+    c = torch.empty_like(a)
+    product[(1,)](a, b, c)
+    return c
+""")
+    arguments = ["--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py", *ON_CPU, "--dtype"]
+    found = tool_json("verify_kernel.py", *arguments, "bf16", code=1)
+    assert found["status"] in verify.BF16_SYMPTOMS and "interpreter computes wrongly with bf16" in found["summary"]
+    tool_json("verify_kernel.py", *arguments, "fp16")
+
+
 def test_usage(problem, tmp_path):
     for arguments in (
         [],
@@ -116,10 +166,11 @@ def test_usage(problem, tmp_path):
         [*subject(problem), "--workspace", tmp_path],
         ["--workspace", tmp_path],
         [*subject(problem), "--seeds", "0"],
+        [*subject(problem), "--tolerance", "1"],
         [*subject(problem), *ON_CPU, "--workload", "absent"],
     ):
         done = run_tool("verify_kernel.py", *arguments)
-        assert done.returncode == 2, (arguments, done.stderr)
+        assert done.returncode == 2 and done.stderr.count("\n") <= 2, (arguments, done.stderr)
 
 
 def test_nothing_is_left_in_the_callers_folder_or_cache(problem, tmp_path):

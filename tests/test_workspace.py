@@ -116,11 +116,30 @@ def test_an_existing_folder_is_never_written_into(tmp_path, problem):
 
 @pytest.mark.parametrize(
     "option",
-    [("--platform", "H100"), ("--platform", "X1"), ("--dtype", "int3"), ("--tolerance", "-1"), ("--tolerance", "nan")],
+    [
+        ("--platform", "H100"),
+        ("--platform", "X1"),
+        ("--platform", ""),
+        ("--framework", ""),
+        ("--root", ""),
+        ("--dtype", "int3"),
+        ("--tolerance", "-1"),
+        ("--tolerance", "nan"),
+        ("--tolerance", "1e30"),
+        ("--tolerance", "tight"),
+    ],
 )
 def test_a_bad_option_is_a_usage_error(tmp_path, problem, option):
     done = init("x", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path, *option)
-    assert done.returncode == 2 and not list(tmp_path.glob("kernel_opt*"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.glob("kernel_opt*"))
+
+
+def test_a_broken_readme_is_named(session):
+    text = session.readme.read_text()
+    for broken in (text.replace('"tolerance": null', '"tolerance": NaN').encode(), b"\xff" + text.encode(), b"empty"):
+        session.readme.write_bytes(broken)
+        done = run_tool("check_goal.py", session.root)
+        assert done.returncode == 2 and "README.md" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_the_task_block_is_checked_and_the_rest_of_the_readme_kept(session):

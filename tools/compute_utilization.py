@@ -78,9 +78,17 @@ def product(workspace: Workspace, args) -> wiki.Page:
 
 
 def known_work(task: dict) -> dict:
-    if task["work"] is None:
+    work = task["work"]
+    if work is None:
         raise UsageError("the Task block has no work yet; run: estimate_work.py --workspace W")
-    return task["work"]
+    if work["default"]["bytes_min"] == 0:
+        raise UsageError("the default workload moves no byte: get_inputs of the reference makes empty tensors")
+    if task["dtype"] and work["default"]["dtype"] not in (task["dtype"], "int"):
+        raise UsageError(
+            f"the work was counted in {work['default']['dtype']}, the task is in {task['dtype']}; "
+            "run: estimate_work.py --workspace W"
+        )
+    return work
 
 
 def set_targets(workspace: Workspace, args) -> int:
@@ -102,11 +110,20 @@ def set_targets(workspace: Workspace, args) -> int:
 
 def roofline_line(name: str, work: dict, roof: roofline.Roof) -> str:
     found = roofline.bound(work["flops"], work["bytes_min"], roof)
+    if found["arithmetic_intensity"] is None:
+        return f"- {name}: moves no byte"
     ridge = f"ridge point {found['ridge_point']:.4g}" if found["ridge_point"] else "no ridge point for this dtype"
-    return (
+    line = (
         f"- {name}: {work['flops']} FLOP over {work['bytes_min']} bytes ({work['source']}) = "
         f"{found['arithmetic_intensity']:.4g} FLOP/byte, {ridge}: {found['bound']}-bound, floor {found['floor_us']:.2f} us"
     )
+    if roofline.fits_in_cache(work["bytes_min"], roof):
+        size = max(1, work["bytes_min"] >> 21)  # a copy moves its buffer twice
+        line += (
+            "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of reach: "
+            f"see what this GPU gives at this size, bench_bandwidth.py --size-mb {size}"
+        )
+    return line
 
 
 def stop_line(target: dict) -> str:
@@ -122,7 +139,7 @@ def arguments():
         "--set-targets", action="store_true", help="with --workspace: write roofline and Stop Conditions"
     )
     parser.add_argument("--platform", help="target GPU as the wiki names it")
-    parser.add_argument("--dtype", choices=sorted(roofline.COMPUTE_ROWS), help="of the arithmetic")
+    parser.add_argument("--dtype", choices=sorted(roofline.COMPUTE_ROWS), help="of the arithmetic; int: none")
     parser.add_argument("--time-us", type=cli.positive_float, help="measured time, microseconds")
     parser.add_argument("--flops", type=cli.natural, help="FLOPs of the whole problem")
     parser.add_argument("--bytes", type=cli.positive_int, help="least bytes of the whole problem")

@@ -55,8 +55,14 @@ def given(work: dict, args) -> dict:
 def record(workspace: Workspace, workloads: dict) -> None:
     task = workspace.task()
     task["shapes"] = {name: shape_text(work["shapes"]) for name, work in workloads.items()}
+    before = task["work"]
     task["work"] = {name: {k: v for k, v in work.items() if k != "shapes"} for name, work in workloads.items()}
-    workspace.update_readme(task, {})
+    sections = {}
+    if task["work"] != before and task["targets"]:
+        task["targets"] = []
+        sections = dict.fromkeys(("Roofline", "Stop Conditions"), "TBD: the work has changed; set the targets again.")
+        cli.say("estimate_work.py: the work has changed, the targets are gone: compute_utilization.py --set-targets")
+    workspace.update_readme(task, sections)
 
 
 def shape_text(shapes: dict) -> str:
@@ -78,7 +84,9 @@ def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
     parser.add_argument("--reference", type=Path, help="instead of a workspace: file with Model and get_inputs")
-    parser.add_argument("--dtype", help="with --reference: cast floating inputs to bf16, fp16, fp32 or fp64")
+    parser.add_argument(
+        "--dtype", type=cli.filled, help="with --reference: cast floating inputs to bf16, fp16, fp32 or fp64"
+    )
     parser.add_argument("--flops", type=cli.positive_int, help="FLOPs of the default workload, given by hand")
     parser.add_argument("--bytes", type=cli.positive_int, help="least bytes of the default workload, given by hand")
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds (default 300)")

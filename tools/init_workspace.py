@@ -27,12 +27,18 @@ def arguments():
     parser.add_argument("name", metavar="NAME", help="letters, digits, '_' and '-'")
     parser.add_argument("kernel", metavar="KERNEL", type=Path, help="the kernel or PyTorch file to start from")
     parser.add_argument("--reference", type=Path, help="file with Model and get_inputs, when KERNEL has none")
-    parser.add_argument("--root", type=Path, default=Path("/tmp"), help="where the workspace is made (default /tmp)")
-    parser.add_argument("--platform", help="target GPU as the wiki names it, for example H200")
-    parser.add_argument("--framework", help="what the kernel is written in: triton, cutedsl, cuda, flydsl")
-    parser.add_argument("--dtype", help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)")
     parser.add_argument(
-        "--tolerance", type=cli.positive_float, help="bound on |error| / (|reference| + rms) (default: by dtype)"
+        "--root", type=cli.folder, default=Path("/tmp"), help="where the workspace is made (default /tmp)"
+    )
+    parser.add_argument("--platform", type=cli.filled, help="target GPU as the wiki names it, for example H200")
+    parser.add_argument(
+        "--framework", type=cli.filled, help="what the kernel is written in: triton, cutedsl, cuda, flydsl"
+    )
+    parser.add_argument(
+        "--dtype", type=cli.filled, help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)"
+    )
+    parser.add_argument(
+        "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms) (default: by dtype)"
     )
     parser.add_argument("--notes", default="", help="constraints, known bottlenecks, preferred directions")
     parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")

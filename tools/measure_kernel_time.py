@@ -64,7 +64,10 @@ def arguments():
     cli.add_subject(parser)
     cli.add_device(parser)
     parser.add_argument(
-        "--against", metavar="FILE|REV", help="another kernel file (or a reference: PyTorch itself), or a revision"
+        "--against",
+        type=cli.filled,
+        metavar="FILE|REV",
+        help="another kernel file (or a reference: PyTorch itself), or a revision",
     )
     parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
     parser.add_argument(

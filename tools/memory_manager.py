@@ -78,10 +78,7 @@ def run_read(memory: Memory, args) -> int:
         if record["masked"]:
             raise Refused(f"{args.version} is masked: discarded memory, not to be used for planning")
         found = field(record, args.field) if args.field else record
-        if isinstance(found, dict) or args.json:
-            print(bundle.dumps(found), end="")
-        else:
-            print(found)
+        print(found if isinstance(found, str) and not args.json else bundle.dumps(found).rstrip())
         return 0
     records = require(memory)
     if args.field:
@@ -93,7 +90,8 @@ def run_read(memory: Memory, args) -> int:
 def require(memory: Memory, masked: bool = False) -> list[dict]:
     records = memory.records(masked)
     if not records:
-        raise Refused(f"{memory.folder} holds no {'' if masked else 'unmasked '}record")
+        broken = "".join(f"; left out: {message}" for message in memory.broken)
+        raise Refused(f"{memory.folder} holds no {'' if masked else 'unmasked '}record{broken}")
     return records
 
 

@@ -43,7 +43,7 @@ def arguments():
         "--seeds", type=cli.positive_int, default=3, help="input sets per workload, the last one secret (default 3)"
     )
     parser.add_argument(
-        "--tolerance", type=cli.positive_float, help="bound on |error| / (|reference| + rms); default by dtype"
+        "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms); default by dtype"
     )
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
     cli.add_json(parser)

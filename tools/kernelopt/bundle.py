@@ -1,5 +1,6 @@
-"""Where the bundle lies, and the JSON files it reads and writes."""
+"""Where the bundle lies, what it needs installed, and the JSON files it reads and writes."""
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,21 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "reference"
 
 
+def require(*packages: str) -> None:
+    """EnvironmentLacks when a package cannot be imported; none of them is imported here."""
+    if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh")
+
+
+def loads(text: str):
+    """The JSON value of `text`; ValueError also for NaN and Infinity, which no other JSON reader accepts."""
+
+    def refuse(word: str):
+        raise ValueError(f"{word} is no JSON number")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def dumps(value) -> str:
     """JSON text, refusing NaN and Infinity, which no other JSON reader accepts."""
     return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
@@ -18,7 +34,7 @@ def dumps(value) -> str:
 def read_json(path: Path):
     """The JSON value in `path`; UsageError names the file when it is absent or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -58,10 +74,9 @@ def validate(value, schema_name: str, what: str) -> None:
 
     UsageError names the first offending field of `what`.
     """
-    try:
-        import jsonschema
-    except ImportError:
-        raise EnvironmentLacks("the package jsonschema is missing; run: bash scripts/setup.sh") from None
+    require("jsonschema")
+    import jsonschema
+
     schema = read_json(REFERENCE / schema_name)
     validator = jsonschema.Draft202012Validator(schema)
     error = jsonschema.exceptions.best_match(validator.iter_errors(value))

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -12,12 +13,19 @@ from . import bundle
 from .errors import ToolError
 
 EXIT_CODES = "exit codes: 0 done and good, 1 the answer is no, 2 usage, 3 the environment lacks something, 4 time-out"
-NEEDED_PACKAGES = ("torch", "jsonschema")
+NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema")
 
 
-def parser(description: str, **options) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """One sentence for a wrong call, in place of the usage of all options."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def parser(description: str, **options) -> Parser:
     """An argument parser with the bundle's conventions."""
-    return argparse.ArgumentParser(
+    return Parser(
         description=description,
         epilog=EXIT_CODES,
         allow_abbrev=False,
@@ -36,7 +44,7 @@ def add_subject(target) -> None:
     target.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
     target.add_argument("--kernel", type=Path, help="instead of a workspace: file with ModelNew or kernel_function")
     target.add_argument("--reference", type=Path, help="with --kernel: file with Model and get_inputs")
-    target.add_argument("--dtype", help="with --kernel: cast floating inputs to bf16, fp16, fp32 or fp64")
+    target.add_argument("--dtype", type=filled, help="with --kernel: cast floating inputs to bf16, fp16, fp32 or fp64")
 
 
 def add_device(target) -> None:
@@ -51,28 +59,47 @@ def add_device(target) -> None:
     )
 
 
+def number(text: str, kind: type, fits: Callable[[float], bool], wanted: str):
+    """`text` as an int or float that fits; argparse shows `wanted` when it does not."""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
+    return value
+
+
 def positive_float(text: str) -> float:
     """An argparse type."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
+    return number(text, float, lambda value: 0 < value < math.inf, "a number above 0")
+
+
+def tolerance(text: str) -> float:
+    """An argparse type; with 1 an output of zeros would pass."""
+    return number(text, float, lambda value: 0 < value < 1, "a number between 0 and 1")
 
 
 def natural(text: str) -> int:
-    """An argparse type: 0, 1, 2 …"""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return value
+    """An argparse type."""
+    return number(text, int, lambda value: value >= 0, "a whole number from 0 on")
 
 
 def positive_int(text: str) -> int:
-    """An argparse type: 1, 2, 3 …"""
-    value = natural(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    """An argparse type."""
+    return number(text, int, lambda value: value >= 1, "a whole number from 1 on")
+
+
+def filled(text: str) -> str:
+    """An argparse type: an empty string is a variable that was never set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return text
+
+
+def folder(text: str) -> Path:
+    """An argparse type."""
+    return Path(filled(text))
 
 
 def say(message: str) -> None:
@@ -96,7 +123,8 @@ def continue_in_bundle_environment() -> None:
 def run(main: Callable[[], int]) -> None:
     """Run a tool's `main` and leave with its exit code; errors become one sentence on stderr."""
     name = Path(sys.argv[0]).name
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children and scratch files are cleaned up
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that children and scratch files are cleaned up
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
             continue_in_bundle_environment()

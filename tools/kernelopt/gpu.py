@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from . import bundle
 from .errors import EnvironmentLacks
 
 NO_GPU = (
@@ -30,10 +31,9 @@ THROTTLE_REASONS = {  # NVML's clocks-event reasons that slow the GPU down; idle
 @contextlib.contextmanager
 def _nvml():
     """(pynvml, handle of the first visible GPU); EnvironmentLacks when there is none."""
-    try:
-        import pynvml
-    except ImportError:
-        raise EnvironmentLacks("the package nvidia-ml-py is missing; run: bash scripts/setup.sh") from None
+    bundle.require("pynvml")
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import fcntl
-import json
 from pathlib import Path
 
 from . import bundle
@@ -82,14 +81,23 @@ class Memory:
             for name, text in changes.items():
                 if name.split(".")[0] in (*GATE_FIELDS, *(MEASURED_FIELDS if judged else ())):
                     raise UsageError(f"{name} is written by run_gate.py, from what it measured")
+                if name == "masked":
+                    raise UsageError("the verbs mask and unmask change that")
                 _assign(record, name, text)
             self._write(record)
         return record
 
     def set_masked(self, versions: list[str], masked: bool) -> None:
-        """Mask or unmask; nothing changes unless all versions exist."""
+        """Mask or unmask; nothing changes unless all versions exist.
+
+        UsageError for masking v0 or the best version: planning starts from them.
+        """
         with self._locked():
             records = [self.read(version) for version in versions]
+            best = self.best() if masked else None
+            for kept in ("v0", best["version"] if best else None):
+                if masked and kept in versions:
+                    raise UsageError(f"{kept} stays unmasked: planning starts from the baseline and the best version")
             for record in records:
                 self._write({**record, "masked": masked})
 
@@ -163,6 +171,6 @@ def _typed(schema: dict, text: str, name: str):
     if "string" in types or "enum" in schema:
         return text
     try:
-        return json.loads(text)
+        return bundle.loads(text)
     except ValueError:
         raise UsageError(f"'{name}' takes {' or '.join(types) or 'JSON'}, not '{text}'") from None

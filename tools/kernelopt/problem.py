@@ -37,6 +37,8 @@ class UnknownWorkload(ContractError):
 def load_module(path: Path):
     """Execute a Python file as a module of its own, once in a process."""
     spec = importlib.util.spec_from_file_location(f"problem_{path.stem}_{len(sys.modules)}", path)
+    if spec is None:
+        raise ContractError(f"{path.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and inspect look there
     spec.loader.exec_module(module)
@@ -73,8 +75,7 @@ class Reference:
             raise ContractError(f"{path.name} must define Model and get_inputs")
         self.model_class = module.Model
         self.init_inputs = getattr(module, "get_init_inputs", list)
-        more = module.get_workloads() if hasattr(module, "get_workloads") else {}
-        self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more}
+        self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more_workloads(module)}
 
     def build(self, workload: str, seed: int, dtype: str | None, device: str) -> tuple[torch.nn.Module, list, list]:
         """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`.
@@ -83,9 +84,9 @@ class Reference:
         """
         torch.manual_seed(seed)
         with torch.device(device), torch.no_grad():
-            init = list(self.init_inputs())
+            init = arguments(self.init_inputs(), "get_init_inputs")
             model = self.model_class(*init)
-            inputs = list(self.workloads[workload]())
+            inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
         if dtype:
             cast_module(model, TORCH_DTYPES[dtype])
             inputs = [cast(value, TORCH_DTYPES[dtype]) for value in inputs]
@@ -106,6 +107,23 @@ class Reference:
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
         return bind(self.model_class, case, device, dtype)
+
+
+def more_workloads(module) -> dict[str, Callable[[], list]]:
+    """What get_workloads of a reference returns; ContractError when it is no dict of callables, or names `default`."""
+    more = module.get_workloads() if hasattr(module, "get_workloads") else {}
+    if not isinstance(more, dict) or not all(isinstance(name, str) and callable(make) for name, make in more.items()):
+        raise ContractError("get_workloads must return a dict of names to functions, each returning a list of inputs")
+    if "default" in more:
+        raise ContractError("get_workloads names a workload 'default', which is the one of get_inputs; rename it")
+    return more
+
+
+def arguments(values, maker: str) -> list:
+    """Arguments as a list; ContractError when `maker` returned anything but a list or tuple (a tensor has rows)."""
+    if not isinstance(values, list | tuple):
+        raise ContractError(f"{maker} must return a list, not a {type(values).__name__}")
+    return list(values)
 
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
@@ -232,8 +250,8 @@ def least_bytes(values: list[torch.Tensor]) -> int:
 def estimate(reference: Reference, workload: str, dtype: str | None, device: str) -> dict:
     """Least work of a workload: FLOPs by torch's counter, bytes of the tensors that go in and come out.
 
-    The counter (`torch.utils.flop_counter`) knows matrix products, convolutions and attention; element-wise
-    and reduction arithmetic counts 0. Shapes alone are run (fake tensors); a reference that looks at values
+    The counter (`torch.utils.flop_counter`) knows matrix products, convolutions and attention (products with a
+    vector are added here); element-wise and reduction arithmetic counts 0. Shapes alone are run (fake tensors); a reference that looks at values
     runs for real, on `device`.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -253,7 +271,13 @@ def _count(reference: Reference, workload: str, dtype: str | None, device: str) 
     # Attention and recurrent layers are counted through their plain products: the counter does not know every
     # fused CPU variant.
     plain = torch.backends.mkldnn.flags(enabled=False)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), plain:
+    aten = torch.ops.aten
+    vectors = {
+        aten.mv: product_flops,
+        aten.dot: product_flops,
+        aten.addmv: lambda _, *args, **rest: product_flops(*args),
+    }
+    with FlopCounterMode(display=False, custom_mapping=vectors) as counter, sdpa_kernel(SDPBackend.MATH), plain:
         outputs = tensors(call(model, inputs))
     arguments = input_tensors(inputs)
     incoming = arguments + list(model.state_dict().values())
@@ -265,6 +289,11 @@ def _count(reference: Reference, workload: str, dtype: str | None, device: str) 
         "dtype": dominant_dtype(incoming + outputs),
         "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
     }
+
+
+def product_flops(matrix: tuple, vector: tuple, *_, **__) -> int:
+    """FLOPs of a matrix (or a vector) times a vector, from their shapes; torch's counter leaves these out."""
+    return 2 * math.prod(matrix)
 
 
 def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> dict:
@@ -296,6 +325,7 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
     return {
         **found,
         "elements": exact.numel(),
+        "finite": int(finite.sum()),
         "rms": rms,
         "bound": bound,
         "max_rel": own.max_rel,

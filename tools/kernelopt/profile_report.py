@@ -21,8 +21,10 @@ def load(path: Path) -> dict:
         reports = sorted(path.glob("*.ncu-rep"))
         if (path / "metrics.json").is_file():
             path = path / "metrics.json"
-        elif reports:
+        elif len(reports) == 1:
             path = reports[0]
+        elif reports:
+            raise UsageError(f"{path} holds {len(reports)} reports; name one of them, for example {reports[0]}")
         else:
             raise UsageError(f"{path} holds neither metrics.json nor a .ncu-rep; make one: profile_kernel.sh")
     if not path.is_file():

@@ -18,6 +18,7 @@ COMPUTE_ROWS = {
     "bf16": ("measured_bf16_matmul", "peak_bf16_tensor"),
     "fp8": ("measured_fp8_matmul", "peak_fp8_tensor"),
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
+    "int": (),
 }
 # What no kernel can beat, where it is not the documented peak of the dtype itself: fp32 work may run as several
 # tf32 products.
@@ -121,6 +122,11 @@ def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:
     memory_us = rest / (peak.value * 1e9) * 1e6
     compute_us = flops / (roof.limit_compute.value * 1e12) * 1e6 if flops and roof.limit_compute else 0.0
     return max(memory_us, compute_us)
+
+
+def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
+    """A problem so small that the bandwidth measured on large buffers says little about it."""
+    return roof.l2_capacity is not None and bytes_min <= roof.l2_capacity.value * 2**20
 
 
 def target(workload: str, flops: int, bytes_min: int, roof: Roof) -> dict:

@@ -37,6 +37,7 @@ def check_ready(workspace: Workspace, version: str) -> dict:
     best = records.best()
     check_version(records, version, best)
     check_oracle(workspace)
+    check_task(workspace, records)
     roof_of_task(workspace)
     if best and best["kernel_sha256"] == digest(workspace.kernel):
         raise UsageError(f"kernel.py is the accepted {best['version']} itself; there is nothing to judge")
@@ -46,6 +47,19 @@ def check_ready(workspace: Workspace, version: str) -> dict:
 def check_oracle(workspace: Workspace) -> None:
     if workspace.first_reference() != workspace.reference.read_bytes():
         raise UsageError("reference.py was changed since the session began; the oracle must stay: git checkout it back")
+
+
+def check_task(workspace: Workspace, records: memory.Memory) -> None:
+    """UsageError when what counts as right was changed after v0 was accepted."""
+    first = records.read("v0") if "v0" in records.versions() else None
+    if not first or not first["git_commit_hash"]:
+        return
+    now, then = workspace.task(), workspace.task_at(first["git_commit_hash"])
+    for name in ("dtype", "tolerance"):
+        if now[name] != then[name]:
+            raise UsageError(
+                f"the Task block's {name} is {now[name]}, v0 was judged with {then[name]}; put it back, or start a new session"
+            )
 
 
 def check_version(records: memory.Memory, version: str, best: dict | None) -> None:

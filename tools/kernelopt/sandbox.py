@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from . import bundle, gpu
 
 LOG_TAIL_BYTES = 8000
+WORKER_PACKAGES = ("torch", "triton", "numpy")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Sandbox:
     """
 
     def __init__(self, device: str, cache: Path | None = None):
+        bundle.require(*WORKER_PACKAGES)  # or their absence would be blamed on the kernel
         self.device = device
         self.gpu = gpu.identify() if device == "cuda" else None
         home = cache or Path(tempfile.gettempdir())
@@ -151,7 +152,7 @@ def kill_group(process: subprocess.Popen) -> None:
 def read_result(path: Path) -> dict | None:
     """What the child wrote, if it is an object at all."""
     with contextlib.suppress(OSError, ValueError):
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = bundle.loads(path.read_text(encoding="utf-8"))
         return result if isinstance(result, dict) else None
     return None
 

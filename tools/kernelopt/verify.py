@@ -19,6 +19,13 @@ TOLERANCES = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "fp8": 0
 # The interpreter truncates fp32 to bf16 where the GPU rounds: up to one more unit in the last place.
 INTERPRETER_TOLERANCES = {**TOLERANCES, "bf16": 2.4e-2}
 
+# Triton's interpreter holds bf16 as integers: its arithmetic and tl.dot on bf16 tiles are wrong, conversions are right.
+BF16_SYMPTOMS = ("WRONG_VALUES", "NONFINITE")
+INTERPRETED_BF16 = (
+    "Triton's interpreter computes wrongly with bf16 tiles (tl.dot, arithmetic before .to(tl.float32)), so a right "
+    "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
+)
+
 INPUT_BYTES = 2 << 30  # of input files per workload, beyond the seeds that are needed in any case
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 # What a child process can report of itself; anything else in a report is forged.
@@ -93,7 +100,8 @@ def verify(
         return verdict(sandbox, [], checked["error"], tolerance)
     results = []
     for entry, done, found in zip(cases, ran["cases"], [*checked["cases"], None], strict=False):
-        results.append({"workload": entry["workload"], "seed": entry["seed"], **judge(done, found)})
+        named = {name: entry[name] for name in ("workload", "seed", "dtype")}
+        results.append({**named, **judge(done, found)})
     hide_secret(results)
     return verdict(sandbox, results, None, tolerance, outcome)
 
@@ -277,7 +285,10 @@ def judge_outputs(found: dict) -> tuple[str, str]:
             status, message = judge_output(output, number)
             if status != "OK":
                 return status, message
-        if call["outputs"] and all(output["zeros_pass"] for output in call["outputs"]):
+        filled = [output for output in call["outputs"] if output["elements"]]
+        if filled and not any(output["finite"] for output in filled):
+            return "INVALID_TASK", "the reference's outputs hold no finite value, so there is nothing to compare"
+        if filled and all(output["zeros_pass"] for output in filled):
             return "INVALID_TASK", "an output of zeros is within the tolerance"
     return "OK", ""
 
@@ -323,6 +334,8 @@ def verdict(
         where = f" (workload {bad['workload']}, seed {bad['seed']})" if bad and not fault else ""
         message = (fault or bad or {"message": "nothing was checked"})["message"]
         hint = f"; {HINTS[status]}" if status in HINTS else ""
+        if sandbox.device == "cpu-interpreter" and bad and bad["dtype"] == "bf16" and status in BF16_SYMPTOMS:
+            hint = f"; {INTERPRETED_BF16}"
         summary = f"{status}{where}: {message.strip()}{hint}"
     return {
         "status": status,

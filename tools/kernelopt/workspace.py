@@ -8,7 +8,6 @@ import ast
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -116,15 +115,11 @@ class Workspace:
 
     def task(self) -> dict:
         """The Task block, checked against its schema."""
-        match = TASK_BLOCK.search(self.readme.read_text(encoding="utf-8"))
-        if match is None:
-            raise UsageError(f"{self.readme} has no json block under '## Task'")
-        try:
-            task = json.loads(match[1])
-        except ValueError as error:
-            raise UsageError(f"{self.readme}: the Task block is not valid JSON ({error})") from None
-        bundle.validate(task, "task.schema.json", f"{self.readme}: Task block")
-        return task
+        return parse_task(self.readme.read_bytes(), str(self.readme))
+
+    def task_at(self, revision: str) -> dict:
+        """The Task block as it was at a revision."""
+        return parse_task(self.file_at(revision, "README.md"), f"README.md of {revision[:12]}")
 
     def update_readme(self, task: dict, sections: dict[str, str]) -> None:
         """Replace the Task block and the text of the named sections; the rest stays as it is."""
@@ -168,6 +163,22 @@ class Workspace:
         """reference.py as the session began with it: the oracle that may not change."""
         first = self.git("rev-list", "--max-parents=0", "HEAD").splitlines()[-1]
         return self.file_at(first, "reference.py")
+
+
+def parse_task(readme: bytes, what: str) -> dict:
+    """The Task block of a workspace's README; UsageError says what is wrong with `what`."""
+    try:
+        match = TASK_BLOCK.search(readme.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} is not UTF-8 text") from None
+    if match is None:
+        raise UsageError(f"{what} has no json block under '## Task'")
+    try:
+        task = bundle.loads(match[1])
+    except ValueError as error:
+        raise UsageError(f"{what}: the Task block is not valid JSON ({error})") from None
+    bundle.validate(task, "task.schema.json", f"{what}: Task block")
+    return task
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:

@@ -132,7 +132,7 @@ def read(report: Path) -> list[dict]:
         raise Refused(f"{report} is no readable Nsight Compute report ({error})") from None
     actions = [action for span in _ranges(context) for action in span]
     if not actions:
-        raise Refused(f"{report} holds no kernel")
+        raise Refused(f"{report} holds no kernel: nothing was profiled, or the file was cut off")
     return [_kernel(action) for action in actions]
 
 
