@@ -6,17 +6,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli, wiki
+from kernelopt.errors import EnvironmentLacks
 
 EXAMPLES = """examples:
   gpu_specs.py list
   gpu_specs.py show H200
   gpu_specs.py lookup H200 memory_bandwidth --json
-  gpu_specs.py detect"""
+  gpu_specs.py detect
+  gpu_specs.py check        # after a page was added or changed"""
 
 
 def main() -> int:
     args = arguments()
-    products = wiki.pages(wiki.root(args.gpu_wiki))
+    root = wiki.root(args.gpu_wiki)
+    if args.verb == "check":
+        return check(root, args.json)
+    products = wiki.pages(root)
     if args.verb == "list":
         return list_products(products, args.json)
     if args.verb == "detect":
@@ -29,12 +34,13 @@ def main() -> int:
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|lookup|detect")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|lookup|detect|check")
     for verb, text in {
         "list": "the products that the wiki has",
         "show": "all values of a product",
         "lookup": "one value of a product",
-        "detect": "the product that this machine's GPU is",
+        "detect": "the product that this machine's GPU is, and where the two disagree",
+        "check": "is the wiki itself sound: rows, units, sources, plausible values, links, index",
     }.items():
         sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
         cli.add_json(sub)
@@ -68,7 +74,7 @@ def describe(page: wiki.Page, row: wiki.Row) -> dict:
 
 
 def show(page: wiki.Page, as_json: bool) -> int:
-    found = [describe(page, row) for row in page.rows.values()]
+    found = [describe(page, row) for row in page.all_rows().values()]
     cli.emit({"platform": page.platform, "values": found}, as_json, [value["citation"] for value in found])
     return 0
 
@@ -77,7 +83,7 @@ def lookup(page: wiki.Page, metric: str, as_json: bool) -> int:
     row = page.row(metric)
     if row is None:
         row = wiki.Row(metric, "UNKNOWN", "-", "-", "-", f"{page.platform} has no such row", "", 0)
-        cli.say(f"gpu_specs.py: {page.platform} has: {', '.join(page.rows)}")
+        cli.say(f"gpu_specs.py: {page.platform} has: {', '.join(page.all_rows())}")
     cli.emit(describe(page, row), as_json, [row.citation])
     return 0 if row.known else 1
 
@@ -85,11 +91,33 @@ def lookup(page: wiki.Page, metric: str, as_json: bool) -> int:
 def detect(products: list[wiki.Page], as_json: bool) -> int:
     from kernelopt import gpu
 
-    device = gpu.identify()
+    try:
+        device, said = gpu.identify(), gpu.query()
+    except EnvironmentLacks:
+        device, said = gpu.identify_amd(), {}
+        if device is None:
+            raise
     page = wiki.find(device["name"], products)
-    found = {"platform": page.platform, **device}
-    cli.emit(found, as_json, [f"{page.platform}: {device['name']}, driver {device['driver']}, {device['uuid']}"])
+    found = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
+    lines = [f"{page.platform}: " + ", ".join(str(value) for value in device.values())]
+    lines += [
+        f"{metric}: {value if isinstance(value, str) else format(value, '.6g')}" for metric, value in said.items()
+    ]
+    lines += [
+        f"DISAGREES: the device says {d['metric']} {d['device']}, the wiki {d['citation']}"
+        for d in found["disagreements"]
+    ]
+    cli.emit(found, as_json, lines)
     return 0
+
+
+def check(root: Path, as_json: bool) -> int:
+    from kernelopt import wiki_checks
+
+    found = wiki_checks.problems(root)
+    count = len(wiki.pages(root))
+    cli.emit({"products": count, "problems": found}, as_json, [*found, f"{count} products, {len(found)} problems"])
+    return 1 if found or not count else 0
 
 
 if __name__ == "__main__":

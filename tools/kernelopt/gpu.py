@@ -1,11 +1,15 @@
-"""The NVIDIA GPU of this machine as NVML tells it: which one, in what state, and the one lock that guards it.
+"""The GPU of this machine as NVML tells it: which one, in what state, and the one lock that guards it.
 
 No CUDA context is made here, so the parent process of a measurement stays out of the GPU.
 """
 
 import contextlib
+import ctypes
 import fcntl
+import json
 import os
+import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -65,6 +69,63 @@ def identify() -> dict:
             "uuid": nvml.nvmlDeviceGetUUID(handle),
             "driver": nvml.nvmlSystemGetDriverVersion(),
         }
+
+
+def query() -> dict:
+    """What the device says of itself, in the wiki's metrics and units; what it does not tell is left out.
+
+    From NVML, and the SM count and L2 from the driver's attributes of CUDA device 0, which need no CUDA context.
+    memory_capacity is in GiB: vendors print that figure as GB.
+    """
+    with _nvml() as (nvml, handle):
+        questions = {
+            "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            "memory_capacity": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
+            "boost_clock": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_clock": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "memory_bus_width": lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle),
+            "tdp": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
+        }
+        said = {}
+        for metric, ask in questions.items():
+            with contextlib.suppress(nvml.NVMLError):  # a virtual or consumer GPU does not answer everything
+                said[metric] = ask()
+    return said | driver_attributes()
+
+
+def driver_attributes() -> dict:
+    """{sm_count, l2_capacity in MiB} by cuDeviceGetAttribute; {} where the driver library cannot be asked."""
+    attributes = {"sm_count": (16, 1), "l2_capacity": (38, 2**20)}  # CU_DEVICE_ATTRIBUTE_…, unit
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return {}
+    device, value, said = ctypes.c_int(), ctypes.c_int(), {}
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return {}
+    for metric, (number, unit) in attributes.items():
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:
+            said[metric] = value.value / unit if unit > 1 else value.value
+    return said
+
+
+def identify_amd() -> dict | None:
+    """{name, gfx_target} of the first AMD GPU by rocm-smi; None where there is none. Not run on AMD hardware: the reader
+    is tested on a sample of its JSON."""
+    if shutil.which("rocm-smi") is None:
+        return None
+    done = subprocess.run(["rocm-smi", "--showproductname", "--json"], capture_output=True, text=True)
+    return read_rocm_smi(done.stdout)
+
+
+def read_rocm_smi(text: str) -> dict | None:
+    """The first card of `rocm-smi --showproductname --json`."""
+    with contextlib.suppress(ValueError):
+        cards = json.loads(text)
+        card = cards[min(cards)] if cards else {}
+        name = card.get("Card Series") or card.get("Card series") or card.get("Card SKU")
+        return {"name": name, "gfx_target": card.get("GFX Version")} if name else None
+    return None
 
 
 def _sample(nvml, handle) -> dict:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import bundle
@@ -51,21 +51,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Page:
-    """One product: its name, the spellings it is known by, and its rows."""
+    """One product: its name, the spellings it is known by, its rows, and the limits of its compute capability or
+    gfx target, a page of the same form (None on such a page itself)."""
 
     platform: str
     aliases: tuple[str, ...]
     architecture: str
     vendor: str
     rows: dict[str, Row] = field(repr=False)
+    limits: "Page | None" = field(default=None, repr=False)
+
+    @property
+    def file(self) -> str:
+        """Its path inside the wiki."""
+        return next(iter(self.rows.values())).page
+
+    def all_rows(self) -> dict[str, Row]:
+        """Its own rows, then those of its limits; no metric stands on both pages (wiki_checks)."""
+        return {**self.rows, **(self.limits.rows if self.limits else {})}
 
     def row(self, metric: str) -> Row | None:
-        return self.rows.get(metric)
+        return self.all_rows().get(metric)
 
     def known(self, metric: str) -> Row | None:
         """The row, when it holds a value."""
-        row = self.rows.get(metric)
+        row = self.row(metric)
         return row if row and row.known else None
+
+    def limits_key(self) -> str | None:
+        """The name of its limits page: "sm_90", "gfx942"; None when the page names neither."""
+        if target := self.rows.get("gfx_target"):
+            return target.text
+        capability = self.rows.get("compute_capability")
+        return f"sm_{capability.text.replace('.', '')}" if capability else None
 
 
 def missing(metric: str) -> str:
@@ -82,9 +100,19 @@ def root(explicit: Path | str | None = None) -> Path:
 
 
 def pages(wiki: Path) -> list[Page]:
-    """All products of the wiki, in the order of their file names."""
-    files = sorted((wiki / "docs" / "hardware").glob("*.md"))
-    return [parse_page(path.read_text(encoding="utf-8"), str(path.relative_to(wiki))) for path in files]
+    """All products of the wiki, in the order of their file names, each with its limits."""
+    limits = limit_pages(wiki)
+    products = [read_page(path, wiki) for path in sorted((wiki / "docs" / "hardware").glob("*.md"))]
+    return [replace(page, limits=limits.get(page.limits_key())) for page in products]
+
+
+def limit_pages(wiki: Path) -> dict[str, Page]:
+    """The limits of each compute capability and gfx target, by name: "sm_90", "gfx942"."""
+    return {path.stem: read_page(path, wiki) for path in sorted((wiki / "docs" / "hardware" / "limits").glob("*.md"))}
+
+
+def read_page(path: Path, wiki: Path) -> Page:
+    return parse_page(path.read_text(encoding="utf-8"), str(path.relative_to(wiki)))
 
 
 def parse_page(text: str, page: str) -> Page:
@@ -129,3 +157,32 @@ def find(name: str, products: list[Page]) -> Page:
         raise Refused(f"'{name}' does not name one product exactly; did you mean: {', '.join(similar)}?")
     known = ", ".join(page.platform for page in products)
     raise Refused(f"'{name}' is not in the wiki, and no other product stands in for it; known: {known}")
+
+
+# How far a device's own word may be from the page: a capacity is printed rounded, a clock and a count are not.
+DEVICE_TOLERANCE = {
+    "memory_capacity": 0.05,
+    "tdp": 0.02,
+    "l2_capacity": 0.01,
+    "boost_clock": 0.01,
+    "memory_clock": 0.01,
+}
+
+
+def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
+    """[{metric, device, wiki, citation}] where what a device says of itself is not what its page says.
+
+    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement.
+    """
+    found = []
+    for metric, value in said.items():
+        row = page.known(metric)
+        if row is None:
+            continue
+        if isinstance(value, str):
+            same = value == row.text
+        else:
+            same = abs(value - row.value) <= DEVICE_TOLERANCE.get(metric, 0.0) * row.value
+        if not same:
+            found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
+    return found

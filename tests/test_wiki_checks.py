@@ -1,0 +1,98 @@
+"""The wiki's own checks: none complains about the wiki, and each complains about a page that was broken for it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, run_tool, tool_json
+from kernelopt import wiki, wiki_checks
+
+ROOT = BUNDLE / "gpu-wiki"
+H200 = "docs/hardware/h200.md"
+
+
+def test_the_wiki_is_sound():
+    found = tool_json("gpu_specs.py", "check")
+    assert found["problems"] == [] and found["products"] >= 27
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    return Path(shutil.copytree(ROOT, tmp_path / "wiki"))
+
+
+def row(metric: str, page: str = H200) -> str:
+    return next(line for line in (ROOT / page).read_text().splitlines() if line.startswith(f"| {metric} |"))
+
+
+def with_cell(metric: str, index: int, text: str) -> tuple[str, str]:
+    """(the row, the row with one cell changed): 1 value, 2 unit, 3 source, 4 kind, 5 note."""
+    cells = row(metric).split(" | ")
+    cells[index] = text if index < 5 else f"{text} |"
+    return row(metric), " | ".join(cells)
+
+
+BROKEN = {
+    "a metric is missing": ((row("tdp") + "\n", ""), "tdp is missing"),
+    "a misplaced decimal point": (with_cell("memory_bandwidth", 1, "48000"), "outside"),
+    "a value that cannot be cited": (with_cell("memory_type", 1, "HBM3e ECC"), "cannot be cited"),
+    "a wrong unit": (with_cell("memory_bandwidth", 2, "TB/s"), "is no unit"),
+    "no source": (with_cell("tdp", 3, "-"), "names no source"),
+    "a source that is not listed": (with_cell("tdp", 3, "[hearsay]"), "[hearsay] is not listed"),
+    "an unknown kind": (with_cell("tdp", 4, "folklore"), "is no kind of source"),
+    "UNKNOWN with a source": (with_cell("tdp", 1, "UNKNOWN"), "has no source"),
+    "sparse sold as dense": (with_cell("peak_bf16_tensor", 1, "1979"), "peak_bf16_tensor_sparse is not twice"),
+    "a bandwidth that the bus cannot give": (with_cell("memory_bandwidth", 1, "4000"), "memory_clock x 2"),
+    "a peak that the lanes cannot give": (with_cell("peak_fp32", 1, "60"), "lanes x 2 x boost_clock"),
+    "no limits page": (with_cell("compute_capability", 1, "9.9"), "there is no page limits/sm_99.md"),
+    "a limit on the product's page": (
+        (row("tdp"), row("tdp") + "\n" + row("warp_size", "docs/hardware/limits/sm_90.md")),
+        "warp_size stands on",
+    ),
+    "a source that is not used": (
+        ("## Sources\n", "## Sources\n\n- [extra]: a thing.\n"),
+        "[extra] is listed and never used",
+    ),
+    "a name of another product": (("Aliases: ", "Aliases: H20; "), "'h20' is a name of"),
+    "a dead link": (("## Notes\n", "## Notes\n\n[x](gone.md)\n"), "gone.md leads nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_page_is_found(copy, case):
+    (old, new), message = BROKEN[case]
+    text = (copy / H200).read_text()
+    assert old in text
+    (copy / H200).write_text(text.replace(old, new, 1))
+    found = wiki_checks.problems(copy)
+    assert any(message in problem for problem in found), found
+    done = run_tool("gpu_specs.py", "check", "--gpu-wiki", copy)
+    assert done.returncode == 1 and message in done.stdout
+
+
+def test_a_page_that_the_index_leaves_out_is_found(copy):
+    (copy / "README.md").write_text((copy / "README.md").read_text().replace("docs/hardware/h200.md", ""))
+    assert "README.md does not link docs/hardware/h200.md" in wiki_checks.problems(copy)
+
+
+def test_an_empty_wiki_is_not_sound(tmp_path):
+    (tmp_path / "docs/hardware").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("")
+    assert run_tool("gpu_specs.py", "check", "--gpu-wiki", tmp_path).returncode == 1
+
+
+def test_a_device_that_says_something_else_than_its_page_is_told():
+    page = wiki.find("H200", wiki.pages(ROOT))
+    said = {"compute_capability": "9.0", "sm_count": 132, "l2_capacity": 60.0, "boost_clock": 1980, "tdp": 700.0}
+    said |= {"memory_capacity": 143771 / 1024, "memory_clock": 3201, "memory_bus_width": 6016, "colour": 7}
+    assert wiki.disagreements(page, said) == []
+    nvl = {**said, "tdp": 600.0, "sm_count": 131, "compute_capability": "9.9"}
+    assert {found["metric"] for found in wiki.disagreements(page, nvl)} == {"tdp", "sm_count", "compute_capability"}
+
+
+def test_what_rocm_smi_prints_is_read():
+    from kernelopt import gpu
+
+    text = (Path(__file__).parent / "fixtures" / "rocm_smi_showproductname.json").read_text()
+    assert gpu.read_rocm_smi(text) == {"name": "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", "gfx_target": "gfx9010"}
+    assert gpu.read_rocm_smi("{}") is None and gpu.read_rocm_smi("no json") is None

@@ -1,0 +1,185 @@
+"""What must hold of the wiki's own pages: required rows, units, sources, plausible values, links, index.
+
+Each check takes what it needs and returns sentences, one a defect; an empty list is a clean bill.
+"""
+
+import re
+from pathlib import Path
+
+from . import wiki
+from .wiki import Page
+
+UNITS = set(
+    "SM CU XCD threads warps wavefronts blocks registers lanes bytes KB MB GB GB/s MHz W TFLOPS TOPS bit -".split()
+)
+KINDS = {
+    "datasheet",
+    "whitepaper",
+    "programming guide",
+    "ISA manual",
+    "vendor documentation",
+    "vendor header",
+    "vendor repository",
+    "device query",
+    "measured",
+    "secondary",
+}
+HOW_READ = {"transcribed", "derived"}
+REQUIRED = (
+    "memory_capacity memory_bandwidth l2_capacity boost_clock tdp peak_fp64 peak_fp32 peak_fp16_tensor "
+    "peak_bf16_tensor peak_fp8_tensor peak_int8_tensor"
+).split()
+REQUIRED_OF = {"NVIDIA": ["compute_capability", "sm_count"], "AMD": ["gfx_target", "cu_count"]}
+REQUIRED_LIMITS = {
+    "NVIDIA": "warp_size registers_per_sm registers_per_thread register_allocation_unit subpartitions_per_sm "
+    "warps_per_sm threads_per_sm blocks_per_sm threads_per_block shared_memory_per_sm shared_memory_per_block "
+    "shared_memory_reserved_per_block shared_memory_allocation_unit fp32_lanes_per_sm",
+    "AMD": "wavefront_size vgpr_file_per_cu lds_per_cu threads_per_cu wavefronts_per_cu workgroups_per_cu",
+}
+# Lowest and highest value that a GPU of the last decade can have: a misplaced decimal point or unit falls outside.
+RANGES = {
+    "sm_count": (16, 200),
+    "cu_count": (60, 320),
+    "memory_capacity": (8, 600),
+    "memory_bandwidth": (200, 25_000),
+    "l2_capacity": (2, 300),
+    "boost_clock": (1000, 3500),
+    "tdp": (50, 3000),
+    "peak_fp64": (0.2, 200),
+    "peak_fp32": (5, 300),
+    "peak_fp16_tensor": (40, 6000),
+    "peak_bf16_tensor": (40, 6000),
+    "peak_fp8_tensor": (100, 12_000),
+    "peak_int8_tensor": (100, 12_000),
+}
+AGREE_WITHIN = 0.02
+
+
+def problems(root: Path) -> list[str]:
+    """Every defect of the wiki in `root`; UsageError when a page cannot even be read."""
+    products, limits = wiki.pages(root), wiki.limit_pages(root)
+    found = [f"{page.file}: {text}" for page in products for text in of_product(page)]
+    found += [f"{page.file}: {text}" for page in limits.values() for text in of_limits(page)]
+    for page in [*products, *limits.values()]:
+        text = (root / page.file).read_text(encoding="utf-8")
+        found += [f"{page.file}: {text}" for text in sources(page, text)]
+    return found + same_name_twice(products) + links(root) + index(root)
+
+
+def of_product(page: Page) -> list[str]:
+    """Rows, units and values of a product's page."""
+    found = [f"{name} is missing" for name in [*REQUIRED, *REQUIRED_OF.get(page.vendor, [])] if name not in page.rows]
+    if page.limits is None:
+        found.append(f"there is no page limits/{page.limits_key()}.md")
+    else:
+        twice = sorted(set(page.rows) & set(page.limits.rows))
+        found += [f"{name} stands on the page of the limits too" for name in twice]
+    return found + cells(page) + plausible(page) + agreement(page)
+
+
+def of_limits(page: Page) -> list[str]:
+    """Rows and units of a limits page."""
+    required = REQUIRED_LIMITS.get(page.vendor, "").split()
+    return [f"{name} is missing" for name in required if name not in page.rows] + cells(page)
+
+
+def cells(page: Page) -> list[str]:
+    """Unit, source and kind of each row."""
+    found = []
+    for row in page.rows.values():
+        if re.search(r"\s", row.text):
+            found.append(f"L{row.line}: {row.metric}: '{row.text}' has a blank in it and cannot be cited")
+        if row.unit not in UNITS:
+            found.append(f"L{row.line}: {row.metric}: '{row.unit}' is no unit of this wiki")
+        if row.text == "UNKNOWN":
+            if (row.source, row.kind) != ("-", "-"):
+                found.append(f"L{row.line}: {row.metric}: what is UNKNOWN has no source")
+            continue
+        if not re.fullmatch(r"\[[a-z0-9-]+\]", row.source):
+            found.append(f"L{row.line}: {row.metric}: '{row.source}' names no source")
+        kind, *how = row.kind.split(", ")
+        if kind not in KINDS or not set(how) <= HOW_READ:
+            found.append(f"L{row.line}: {row.metric}: '{row.kind}' is no kind of source")
+    return found
+
+
+def plausible(page: Page) -> list[str]:
+    """Values within the range that such a GPU can have; a sparse peak is twice the dense one, or says why not."""
+    found = []
+    for metric, (low, high) in RANGES.items():
+        row = page.known(metric)
+        if row and not (isinstance(row.value, int | float) and low <= row.value <= high):
+            found.append(f"L{row.line}: {metric}: {row.text} is outside {low} to {high} {row.unit}")
+    for row in page.rows.values():
+        dense = page.known(row.metric.removesuffix("_sparse"))
+        if not row.metric.endswith("_sparse") or not row.known or not dense or "disagrees" in row.note:
+            continue
+        if abs(row.value / dense.value / 2 - 1) > AGREE_WITHIN:
+            found.append(f"L{row.line}: {row.metric} is not twice {dense.metric}; say in the note what disagrees")
+    return found
+
+
+def agreement(page: Page) -> list[str]:
+    """Bandwidth against bus and clock, fp32 peak against lanes and clock, within 2 %, or a note says `disagrees`."""
+    found = []
+    for metric, formula, expected in (
+        ("memory_bandwidth", "memory_clock x 2 x memory_bus_width", bus_bandwidth(page)),
+        ("peak_fp32", "lanes x 2 x boost_clock", lane_peak(page)),
+    ):
+        row = page.known(metric)
+        if row and expected and abs(row.value / expected - 1) > AGREE_WITHIN and "disagrees" not in row.note:
+            found.append(f"L{row.line}: {metric} is {row.text}, {formula} gives {expected:.4g}; say so in the note")
+    return found
+
+
+def bus_bandwidth(page: Page) -> float | None:
+    """GB/s: two transfers a clock (MHz) over the bus (bit)."""
+    clock, width = page.known("memory_clock"), page.known("memory_bus_width")
+    return clock.value * 2 * width.value / 8 / 1000 if clock and width else None
+
+
+def lane_peak(page: Page) -> float | None:
+    """TFLOPS: a fused multiply-add (2 FLOP) a lane and clock (MHz)."""
+    units, lanes = page.known("sm_count"), page.known("fp32_lanes_per_sm")
+    clock = page.known("boost_clock")
+    return units.value * lanes.value * 2 * clock.value / 1e6 if units and lanes and clock else None
+
+
+def sources(page: Page, text: str) -> list[str]:
+    """Sources that a row names and the page does not list, and the other way round."""
+    listed = re.findall(r"^- (\[[a-z0-9-]+\]): \S", text, re.MULTILINE)
+    named = {row.source for row in page.rows.values() if row.source != "-"}
+    mentioned = set(re.findall(r"\[[a-z0-9-]+\](?!\()", text.partition("## Sources")[0]))
+    found = [f"{source} is not listed under Sources" for source in sorted(named - set(listed))]
+    found += [f"{source} is listed and never used" for source in listed if source not in mentioned]
+    return found + [f"{source} is listed twice" for source in sorted({s for s in listed if listed.count(s) > 1})]
+
+
+def same_name_twice(products: list[Page]) -> list[str]:
+    """Names that two products share."""
+    owners: dict[str, str] = {}
+    found = []
+    for page in products:
+        for name in wiki.spellings(page):
+            if owners.setdefault(name, page.platform) != page.platform:
+                found.append(f"'{name}' is a name of {owners[name]} and of {page.platform}")
+    return found
+
+
+def links(root: Path) -> list[str]:
+    """Relative links that lead nowhere."""
+    found = []
+    for path in sorted(root.rglob("*.md")):
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if "://" not in target and not (path.parent / target.partition("#")[0]).exists():
+                found.append(f"{path.relative_to(root)}: the link {target} leads nowhere")
+    return found
+
+
+def index(root: Path) -> list[str]:
+    """Pages that the index leaves out."""
+    text = (root / "README.md").read_text(encoding="utf-8") if (root / "README.md").is_file() else ""
+    linked = {str(Path(target.partition("#")[0])) for target in re.findall(r"\]\(([^)\s]+)\)", text)}
+    pages = sorted(str(path.relative_to(root)) for path in (root / "docs").rglob("*.md"))
+    return [f"README.md does not link {page}" for page in pages if page not in linked]
