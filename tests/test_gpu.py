@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, REFERENCE, run_tool, tool_json
-from kernelopt import gpu, workspace
+from kernelopt import gpu, wiki, workspace
 from test_rounds import PLAN
 
 pytestmark = pytest.mark.gpu
@@ -49,8 +49,29 @@ def files(tmp_path, kernel: str) -> list:
     return ["--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py"]
 
 
-def test_the_gpu_is_detected_and_known():
-    assert tool_json("gpu_specs.py", "detect")["platform"]
+def test_the_gpu_is_detected_and_what_it_says_of_itself_agrees_with_its_page():
+    found = tool_json("gpu_specs.py", "detect")
+    assert found["platform"] and found["disagreements"] == []
+    assert {"sm_count", "l2_capacity", "memory_capacity", "boost_clock"} <= set(found["device"])
+
+
+def test_what_fits_in_the_l2_is_faster_only_while_it_is_warm():
+    rates = tool_json("bench_bandwidth.py", "--size-mb", 8, 1024, "--rep-ms", 20)["rates"]
+    copy = {(r["buffer_bytes"] >> 20, r["cache"]): r["median"] for r in rates if r["pattern"] == "copy"}
+    assert copy[8, "warm"] > 1.5 * copy[8, "cold"] and copy[1024, "warm"] < 1.1 * copy[1024, "cold"]
+
+
+def test_the_ceiling_of_a_size_is_below_the_documented_peak():
+    arguments = ["--bytes-in", 1 << 29, "--bytes-out", 1 << 29, "--dtype", "bf16", "--rep-ms", 20]
+    best = tool_json("measure_bandwidth_ceiling.py", *arguments)["best"]["median"]
+    page = wiki.find(gpu.identify()["name"], wiki.pages(BUNDLE / "gpu-wiki"))
+    peak = page.known("memory_bandwidth").value
+    assert 0.7 * peak < best < peak
+
+
+def test_every_dtype_of_the_matrix_benchmark_runs():
+    rates = tool_json("bench_matmul.py", "--size", 2048, "--rep-ms", 20)["rates"]
+    assert {rate["dtype"] for rate in rates} >= {"fp8", "int8", "bf16"} and all(rate["median"] > 0 for rate in rates)
 
 
 def test_a_right_triton_kernel_passes(tmp_path):

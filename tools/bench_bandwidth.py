@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What this GPU's memory really gives: copy, read and write bandwidth per buffer size.
 
-Copy counts bytes read and bytes written; read and write count their one stream. torch does the moving, do_bench the
-timing, with the L2 cache flushed before each call."""
+Copy counts bytes read and bytes written; read and write count their one stream. Cold: the L2 is flushed before each
+call (triton.testing.do_bench), so DRAM answers. Warm: it is not (do_bench_cudagraph), so the knee at the L2 shows."""
 
 import sys
 from pathlib import Path
@@ -14,13 +14,19 @@ from kernelopt import benchmarks, cli
 def main() -> int:
     parser = cli.parser(__doc__)
     parser.add_argument(
-        "--size-mb", type=cli.positive_int, nargs="+", default=[16, 64, 256, 1024, 4096], help="buffer sizes in MiB"
+        "--size-mb",
+        type=cli.positive_int,
+        nargs="+",
+        default=[1 << power for power in range(14)],
+        help="buffer sizes in MiB (default 1 to 8192)",
     )
+    parser.add_argument("--plot", action="store_true", help="show the sweep as a plot, too")
     benchmarks.add_options(parser)
     args = parser.parse_args()
     sizes = [size << 20 for size in args.size_mb]
     result = benchmarks.run("bandwidth", {"sizes": sizes, "rep_ms": args.rep_ms}, args.timeout)
-    cli.emit(result, args.json, benchmarks.lines(result, lambda r: f"{r['pattern']:5} {r['buffer_bytes'] >> 20:6} MiB"))
+    text = benchmarks.lines(result, lambda r: f"{r['pattern']:5} {r['buffer_bytes'] >> 20:6} MiB {r['cache']}")
+    cli.emit(result, args.json, text + (benchmarks.plot(result["rates"]) if args.plot else []))
     return 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What this GPU's arithmetic really gives: TFLOPS of a square matrix product on random data, per dtype.
 
-torch's own library does the product, do_bench the timing."""
+torch's own library does the product, do_bench the timing. int8 counts integer operations, TOPS."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import benchmarks, cli
 
-DTYPES = ["fp64", "fp32", "tf32", "fp16", "bf16"]
+DTYPES = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 
 
 def main() -> int:

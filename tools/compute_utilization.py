@@ -118,10 +118,9 @@ def roofline_line(name: str, work: dict, roof: roofline.Roof) -> str:
         f"{found['arithmetic_intensity']:.4g} FLOP/byte, {ridge}: {found['bound']}-bound, floor {found['floor_us']:.2f} us"
     )
     if roofline.fits_in_cache(work["bytes_min"], roof):
-        size = max(1, work["bytes_min"] >> 21)  # a copy moves its buffer twice
         line += (
             "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of reach: "
-            f"see what this GPU gives at this size, bench_bandwidth.py --size-mb {size}"
+            "see what this GPU gives at this size: measure_bandwidth_ceiling.py"
         )
     return line
 

@@ -6,9 +6,11 @@ from . import cli, gpu, timing
 from .errors import TimedOut
 from .sandbox import Sandbox
 
+MARKS = "CRW"
+
 
 def add_options(parser) -> None:
-    parser.add_argument("--rep-ms", type=cli.positive_int, default=500, help="do_bench's repetition, in milliseconds")
+    parser.add_argument("--rep-ms", type=cli.positive_int, default=200, help="do_bench's repetition, in milliseconds")
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds (default 300)")
     cli.add_json(parser)
 
@@ -27,6 +29,24 @@ def lines(result: dict, label: Callable[[dict], str]) -> list[str]:
         f"{label(rate)}  {rate['median']:.1f} {result['unit']} (p20 {rate['p20']:.1f}, p80 {rate['p80']:.1f}, {rate['n']} runs)"
         for rate in result["rates"]
     ]
-    if state := result["gpu_state"]:
-        found.append(gpu.describe(state))
-    return found
+    return found + state_lines(result)
+
+
+def state_lines(result: dict) -> list[str]:
+    """The state of the GPU meanwhile, when NVML told it."""
+    return [gpu.describe(result["gpu_state"])] if result["gpu_state"] else []
+
+
+def plot(rates: list[dict], height: int = 12) -> list[str]:
+    """The median of each pattern and cache over the buffer size, a column a size, as text."""
+    sizes = sorted({rate["buffer_bytes"] for rate in rates})
+    top = max(rate["median"] for rate in rates)
+    grid = [[" "] * (5 * len(sizes)) for _ in range(height + 1)]
+    for rate in sorted(rates, key=lambda rate: rate["cache"]):  # cold first: where marks meet, the cold one stays
+        column = 5 * sizes.index(rate["buffer_bytes"]) + MARKS.index(rate["pattern"][0].upper()) + 1
+        row = height - round(height * rate["median"] / top)
+        if grid[row][column] == " ":
+            grid[row][column] = rate["pattern"][0].upper() if rate["cache"] == "cold" else rate["pattern"][0]
+    lines = [f"{top * (height - number) / height:7.0f} |{''.join(row)}" for number, row in enumerate(grid)]
+    lines += [f"{'GB/s':>7} +{'-' * 5 * len(sizes)}", f"{'MiB':>7}  {''.join(f'{size >> 20:^5}' for size in sizes)}"]
+    return [*lines, "C copy, R read, W write with a cold L2; c, r, w with a warm one"]

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import bundle, gate, memory, roofline, timing, verify, wiki
+from . import audit, bundle, gate, memory, roofline, timing, verify, wiki
 from .errors import TimedOut, UsageError
 from .sandbox import Sandbox
 from .workspace import Workspace, digest
@@ -38,6 +38,7 @@ def check_ready(workspace: Workspace, version: str) -> dict:
     check_version(records, version, best)
     check_oracle(workspace)
     check_task(workspace, records)
+    check_citations(workspace)
     roof_of_task(workspace)
     if best and best["kernel_sha256"] == digest(workspace.kernel):
         raise UsageError(f"kernel.py is the accepted {best['version']} itself; there is nothing to judge")
@@ -60,6 +61,16 @@ def check_task(workspace: Workspace, records: memory.Memory) -> None:
             raise UsageError(
                 f"the Task block's {name} is {now[name]}, v0 was judged with {then[name]}; put it back, or start a new session"
             )
+
+
+def check_citations(workspace: Workspace) -> None:
+    """UsageError when a hardware value in the workspace is not cited as it must be."""
+    if problems := audit.of_workspace(workspace).problems:
+        path, first = problems[0]
+        raise UsageError(
+            f"{len(problems)} hardware values are not cited rightly, the first: {path}:{first.line}: {first.message}; "
+            f"all of them: check_citations.py {workspace.root}"
+        )
 
 
 def check_version(records: memory.Memory, version: str, best: dict | None) -> None:

@@ -397,7 +397,11 @@ def profile(device: str, kernel: str, inputs: str) -> dict:
 
 
 def bandwidth(device: str, sizes: list[int], rep_ms: int) -> dict:
-    """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs."""
+    """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs.
+
+    cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
+    what fits in the L2 comes from there.
+    """
     found = []
     for size in sizes:
         source = torch.randn(size // 4, device=device)
@@ -407,31 +411,72 @@ def bandwidth(device: str, sizes: list[int], rep_ms: int) -> dict:
             ("read", lambda s=source: s.sum(), source.nbytes),
             ("write", lambda t=target: t.fill_(1.0), target.nbytes),
         ):
-            found.append({"pattern": pattern, "buffer_bytes": size, **rates(call, moved / 1e9, rep_ms)})
+            for cache in ("cold", "warm"):
+                rate = rates(call, moved / 1e9, rep_ms, cache)
+                found.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
     return {"unit": "GB/s", "rates": found}
 
 
+def ceiling(device: str, bytes_in: int, bytes_out: int, dtype: str, rep_ms: int) -> dict:
+    """What a kernel that does nothing but read `bytes_in` and write `bytes_out` reaches, in GB/s of both, cache cold.
+
+    The best of several shapes of such a kernel (streams.SHAPES); each element in `dtype`.
+    """
+    from . import streams
+
+    kind = problem.TORCH_DTYPES.get(dtype, torch.int32)
+    width = torch.empty((), dtype=kind).element_size()
+    source = torch.ones(max(1, bytes_in // width), dtype=kind, device=device)
+    target = torch.empty(max(1, bytes_out // width), dtype=kind, device=device)
+    found = []
+    for shape in streams.SHAPES:
+        rate = rates(lambda s=shape: streams.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
+        found.append({**shape, **rate})
+    best = max(found, key=lambda rate: rate["median"])
+    return {"unit": "GB/s", "bytes_in": bytes_in, "bytes_out": bytes_out, "rates": found, "best": best}
+
+
 def matmul(device: str, size: int, dtypes: list[str], rep_ms: int) -> dict:
-    """TFLOPS of a square matrix product on normally distributed data, through torch, per dtype."""
+    """TFLOPS (TOPS for int8) of a square matrix product on random data, through torch, per dtype."""
     found = []
     for name in dtypes:
         torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        dtype = problem.TORCH_DTYPES["fp32" if name == "tf32" else name]
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        found.append({"dtype": name, "size": size, **rates(lambda a=a, b=b: a @ b, 2 * size**3 / 1e12, rep_ms)})
+        found.append({"dtype": name, "size": size, **rates(product(device, size, name), 2 * size**3 / 1e12, rep_ms)})
     return {"unit": "TFLOPS", "rates": found}
 
 
-def rates(call, amount: float, rep_ms: int) -> dict:
-    """{median, p20, p80, n} of `amount` per second, by triton.testing.do_bench (cache flushed before each call)."""
-    from triton.testing import do_bench
+def product(device: str, size: int, name: str):
+    """A call that multiplies two matrices of that dtype: normally distributed, for int8 evenly from -128 to 127."""
+    if name == "int8":
+        a, b = (torch.randint(-128, 128, (size, size), device=device, dtype=torch.int8) for _ in range(2))
+        return lambda: torch._int_mm(a, b.t())
+    a, b = (torch.randn(size, size, device=device) for _ in range(2))
+    if name == "fp8":
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    dtype = problem.TORCH_DTYPES["fp32" if name == "tf32" else name]
+    a, b = a.to(dtype), b.to(dtype)
+    return lambda: a @ b
 
-    times = sorted(do_bench(call, warmup=rep_ms // 4, rep=rep_ms, return_mode="all"), reverse=True)
+
+def rates(call, amount: float, rep_ms: int, cache: str = "cold") -> dict:
+    """{median, p20, p80, n} of `amount` per second, by triton.testing: do_bench, which flushes the L2 before each call,
+    or do_bench_cudagraph, which does not."""
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    if cache == "cold":
+        times = do_bench(call, warmup=max(1, rep_ms // 4), rep=rep_ms, return_mode="all")
+    else:
+        times = do_bench_cudagraph(call, rep=rep_ms, return_mode="all")
+    times = sorted(times, reverse=True)
     at = {p: amount / times[min(len(times) - 1, len(times) * p // 100)] * 1e3 for p in (20, 50, 80)}
     return {"median": at[50], "p20": at[20], "p80": at[80], "n": len(times)}
 
 
-JOBS = {job.__name__: job for job in (estimate, prepare, run, check, latency, duel, profile, bandwidth, matmul)}
+JOBS = {
+    job.__name__: job for job in (estimate, prepare, run, check, latency, duel, profile, bandwidth, ceiling, matmul)
+}
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,44 @@
+"""The benchmarks of the GPU itself: what can be tested without one. test_gpu.py runs them."""
+
+import subprocess
+import sys
+
+from conftest import BUNDLE, run_tool, tool_json
+from kernelopt import benchmarks
+
+
+def test_the_stream_reads_and_writes_everything_whichever_is_longer():
+    code = (
+        "import torch\nfrom kernelopt import streams\n"
+        "for read, written in ((5000, 300), (300, 5000), (4096, 4096), (9000, 1)):\n"
+        "    source, target = torch.ones(read), torch.full((written,), -1.0)\n"
+        "    streams.stream(source, target, block=1024, warps=4, programs=2)\n"
+        "    assert (target >= 0).all(), (read, written)\n"
+    )
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(BUNDLE / "tools"), "PATH": "/usr/bin:/bin"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_the_plot_shows_each_pattern_at_each_size():
+    rates = [
+        {"pattern": pattern, "buffer_bytes": size << 20, "cache": cache, "median": size * (2 if cache == "warm" else 1)}
+        for pattern in ("copy", "read", "write")
+        for size in (1, 2, 4)
+        for cache in ("cold", "warm")
+    ]
+    lines = benchmarks.plot(rates)
+    drawing = "".join(lines[:-1])
+    assert all(drawing.count(mark) == 3 for mark in "CRWcrw".replace("W", "")) and len(lines) <= 20
+    assert "C copy" in lines[-1]
+
+
+def test_the_ceiling_wants_the_work_of_a_problem(session):
+    done = run_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
+    assert done.returncode == 2 and "estimate_work.py" in done.stderr
+    assert run_tool("measure_bandwidth_ceiling.py", "--bytes-in", 1).returncode == 2
+    tool_json("estimate_work.py", "--workspace", session.root, "--bytes", 100)
+    done = run_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
+    assert done.returncode == 2 and "by hand" in done.stderr
+    arguments = ["--bytes-in", 8, "--bytes-out", 8, "--dtype", "fp32"]
+    done = run_tool("measure_bandwidth_ceiling.py", *arguments, env={"CUDA_VISIBLE_DEVICES": "-1"})
+    assert done.returncode == 3

@@ -1,0 +1,33 @@
+"""A Triton kernel that moves bytes and does nothing else, for `worker.ceiling`. Imported by worker processes only."""
+
+import torch
+import triton
+import triton.language as tl
+
+# Elements a program takes at a time, warps, and programs a multiprocessor: none is best at every size.
+SHAPES = [
+    {"block": block, "warps": warps, "programs": programs}
+    for block, warps in ((2048, 4), (4096, 8), (8192, 8))
+    for programs in (4, 16)
+]
+
+
+@triton.jit
+def move(source, target, read, written, BLOCK: tl.constexpr):  # noqa: N803
+    """Each program takes every n-th block of what is read and of what is written, in turn."""
+    lane = tl.arange(0, BLOCK)
+    at = (tl.program_id(0) * BLOCK + lane).to(tl.int64)
+    total = tl.zeros([BLOCK], source.dtype.element_ty)
+    for _ in range(tl.program_id(0), tl.cdiv(max(read, written), BLOCK), tl.num_programs(0)):
+        total += tl.load(source + at, mask=at < read, other=0)
+        tl.store(target + at, total.to(target.dtype.element_ty), mask=at < written)
+        at += tl.num_programs(0) * BLOCK
+    # Never true for a source of ones, and unknown to the compiler: a kernel that only reads must not drop its loads.
+    tl.store(target + lane, total.to(target.dtype.element_ty), mask=(total < 0) & (lane < written))
+
+
+def stream(source: torch.Tensor, target: torch.Tensor, block: int, warps: int, programs: int) -> None:
+    """Read all of `source` and write all of `target`, flat tensors of one dtype."""
+    units = torch.cuda.get_device_properties(0).multi_processor_count if source.is_cuda else 1
+    blocks = triton.cdiv(max(source.numel(), target.numel()), block)
+    move[(min(blocks, units * programs),)](source, target, source.numel(), target.numel(), BLOCK=block, num_warps=warps)

@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Theoretical occupancy of a launch and what limits it, from the wiki's limits of the compute capability."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, occupancy, wiki
+from kernelopt.errors import Refused, UsageError
+
+EXAMPLES = """examples:
+  occupancy.py --platform H200 --threads 256 --registers 64
+  occupancy.py --platform sm_80 --threads 128 --registers 96 --shared-bytes 49152"""
+
+
+def main() -> int:
+    args = arguments()
+    limits = limits_of(args.platform, wiki.root(args.gpu_wiki))
+    found = occupancy.occupancy(limits, args.threads, args.registers, args.shared_bytes)
+    citations = [limits.known(name).citation for name in occupancy.NEEDED]
+    result = {"platform": args.platform, **found, "citations": citations}
+    by_limit = ", ".join(f"{name} {blocks}" for name, blocks in found["blocks_by_limit"].items())
+    text = [
+        f"occupancy {found['occupancy_pct']:.1f} %: {found['warps_per_sm']} warps in {found['blocks_per_sm']} blocks an SM",
+        f"limited by {', '.join(found['limiters'])} (blocks that each limit allows: {by_limit})",
+    ]
+    cli.emit(result, args.json, [*text, *citations])
+    return 0 if found["blocks_per_sm"] else 1
+
+
+def limits_of(name: str, root: Path) -> wiki.Page:
+    """The limits of a product, of a compute capability (sm_90, 9.0) or of a gfx target."""
+    limits = list(wiki.limit_pages(root).values())
+    for page in limits:
+        if wiki.normalised(name) in wiki.spellings(page):
+            return page
+    try:
+        page = wiki.find(name, wiki.pages(root))
+    except Refused as error:
+        raise Refused(f"{error}; limits are known for: {', '.join(page.platform for page in limits)}") from None
+    if page.limits is None:
+        raise UsageError(f"the wiki has no limits page for {page.platform}")
+    return page.limits
+
+
+def arguments():
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
+    parser.add_argument("--platform", type=cli.filled, required=True, help="a product, or a target: H200, sm_90")
+    parser.add_argument("--threads", type=cli.positive_int, required=True, help="threads per block")
+    parser.add_argument("--registers", type=cli.natural, required=True, help="registers per thread")
+    parser.add_argument(
+        "--shared-bytes", type=cli.natural, default=0, help="shared memory per block, static and dynamic (default 0)"
+    )
+    parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)
