@@ -94,12 +94,20 @@ def test_lower_precision_than_asked_fails_in_fp32(problem):
     assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "WRONG_VALUES"
 
 
-def test_a_task_that_zeros_would_pass_is_refused(problem):
-    problem["reference"].write_text(
-        REFERENCE.replace("torch.relu(x * self.weight)", "torch.relu(-(x * self.weight).abs())")
-    )
-    problem["kernel"].write_text(kernel_text("return torch.zeros_like(x)"))
-    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "INVALID_TASK"
+@pytest.mark.parametrize(
+    ("forward", "answer", "what"),
+    [
+        ("torch.relu(-(x * self.weight).abs()) * self.scale", "torch.zeros_like(x)", "zeros"),
+        ("torch.ones_like(x) + 0 * self.weight", "torch.ones_like(x)", "ones"),
+        ("x + 0 * self.weight", "x.clone()", "an input"),
+        ("torch.full_like(x, 3.0) + 0 * self.weight", "torch.full_like(x, 3.0)", "another call"),
+    ],
+)
+def test_a_task_that_an_answer_without_work_would_pass_is_refused(problem, forward, answer, what):
+    problem["reference"].write_text(REFERENCE.replace("torch.relu(x * self.weight) * self.scale", forward))
+    problem["kernel"].write_text(kernel_text(f"return {answer}"))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    assert found["status"] == "INVALID_TASK" and what in found["summary"]
 
 
 def test_a_broken_reference_is_the_references_fault(problem):
@@ -191,6 +199,23 @@ def test_a_triton_kernel_runs_in_the_interpreter():
 def test_the_last_seed_is_secret_and_new_each_time():
     first, second = verify.draw_seeds(3), verify.draw_seeds(3)
     assert first[:2] == [0, 1] and first[2] != second[2]
+    assert verify.draw_seeds(10)[:7] == list(range(7)) and len(set(verify.draw_seeds(10))) == 10
+
+
+def test_a_kernel_that_prints_without_end_fills_no_disk_and_no_memory(problem):
+    problem["kernel"].write_text(
+        kernel_text("import sys\nfor _ in range(40): sys.stdout.write('x' * (1 << 20))\nraise ValueError('the end')")
+    )
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    assert "the end" in found["summary"] and len(found["process"]["log_tail"]) <= 8000
+
+
+def test_a_candidate_does_not_see_the_callers_secrets(problem):
+    body = "import os\nraise ValueError(sorted(k for k in os.environ if 'MINE' in k))"
+    problem["kernel"].write_text(kernel_text(body))
+    secrets = {"MINE_API_KEY": "x", "MINE_TOKEN": "x", "AWS_MINE": "x", "HF_MINE": "x", "MINE_PLAIN": "x"}
+    arguments = [*subject(problem), *ON_CPU, "--seeds", 1]
+    assert "['MINE_PLAIN']" in tool_json("verify_kernel.py", *arguments, code=1, env=secrets)["summary"]
 
 
 def test_a_random_reference_makes_no_task(problem):

@@ -40,7 +40,7 @@ def arguments():
     cli.add_device(parser)
     parser.add_argument("--workload", nargs="+", help="only these workloads (default: all)")
     parser.add_argument(
-        "--seeds", type=cli.positive_int, default=3, help="input sets per workload, the last one secret (default 3)"
+        "--seeds", type=cli.positive_int, default=3, help="input sets per workload, the last third secret (default 3)"
     )
     parser.add_argument(
         "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms); default by dtype"

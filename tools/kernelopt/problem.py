@@ -300,8 +300,8 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
     """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in
     the task's own dtype, whose shape, dtype and stride are the ones expected.
 
-    An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that a bland answer (all
-    zeros) fails whatever the scale of the result is. bound: the tolerance, or twice the baseline's own worst
+    An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the
+    scale of the result is. bound: the tolerance, or twice the baseline's own worst
     error where PyTorch is less exact than that (at most BASELINE_CAP tolerances). An element that agrees with
     the baseline within the tolerance is right too: rounding decides an argmax, and fp16 overflows.
     """
@@ -321,7 +321,6 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
     theirs = deviation(baseline, exact, tolerance, rms)
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
     own = deviation(actual, exact, bound, rms, baseline)
-    zeros = deviation(torch.zeros_like(exact), exact, bound, rms)
     return {
         **found,
         "elements": exact.numel(),
@@ -333,8 +332,43 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
         "nonfinite": own.nonfinite,
         "first_bad_index": own.first_bad,
         "baseline_max_rel": theirs.max_rel,
-        "zeros_pass": exact.numel() > 0 and zeros.mismatches + zeros.nonfinite == 0,
     }
+
+
+def bland_answers(
+    oracle: list[torch.Tensor],
+    baseline: list[torch.Tensor],
+    inputs: list,
+    other: list[torch.Tensor],
+    bounds: list[float],
+) -> list[str]:
+    """Which answers that compute nothing would pass for the right one: zeros, ones, an input, another call's result.
+
+    other: the baseline on other inputs. A task with such an answer can judge no kernel.
+    """
+    answers = {
+        "an output of zeros": [torch.zeros_like(tensor) for tensor in baseline],
+        "an output of ones": [torch.ones_like(tensor) for tensor in baseline],
+        "an input": [like_of(tensor, input_tensors(inputs)) for tensor in baseline],
+        "the result of another call": [like_of(tensor, [twin]) for tensor, twin in zip(baseline, other, strict=True)],
+    }
+    return [
+        name
+        for name, answer in answers.items()
+        if all(map(passes, answer, oracle, baseline, bounds)) and any(torch.isfinite(t).any() for t in oracle)
+    ]
+
+
+def like_of(tensor: torch.Tensor, candidates: list[torch.Tensor]) -> torch.Tensor | None:
+    """The first of the candidates with the tensor's shape and dtype."""
+    return next((t for t in candidates if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
+
+
+def passes(answer: torch.Tensor | None, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> bool:
+    if answer is None:
+        return False
+    found = compare(answer, oracle, baseline, tolerance)
+    return found["mismatches"] + found["nonfinite"] == 0
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ PLAN_FIELDS = {
     "expected_impact": "Expected effect",
     "risks_and_rollback": "Risk",
 }
-SEEDS = 5
+SEEDS = 10
 
 
 @dataclass

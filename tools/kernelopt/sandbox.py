@@ -3,11 +3,13 @@
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,10 @@ from pathlib import Path
 from . import bundle, gpu
 
 LOG_TAIL_BYTES = 8000
+# Names of environment variables that a candidate has no business with.
+SECRETS = re.compile(
+    r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
+)
 WORKER_PACKAGES = ("torch", "triton", "numpy")
 
 
@@ -81,35 +87,35 @@ class Sandbox:
         bundle.write_json(folder / "request.json", request)
         command = [*prefix, sys.executable, "-m", "kernelopt.worker", str(folder / "request.json")]
         start = time.monotonic()
-        with open(folder / "log", "wb") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code, timed_out = process.wait(timeout_s), False
-            except subprocess.TimeoutExpired:
-                code, timed_out = None, True
-            finally:
-                kill_group(process)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        log = Tail(process.stdout)
+        try:
+            code, timed_out = process.wait(timeout_s), False
+        except subprocess.TimeoutExpired:
+            code, timed_out = None, True
+        finally:
+            kill_group(process)
         outcome = Outcome(
             result=read_result(folder / "result.json"),
             exit_code=code if code is not None and code >= 0 else None,
             signal=signal_name(-code) if code is not None and code < 0 else None,
             timed_out=timed_out,
             wall_s=round(time.monotonic() - start, 3),
-            log_tail=tail(folder / "log"),
+            log_tail=log.text(),
         )
         shutil.rmtree(folder, ignore_errors=True)  # a request holds seeds and paths that the next child must not see
         return outcome
 
     def _environment(self) -> dict[str, str]:
-        """The caller's environment with every compiler cache moved into this sandbox."""
+        """The caller's environment without its secrets, with every compiler cache moved into this sandbox."""
         caches = {
             name: str(self.caches / folder)
             for name, folder in {
@@ -120,7 +126,8 @@ class Sandbox:
             }.items()
         }
         paths = [str(bundle.ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, **caches, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        kept = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
+        environment = {**kept, **caches, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
@@ -157,9 +164,21 @@ def read_result(path: Path) -> dict | None:
     return None
 
 
-def tail(path: Path) -> str:
-    """The last 8 kB of a log."""
-    with open(path, "rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
-        return file.read().decode("utf-8", "replace")
+class Tail:
+    """The last of what a child prints, read as it comes, so that a kernel that prints without end fills nothing."""
+
+    GRACE_S = 2.0  # a process that left the child's session may hold the pipe open
+
+    def __init__(self, stream):
+        self._stream, self._kept = stream, b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while piece := self._stream.read1(1 << 16):
+            self._kept = (self._kept + piece)[-LOG_TAIL_BYTES:]
+        self._stream.close()
+
+    def text(self) -> str:
+        self._thread.join(self.GRACE_S)
+        return self._kept.decode("utf-8", "replace")

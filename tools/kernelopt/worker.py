@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -19,12 +20,15 @@ import torch
 from . import bundle, problem
 
 WARM_UP_CALLS = 3
+FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
 
 
 def main() -> int:
     request_path = Path(sys.argv[1])
     with contextlib.suppress(OSError):  # Linux: die with the parent, so that no child outlives a killed tool
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     request = json.loads(request_path.read_text(encoding="utf-8"))
     try:
         result = JOBS[request["job"]](request["device"], **request["arguments"])
@@ -261,9 +265,20 @@ def check_case(device: str, loaded: problem.Reference, dtype: str | None, entry:
     return {
         "calls": calls,
         "expected_count": len(baseline),
+        "bland": bland(device, loaded, dtype, entry, case, oracle, baseline, bounds) if entry["first"] else [],
         "oracle": precision,
         "random": any(found["mismatches"] + found["nonfinite"] for found in repeated),
     }
+
+
+def bland(device: str, loaded, dtype: str | None, entry: dict, case, oracle, baseline, bounds) -> list[str]:
+    """Answers that compute nothing and would pass on this workload (see problem.bland_answers)."""
+    with blaming(OracleError):
+        other = loaded.case(entry["workload"], entry["seed"] + 1, dtype, device)
+        twins = reference_outputs(loaded, other, device, 0)
+    if len(twins) != len(baseline):
+        return []
+    return problem.bland_answers(oracle, baseline, case.placed_inputs(device), twins, bounds)
 
 
 def reference_outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int) -> list[torch.Tensor]:
