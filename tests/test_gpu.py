@@ -160,6 +160,28 @@ def test_a_kernel_that_launches_nothing_has_no_profile(tmp_path):
     assert done.returncode == 1 and "profiled no kernel" in done.stderr
 
 
+def test_a_kernel_that_hides_on_another_stream_is_caught(tmp_path):
+    (tmp_path / "k.py").write_text(
+        "import torch\nside = torch.cuda.Stream()\n"
+        "def kernel_function(x):\n"
+        "    y = torch.empty_like(x)\n"
+        "    with torch.cuda.stream(side):\n"
+        "        torch.mul(x, 2, out=y)\n"
+        "    return y\n"
+    )
+    (tmp_path / "honest.py").write_text("def kernel_function(x):\n    return x * 2\n")
+    (tmp_path / "r.py").write_text(
+        "import torch, torch.nn as nn\nclass Model(nn.Module):\n    def forward(self, x): return x * 2\n"
+        "def get_inputs(): return [torch.randn(1 << 28)]\n"
+    )
+    done = run_tool("measure_kernel_time.py", "--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py")
+    assert done.returncode == 1 and "CHEAT_SUSPECT" in done.stderr and "another stream" in done.stderr
+    for count in (28, 12):
+        text = (tmp_path / "r.py").read_text()
+        (tmp_path / "r.py").write_text(text.replace("1 << 28", f"1 << {count}"))
+        tool_json("measure_kernel_time.py", "--kernel", tmp_path / "honest.py", "--reference", tmp_path / "r.py")
+
+
 def test_help_stays_under_its_limit():
     times = []
     for _ in range(5):

@@ -126,7 +126,27 @@ def test_a_kernel_that_fails_is_not_timed(problem):
     problem["kernel"].write_text("raise SystemError('no')")
     arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
     done = run_tool("measure_kernel_time.py", *arguments)
-    assert done.returncode == 1 and "nothing was timed" in done.stderr and not done.stdout
+    assert done.returncode == 1 and "does not count" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize(
+    "patch", ["time.perf_counter = lambda: 0.0", "torch.Tensor.cpu = lambda self: self", "torch.save = print"]
+)
+def test_a_kernel_that_patches_what_times_it_is_not_timed(problem, patch):
+    problem["kernel"].write_text(f"import time, torch\n{patch}\n" + problem["kernel"].read_text())
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    done = run_tool("measure_kernel_time.py", *arguments)
+    assert done.returncode == 1 and "CHEAT_SUSPECT" in done.stderr and "was replaced" in done.stderr, done.stderr
+
+
+def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu():
+    from kernelopt import timing
+
+    for call, stray in ((10, 8), (300, 30), (2000, 380)):
+        timing.check_stray({"call_us": call, "stray_us": stray})
+    for call, stray in ((5, 60), (300, 80), (2000, 500)):
+        with pytest.raises(timing.KernelFailed, match="another stream"):
+            timing.check_stray({"call_us": call, "stray_us": stray})
 
 
 def test_estimate_of_a_file(tmp_path):

@@ -56,6 +56,7 @@ def latency(
     arguments |= {"warmup_ms": warmup_ms, "rep_ms": rep_ms}
     with gpu.Watch() as watch:
         result = answer(sandbox.run("latency", arguments, timeout_s))
+    check_stray(result["after"])
     found = {
         "device": sandbox.device_name,
         "clock": result["clock"],
@@ -82,6 +83,7 @@ def compare(
     arguments = {"a": str(kernel.resolve()), "b": str(opponent.resolve()), "inputs": inputs, "rounds": rounds}
     with gpu.Watch() as watch:
         result = answer(sandbox.run("duel", arguments, timeout_s))
+    check_stray(result["after"])
     return {
         "device": sandbox.device_name,
         "protocol": PROTOCOL if sandbox.gpu else "host clock on the CPU",
@@ -96,7 +98,7 @@ class KernelFailed(Refused):
     """The kernel failed while it was timed; `status` is one of verify's."""
 
     def __init__(self, status: str, message: str):
-        super().__init__(f"{status}: {message.strip()}; nothing was timed, run verify_kernel.py first")
+        super().__init__(f"{status}: {message.strip()}; its time does not count, run verify_kernel.py first")
         self.status = status
 
 
@@ -111,6 +113,24 @@ def answer(outcome: Outcome) -> dict:
     if fault["status"] == "OPPONENT":
         raise UsageError(f"what the kernel is compared with fails itself: {fault['message'].strip()}")
     raise KernelFailed(fault["status"], fault["message"])
+
+
+# How much longer than its call a kernel may keep the GPU busy: waiting for an idle GPU takes some microseconds itself.
+STRAY_US = 40.0
+STRAY_SHARE = 0.2
+
+
+def check_stray(after: dict | None) -> None:
+    """KernelFailed when the GPU went on working well after the call's end: work on a stream that was not timed.
+
+    after: {call_us, stray_us}, medians; None without a GPU.
+    """
+    if after and after["stray_us"] > max(STRAY_US, STRAY_SHARE * after["call_us"]):
+        raise KernelFailed(
+            "CHEAT_SUSPECT",
+            f"the GPU worked on for {after['stray_us']:.0f} us after the end of a call of {after['call_us']:.0f} us: "
+            "the kernel runs on another stream than the current one",
+        )
 
 
 def summary(times_us: list[float]) -> dict:

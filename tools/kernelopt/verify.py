@@ -38,6 +38,7 @@ CANDIDATE_FAULTS = (
     "OOM",
     "NO_SPACE",
     "OPPONENT",
+    "CHEAT_SUSPECT",
 )
 REPORT_KEYS = {"outputs", "mutated", "aliased", "deterministic", "plain"}
 HINTS = {

@@ -20,6 +20,15 @@ import torch
 from . import bundle, problem
 
 WARM_UP_CALLS = 3
+# What the timing rests on: none of it may be replaced by a kernel.
+TIMING = {
+    "time": ("time", "perf_counter", "sleep"),
+    "torch": ("empty", "zeros", "save"),
+    "torch.Tensor": ("zero_", "cpu", "clone", "copy_"),
+    "torch.cuda": ("synchronize", "Event", "current_stream", "_sleep"),
+    "torch.cuda.Event": ("record", "elapsed_time", "synchronize", "query", "wait"),
+    "triton.testing": ("do_bench",),
+}
 FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
 
 
@@ -66,9 +75,11 @@ def describe(error: BaseException) -> dict:
         status = "INVALID_REFERENCE"
     elif isinstance(error, OpponentError):
         status = "OPPONENT"
+    elif isinstance(error, CheatError):
+        status = "CHEAT_SUSPECT"
     else:
         status = "RUNTIME_ERROR"
-    own = isinstance(error, LoadError | OracleError | OpponentError | problem.ContractError)
+    own = isinstance(error, LoadError | OracleError | OpponentError | CheatError | problem.ContractError)
     message = str(error) if own else text
     if len(message) > 2000:
         message = f"{message[:1000]} … {message[-1000:]}"
@@ -85,6 +96,27 @@ class OracleError(Exception):
 
 class OpponentError(Exception):
     """What a kernel is compared with cannot be loaded or run."""
+
+
+class CheatError(Exception):
+    """The kernel tampers with what measures it."""
+
+
+@contextlib.contextmanager
+def untampered(device: str):
+    """CheatError when something inside replaces a function that times, waits or makes tensors."""
+    owners = {"time": time, "torch": torch, "torch.Tensor": torch.Tensor, "torch.cuda": torch.cuda}
+    owners["torch.cuda.Event"] = torch.cuda.Event
+    if device == "cuda":
+        from triton import testing
+
+        owners["triton.testing"] = testing
+    watched = [(name, attribute) for name, attributes in TIMING.items() for attribute in attributes if name in owners]
+    before = [getattr(owners[name], attribute) for name, attribute in watched]
+    yield
+    for (name, attribute), original in zip(watched, before, strict=True):
+        if getattr(owners[name], attribute) is not original:
+            raise CheatError(f"{name}.{attribute} was replaced while the kernel was loaded or run")
 
 
 @contextlib.contextmanager
@@ -293,6 +325,11 @@ def latency(device: str, kernel: str, inputs: str, warmup_ms: int, rep_ms: int, 
 
     The output of the last timed call is stored, so that it can be checked like any other.
     """
+    with untampered(device):
+        return timed_latency(device, kernel, inputs, warmup_ms, rep_ms, output)
+
+
+def timed_latency(device: str, kernel: str, inputs: str, warmup_ms: int, rep_ms: int, output: str) -> dict:
     loaded = problem.Case.load(Path(inputs))
     kernel_call = load_kernel(kernel, loaded, device, allow_reference=True)
     arguments = loaded.placed_inputs(device)
@@ -312,7 +349,32 @@ def latency(device: str, kernel: str, inputs: str, warmup_ms: int, rep_ms: int, 
         clock = "host, cpu-interpreter"
     window = [since, time.time()]
     torch.save([t.detach().as_subclass(torch.Tensor).cpu() for t in problem.tensors(last[-1])], output)
-    return {"times_us": times, "clock": clock, "window": window}
+    return {
+        "times_us": times,
+        "clock": clock,
+        "window": window,
+        "after": after_the_call(device, kernel_call, arguments),
+    }
+
+
+def after_the_call(device: str, kernel_call, inputs: list) -> dict | None:
+    """{call_us, stray_us}: how long a call takes on its stream, and how long the GPU goes on working after that, medians
+    of some calls. Work on another stream escapes a pair of events, and shows here."""
+    if device != "cuda":
+        return None
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    found = []
+    for _ in range(9):
+        torch.cuda.synchronize()
+        start.record()
+        problem.call(kernel_call, inputs)
+        end.record()
+        end.synchronize()
+        since = time.perf_counter()
+        torch.cuda.synchronize()
+        found.append((start.elapsed_time(end) * 1000, (time.perf_counter() - since) * 1e6))
+    call, stray = (sorted(column)[len(found) // 2] for column in zip(*found, strict=True))
+    return {"call_us": call, "stray_us": stray}
 
 
 def host_time_us(kernel_call, inputs: list) -> float:
@@ -327,6 +389,11 @@ def duel(device: str, a: str, b: str, inputs: list[str], rounds: int) -> dict:
     On a GPU each call comes after a cache flush and behind a sleeping kernel that holds the stream, so that
     the host's launch time stays out of the figure (see timing.PROTOCOL).
     """
+    with untampered(device):
+        return timed_duel(device, a, b, inputs, rounds)
+
+
+def timed_duel(device: str, a: str, b: str, inputs: list[str], rounds: int) -> dict:
     loaded = [problem.Case.load(Path(path)) for path in inputs]
     sets = [case.placed_inputs(device) for case in loaded]
     kernels = {"a": warmed_up(a, loaded[0], sets, device)}
@@ -347,7 +414,13 @@ def duel(device: str, a: str, b: str, inputs: list[str], rounds: int) -> dict:
             pair[name].append(timer(kernels[name], arguments))
         for name in pair:
             times[name].append(pair[name])
-    return {"a_us": times["a"], "b_us": times["b"], "input_sets": len(sets), "window": [since, time.time()]}
+    return {
+        "a_us": times["a"],
+        "b_us": times["b"],
+        "input_sets": len(sets),
+        "window": [since, time.time()],
+        "after": after_the_call(device, kernels["a"], sets[0]),
+    }
 
 
 def warmed_up(path: str, case: problem.Case, sets: list[list], device: str):
