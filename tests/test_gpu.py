@@ -58,7 +58,8 @@ def test_the_gpu_is_detected_and_what_it_says_of_itself_agrees_with_its_page():
 def test_what_fits_in_the_l2_is_faster_only_while_it_is_warm():
     rates = tool_json("bench_bandwidth.py", "--size-mb", 8, 1024, "--rep-ms", 20)["rates"]
     copy = {(r["buffer_bytes"] >> 20, r["cache"]): r["median"] for r in rates if r["pattern"] == "copy"}
-    assert copy[8, "warm"] > 1.5 * copy[8, "cold"] and copy[1024, "warm"] < 1.1 * copy[1024, "cold"]
+    assert copy[8, "warm"] > 1.5 * copy[8, "cold"]
+    assert (1024, "warm") not in copy  # far above the L2 there is no difference to measure
 
 
 def test_the_ceiling_of_a_size_is_below_the_documented_peak():
