@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import bundle, wiki
-from .citations import CITATION, Context, Problem, audit, number
+from .citations import CITATION, Context, Problem, audit
 from .errors import Refused, UsageError
 from .memory import Memory
 from .roofline import TARGET_SHARE
+from .units import number
 from .workspace import Workspace, parse_task
 
 NOT_AUDITED = {"profiles", "rejected", ".cache", ".git"}

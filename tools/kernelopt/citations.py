@@ -5,35 +5,26 @@ A hardware value is written `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<lin
 program measured it (`Context.measured`).
 """
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import wiki
+from .units import (
+    ANY_CASE,
+    CLOCKS,
+    COMPUTE_UNITS,
+    MULTIPROCESSORS,
+    POWER,
+    canonical,
+    convertible,
+    either,
+    equal,
+    number,
+    table_of,
+)
 from .wiki import Page, Row
 
-RATES = {
-    f"{prefix}{word}": factor
-    for prefixes, factor in ((("MB", "megabytes"), 1e-3), (("GB", "gigabytes"), 1.0), (("TB", "terabytes"), 1e3))
-    for prefix in prefixes
-    for word in ("/s", "ps", "/sec", " per second")
-} | {"GiB/s": 1.073741824, "TiB/s": 1099.511627776}
-FLOPS = {
-    f"{prefix}{word}": factor
-    for prefixes, factor in ((("G", "giga"), 1e-3), (("T", "tera"), 1.0), (("P", "peta"), 1e3))
-    for prefix in prefixes
-    for word in ("FLOPS", "FLOP/s", "FLOPs/s", "FLOPS/s")
-}
-OPS = {f"{prefix}{word}": factor for prefix, factor in (("T", 1.0), ("P", 1e3)) for word in ("OPS", "OP/s")}
-CLOCKS = {"MHz": 1.0, "GHz": 1e3}
-POWER = {"W": 1.0, "kW": 1e3, "watts": 1.0}
-SIZES = {"bytes": 1.0, "KB": 1e3, "KiB": 1e3, "MB": 1e6, "MiB": 1e6, "GB": 1e9, "GiB": 1e9}
-MULTIPROCESSORS = {"SM": 1.0, "SMs": 1.0, "streaming multiprocessors": 1.0, "multiprocessors": 1.0}
-COMPUTE_UNITS = {"CU": 1.0, "CUs": 1.0, "compute units": 1.0}
-# Units that only hardware has; a figure with one of them is a hardware figure, wherever it stands.
-ANY_CASE = (RATES, FLOPS, OPS, CLOCKS)
-HARDWARE_UNITS = (*ANY_CASE, POWER, MULTIPROCESSORS, COMPUTE_UNITS)
 CAPACITIES = r"L1|L2|LDS|HBM\w*|VRAM|[Ii]nfinity [Cc]ache|register file|(?:device|GPU|global) memory"
 PER_UNIT = (
     r"(?:32-bit )?(?:registers|threads|warps|blocks|wavefronts|waves)"
@@ -52,16 +43,9 @@ CITATION = re.compile(
 )
 MISSING = re.compile(r"(?P<metric>[A-Za-z_]\w*): UNKNOWN \(gpu-wiki not found\)")
 ARROW = re.compile(r"<-[^\n]*?(?:gpu-wiki|docs/\S*\.md)|UNKNOWN \(gpu-wiki|<gpu-wiki>/\S+")
-
-
-def _either(tables) -> str:
-    """A pattern for the units of `tables`, longest first."""
-    return "|".join(sorted((re.escape(unit) for table in tables for unit in table), key=len, reverse=True))
-
-
 _size = "KB|KiB|MB|MiB|GB|GiB"
 FIGURE = re.compile(
-    rf"(?P<number>{NUMBER})[ -]?(?P<unit>(?i:{_either(ANY_CASE)})|{_either((POWER, MULTIPROCESSORS, COMPUTE_UNITS))})"
+    rf"(?P<number>{NUMBER})[ -]?(?P<unit>(?i:{either(ANY_CASE)})|{either((POWER, MULTIPROCESSORS, COMPUTE_UNITS))})"
     rf"(?![\w/]|-\w)"
     rf"|(?P<size>{NUMBER})[ -]?(?P<size_unit>{_size})(?:\)?,? (?:of )?)(?:{CAPACITIES})\b"
     rf"|\b(?:{CAPACITIES})\b[^.;|\n\d]{{0,25}}?(?P<size2>{NUMBER})[ -]?(?P<size_unit2>{_size})(?![\w/])"
@@ -198,7 +182,7 @@ def check_value(match: re.Match, row: Row) -> tuple | None:
         return "wrong unit", f"the wiki says: {row.citation}"
     if unit is not None and not convertible(unit, row.unit):
         return "wrong unit", f"'{unit}' is no unit of {row.metric}; the wiki says: {row.citation}"
-    if not equal(given, unit, row):
+    if (unit is not None and not equal(given, unit, row.value, row.unit)) or (unit is None and given != row.value):
         return "wrong value", f"the wiki says: {row.citation}"
     return None
 
@@ -252,57 +236,22 @@ def hedged(line: str, match: re.Match, what: str) -> list[tuple]:
     return [("hedge", f"'{found[0].strip()}' beside {what}: a hardware value is exact or UNKNOWN")] if found else []
 
 
-def number(text: str) -> float | None:
-    """1979.5 for "1,979.5"; None for anything else."""
-    plain = text.replace(",", "")
-    return float(plain) if re.fullmatch(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", plain) else None
-
-
-def table_of(unit: str) -> dict[str, float] | None:
-    """The units that `unit` can be converted into; None for a unit of its own (threads, bit)."""
-    return next((table for table in (*HARDWARE_UNITS, SIZES) if canonical(unit) in table), None)
-
-
-def canonical(unit: str) -> str:
-    """The spelling of the tables: TFLOPS for "Tflops"."""
-    return SPELLINGS.get(unit.lower(), unit)
-
-
-SPELLINGS = {unit.lower(): unit for table in ANY_CASE for unit in table}
-
-
-def convertible(unit: str, other: str) -> bool:
-    table = table_of(other)
-    return (table is not None and canonical(unit) in table) or unit.rstrip("s") == other.rstrip("s")
-
-
-def equal(value: float, unit: str | None, row: Row) -> bool:
-    """Is `value` `unit` what the row says? Sizes may count 1000 or 1024 to the step."""
-    if unit is None or unit == row.unit or unit.rstrip("s") == row.unit.rstrip("s"):
-        return close(value, row.value)
-    table = table_of(row.unit)
-    ratio = table[canonical(unit)] / table[canonical(row.unit)]
-    steps = round(abs(math.log(ratio, 1000))) if table is SIZES else 0
-    binary = 1.024 ** (steps if ratio > 1 else -steps)
-    return close(value * ratio, row.value) or close(value * ratio * binary, row.value)
-
-
-def close(a: float, b: float) -> bool:
-    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
-
-
 def figure_equals(value: float, unit: str, cited: re.Match) -> bool:
     """Does a citation of the same line say this figure?"""
     given = number(cited["value"])
     if given is None or cited["unit"] is None or not convertible(unit, cited["unit"]):
         return False
-    return equal(value, unit, Row(cited["metric"], cited["value"], cited["unit"], "", "", "", "", 0))
+    return equal(value, unit, given, cited["unit"])
 
 
 def row_with(value: float, unit: str, product: Page | None) -> Row | None:
     """The platform's row that holds this figure, rounded as it may be."""
     for row in product.all_rows().values() if product else ():
-        if isinstance(row.value, int | float) and convertible(unit, row.unit) and equal(value, unit, row):
+        if (
+            isinstance(row.value, int | float)
+            and convertible(unit, row.unit)
+            and equal(value, unit, row.value, row.unit)
+        ):
             return row
     return None
 
