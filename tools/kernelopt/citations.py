@@ -182,7 +182,8 @@ def check_value(match: re.Match, row: Row) -> tuple | None:
         return "wrong unit", f"the wiki says: {row.citation}"
     if unit is not None and not convertible(unit, row.unit):
         return "wrong unit", f"'{unit}' is no unit of {row.metric}; the wiki says: {row.citation}"
-    if (unit is not None and not equal(given, unit, row.value, row.unit)) or (unit is None and given != row.value):
+    same = given == row.value if unit is None else equal(given, unit, row.value, row.unit)
+    if not same:
         return "wrong value", f"the wiki says: {row.citation}"
     return None
 
