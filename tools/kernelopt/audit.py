@@ -108,7 +108,7 @@ def measured(workspace: Workspace, task: dict) -> frozenset[tuple[float, str]]:
 def of_file(path: Path, context: Context, found: Audit) -> None:
     """Audit one file; one that cannot be read is a problem of its own."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # a pipe would be waited for
     except (OSError, UnicodeDecodeError) as error:
         found.add(path, 0, [Problem(1, "unreadable", f"it cannot be read: {error}")])
         return
