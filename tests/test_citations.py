@@ -31,6 +31,7 @@ CLEAN = [
     cite("memory_type"),
     cite("compute_capability"),
     cite("shared_memory_per_sm"),
+    cite("peak_fp4_tensor"),
     f"4.8 TB/s ({BANDWIDTH}) bounds it",
     "int9_peak: UNKNOWN (gpu-wiki not found)",
     "achieved 2073 GB/s, 2.07 TB/s that is, 540 TFLOPS",
