@@ -193,6 +193,14 @@ def test_problems_are_found_in_every_file_with_their_line(cited):
         rounds.check_citations(cited)
 
 
+def test_the_gate_refuses_before_it_measures(cited):
+    text = cited.readme.read_text()
+    cited.readme.write_text(text.replace("4800 GB/s", "5200 GB/s"))
+    done = run_tool("run_gate.py", "--workspace", cited.root, "--version", "v0")
+    assert done.returncode == 2 and "not cited rightly" in done.stderr and "4800" in done.stderr
+    assert not list(cited.memory.glob("*.json"))
+
+
 def test_a_moved_line_is_put_right_and_a_wrong_value_is_left(cited):
     text = cited.readme.read_text()
     cited.readme.write_text(text.replace(f"h200.md:L{LINE}", f"h200.md:L{LINE + 3}").replace(SMS, ""))
