@@ -264,14 +264,22 @@ def test_measuring_gathers_what_the_gate_needs(with_v0, cpu_in_place_of_the_gpu)
     assert evidence.kernel_sha256 == digest(with_v0.kernel)
 
 
-def test_a_candidate_that_fails_only_when_timed_is_rejected(with_v0, cpu_in_place_of_the_gpu):
-    body = (
-        "import inspect\nif any(frame.function == 'latency' for frame in inspect.stack()): raise ValueError('shy')\n"
-        "return torch.relu(x * self.weight) * self.scale"
-    )
-    plan = propose(with_v0, "v1", body)
+ONLY_WHEN_TIMED = "import inspect\ntimed = any(frame.function == 'latency' for frame in inspect.stack())\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ("if timed: raise ValueError('shy')\nreturn torch.relu(x * self.weight) * self.scale", "RUNTIME_ERROR", "shy"),
+        ("return torch.relu(x * self.weight) * self.scale + (1 if timed else 0)", "WRONG_VALUES", "wrong when timed"),
+    ],
+)
+def test_a_candidate_that_fails_or_is_wrong_only_when_timed_is_rejected(
+    with_v0, cpu_in_place_of_the_gpu, body, status, message
+):
+    plan = propose(with_v0, "v1", ONLY_WHEN_TIMED + body)
     evidence = rounds.measure(with_v0, 60, lambda _: None)
-    assert evidence.verify["status"] == "RUNTIME_ERROR" and "shy" in evidence.verify["summary"]
+    assert evidence.verify["status"] == status and message in evidence.verify["summary"]
     assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
 
 
@@ -288,14 +296,3 @@ def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
     plan = propose(session, "v1")
     rounds.settle(session, "v1", plan, recorded("v2", session), None)
     assert session.kernel.read_bytes() == before
-
-
-def test_a_kernel_that_is_wrong_only_when_timed_is_rejected(with_v0, cpu_in_place_of_the_gpu):
-    body = (
-        "import inspect\ny = torch.relu(x * self.weight) * self.scale\n"
-        "return y + 1 if any(frame.function == 'latency' for frame in inspect.stack()) else y"
-    )
-    plan = propose(with_v0, "v1", body)
-    evidence = rounds.measure(with_v0, 60, lambda _: None)
-    assert evidence.verify["status"] == "WRONG_VALUES" and "wrong when timed" in evidence.verify["summary"]
-    assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]

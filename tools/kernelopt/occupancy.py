@@ -23,14 +23,11 @@ NEEDED = (
 )
 
 
-def occupancy(
-    limits: Page, threads: int, registers: int, shared_bytes: int, configured_bytes: int | None = None
-) -> dict:
+def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> dict:
     """{occupancy_pct, warps_per_sm, blocks_per_sm, limiters, blocks_by_limit} of one launch.
 
     threads per block, registers per thread, bytes of shared memory per block (static and dynamic, without what the
-    driver reserves). configured_bytes: the part of the SM's array that is set up as shared memory; the most by default.
-    Refused when the wiki lacks a limit (AMD's allocation units), UsageError when a block cannot be launched at all.
+    driver reserves). Refused when the wiki lacks a limit (AMD's allocation units), UsageError when a block cannot be launched at all.
     """
     if gaps := [name for name in NEEDED if limits.known(name) is None]:
         raise Refused(f"no occupancy for {limits.platform}: " + "; ".join(missing(name) for name in gaps))
@@ -47,7 +44,7 @@ def occupancy(
         "blocks": limit["blocks_per_sm"],
         "warps": limit["warps_per_sm"] // warps,
         "registers": blocks_by_registers(limit, warps, registers),
-        "shared_memory": blocks_by_shared_memory(limit, shared_bytes, configured_bytes),
+        "shared_memory": blocks_by_shared_memory(limit, shared_bytes),
     }
     fitting = min(blocks.values())
     return {
@@ -66,11 +63,11 @@ def blocks_by_registers(limit: dict[str, int], warps: int, registers: int) -> in
     return partitions * (limit["registers_per_sm"] // partitions // of_a_warp) // warps
 
 
-def blocks_by_shared_memory(limit: dict[str, int], shared_bytes: int, configured_bytes: int | None) -> int:
-    """Blocks whose shared memory fits, with what the driver reserves in each."""
+def blocks_by_shared_memory(limit: dict[str, int], shared_bytes: int) -> int:
+    """Blocks whose shared memory fits, with what the driver reserves in each; the SM's array set up to hold most."""
     reserved = limit["shared_memory_reserved_per_block"] * 1024
     of_a_block = round_up(shared_bytes + reserved, limit["shared_memory_allocation_unit"])
-    available = configured_bytes or limit["shared_memory_per_sm"] * 1024
+    available = limit["shared_memory_per_sm"] * 1024
     return available // of_a_block if of_a_block else limit["blocks_per_sm"]
 
 

@@ -39,6 +39,11 @@ class Roof:
     limit_compute: wiki.Row | None
     l2_capacity: wiki.Row | None
 
+    @property
+    def l2_bytes(self) -> float:
+        """Capacity of the L2 in bytes; 0 when it is not known."""
+        return self.l2_capacity.value * 2**20 if self.l2_capacity else 0
+
     def citations(self) -> list[str]:
         rows = (self.bandwidth, self.peak_bandwidth, self.compute, self.peak_compute, self.l2_capacity)
         return list(dict.fromkeys(row.citation for row in rows if row))
@@ -118,7 +123,7 @@ def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:
     needs, and leave results in the L2. Who beats this one beats the hardware, or the work was counted wrong.
     """
     peak = roof.peak_bandwidth or roof.bandwidth
-    rest = max(0, bytes_min - (roof.l2_capacity.value * 2**20 if roof.l2_capacity else 0))
+    rest = max(0, bytes_min - roof.l2_bytes)
     memory_us = rest / (peak.value * 1e9) * 1e6
     compute_us = flops / (roof.limit_compute.value * 1e12) * 1e6 if flops and roof.limit_compute else 0.0
     return max(memory_us, compute_us)
@@ -126,7 +131,7 @@ def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:
 
 def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
     """A problem so small that the bandwidth measured on large buffers says little about it."""
-    return roof.l2_capacity is not None and bytes_min <= roof.l2_capacity.value * 2**20
+    return 0 < bytes_min <= roof.l2_bytes
 
 
 def target(workload: str, flops: int, bytes_min: int, roof: Roof) -> dict:
