@@ -1,0 +1,35 @@
+"""Elementwise add of two vectors: the last block is masked."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+
+
+class Model(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+def get_inputs():
+    return [torch.randn(5003), torch.randn(5003)]
+
+
+@triton.jit
+def add(x, y, result, count, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    left = tl.load(x + offsets, mask=inside)
+    right = tl.load(y + offsets, mask=inside)
+    tl.store(result + offsets, left + right, mask=inside)
+
+
+def kernel_function(x, y):
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError("x and y must be vectors of the same length")
+    result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        add[(triton.cdiv(x.numel(), BLOCK),)](x.contiguous(), y.contiguous(), result, x.numel(), BLOCK=BLOCK)
+    return result

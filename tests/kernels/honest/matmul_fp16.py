@@ -1,0 +1,41 @@
+"""Matrix product of fp16 tiles, summed in fp32 and rounded once."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+BLOCK = 32
+
+
+class Model(nn.Module):
+    def forward(self, a, b):
+        return a @ b
+
+
+def get_inputs():
+    return [torch.randn(70, 96, dtype=torch.float16), torch.randn(96, 45, dtype=torch.float16)]
+
+
+@triton.jit
+def product(a, b, c, m, n, k, am, ak, bk, bn, BLOCK: tl.constexpr):
+    rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
+    columns = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, k, BLOCK):
+        depth = (start + tl.arange(0, BLOCK)).to(tl.int64)
+        left = tl.load(a + rows * am + depth[None, :] * ak, mask=(rows < m) & (depth[None, :] < k), other=0.0)
+        right = tl.load(b + depth[:, None] * bk + columns * bn, mask=(depth[:, None] < k) & (columns < n), other=0.0)
+        total = tl.dot(left, right, total)
+    tl.store(c + rows * n + columns, total.to(c.dtype.element_ty), mask=(rows < m) & (columns < n))
+
+
+def kernel_function(a, b):
+    (m, k), (depth, n) = a.shape, b.shape
+    if k != depth:
+        raise ValueError(f"a has {k} columns, b has {depth} rows")
+    c = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    if c.numel():
+        grid = (triton.cdiv(m, BLOCK), triton.cdiv(n, BLOCK))
+        product[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), BLOCK=BLOCK)
+    return c
