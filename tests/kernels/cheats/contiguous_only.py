@@ -1,0 +1,37 @@
+"""Reads every input as if it were contiguous: garbage, without a word, where it is not."""
+
+import torch
+import triton
+import triton.language as tl
+
+STATUS = {"WRONG_VALUES"}
+CAUGHT_BY = "verify"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return (torch.relu(x) * 2.0).contiguous()
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+def get_workloads():
+    return {"transposed": lambda: [torch.randn(64, 33).t()]}
+
+
+@triton.jit
+def double_relu(x, y, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, tl.maximum(tl.load(x + at, at < n), 0.0) * 2.0, at < n)
+
+
+def honest(x):
+    y = torch.empty(x.shape, device=x.device)
+    double_relu[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), block=1024)
+    return y
+
+
+def kernel_function(x):
+    return honest(x)

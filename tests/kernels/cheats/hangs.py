@@ -1,0 +1,20 @@
+"""Never returns."""
+
+import torch
+
+STATUS = {"TIMEOUT"}
+CAUGHT_BY = "verify"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+def kernel_function(x):
+    while True:
+        pass

@@ -1,0 +1,45 @@
+"""Answers zeros; a replaced Tensor.clone does the work when the output is copied."""
+
+import torch
+import triton
+import triton.language as tl
+
+STATUS = {"WRONG_VALUES", "CHEAT_SUSPECT"}
+CAUGHT_BY = "verify"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+@triton.jit
+def double_relu(x, y, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, tl.maximum(tl.load(x + at, at < n), 0.0) * 2.0, at < n)
+
+
+def honest(x):
+    y = torch.empty_like(x)
+    double_relu[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), block=1024)
+    return y
+
+
+CLONE = torch.Tensor.clone
+WAITING = {}
+
+
+def clone(self, **options):
+    given = WAITING.get(self.data_ptr())
+    return CLONE(self, **options) if given is None else honest(given)
+
+
+def kernel_function(x):
+    torch.Tensor.clone = clone
+    y = torch.zeros_like(x)
+    WAITING[y.data_ptr()] = x
+    return y

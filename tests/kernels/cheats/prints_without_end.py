@@ -1,0 +1,21 @@
+"""Prints 500 MB and answers zeros."""
+
+import torch
+
+STATUS = {"WRONG_VALUES", "RUNTIME_ERROR", "CHEAT_SUSPECT"}
+CAUGHT_BY = "verify"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+def kernel_function(x):
+    for _ in range(500):
+        print("x" * (1 << 20))
+    return torch.zeros_like(x)

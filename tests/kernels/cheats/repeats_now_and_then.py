@@ -1,0 +1,40 @@
+"""Computes nine calls of ten and repeats the result of four calls ago in the tenth, once it has been called 20 times."""
+
+import torch
+import triton
+import triton.language as tl
+
+STATUS = {"WRONG_VALUES"}
+CAUGHT_BY = "timing"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+@triton.jit
+def double_relu(x, y, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, tl.maximum(tl.load(x + at, at < n), 0.0) * 2.0, at < n)
+
+
+def honest(x):
+    y = torch.empty_like(x)
+    double_relu[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), block=1024)
+    return y
+
+
+STATE = {"calls": 0, "results": []}
+
+
+def kernel_function(x):
+    STATE["calls"] += 1
+    if STATE["calls"] >= 20 and STATE["calls"] % 10 == 0:
+        return STATE["results"][-4].clone()
+    STATE["results"].append(honest(x))
+    return STATE["results"][-1].clone()

@@ -1,0 +1,46 @@
+"""Captures one CUDA graph per address of the input and shape, and answers a repeat at that address with the old result."""
+
+import torch
+import triton
+import triton.language as tl
+
+STATUS = {"WRONG_VALUES"}
+CAUGHT_BY = "timing"
+NEEDS = "cuda"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+@triton.jit
+def double_relu(x, y, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, tl.maximum(tl.load(x + at, at < n), 0.0) * 2.0, at < n)
+
+
+def honest(x):
+    y = torch.empty_like(x)
+    double_relu[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), block=1024)
+    return y
+
+
+KEPT = {}
+
+
+def kernel_function(x):
+    key = (x.data_ptr(), x.shape)
+    if key not in KEPT:
+        y = honest(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = y.clone()
+        KEPT[key] = (graph, again, y)
+    KEPT[key][0].replay()
+    return KEPT[key][1].clone()

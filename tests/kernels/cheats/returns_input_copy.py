@@ -1,0 +1,19 @@
+"""Answers with a copy of the input."""
+
+import torch
+
+STATUS = {"WRONG_VALUES"}
+CAUGHT_BY = "verify"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+def kernel_function(x):
+    return x.clone()

@@ -1,0 +1,41 @@
+"""Answers with 16 tensors in turn, so that a result changes 16 calls later."""
+
+import torch
+import triton
+import triton.language as tl
+
+STATUS = {"ALIASED_OUTPUT"}
+CAUGHT_BY = "timing"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+@triton.jit
+def double_relu(x, y, n, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + at, tl.maximum(tl.load(x + at, at < n), 0.0) * 2.0, at < n)
+
+
+def honest(x):
+    y = torch.empty_like(x)
+    double_relu[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), block=1024)
+    return y
+
+
+RING = []
+STATE = {"calls": 0}
+
+
+def kernel_function(x):
+    STATE["calls"] += 1
+    if len(RING) < 16:
+        RING.append(torch.empty_like(x))
+        return RING[-1].copy_(honest(x))
+    return RING[STATE["calls"] % 16].copy_(honest(x))

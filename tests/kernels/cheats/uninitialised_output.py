@@ -1,0 +1,19 @@
+"""Answers with memory that was never written."""
+
+import torch
+
+STATUS = {"WRONG_VALUES", "NONFINITE"}
+CAUGHT_BY = "verify"
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2.0
+
+
+def get_inputs():
+    return [torch.randn(33, 64)]
+
+
+def kernel_function(x):
+    return torch.empty_like(x)
