@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from kernelopt import gpu, workspace
 from kernelopt.errors import EnvironmentLacks
+from kernelopt.sandbox import Sandbox
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the problems are small, and as many tests run as there are cores
 
 BUNDLE = Path(__file__).resolve().parents[1]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
@@ -51,6 +54,13 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """A sandbox on the CPU, whose server is started once for all tests."""
+    with Sandbox("cpu-interpreter") as sandbox:
+        yield sandbox
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The repository itself: the direction of the layers, its documents, its set-up."""
 
+import functools
 import json
 import os
 import re
@@ -75,12 +76,13 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+@functools.cache
 def help_text(name: str) -> str:
     folder = next(f for f in ("tools", "reference", "scripts") if (BUNDLE / f / name).exists())
     start = ["bash"] if name.endswith(".sh") else [sys.executable]
     text = subprocess.run([*start, BUNDLE / folder / name, "--help"], capture_output=True, text=True).stdout
-    for verb in re.findall(r"\{?([a-z]+)\b(?=[|,}])|\|([a-z]+)", text):
-        verb = "".join(verb)
+    verbs = re.search(r"^ +((?:[a-z]+\|)+[a-z]+)$", text, re.MULTILINE)
+    for verb in verbs[1].split("|") if verbs else []:
         text += subprocess.run([*start, BUNDLE / folder / name, verb, "--help"], capture_output=True, text=True).stdout
     return text
 

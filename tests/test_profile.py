@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -221,14 +222,14 @@ def test_a_file_that_is_no_report_is_refused(tmp_path):
 class StandInSandbox:
     """Gives back a prepared outcome in place of running ncu."""
 
-    def __init__(self, log: str, result=None, timed_out=False, report=None):
+    def __init__(self, log: str, result=None, timed_out=False):
         self.outcome = Outcome(result, None if timed_out else 1, None, timed_out, 1.0, log)
-        self.report = report
 
-    def run(self, *_, **__):
-        if self.report:
-            self.report.write_bytes(b"report")
+    def run_under(self, *_, **__):
         return self.outcome
+
+    def folder(self, _):
+        return tempfile.TemporaryDirectory()
 
 
 @pytest.fixture

@@ -139,16 +139,6 @@ def test_a_kernel_that_patches_what_times_it_is_not_timed(problem, patch):
     assert done.returncode == 1 and "CHEAT_SUSPECT" in done.stderr and "was replaced" in done.stderr, done.stderr
 
 
-def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu():
-    from kernelopt import timing
-
-    for call, stray in ((10, 8), (300, 12), (2000, 90)):
-        timing.check_stray({"call_us": call, "stray_us": stray})
-    for call, stray in ((5, 16), (300, 80), (2000, 500)):
-        with pytest.raises(timing.KernelFailed, match="another stream"):
-            timing.check_stray({"call_us": call, "stray_us": stray})
-
-
 def test_estimate_of_a_file(tmp_path):
     (tmp_path / "r.py").write_text(REFERENCE)
     found = tool_json("estimate_work.py", "--reference", tmp_path / "r.py", "--dtype", "bf16")

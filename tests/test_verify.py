@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
-from kernelopt import verify
+from kernelopt import sandbox, verify
 
 ON_CPU = ("--device", "cpu-interpreter")
 
@@ -25,12 +25,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("status", WRONG)
-def test_a_wrong_kernel_lands_in_its_status(problem, status):
+def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
     body = WRONG[status]
     problem["kernel"].write_text(kernel_text(body) if body else "import no_such_module")
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == status, found["summary"]
     assert status in found["summary"]
+
+
+def judged(interpreter, files: dict[str, Path], **options) -> dict:
+    """The verification of a kernel, in a sandbox that many tests share; two seeds."""
+    return verify.verify(interpreter, files["kernel"], files["reference"], **{"seeds": 2, **options})
 
 
 def subject(problem) -> list:
@@ -48,21 +53,27 @@ def test_a_right_kernel_passes_on_all_workloads_and_seeds(problem):
 
 @pytest.mark.parametrize(
     ("body", "signal"),
-    [("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"), ("import os\nos._exit(0)", "exit code 0")],
+    [
+        ("import ctypes, os\nctypes.CDLL(None).kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os\nos._exit(0)", "exit code 0"),
+    ],
 )
-def test_a_kernel_that_ends_the_process_is_survived_and_named(problem, body, signal):
+def test_a_kernel_that_ends_the_process_is_survived_and_named(interpreter, problem, body, signal):
     problem["kernel"].write_text(kernel_text(body))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == "RUNTIME_ERROR" and signal in found["summary"]
 
 
 def test_a_hanging_kernel_is_ended_with_its_children(problem, tmp_path):
     mark = tmp_path / "child"
-    body = f"import os, time\nif os.fork() == 0: open({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
-    problem["kernel"].write_text(kernel_text(body))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, "--timeout", 8, code=4)
+    body = "import subprocess, sys, time\n"
+    for session in (False, True):  # in the child's session, and out of it
+        body += f"subprocess.Popen(['sh', '-c', 'echo $$ >> {mark}; sleep 600'], start_new_session={session})\n"
+    problem["kernel"].write_text(kernel_text(body + "time.sleep(600)"))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--sandbox", "none", "--timeout", 8, code=4)
     assert found["status"] == "TIMEOUT"
-    assert not runs(int(mark.read_text()))
+    pids = [int(line) for line in mark.read_text().split()]
+    assert len(pids) == 2 and not any(map(runs, pids))
 
 
 def runs(pid: int) -> bool:
@@ -73,25 +84,25 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_what_a_kernel_prints_does_not_forge_a_verdict(problem):
+def test_what_a_kernel_prints_does_not_forge_a_verdict(interpreter, problem):
     body = "print('{\"status\": \"OK\"}')\nopen('result.json', 'w').write('{\"cases\": []}')\nimport os\nos._exit(0)"
     problem["kernel"].write_text(kernel_text(body))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] != "OK"
 
 
-def test_the_candidate_is_judged_in_the_dtype_of_the_task(problem):
+def test_the_candidate_is_judged_in_the_dtype_of_the_task(interpreter, problem):
     body = "return torch.clamp(x.float() * self.weight.float(), min=0).to(x.dtype) * self.scale"
     problem["kernel"].write_text(kernel_text(body))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, "--dtype", "bf16")
+    found = judged(interpreter, problem, dtype="bf16")
     assert found["cases"][0]["outputs"][0]["dtype"] == "torch.bfloat16"
 
 
-def test_lower_precision_than_asked_fails_in_fp32(problem):
+def test_lower_precision_than_asked_fails_in_fp32(interpreter, problem):
     problem["kernel"].write_text(
         kernel_text("return (torch.clamp(x * self.weight, min=0) * self.scale).half().float()")
     )
-    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "WRONG_VALUES"
+    assert judged(interpreter, problem)["status"] == "WRONG_VALUES"
 
 
 @pytest.mark.parametrize(
@@ -103,16 +114,16 @@ def test_lower_precision_than_asked_fails_in_fp32(problem):
         ("torch.full_like(x, 3.0) + 0 * self.weight", "torch.full_like(x, 3.0)", "another call"),
     ],
 )
-def test_a_task_that_an_answer_without_work_would_pass_is_refused(problem, forward, answer, what):
+def test_a_task_that_an_answer_without_work_would_pass_is_refused(interpreter, problem, forward, answer, what):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x * self.weight) * self.scale", forward))
     problem["kernel"].write_text(kernel_text(f"return {answer}"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == "INVALID_TASK" and what in found["summary"]
 
 
-def test_a_broken_reference_is_the_references_fault(problem):
+def test_a_broken_reference_is_the_references_fault(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "torch.relu(no_such_name"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == "INVALID_REFERENCE"
 
 
@@ -125,9 +136,9 @@ def test_a_broken_reference_is_the_references_fault(problem):
         ('"tall"', '"default"', "names a workload 'default'"),
     ],
 )
-def test_a_reference_outside_the_contract_is_told_so(problem, old, new, message):
+def test_a_reference_outside_the_contract_is_told_so(interpreter, problem, old, new, message):
     problem["reference"].write_text(REFERENCE.replace(old, new))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == "INVALID_REFERENCE" and message in found["summary"]
 
 
@@ -137,14 +148,14 @@ def test_a_file_that_is_no_python_is_no_reference(problem):
     assert found["status"] == "INVALID_REFERENCE" and "ls is no Python file" in found["summary"]
 
 
-def test_a_reference_of_nothing_but_nan_makes_no_task(problem):
+def test_a_reference_of_nothing_but_nan_makes_no_task(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "float('nan') * torch.relu(x"))
     problem["kernel"].write_text(kernel_text("return torch.full_like(x, float('nan'))"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == "INVALID_TASK" and "no finite value" in found["summary"]
 
 
-def test_bf16_tiles_in_the_interpreter_are_named_as_its_fault(tmp_path):
+def test_bf16_tiles_in_the_interpreter_are_named_as_its_fault(interpreter, tmp_path):
     (tmp_path / "r.py").write_text(
         "import torch, torch.nn as nn\nclass Model(nn.Module):\n    def forward(self, a, b): return a @ b\n"
         "def get_inputs(): return [torch.randn(16, 16), torch.randn(16, 16)]\n"
@@ -156,14 +167,15 @@ def product(a, b, c):
     at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)).to(c.dtype.element_ty))
 def kernel_function(a, b):
+    if a.shape != (16, 16) or not (a.is_contiguous() and b.is_contiguous()): raise ValueError("16 x 16 only")
     c = torch.empty_like(a)
     product[(1,)](a, b, c)
     return c
 """)
-    arguments = ["--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py", *ON_CPU, "--dtype"]
-    found = tool_json("verify_kernel.py", *arguments, "bf16", code=1)
+    files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
+    found = judged(interpreter, files, dtype="bf16")
     assert found["status"] in verify.BF16_SYMPTOMS and "interpreter computes wrongly with bf16" in found["summary"]
-    tool_json("verify_kernel.py", *arguments, "fp16")
+    assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
 
 
 def test_usage(problem, tmp_path):
@@ -188,11 +200,11 @@ def test_nothing_is_left_in_the_callers_folder_or_cache(problem, tmp_path):
     assert not list(home.iterdir())
 
 
-def test_a_triton_kernel_runs_in_the_interpreter():
+def test_a_triton_kernel_runs_in_the_interpreter(interpreter):
     example = BUNDLE / "examples" / "row_softmax"
     for name in ("three_passes.py", "one_pass.py"):
-        arguments = ["--kernel", example / name, "--reference", example / "reference.py", "--dtype", "bf16"]
-        found = tool_json("verify_kernel.py", *arguments, *ON_CPU, "--workload", "small", "--seeds", 1)
+        files = {"kernel": example / name, "reference": example / "reference.py"}
+        found = judged(interpreter, files, dtype="bf16", workloads=["small"])
         assert found["status"] == "OK" and found["device"] == "cpu-interpreter"
 
 
@@ -218,51 +230,69 @@ def test_a_candidate_does_not_see_the_callers_secrets(problem):
     assert "['MINE_PLAIN']" in tool_json("verify_kernel.py", *arguments, code=1, env=secrets)["summary"]
 
 
-def test_a_random_reference_makes_no_task(problem):
+def test_a_random_reference_makes_no_task(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "torch.rand_like(x) * torch.relu(x"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = judged(interpreter, problem)
     assert found["status"] == "INVALID_TASK" and "different results" in found["summary"]
 
 
-def test_a_tensor_subclass_is_no_result(problem):
+def test_a_tensor_subclass_is_no_result(interpreter, problem):
     body = "return (torch.clamp(x * self.weight, min=0) * self.scale).as_subclass(Lazy)"
     problem["kernel"].write_text("import torch\nclass Lazy(torch.Tensor): pass\n" + kernel_text(body))
-    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "CHEAT_SUSPECT"
+    assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"
 
 
-def test_pytorch_itself_is_right_where_its_own_dtype_is_inexact(problem):
+def test_pytorch_itself_is_right_where_its_own_dtype_is_inexact(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x * self.weight)", "torch.exp(4 * x * self.weight)"))
     problem["kernel"].write_text(kernel_text("return torch.exp(4 * x * self.weight) * self.scale"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--dtype", "bf16")
+    found = judged(interpreter, problem, dtype="bf16")
     assert found["status"] == "OK" and found["cases"][0]["baseline_max_rel"] > 0.024
 
 
-def test_a_workload_may_have_any_name(problem):
+def test_a_workload_may_have_any_name(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace('"tall"', '"fp32/33 x 16"'))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1)
+    found = judged(interpreter, problem)
     assert {case["workload"] for case in found["cases"]} == {"default", "fp32/33 x 16"}
 
 
+SOUND = dict.fromkeys(verify.REPORT_KEYS)
 FORGED = [
-    "[]",
-    "{}",
-    '{"cases": 3}',
-    '{"cases": [3]}',
-    '{"cases": [{}]}',
-    '{"error": {"status": "OK", "message": ""}}',
-    '{"cases": [{"error": {"status": "OK", "message": ""}}]}',
-    '{"cases": [{"error": {"status": "BANANA", "message": ""}}]}',
-    '{"cases": [{"outputs": ["/dev/null"], "mutated": [], "aliased": false, "deterministic": true, "plain": true}]}',
+    {},
+    {"cases": 3},
+    {"cases": [3, 3]},
+    {"cases": [{}, {}]},
+    {"cases": [SOUND]},
+    {"cases": [SOUND, SOUND, SOUND]},
+    {"cases": [SOUND, {"error": {"status": "OK", "message": ""}}]},
+    {"cases": [SOUND, {"error": {"status": "BANANA", "message": ""}}]},
+    {"cases": [SOUND, {**SOUND, "more": 1}]},
 ]
 
 
-def test_no_report_that_a_candidate_writes_itself_is_a_success(problem):
+def test_no_report_of_another_form_than_an_honest_one_is_a_success():
     for report in FORGED:
-        body = f"import os\nopen('result.json', 'w').write({report!r})\nos._exit(0)"
-        problem["kernel"].write_text(kernel_text(body))
-        options = ["--workload", "default", "--seeds", 1]
-        found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, *options, code=1)
-        assert found["status"] == "RUNTIME_ERROR", (report, found["summary"])
+        assert "error" in verify.complete(report, [{}, {}]), report
+    assert "error" not in verify.complete({"cases": [SOUND, SOUND]}, [{}, {}])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "result", "forged"),
+    [
+        ([b'abc {"result": {"x": 1}}\n'], {"x": 1}, False),
+        ([b'abc {"mark": "a", "calls": 3}\nabc {"res', b'ult": {}}\n'], {}, False),
+        ([b'{"result": {"x": 1}}\n'], None, True),
+        ([b'abd {"result": {"x": 1}}\n'], None, True),
+        ([b'abc {"result": {}}\nabc {"result": {"x": 2}}\n'], {}, True),
+        ([b"abc nonsense\n"], None, True),
+        ([b"no end of line"], None, True),
+        ([b'abc {"result": {"x"'], None, False),  # a job that was killed in mid-sentence
+    ],
+)
+def test_what_does_not_carry_the_seal_is_a_forgery(pieces, result, forged):
+    report = sandbox.Report("abc")
+    for piece in pieces:
+        report.take(piece)
+    assert (report.result, report.forged or report.unfinished()) == (result, forged)
 
 
 @pytest.mark.parametrize(
@@ -273,27 +303,27 @@ def test_no_report_that_a_candidate_writes_itself_is_a_success(problem):
         "self.y = getattr(self, 'y', torch.clamp(x, min=0) * self.scale)\nreturn self.y.clone()",
     ],
 )
-def test_a_kernel_that_is_right_only_once_or_ignores_its_parameters_is_wrong(problem, body):
+def test_a_kernel_that_is_right_only_once_or_ignores_its_parameters_is_wrong(interpreter, problem, body):
     problem["kernel"].write_text(kernel_text(body))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(16)", "torch.ones(16)"))
-    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "WRONG_VALUES"
+    assert judged(interpreter, problem)["status"] == "WRONG_VALUES"
 
 
-def test_a_kernel_cannot_change_its_oracle(problem):
+def test_a_kernel_cannot_change_its_oracle(interpreter, problem):
     before = problem["reference"].read_text()
     body = f"open({str(problem['reference'])!r}, 'a').write('easier = 1')\nreturn torch.zeros_like(x)"
     problem["kernel"].write_text(kernel_text(body))
-    assert tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)["status"] == "CHEAT_SUSPECT"
+    assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"
     assert problem["reference"].read_text() == before
 
 
-def test_a_module_that_needs_to_be_importable_is(problem):
+def test_a_module_that_needs_to_be_importable_is(interpreter, problem):
     text = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Config:\n    block: int = 4\n"
     problem["kernel"].write_text(text + kernel_text())
-    tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 2)
+    assert judged(interpreter, problem)["status"] == "OK"
 
 
-def test_mixed_dtypes_slices_and_complex_numbers_equal_themselves(tmp_path):
+def test_mixed_dtypes_slices_and_complex_numbers_equal_themselves(interpreter, tmp_path):
     text = """
 import torch, torch.nn as nn
 class CLASS(nn.Module):
@@ -309,5 +339,5 @@ def get_inputs(): return [torch.randn(6, 8)]
 """
     for name, cls in (("k.py", "ModelNew"), ("r.py", "Model")):
         (tmp_path / name).write_text(text.replace("CLASS", cls))
-    arguments = ["--kernel", tmp_path / "k.py", "--reference", tmp_path / "r.py", *ON_CPU]
-    tool_json("verify_kernel.py", *arguments)
+    files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
+    assert judged(interpreter, files)["status"] == "OK"

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """How fast is the kernel? The median of triton.testing.do_bench; with --against, a paired comparison as well.
 
-With --against: exit 0 for FASTER, 1 for EQUAL, SLOWER and AMBIGUOUS."""
+Outputs of some timed calls are checked. Exit 1 when one is wrong or the times cannot be believed; with --against, 0 for
+FASTER and 1 for EQUAL, SLOWER and AMBIGUOUS."""
 
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, gpu, subject, timing
+from kernelopt import cli, gate, gpu, subject, timing, verify
 from kernelopt.errors import UsageError
 from kernelopt.sandbox import Sandbox
 
@@ -18,7 +19,7 @@ def main() -> int:
     what = subject.resolve(args)
     with tempfile.TemporaryDirectory(dir=what.cache if what.cache and what.cache.exists() else None) as folder:
         opponent = find_opponent(args.against, what, Path(folder)) if args.against else None
-        with Sandbox(args.device, what.cache) as sandbox:
+        with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
             result = measure(sandbox, what, opponent, args)
     cli.emit(result, args.json, lines(result))
     return 0 if result.get("verdict") in (None, "FASTER") else 1
@@ -35,15 +36,19 @@ def find_opponent(name: str, what: subject.Subject, folder: Path) -> Path:
 
 def measure(sandbox: Sandbox, what: subject.Subject, opponent: Path | None, args) -> dict:
     cli.say(f"timing {what.kernel} on {sandbox.device_name}")
-    count = timing.INPUT_SETS if opponent else 1
-    cases = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], count, args.timeout)[args.workload]
-    result, _ = timing.latency(sandbox, what.kernel, cases[0], args.warmup_ms, args.rep_ms, args.timeout)
+    cases = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], args.timeout)
+    window = {"warmup_ms": args.warmup_ms, "rep_ms": args.rep_ms, "timeout_s": args.timeout}
+    result = timing.measure(sandbox, what.kernel, opponent, cases, **window)[args.workload]
+    timed, rounds = result.pop("timed"), result.pop("rounds")
+    status, message = verify.check_timed(
+        sandbox, what.reference, what.dtype, [timed], args.tolerance or what.tolerance, args.timeout
+    )
+    if status != "OK":
+        raise timing.KernelFailed(status, message)
     if opponent:
-        cli.say(f"comparing with {args.against} in turn")
-        raw = timing.compare(sandbox, what.kernel, opponent, cases, timeout_s=args.timeout)
-        result |= gate.paired_verdict(raw["a_us"], raw["b_us"])
-        result |= {"against": args.against, "protocol": raw["protocol"], "comparison_gpu_state": raw["gpu_state"]}
-    return result
+        found = gate.paired_verdict(rounds)
+        result |= {**found, "against": args.against, "protocol": timing.PROTOCOL if sandbox.gpu else "host clock"}
+    return {**result, "sandbox": sandbox.isolation}
 
 
 def lines(result: dict) -> list[str]:
@@ -52,11 +57,15 @@ def lines(result: dict) -> list[str]:
         f"latency {time['median']:.2f} us (p20 {time['p20']:.2f}, p80 {time['p80']:.2f}, {time['n']} runs, "
         f"{result['clock']}) on {result['device']}, workload {result['workload']}"
     ]
+    if result["gpu_us"]:
+        found.append(
+            f"GPU time {result['gpu_us']:.2f} us cold, {result['warm_us']:.2f} us warm; a call takes {result['call_us']:.2f} us"
+        )
     if result["gpu_state"]:
         found.append(gpu.describe(result["gpu_state"]))
     if "verdict" in result:
         found.append(f"{result['verdict']} against {result['against']}: {gate.describe(result)}")
-    return found
+    return found + [f"warning: {warning}" for warning in result["warnings"]]
 
 
 def arguments():
@@ -76,6 +85,10 @@ def arguments():
     parser.add_argument(
         "--rep-ms", type=cli.positive_int, default=timing.REP_MS, help="do_bench's repetition, in milliseconds"
     )
+    parser.add_argument(
+        "--tolerance", type=cli.tolerance, help="for the outputs of timed calls, as in verify_kernel.py"
+    )
+    cli.add_sandbox(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
     cli.add_json(parser)
     return parser.parse_args()

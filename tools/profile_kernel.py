@@ -34,7 +34,7 @@ def main() -> int:
 def collect(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> dict:
     what = subject.of_workspace(workspace)
     kernel = kernel_of(workspace, args.version, sandbox.scratch)
-    case = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], 1, args.timeout)[args.workload][0]
+    case = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], args.timeout, count=1)[args.workload][0]
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("metrics.json", "params.json", "report.md"):  # never let old findings stand beside a new report
         (folder / name).unlink(missing_ok=True)

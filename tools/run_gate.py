@@ -24,7 +24,7 @@ def judge(workspace: Workspace, args) -> int:
     diagnosis = profile_report.evidence_for_round(workspace, args.version)
     if diagnosis is None and args.version != "v0":
         cli.say("run_gate.py: the best version has no profile; the plan rests on no counter (profile_kernel.sh)")
-    evidence = rounds.measure(workspace, args.timeout, cli.say)
+    evidence = rounds.measure(workspace, args.timeout, cli.say, args.sandbox)
     result = rounds.settle(workspace, args.version, plan, evidence, diagnosis)
     cli.emit(result, args.json, lines(result))
     return 0 if result["accepted"] else 1
@@ -49,6 +49,7 @@ def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
     parser.add_argument("--version", required=True, help="the version that kernel.py is to become, for example v1")
+    cli.add_sandbox(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
     cli.add_json(parser)
     return parser.parse_args()

@@ -2,8 +2,8 @@
 """Is the kernel right? Candidate and reference run in separate processes; one status, exit 0 only for OK.
 
 Statuses: OK, COMPILE_ERROR, IMPORT_ERROR, LAUNCH_ERROR, RUNTIME_ERROR, ILLEGAL_ACCESS, TIMEOUT, OOM, WRONG_SHAPE,
-WRONG_DTYPE, WRONG_STRIDE, WRONG_VALUES, NONFINITE, INPUT_MUTATED, ALIASED_OUTPUT, CHEAT_SUSPECT,
-INVALID_REFERENCE, INVALID_TASK."""
+WRONG_DTYPE, WRONG_STRIDE, WRONG_DEVICE, WRONG_VALUES, NONFINITE, OUT_OF_BOUNDS, INPUT_MUTATED, ALIASED_OUTPUT,
+CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from kernelopt.sandbox import Sandbox
 def main() -> int:
     args = arguments()
     what = subject.resolve(args)
-    with Sandbox(args.device, what.cache) as sandbox:
+    with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
         cli.say(f"verifying {what.kernel} on {sandbox.device_name}")
         result = verify.verify(
             sandbox,
@@ -26,6 +26,9 @@ def main() -> int:
             tolerance=args.tolerance or what.tolerance,
             workloads=args.workload,
             seeds=args.seeds,
+            libraries=args.allow_libraries or what.libraries,
+            variants=not (args.only_these_shapes or what.only_these_shapes),
+            sanitize=args.sanitize,
             timeout_s=args.timeout,
         )
     cli.emit(result, args.json, [result["summary"]])
@@ -40,11 +43,18 @@ def arguments():
     cli.add_device(parser)
     parser.add_argument("--workload", nargs="+", help="only these workloads (default: all)")
     parser.add_argument(
-        "--seeds", type=cli.positive_int, default=3, help="input sets per workload, the last third secret (default 3)"
+        "--seeds",
+        type=cli.positive_int,
+        default=3,
+        help="input sets per workload, at least 2, the last third secret (default 3)",
     )
     parser.add_argument(
         "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms); default by dtype"
     )
+    parser.add_argument("--allow-libraries", action="store_true", help="torch or cuBLAS may do the core work")
+    parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")
+    parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer as well")
+    cli.add_sandbox(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
     cli.add_json(parser)
     return parser.parse_args()

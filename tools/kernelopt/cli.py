@@ -59,6 +59,16 @@ def add_device(target) -> None:
     )
 
 
+def add_sandbox(target) -> None:
+    """How kernels, which nobody has vetted, are kept apart."""
+    target.add_argument(
+        "--sandbox",
+        choices=["auto", "bwrap", "none"],
+        default="auto",
+        help="bwrap: behind bubblewrap, with a read-only file system and no network; auto: where that works",
+    )
+
+
 def number(text: str, kind: type, fits: Callable[[float], bool], wanted: str):
     """`text` as an int or float that fits; argparse shows `wanted` when it does not."""
     try:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ NO_GPU = (
     "verify_kernel.py --device cpu-interpreter)"
 )
 LOCKS = Path("/tmp")  # not $TMPDIR: whoever uses the GPU must meet the same lock
+FIGURES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 THROTTLE_REASONS = {  # NVML's clocks-event reasons that slow the GPU down; idle and application clocks are none
     "nvmlClocksEventReasonSwPowerCap": "sw_power_cap",
     "nvmlClocksThrottleReasonHwSlowdown": "hw_slowdown",
@@ -129,9 +131,11 @@ def read_rocm_smi(text: str) -> dict | None:
 
 
 def _sample(nvml, handle) -> dict:
-    """One reading: clocks in MHz, power in W, temperature in degrees Celsius, reasons for throttling."""
+    """One reading: processes with a context, clocks in MHz, power in W, temperature in degrees Celsius, reasons for
+    throttling."""
     reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     return {
+        "processes": [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
         "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
         "power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -161,7 +165,8 @@ class Watch:
     def _run(self) -> None:
         with contextlib.suppress(EnvironmentLacks), _nvml() as (nvml, handle):
             while not self._stop.wait(self.INTERVAL_S):
-                self.samples.append({"at": time.time(), **_sample(nvml, handle)})
+                sample = _sample(nvml, handle)
+                self.samples.append({"at": time.time(), "foreign": foreign(sample.pop("processes")), **sample})
 
     def state(self, window: list[float] | None = None) -> dict | None:
         """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
@@ -171,11 +176,48 @@ class Watch:
         if not samples:
             return None
         found: dict = {"samples": len(samples)}
-        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+        for name in FIGURES:
             values = sorted(sample[name] for sample in samples)
             found[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]}
         found["throttle_reasons"] = sorted({reason for sample in samples for reason in sample["throttle_reasons"]})
+        found["foreign_processes"] = sorted({pid for sample in samples for pid in sample["foreign"]})
         return found
+
+
+def merged(states: list[dict | None]) -> dict | None:
+    """One state of several measurements: the extremes, the median of the medians, every reason and process."""
+    states = [state for state in states if state]
+    if not states:
+        return None
+    found: dict = {"samples": sum(state["samples"] for state in states)}
+    for name in FIGURES:
+        medians = sorted(state[name]["median"] for state in states)
+        lowest, highest = min(state[name]["min"] for state in states), max(state[name]["max"] for state in states)
+        found[name] = {"min": lowest, "median": medians[len(medians) // 2], "max": highest}
+    for name in ("throttle_reasons", "foreign_processes"):
+        found[name] = sorted({item for state in states for item in state[name]})
+    return found
+
+
+def foreign(processes: list[int]) -> list[int]:
+    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of the
+    host's: one that is not in /proc is taken for our own."""
+    unknown = [pid for pid in processes if parent_of(pid) is None]
+    return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
+
+
+def descends(pid: int) -> bool:
+    """Is this process the one of that number, or its ancestor?"""
+    while pid and pid != os.getpid():
+        pid = parent_of(pid) or 0
+    return pid == os.getpid()
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent's number; None when there is no such process here."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def describe(state: dict) -> str:
@@ -208,6 +250,6 @@ def locked(uuid: str, timeout_s: float = 600):
                     raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end") from None
                 time.sleep(0.2)
         file.truncate(0)
-        file.write(f"process {os.getpid()}\n")
+        file.write(f"process {os.getpid()} ({' '.join(sys.argv)[:200]})\n")
         file.flush()
         yield

@@ -7,6 +7,7 @@ same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
 This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import math
@@ -45,10 +46,23 @@ def load_module(path: Path):
     return module
 
 
+def save(value, path: Path) -> None:
+    """Tensors, in lists, dicts and beside numbers, into a file; without checksums, a third of the time of large ones."""
+    usual = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    torch.save(value, path)
+    torch.serialization.set_crc32_options(usual)
+
+
+def load(path: Path):
+    """What `save` wrote; tensors are read when they are looked at."""
+    return torch.load(path, weights_only=True, mmap=True)
+
+
 @dataclass(frozen=True)
 class Case:
-    """One call of the problem, all on the CPU: inputs, constructor arguments, parameters, and the dtype that
-    floating tensors are in (None: as the reference makes them)."""
+    """One call of the problem: inputs, constructor arguments, parameters, and the dtype that floating tensors are in
+    (None: as the reference makes them)."""
 
     inputs: list
     init: list
@@ -56,11 +70,15 @@ class Case:
     dtype: str | None
 
     def save(self, path: Path) -> None:
-        torch.save(vars(self), path)
+        """Write it to a file, its tensors on the CPU."""
+        save({name: on_cpu(value) for name, value in vars(self).items()}, path)
 
     @classmethod
     def load(cls, path: Path) -> "Case":
-        return cls(**torch.load(path, weights_only=True))
+        return cls(**load(path))
+
+    def with_inputs(self, inputs: list) -> "Case":
+        return dataclasses.replace(self, inputs=inputs)
 
     def placed_inputs(self, device: str) -> list:
         return [place(value, device) for value in self.inputs]
@@ -93,7 +111,7 @@ class Reference:
         return model, inputs, init
 
     def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
-        """The same on the CPU, ready to be written to a file.
+        """The same as a Case, its tensors on `device`.
 
         Constant parameters (weights of one, biases of zero) get noise: they would hide a kernel that ignores them.
         """
@@ -101,8 +119,8 @@ class Reference:
         for parameter in model.parameters():
             if parameter.is_floating_point() and parameter.numel() > 1 and parameter.min() == parameter.max():
                 parameter.data += 0.1 * torch.randn_like(parameter)
-        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        return Case([place(value, "cpu") for value in inputs], [place(value, "cpu") for value in init], state, dtype)
+        state = {name: value.detach() for name, value in model.state_dict().items()}
+        return Case([place(value, device) for value in inputs], [place(value, device) for value in init], state, dtype)
 
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
@@ -183,22 +201,30 @@ def call(kernel: Callable, inputs: list):
         return kernel(*inputs)
 
 
+def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
+    """The value with each tensor in it, in lists and tuples too, replaced by what `function` makes of it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, function) for item in value)
+    return value
+
+
+def on_cpu(value):
+    """The value with its tensors on the CPU; those of a dict too."""
+    if isinstance(value, dict):
+        return {name: on_cpu(item) for name, item in value.items()}
+    return map_tensors(value, lambda tensor: tensor.cpu())
+
+
 def place(value, device: str):
     """A copy of a value on `device`; what holds no tensor stays as it is."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device, copy=True)
-    if isinstance(value, list | tuple):
-        return type(value)(place(item, device) for item in value)
-    return value
+    return map_tensors(value, lambda tensor: tensor.detach().to(device, copy=True))
 
 
 def cast(value, dtype: torch.dtype):
     """Floating tensors in `dtype`; everything else as it is."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.to(dtype)
-    if isinstance(value, list | tuple):
-        return type(value)(cast(item, dtype) for item in value)
-    return value
+    return map_tensors(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def tensors(value) -> list[torch.Tensor]:

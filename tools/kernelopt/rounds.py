@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import audit, bundle, gate, memory, roofline, timing, verify, wiki
+from . import audit, bundle, gate, memory, roofline, subject, timing, verify, wiki
 from .errors import TimedOut, UsageError
 from .sandbox import Sandbox
 from .workspace import Workspace, digest
@@ -56,10 +56,11 @@ def check_task(workspace: Workspace, records: memory.Memory) -> None:
     if not first or not first["git_commit_hash"]:
         return
     now, then = workspace.task(), workspace.task_at(first["git_commit_hash"])
-    for name in ("dtype", "tolerance"):
-        if now[name] != then[name]:
+    for name in ("dtype", "tolerance", "libraries", "only_these_shapes"):
+        if now.get(name) != then.get(name):
             raise UsageError(
-                f"the Task block's {name} is {now[name]}, v0 was judged with {then[name]}; put it back, or start a new session"
+                f"the Task block's {name} is {now.get(name)}, v0 was judged with {then.get(name)}; put it back, or start a "
+                "new session"
             )
 
 
@@ -106,32 +107,41 @@ def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
     return plan
 
 
-def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
+def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "auto") -> Evidence:
     """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded.
 
     A copy of kernel.py is judged, against the reference.py that the session began with, so that editing either
     file meanwhile changes nothing unnoticed (see `settle`). A candidate that fails while it is timed has failed.
     """
-    task = workspace.task()
+    task = subject.of_workspace(workspace)
     best = memory.Memory(workspace).best()
-    with Sandbox("cuda", workspace.cache) as sandbox:
+    with Sandbox("cuda", workspace.cache, sandbox_kind) as sandbox:
         check_platform(workspace, sandbox.device_name)
         candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
         reference = sandbox.scratch / "reference.py"
         reference.write_bytes(workspace.first_reference())
-        say(f"verifying on {sandbox.device_name}")
+        say(f"verifying on {sandbox.device_name} (sandbox: {sandbox.isolation})")
         verdict = verify.verify(
-            sandbox, candidate, reference, task["dtype"], task["tolerance"], seeds=SEEDS, timeout_s=timeout_s
+            sandbox,
+            candidate,
+            reference,
+            task.dtype,
+            task.tolerance,
+            seeds=SEEDS,
+            libraries=task.libraries,
+            variants=not task.only_these_shapes,
+            sanitize=True,
+            timeout_s=timeout_s,
         )
         evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
             return evidence
         workloads = list(dict.fromkeys(case["workload"] for case in verdict["cases"]))
-        cases = timing.inputs(sandbox, reference, task["dtype"], workloads, timeout_s=timeout_s)
         opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
         try:
+            cases = timing.inputs(sandbox, reference, task.dtype, workloads, timeout_s)
             timed = time_all(sandbox, evidence, candidate, opponent, cases, timeout_s, say)
-            status, message = verify.check_timed(sandbox, reference, task["dtype"], timed, task["tolerance"], timeout_s)
+            status, message = verify.check_timed(sandbox, reference, task.dtype, timed, task.tolerance, timeout_s)
         except (timing.KernelFailed, TimedOut) as error:
             status, message = getattr(error, "status", "TIMEOUT"), f"right when verified, failed when timed: {error}"
         if status != "OK":
@@ -143,19 +153,23 @@ def measure(workspace: Workspace, timeout_s: float, say) -> Evidence:
 
 def time_all(
     sandbox: Sandbox, evidence: Evidence, candidate: Path, opponent: Path | None, cases: dict, timeout_s: float, say
-) -> list[tuple[dict, str]]:
-    """Put the latency of each workload, and its comparison with the opponent, into the evidence.
-
-    Returns the case and the file with the output of the last timed call, per workload.
-    """
-    timed = []
-    for name, sets in cases.items():
-        say(f"timing workload {name}")
-        evidence.latencies[name], output = timing.latency(sandbox, candidate, sets[0], timeout_s=timeout_s)
-        timed.append((sets[0], output))
-        if opponent:
-            found = settled_comparison(sandbox, candidate, opponent, sets, timeout_s, say)
-            evidence.comparisons = {**(evidence.comparisons or {}), name: found}
+) -> list[dict]:
+    """Put the latency of each workload, and its comparison with the opponent, into the evidence; what stays ambiguous is
+    looked at once more, with more rounds. Returns the outputs of timed calls for verify.check_timed."""
+    say(f"timing {', '.join(cases)}")
+    evidence.latencies = timing.measure(sandbox, candidate, opponent, cases, timeout_s=timeout_s)
+    timed = [found.pop("timed") for found in evidence.latencies.values()]
+    rounds = {name: found.pop("rounds") for name, found in evidence.latencies.items()}
+    if opponent:
+        evidence.comparisons = {name: gate.paired_verdict(runs) for name, runs in rounds.items()}
+        unsettled = {name: sets for name, sets in cases.items() if evidence.comparisons[name]["verdict"] == "AMBIGUOUS"}
+        if unsettled:
+            say(f"ambiguous, measured again with more rounds: {', '.join(unsettled)}")
+            for name, found in timing.measure(sandbox, candidate, opponent, unsettled, 1, timeout_s=timeout_s).items():
+                evidence.comparisons[name] = gate.paired_verdict(found["rounds"])
+                timed.append(found["timed"])
+        for name, found in evidence.comparisons.items():
+            say(f"{name}: {found['verdict']}, {gate.describe(found)}")
     return timed
 
 
@@ -166,19 +180,6 @@ def check_platform(workspace: Workspace, device: str) -> None:
         raise UsageError(
             f"this GPU is {device}, the task is for {platform}; set the platform in the README's Task block"
         )
-
-
-def settled_comparison(
-    sandbox: Sandbox, kernel: Path, opponent: Path, cases: list[dict], timeout_s: float, say
-) -> dict:
-    """A paired verdict; an ambiguous one is measured once more, with four times the rounds."""
-    for rounds in (timing.ROUNDS, 4 * timing.ROUNDS):
-        raw = timing.compare(sandbox, kernel, opponent, cases, rounds, timeout_s)
-        found = gate.paired_verdict(raw["a_us"], raw["b_us"])
-        say(f"{found['verdict']}: {gate.describe(found)}")
-        if found["verdict"] != "AMBIGUOUS":
-            break
-    return found
 
 
 def utilization(workspace: Workspace, time_us: float) -> dict | None:

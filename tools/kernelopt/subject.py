@@ -16,6 +16,8 @@ class Subject:
     dtype: str | None
     tolerance: float | None
     workspace: Workspace | None
+    libraries: bool = False
+    only_these_shapes: bool = False
 
     @property
     def cache(self) -> Path | None:
@@ -37,6 +39,7 @@ def resolve(args) -> Subject:
 
 
 def of_workspace(workspace: Workspace) -> Subject:
-    """The workspace's own kernel and reference, with the dtype and tolerance of its Task block."""
+    """The workspace's own kernel and reference, with the dtype, the tolerance and the rules of its Task block."""
     task = workspace.task()
-    return Subject(workspace.kernel, workspace.reference, task["dtype"], task["tolerance"], workspace)
+    rules = {name: task.get(name, False) for name in ("libraries", "only_these_shapes")}
+    return Subject(workspace.kernel, workspace.reference, task["dtype"], task["tolerance"], workspace, **rules)

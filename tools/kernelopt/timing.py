@@ -1,10 +1,11 @@
 """Time: the latency that is recorded, and the paired comparison that decides.
 
 A latency is the median of `triton.testing.do_bench`. Two latencies taken at different times are never compared:
-one and the same kernel drifts by up to 15 % within a minute. What decides is `compare`, which times both kernels
-in turn in one process.
+one and the same kernel drifts by up to 15 % within a minute. What decides are paired rounds, in which both kernels
+are timed in turn in one process, in several processes (see gate.paired_verdict).
 """
 
+import statistics
 from pathlib import Path
 
 from . import gpu, verify
@@ -12,13 +13,19 @@ from .errors import Refused, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
 
 PROTOCOL = (
-    "A B B A, then B A A B; before each call the L2 cache is flushed and a sleeping kernel holds the stream; "
-    "one pair of CUDA events a call; both kernels of a round get the same inputs, the rounds rotate through the sets"
+    "A B B A, then B A A B, in several processes; before each call the inputs are copied into one of two memories, the L2 "
+    "cache is flushed and a sleeping kernel holds the stream; one pair of CUDA events a call; both kernels of a round get "
+    "the same inputs, the rounds rotate through the sets"
 )
 WARMUP_MS = 25  # do_bench's own defaults: both are milliseconds, not counts
 REP_MS = 100
-ROUNDS = 60
-CPU_ROUNDS = 4
+# Looks are taken at fixed counts, so that nobody stops at a lucky moment: 60 rounds in each of 3 processes and, where
+# that stays ambiguous, 240. Drawn from 30,000 recorded rounds on an H200, 3 times 60 told a kernel of 42 us that does
+# 1 % more work from its twin in 200 of 200 draws, and took no kernel for faster or slower than itself in 1,000.
+ROUNDS = (60, 240)
+PROCESSES = 3
+CPU_ROUNDS = (12, 12)
+BUDGET_S = 3.0  # of rounds in one process and workload: a kernel of 10 ms and more gets fewer
 INPUT_SETS = 8
 
 
@@ -27,71 +34,190 @@ def inputs(
     reference: Path,
     dtype: str | None,
     workloads: list[str],
-    count: int = INPUT_SETS,
     timeout_s: float = 300,
+    count: int = INPUT_SETS,
 ) -> dict[str, list[dict]]:
     """Per workload, files with `count` sets of fresh random inputs; fewer when they are large."""
     seeds = [verify.secret_seed() for _ in range(count)]
-    found = verify.prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, at_least=1)
+    folder = sandbox.new_folder("inputs")
+    found = verify.prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, with_variants=False, folder=folder)
     if "error" in found:
         raise Refused(f"the reference fails: {found['error']['message'].strip()}")
     return {name: [case for case in found["cases"] if case["workload"] == name] for name in workloads}
 
 
-def latency(
+def measure(
     sandbox: Sandbox,
     kernel: Path,
-    case: dict,
+    opponent: Path | None,
+    cases: dict[str, list[dict]],
+    look: int = 0,
     warmup_ms: int = WARMUP_MS,
     rep_ms: int = REP_MS,
     timeout_s: float = 300,
-) -> tuple[dict, str]:
-    """({device, clock, workload, latency_us{median, p20, p80, n}, gpu_state}, file of the last timed call's output)
-    of one kernel on one set of inputs.
+) -> dict[str, dict]:
+    """What was measured of each workload, times in microseconds: {device, clock, workload, latency_us{median, p20, p80, n},
+    gpu_us, warm_us, call_us, graph_us, launch_bound, kernels, gpu_state, warnings, rounds[{a_us, b_us}], timed}.
 
-    Refused when the kernel cannot be run; times are in microseconds.
+    opponent: timed in turn with the kernel, in PROCESSES processes; without one, one process times the kernel alone.
+    look: the how manieth, each with more rounds. Refused when the kernel cannot be run, or tampers with its timing.
     """
-    output = str(Path(sandbox.new_folder("timed")) / "output.pt")
-    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"], "output": output}
-    arguments |= {"warmup_ms": warmup_ms, "rep_ms": rep_ms}
-    with gpu.Watch() as watch:
-        result = answer(sandbox.run("latency", arguments, timeout_s))
-    check_stray(result["after"])
+    rounds = (ROUNDS if sandbox.gpu else CPU_ROUNDS)[look]
+    processes = PROCESSES if opponent and sandbox.gpu else 1
+    hidden = [case["path"] for sets in cases.values() for case in sets]
+    found: dict[str, list[dict]] = {name: [] for name in cases}
+    for number in range(processes):
+        arguments = {
+            "kernel": str(kernel.resolve()),
+            "opponent": opponent and str(opponent.resolve()),
+            "workloads": {name: [case["path"] for case in sets] for name, sets in cases.items()},
+            "rounds": rounds,
+            "budget_s": BUDGET_S,
+            "warmup_ms": warmup_ms,
+            "rep_ms": rep_ms,
+            "trace": number == 0 and look == 0,
+            "folder": sandbox.new_folder("timed"),
+        }
+        with gpu.Watch() as watch:
+            outcome = sandbox.run("measure", arguments, timeout_s, hidden)
+        try:
+            for name, raw in answer(outcome)["workloads"].items():
+                raw["gpu_state"] = watch.state(raw["window"]) if sandbox.gpu else None
+                raw["wall_us"] = stretches(outcome, name)
+                if suspicion := suspicious(raw, sandbox.gpu is not None):
+                    raise KernelFailed("CHEAT_SUSPECT", suspicion)
+                if raw["overwritten"]:
+                    raise KernelFailed("ALIASED_OUTPUT", "a later call writes into the memory of a former one's output")
+                if raw["differing"]:
+                    differing = (
+                        f"{raw['differing']} timed calls returned another result than the first on the same contents"
+                    )
+                    raise KernelFailed("WRONG_VALUES", differing)
+                found[name].append(raw)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise KernelFailed("CHEAT_SUSPECT", f"the report of the timing is not sound ({error!r})") from None
+    return {name: summed_up(sandbox, name, cases[name], runs, (warmup_ms, rep_ms)) for name, runs in found.items()}
+
+
+def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
+    """{gpu, call}: microseconds a call by this process's clock, from the marks of worker.clocks.Race. gpu: of calls
+    launched behind a sleep, whose own length is taken off; call: as a caller sees it."""
+    took, calls = {}, {}
+    for name in ("sleep", "gpu", "call"):
+        (begin, _), (end, calls[name]) = (outcome.marks[f"{workload}: {name} {edge}"] for edge in ("begins", "ends"))
+        took[name] = (end - begin) * 1e6
+    return {"gpu": max(0.0, took["gpu"] - took["sleep"]) / calls["gpu"], "call": took["call"] / calls["call"]}
+
+
+# How much longer than its call a kernel may keep the GPU busy. Waiting for an idle H200 took 4.4 to 7.2 us after honest
+# calls of 13 us to 2 ms; a kernel hidden on another stream showed 21 us (25 us of work) to 493 us (520 us of work).
+STRAY_US = 15.0
+STRAY_SHARE = 0.05
+# {on a GPU, on the CPU}: by how much two figures of the same thing may differ before somebody is taken to tamper. On an
+# H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and without the 1.3 us
+# of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy machine's.
+DISAGREEMENT = {True: 1.3, False: 4.0}
+SLACK_US = {True: 10.0, False: 200.0}
+
+
+def suspicious(raw: dict, on_gpu: bool) -> str | None:
+    """Why these raw times cannot be believed; None when nothing speaks against them. Pure."""
+    factor, slack = DISAGREEMENT[on_gpu], SLACK_US[on_gpu]
+    own = statistics.median(flat(raw["a_us"]))
+    if on_gpu and raw["after"]["stray_us"] > max(STRAY_US, STRAY_SHARE * raw["after"]["call_us"]):
+        return (
+            f"the GPU worked on for {raw['after']['stray_us']:.0f} us after the end of a call of "
+            f"{raw['after']['call_us']:.0f} us: the kernel runs on another stream than the current one"
+        )
+    if raw["wall_us"]["gpu"] > factor * own + slack:
+        return f"a call takes {raw['wall_us']['gpu']:.0f} us by the clock of another process and {own:.0f} us by that of its own"
+    bench = statistics.median(raw["bench_us"])
+    if own > factor * bench + slack:
+        return (
+            f"a call takes {bench:.0f} us in do_bench, on one and the same inputs, and {own:.0f} us on inputs in turn"
+        )
+    fresh = raw["a_us"][: raw["sets"] - 1]
+    if len(fresh) > 1:
+        first, again = (statistics.median(pair[at] for pair in fresh) for at in (0, 1))
+        if first > factor * again + slack:
+            return (
+                f"a call takes {first:.0f} us on contents that it sees for the first time and {again:.0f} us on the same "
+                "contents again: it keeps results"
+            )
+    if raw["solo_us"] and statistics.median(flat(raw["b_us"])) > factor * statistics.median(raw["solo_us"]) + slack:
+        return "what the kernel is compared with became slower when the kernel was loaded"
+    return None
+
+
+def flat(rounds: list[list[float]]) -> list[float]:
+    return [time for pair in rounds for time in pair]
+
+
+def summed_up(sandbox: Sandbox, workload: str, sets: list[dict], runs: list[dict], window_ms: tuple[int, int]) -> dict:
+    """The result of one workload from the raw times of all processes."""
+    first = runs[0]
+    traced = first.get("traced_us")
+    event = summary([time for run in runs for time in flat(run["a_us"])])
     found = {
         "device": sandbox.device_name,
-        "clock": result["clock"],
-        "workload": case["workload"],
-        "latency_us": summary(result["times_us"]),
-        "warmup_ms": warmup_ms,
-        "rep_ms": rep_ms,
-        "shapes": case["shapes"],
-        "dtype": case["dtype"],
-        "gpu_state": watch.state(result["window"]) if sandbox.gpu else None,
+        "clock": first["clock"],
+        "workload": workload,
+        "latency_us": summary(first["bench_us"]),
+        "event_us": event,
+        "gpu_us": statistics.median(traced) if traced else None,
+        "warm_us": statistics.median(run["wall_us"]["gpu"] for run in runs),
+        "call_us": statistics.median(run["wall_us"]["call"] for run in runs),
+        "graph_us": statistics.median(first["graph_us"]) if first.get("graph_us") else None,
+        "kernels": verify.shares(first["kernels"]) if first.get("kernels") else None,
+        "warmup_ms": window_ms[0],
+        "rep_ms": window_ms[1],
+        "shapes": sets[0]["shapes"],
+        "dtype": sets[0]["dtype"],
+        "input_sets": len(sets),
+        "gpu_state": gpu.merged([run["gpu_state"] for run in runs]),
+        "rounds": [{"a_us": run["a_us"], "b_us": run["b_us"]} for run in runs],
+        "timed": {
+            **sets[0],
+            "calls": [
+                {"inputs_seed": sets[found["set"]]["seed"], "output": found["output"]}
+                for run in runs
+                for found in run["outputs"]
+            ],
+        },
     }
-    return found, output
+    found["launch_bound"] = launch_bound(found)
+    found["warnings"] = warnings(found)
+    return found
 
 
-def compare(
-    sandbox: Sandbox, kernel: Path, opponent: Path, cases: list[dict], rounds: int | None = None, timeout_s: float = 300
-) -> dict:
-    """Raw paired times in microseconds: {device, a_us, b_us, …}, a the kernel and b its opponent.
+LAUNCH_BOUND = 1.5  # a call that takes so many times its GPU time waits for the host
 
-    Each holds a list per round of the two times in the order they were taken.
-    """
-    rounds = rounds or (ROUNDS if sandbox.gpu else CPU_ROUNDS)
-    inputs = [case["path"] for case in cases]
-    arguments = {"a": str(kernel.resolve()), "b": str(opponent.resolve()), "inputs": inputs, "rounds": rounds}
-    with gpu.Watch() as watch:
-        result = answer(sandbox.run("duel", arguments, timeout_s))
-    check_stray(result["after"])
-    return {
-        "device": sandbox.device_name,
-        "protocol": PROTOCOL if sandbox.gpu else "host clock on the CPU",
-        "a_us": result["a_us"],
-        "b_us": result["b_us"],
-        "input_sets": result["input_sets"],
-        "gpu_state": watch.state(result["window"]) if sandbox.gpu else None,
-    }
+
+def launch_bound(found: dict) -> bool | None:
+    """Does a caller wait for launches rather than for the GPU? None without a GPU."""
+    return found["call_us"] > LAUNCH_BOUND * found["warm_us"] if found["gpu_us"] else None
+
+
+# Two clocks of one thing: CUPTI's and the events', which add 1.3 us to an empty call on an H200, up to 2 us to a kernel.
+EVENT_OVERHEAD_US = 3.0
+CLOCK_DIFFERENCE = 0.05
+
+
+def warnings(found: dict) -> list[str]:
+    """What a reader of these times should know. Pure."""
+    said, event, state = [], found["event_us"]["median"], found["gpu_state"]
+    if found["gpu_us"] and abs(event - found["gpu_us"]) > CLOCK_DIFFERENCE * event + EVENT_OVERHEAD_US:
+        said.append(f"two clocks disagree: {found['gpu_us']:.1f} us by CUPTI, {event:.1f} us by events")
+    if found["launch_bound"]:
+        graph = f", {found['graph_us']:.1f} us from a CUDA graph" if found["graph_us"] else ""
+        said.append(
+            f"launch-bound: a call takes {found['call_us']:.1f} us, of which the GPU works {found['warm_us']:.1f}{graph}"
+        )
+    if state and state["throttle_reasons"]:
+        said.append(f"the GPU was throttled: {', '.join(state['throttle_reasons'])}")
+    if state and state["foreign_processes"]:
+        said.append(f"other processes use this GPU: {', '.join(map(str, state['foreign_processes']))}")
+    return said
 
 
 class KernelFailed(Refused):
@@ -113,25 +239,6 @@ def answer(outcome: Outcome) -> dict:
     if fault["status"] == "OPPONENT":
         raise UsageError(f"what the kernel is compared with fails itself: {fault['message'].strip()}")
     raise KernelFailed(fault["status"], fault["message"])
-
-
-# How much longer than its call a kernel may keep the GPU busy. Waiting for an idle H200 took 4.4 to 7.2 us after honest
-# calls of 13 us to 2 ms; a kernel hidden on another stream showed 21 us (25 us of work) to 493 us (520 us of work).
-STRAY_US = 15.0
-STRAY_SHARE = 0.05
-
-
-def check_stray(after: dict | None) -> None:
-    """KernelFailed when the GPU went on working well after the call's end: work on a stream that was not timed.
-
-    after: {call_us, stray_us}, medians; None without a GPU.
-    """
-    if after and after["stray_us"] > max(STRAY_US, STRAY_SHARE * after["call_us"]):
-        raise KernelFailed(
-            "CHEAT_SUSPECT",
-            f"the GPU worked on for {after['stray_us']:.0f} us after the end of a call of {after['call_us']:.0f} us: "
-            "the kernel runs on another stream than the current one",
-        )
 
 
 def summary(times_us: list[float]) -> dict:

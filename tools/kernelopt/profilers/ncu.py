@@ -78,7 +78,11 @@ def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, cache: str
     """
     report.unlink(missing_ok=True)
     arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"]}
-    outcome = sandbox.run("profile", arguments, timeout_s, prefix=command(report, cache))
+    with sandbox.folder("report") as folder:
+        made = Path(folder, "report.ncu-rep")
+        outcome = sandbox.run_under(command(made, cache), "profile", arguments, timeout_s)
+        if made.exists():
+            shutil.copyfile(made, report)
     for symptom, mend in FAILURES.items():
         if symptom in outcome.log_tail:
             raise EnvironmentLacks(f"{symptom}: {mend}")

@@ -1,0 +1,82 @@
+"""The judge against a battery of kernels: honest ones pass, and each cheat lands in its status.
+
+tests/kernels/honest and tests/kernels/cheats hold one kernel a file, beside its reference. A cheat says which statuses
+are right (STATUS) and who must catch it (CAUGHT_BY): the verification, or the timing. Files that need a GPU are run by
+`pytest -m gpu`; the others run here, in Triton's interpreter.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt import timing, verify
+from kernelopt.errors import TimedOut
+from kernelopt.sandbox import Sandbox
+
+KERNELS = BUNDLE / "tests" / "kernels"
+WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"
+
+
+def constant(path: Path, name: str):
+    """The value of a module-level constant, without running the file."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
+            return ast.literal_eval(node.value)
+    return None
+
+
+def files(folder: str, gpu: bool) -> list:
+    """pytest parameters: those that run without a GPU, or (gpu) all of them."""
+    found = [path for path in sorted((KERNELS / folder).glob("*.py")) if gpu or constant(path, "NEEDS") is None]
+    return [pytest.param(path, id=path.stem) for path in found]
+
+
+@pytest.fixture(scope="module")
+def gpu_sandbox():
+    with Sandbox("cuda") as sandbox:
+        yield sandbox
+
+
+def judged(sandbox: Sandbox, path: Path, folder: Path, by: str, timeout_s: float = 60) -> tuple[str, str]:
+    """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify", by the
+    "sanitizer" as well, or by "timing" against the reference."""
+    kernel, reference = (folder / f"{name}_{path.name}" for name in ("kernel", "reference"))
+    kernel.write_text(path.read_text())
+    reference.write_text(path.read_text() + WITHOUT_KERNEL)
+    found = verify.verify(sandbox, kernel, reference, seeds=2, sanitize=by == "sanitizer", timeout_s=timeout_s)
+    if found["status"] != "OK" or by != "timing":
+        return found["status"], found["summary"]
+    try:
+        cases = timing.inputs(sandbox, reference, None, ["default"])
+        raw = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
+        return verify.check_timed(sandbox, reference, None, [raw["timed"]], None, 60)
+    except (timing.KernelFailed, TimedOut) as error:
+        return getattr(error, "status", "TIMEOUT"), str(error)
+
+
+@pytest.mark.parametrize("path", files("honest", gpu=False))
+def test_an_honest_kernel_passes(path, interpreter, tmp_path):
+    status, message = judged(interpreter, path, tmp_path, "verify")
+    assert status == "OK", message
+
+
+@pytest.mark.parametrize("path", files("cheats", gpu=False))
+def test_a_cheat_lands_in_its_status(path, interpreter, tmp_path):
+    hangs = constant(path, "STATUS") == {"TIMEOUT"}
+    status, message = judged(interpreter, path, tmp_path, constant(path, "CAUGHT_BY"), timeout_s=5 if hangs else 60)
+    assert status in constant(path, "STATUS"), message
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", files("honest", gpu=True))
+def test_an_honest_kernel_passes_on_a_gpu(path, gpu_sandbox, tmp_path):
+    status, message = judged(gpu_sandbox, path, tmp_path, "timing")
+    assert status == "OK", message
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", files("cheats", gpu=True))
+def test_a_cheat_lands_in_its_status_on_a_gpu(path, gpu_sandbox, tmp_path):
+    status, message = judged(gpu_sandbox, path, tmp_path, constant(path, "CAUGHT_BY"))
+    assert status in constant(path, "STATUS"), message

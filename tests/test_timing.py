@@ -1,0 +1,85 @@
+"""What makes measured times unbelievable, as pure functions of recorded times, and the tool on the CPU."""
+
+import pytest
+from conftest import kernel_text, run_tool
+from kernelopt import gpu, timing
+
+
+def raw(**changes) -> dict:
+    """Times of an honest kernel of 100 us on an H200, as `worker.clocks` reports them."""
+    honest = {
+        "a_us": [[100.0, 101.0]] * 60,
+        "b_us": [[200.0, 201.0]] * 60,
+        "solo_us": [200.0] * 8,
+        "bench_us": [102.0] * 9,
+        "wall_us": {"gpu": 98.0, "call": 99.0},
+        "after": {"call_us": 100.0, "stray_us": 6.0},
+        "sets": 8,
+    }
+    return {**honest, **changes}
+
+
+def test_an_honest_kernel_is_believed():
+    assert timing.suspicious(raw(), on_gpu=True) is None
+    assert timing.suspicious(raw(b_us=None, solo_us=[]), on_gpu=True) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"wall_us": {"gpu": 500.0, "call": 500.0}}, "by the clock of another process"),
+        ({"a_us": [[900.0, 100.0]] * 7 + [[100.0, 100.0]] * 53}, "it keeps results"),
+        ({"solo_us": [100.0] * 8}, "became slower"),
+        ({"bench_us": [50.0] * 9}, "50 us in do_bench"),
+        ({"after": {"call_us": 100.0, "stray_us": 60.0}}, "another stream"),
+    ],
+)
+def test_times_that_cannot_be_believed_are_told(changes, said):
+    assert said in timing.suspicious(raw(**changes), on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "stray", "hidden"), [(10, 8, 0), (300, 12, 0), (2000, 90, 0), (5, 16, 1), (2000, 500, 1)]
+)
+def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, hidden):
+    times = raw(
+        bench_us=[call], after={"call_us": call, "stray_us": stray}, a_us=[[call, call]] * 60, wall_us={"gpu": call}
+    )
+    assert ("another stream" in (timing.suspicious(times, on_gpu=True) or "")) == bool(hidden)
+
+
+def test_warnings_name_what_a_reader_should_know():
+    found = {"event_us": {"median": 100.0}, "gpu_us": 80.0, "launch_bound": True, "call_us": 30.0, "warm_us": 8.0}
+    state = {"throttle_reasons": ["sw_power_cap"], "foreign_processes": [77]}
+    said = " ".join(timing.warnings({**found, "graph_us": 9.0, "gpu_state": state}))
+    assert all(word in said for word in ("clocks disagree", "launch-bound", "CUDA graph", "sw_power_cap", "77"))
+    quiet = {**found, "gpu_us": 98.0, "launch_bound": False, "gpu_state": None}
+    assert timing.warnings(quiet) == []
+
+
+def test_processes_that_descend_from_this_one_are_not_foreign():
+    import os
+
+    assert gpu.foreign([os.getpid()]) == [] and gpu.foreign([os.getpid(), 1]) == [1]
+    assert gpu.foreign([1 << 22]) == []  # the one unknown number in a container is our own
+    assert gpu.foreign([1 << 22, (1 << 22) + 1]) == [(1 << 22) + 1]
+
+
+def test_the_parent_times_the_stretches_by_its_own_clock():
+    from kernelopt.sandbox import Outcome
+
+    marks = {"w: sleep begins": (0.0, 0), "w: sleep ends": (0.010, 0), "w: gpu begins": (1.0, 10)}
+    marks |= {"w: gpu ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
+    outcome = Outcome({}, 0, None, False, 1.0, "", marks)
+    assert timing.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "call": 300.0})
+
+
+def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem):
+    body = (
+        "self.calls = getattr(self, 'calls', 0) + 1\n"
+        "return torch.clamp(x * self.weight, min=0) * self.scale * (1.5 if self.calls > 3 else 1.0)"
+    )
+    problem["kernel"].write_text(kernel_text(body))
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    done = run_tool("measure_kernel_time.py", *arguments)
+    assert done.returncode == 1 and "WRONG_VALUES: right when verified, wrong when timed" in done.stderr

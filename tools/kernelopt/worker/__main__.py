@@ -1,0 +1,12 @@
+"""`python -m kernelopt.worker serve SOCKET_FD` or `… once REQUEST_FILE RESULT_FILE` (under a profiler)."""
+
+import sys
+from pathlib import Path
+
+from . import server
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        server.serve(int(sys.argv[2]))
+    else:
+        server.once(Path(sys.argv[2]), Path(sys.argv[3]))

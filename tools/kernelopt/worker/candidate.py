@@ -1,0 +1,182 @@
+"""Jobs that run a candidate and store what it returns: nothing here says whether that is right."""
+
+import contextlib
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from .. import problem
+from . import tracing
+from .context import Candidate, Context
+from .faults import CheatError, describe
+from .guards import GuardedAllocation, Guards
+
+LATE_S = 0.02  # so long a thread or stream of the candidate may still change an output before that is looked for
+GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which take as much memory again
+STREAM_HELD_CYCLES = 400_000  # about 0.2 ms, in which work that does not wait for the current stream comes too early
+WARM_UP_CALLS = 3
+
+
+def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bool, trace: bool) -> dict:
+    """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or {error}]}.
+
+    cases: [{path, other, variant, first}]. Stops at the first case that raises, for after a CUDA error the process is
+    of no further use; a variant may raise. trace: tell which GPU kernels a call launches, once a workload.
+    """
+    candidate, done = Candidate(context, kernel), []
+    trace = trace and context.device == "cuda"
+    for number, entry in enumerate(cases):
+        try:
+            done.append(Run(context, candidate, entry, guarded).result(f"{path}-{number}", trace and entry["first"]))
+            candidate.check()
+        except Exception as error:
+            traceback.print_exc()
+            done.append({"error": describe(error)})
+            if not entry["variant"] or not works(context):
+                break
+    candidate.check()
+    return {"cases": done}
+
+
+def works(context: Context) -> bool:
+    """Does the device still answer?"""
+    try:
+        context.synchronize()
+        return True
+    except Exception:
+        return False
+
+
+class Run:
+    """One case: the kernel is called on some contents, on other contents in the same memory, and on the first contents
+    in other memory, so that an answer that hangs on a pointer, a former call or a captured graph shows as wrong."""
+
+    def __init__(self, context: Context, candidate: Candidate, entry: dict, guarded: bool):
+        self.context, self.entry = context, entry
+        self.case = problem.Case.load(Path(entry["path"]))
+        self.other = problem.Case.load(Path(entry["other"])) if entry["other"] else None
+        self.kernel = candidate.load(self.case)
+        self.guards = Guards()
+        self.guarded = guarded and sum(t.nbytes for t in problem.input_tensors(self.case.inputs)) <= GUARDED_BYTES
+        self.mutated: set[int] = set()
+        self.live: list[list[torch.Tensor]] = []  # what the calls returned
+        self.kept: list[list[torch.Tensor]] = []  # copies of it, taken at once
+        self.taken: set[int] = set()  # storages of inputs and of former outputs
+        self.aliased = False
+
+    def result(self, path: str, trace: bool) -> dict:
+        """{mutated, aliased, late, out_of_bounds, deterministic, device, guarded, kernels}; the outputs go to files at `path`."""
+        memory = self._memory(self.case)
+        self._call(memory, self.case)
+        if self.other:
+            self._call(memory if same_shapes(self.case, self.other) else self._memory(self.other), self.other)
+            self._call(self._memory(self.case), self.case)
+        time.sleep(LATE_S)
+        self.context.synchronize()
+        found = {
+            "mutated": sorted(self.mutated),
+            "aliased": self.aliased,
+            "late": not all(map(all_identical, self.live, self.kept)),
+            "out_of_bounds": self.guards.broken(),
+            "deterministic": all_identical(self.kept[0], self.kept[2]) if self.other else None,
+            "device": next((t.device.type for t in self.live[0] if t.device.type != self.context.device), None),
+            "guarded": self.guarded,
+        }
+        self._store(path, found["deterministic"])
+        found["kernels"] = tracing.kernels_of(self._bound(memory, self.case)) if trace else None
+        return found
+
+    def _memory(self, case: problem.Case) -> list[torch.Tensor]:
+        """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
+        layout = self.entry["variant"]["layout"] if self.entry["variant"] else "contiguous"
+        tensors = problem.input_tensors(case.inputs)
+        if self.guarded:
+            return [self.guards.memory(tensor.to("meta"), self.context.device, layout) for tensor in tensors]
+        return [torch.empty_like(tensor, device=self.context.device) for tensor in tensors]
+
+    def _bound(self, memory: list[torch.Tensor], case: problem.Case):
+        """A call of the kernel on the case's arguments, its tensors taken from `memory`."""
+        tensors = iter(memory)
+        arguments = problem.map_tensors(case.inputs, lambda _: next(tensors))
+        return lambda: problem.call(self.kernel, arguments)
+
+    def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
+        """Put the case's contents into memory, call the kernel, and copy what it returns, all on the current stream."""
+        contents = [tensor.to(self.context.device) for tensor in problem.input_tensors(case.inputs)]
+        self.context.synchronize()
+        poison(self.context.device, contents)
+        if self.context.device == "cuda":
+            torch.cuda._sleep(STREAM_HELD_CYCLES)
+        for tensor, content in zip(memory, contents, strict=True):
+            tensor.copy_(content)
+        outputs = self._outputs(self._bound(memory, case))
+        with torch._C.DisableTorchFunctionSubclass():
+            self.kept.append([tensor.detach().clone() for tensor in outputs])
+        self.context.synchronize()
+        self.live.append(outputs)
+        self.taken |= {tensor.untyped_storage().data_ptr() for tensor in memory}
+        own = {tensor.untyped_storage().data_ptr() for tensor in outputs if tensor.numel()}
+        self.aliased |= bool(own & self.taken)
+        self.taken |= own
+        self.mutated |= {i for i, pair in enumerate(zip(memory, contents, strict=True)) if not identical(*pair)}
+
+    def _outputs(self, call) -> list[torch.Tensor]:
+        try:
+            with GuardedAllocation(self.guards, self.context.device) if self.guarded else contextlib.nullcontext():
+                outputs = problem.tensors(call())
+        except Exception:
+            if not self.guarded or self.live or not works(self.context):
+                raise
+            self.guarded = False  # some libraries cannot work while their allocations are replaced
+            outputs = problem.tensors(call())
+        if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in outputs):
+            raise CheatError("an output is a tensor subclass, whose values may be computed later or never")
+        return outputs
+
+    def _store(self, path: str, deterministic: bool | None) -> None:
+        """A file for each call, but for a third one whose outputs equal the first's, which had the same contents."""
+        for number, tensors in enumerate(self.kept[:2] if deterministic else self.kept):
+            problem.save([tensor.cpu() for tensor in tensors], f"{path}-{number}.pt")
+
+
+def same_shapes(a: problem.Case, b: problem.Case) -> bool:
+    shapes = [[(t.shape, t.dtype) for t in problem.input_tensors(case.inputs)] for case in (a, b)]
+    return shapes[0] == shapes[1]
+
+
+def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit where finite, NaN where the other is NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = problem.comparable(a), problem.comparable(b)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def all_identical(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(identical, a, b))
+
+
+def poison(device: str, contents: list[torch.Tensor]) -> None:
+    """Fill and free memory, so that an output which is never written holds NaN and not a former result."""
+    if device == "cuda":
+        size = max([t.nbytes for t in contents] + [1 << 20])
+        blocks = [torch.full((size // 4,), float("nan"), device=device) for _ in range(2)]
+        del blocks
+
+
+def profile(context: Context, kernel: str, inputs: str) -> dict:
+    """One call of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it."""
+    case = problem.Case.load(Path(inputs))
+    kernel_call = Candidate(context, kernel).load(case)
+    arguments = case.placed_inputs(context.device)
+    for _ in range(WARM_UP_CALLS):
+        problem.call(kernel_call, arguments)
+    context.synchronize()
+    since = time.time()
+    torch.cuda.profiler.start()
+    problem.call(kernel_call, arguments)
+    context.synchronize()
+    torch.cuda.profiler.stop()
+    return {"torch": torch.__version__, "window": [since, time.time()]}

@@ -1,0 +1,320 @@
+"""The job that times: a kernel alone, or in turn with what it is held against, in one process.
+
+What it says is raw: single times, and copies of some timed outputs, picked at random, for `oracle.check`.
+"""
+
+import secrets
+import time
+from pathlib import Path
+
+import torch
+
+from .. import problem
+from . import tracing
+from .candidate import WARM_UP_CALLS, all_identical
+from .context import Candidate, Context, opponents_fault
+from .faults import LoadError
+
+SOLO_CALLS = 8  # of the opponent, before the kernel is loaded
+CHECKED_OUTPUTS = 3  # of one workload's timed calls, if they are small; the last call's comes on top
+CHECKED_BYTES = 1 << 28
+TRACED_CALLS = 9
+STRAY_CALLS = 9
+GRAPH_REPLAYS = 30
+WALL_US = 20_000.0  # so long takes a stretch that the parent's clock times, whose ends are known to about 0.1 ms
+HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
+GATE_CYCLES = 20_000  # about 10 us
+REMEMBERED_BYTES = 4 << 30  # of outputs that later calls are held against
+CLOSE = 0.05  # atomics in another order differ by far less, a former result by far more
+
+
+def measure(
+    context: Context,
+    kernel: str,
+    opponent: str | None,
+    workloads: dict[str, list[str]],
+    rounds: int,
+    budget_s: float,
+    warmup_ms: int,
+    rep_ms: int,
+    trace: bool,
+    folder: str,
+) -> dict:
+    """{workloads: {name: raw times}, …}; see Race.result. Input files per workload: all of one problem, other contents."""
+    rival, candidate, found = None, None, {}
+    for number, (name, paths) in enumerate(workloads.items()):
+        race = Race(context, name, paths, f"{folder}/{number}")
+        if opponent:
+            with opponents_fault():
+                rival = rival or Candidate(context, opponent)
+                race.load_rival(rival, alone=candidate is None)
+        operators = registered_operators()
+        candidate = candidate or Candidate(context, kernel)
+        race.load(candidate)
+        if replaced := [key for key, operator in operators.items() if registered_operators().get(key) is not operator]:
+            raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
+        found[name] = race.result(rounds, budget_s, warmup_ms, rep_ms, trace)
+        candidate.check()
+    return {"workloads": found}
+
+
+class Race:
+    """One workload: its input sets, the memory that the calls read, the kernel ("a") and its opponent ("b")."""
+
+    def __init__(self, context: Context, name: str, paths: list[str], path: str):
+        self.context, self.name, self.path = context, name, path
+        self.case = problem.Case.load(Path(paths[0]))
+        self.sets = [self.case] + [problem.Case.load(Path(other)) for other in paths[1:]]
+        self.contents = [problem.input_tensors(case.placed_inputs(context.device)) for case in self.sets]
+        self.memory = [[torch.empty_like(t) for t in self.contents[0]] for _ in range(2)]
+        self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
+        self.kernels: dict = {}
+        self.solo_us: list[float] = []
+        self.first: dict[int, list[torch.Tensor]] = {}  # what the kernel first returned on each set
+        self.differing = 0  # calls that returned something else than the first one on their set
+
+    def load_rival(self, rival: Candidate, alone: bool) -> None:
+        """Load the opponent; `alone`: and time it, before anything of the kernel's can be in its way."""
+        self.kernels["b"] = self._warmed_up(rival)
+        self.timer.prepare(self._call("b", 0, 0))
+        if alone:
+            self.solo_us = [self._timed("b", 0, 0) for _ in range(SOLO_CALLS)]
+
+    def load(self, candidate: Candidate) -> None:
+        self.kernels["a"] = self._warmed_up(candidate)
+        self.timer.prepare(self._call("a", 0, 0))
+
+    def _warmed_up(self, candidate: Candidate):
+        """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to it."""
+        kernel = candidate.load(self.case, allow_reference=True)
+        self._fill(0, 0)
+        for _ in range(WARM_UP_CALLS):
+            problem.call(kernel, self._arguments(0, 0))
+        self.context.synchronize()
+        return kernel
+
+    def _fill(self, slot: int, number: int) -> None:
+        for tensor, content in zip(self.memory[slot], self.contents[number], strict=True):
+            tensor.copy_(content)
+
+    def _arguments(self, slot: int, number: int) -> list:
+        tensors = iter(self.memory[slot])
+        return problem.map_tensors(self.sets[number].inputs, lambda _: next(tensors))
+
+    def _call(self, name: str, slot: int, number: int):
+        """A call on a set's contents in one of the two memories."""
+        kernel, arguments = self.kernels[name], self._arguments(slot, number)
+        return lambda: problem.call(kernel, arguments)
+
+    def _timed(self, name: str, slot: int, number: int, keep: list | None = None) -> float:
+        """Microseconds of a call on that set, just copied into place; `keep` takes a copy of what it returned."""
+        self._fill(slot, number)
+        taken, outputs = self.timer(self._call(name, slot, number))
+        if name == "a":
+            with torch._C.DisableTorchFunctionSubclass():
+                self._look_at(number, problem.tensors(outputs), keep)
+        return taken
+
+    def _look_at(self, number: int, live: list[torch.Tensor], keep: list | None) -> None:
+        """Hold a timed call's outputs against those of the first call on that set; `keep` takes a copy."""
+        if number not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
+            self.first[number] = [tensor.detach().clone() for tensor in live]
+        self.differing += not all(map(close, live, self.first.get(number, live)))
+        if keep is not None:
+            keep.append((number, live, [tensor.detach().clone() for tensor in live]))
+
+    def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> dict:
+        """{clock, window, sets, a_us, b_us, solo_us, bench_us, outputs, overwritten,
+        differing}; on a GPU also {after} and, with `trace`, {traced_us, kernels,
+        graph_us}."""
+        since = time.time()
+        found = {"clock": self.timer.name, "solo_us": self.solo_us, "sets": len(self.sets)}
+        kept: list = []
+        found |= self._rounds(rounds, budget_s, kept)
+        self._fill(0, 0)
+        call = self._call("a", 0, 0)
+        found["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
+        self._stretches(call, found["a_us"][0][0])
+        self._timed("a", 1, len(self.sets) - 1, kept)  # the last call of all is checked too
+        found["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
+        found["differing"] = self.differing
+        found["overwritten"] = not all(all_identical(live, copy) for _, live, copy in kept)
+        found["window"] = [since, time.time()]
+        if self.context.device == "cuda":
+            found["after"] = after_the_call(call)
+            if trace:
+                found |= traced(call, self.timer)
+                found["graph_us"] = graph_us(call, self.timer)
+        return found
+
+    def _rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
+        """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an opponent.
+
+        No more rounds than fit into budget_s, but a few in any case. `kept` takes (set, what was returned, a copy) of some
+        calls of the kernel.
+        """
+        first = self._timed("a", 0, 0)
+        orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
+        rounds = max(4, min(rounds, int(budget_s * 1e6 / (len(orders[0]) * (first + 50)))))
+        times: dict[str, list[list[float]]] = {"a": [], "b": []}
+        size = sum(tensor.nbytes for tensor in next(iter(self.first.values()), []))
+        count = min(rounds, CHECKED_OUTPUTS if size < CHECKED_BYTES else 1)
+        checked = set(secrets.SystemRandom().sample(range(rounds), count))
+        for number in range(rounds):
+            if secrets.randbelow(4) == 0:  # a call more now and then, so that counting them helps nobody
+                self._timed("a", number % 2, secrets.randbelow(number % len(self.sets) + 1))
+            pair: dict[str, list[float]] = {"a": [], "b": []}
+            chosen = 1 + secrets.randbelow(2) if number in checked else 0  # which of the round's two calls
+            for name in orders[number % 2]:
+                keep = kept if name == "a" and len(pair["a"]) + 1 == chosen else None
+                pair[name].append(self._timed(name, number % 2, (number + 1) % len(self.sets), keep))
+            for name in pair:
+                times[name].append(pair[name])
+        return {"a_us": times["a"], "b_us": times["b"] if "b" in self.kernels else None}
+
+    def _stored(self, number: int, tensors: list[torch.Tensor], at: int) -> dict:
+        path = f"{self.path}-{at}.pt"
+        problem.save([tensor.cpu() for tensor in tensors], path)
+        return {"set": number, "output": path}
+
+    def _stretches(self, call, about_us: float) -> None:
+        """Calls in a row between two marks, which the parent times by its own clock: behind a sleep that holds the stream
+        until all are launched (and the sleep alone), so that the GPU's time is left; and without, as a caller sees them."""
+        calls = max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
+        for name, count, held in (("sleep", 0, True), ("gpu", calls, True), ("call", calls, False)):
+            self.context.synchronize()
+            self.context.mark(f"{self.name}: {name} begins", count)
+            if held:
+                self.timer.hold(calls)
+            for _ in range(count):
+                call()
+            self.context.synchronize()
+            self.context.mark(f"{self.name}: {name} ends", count)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Are two results on the same inputs the same but for the order of additions?"""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.numel():
+        return True
+    a, b = (problem.comparable(tensor).float() for tensor in (a, b))
+    finite = torch.where(torch.isfinite(b), b, 0.0)
+    near = (a - b).abs() <= CLOSE * (b.abs() + finite.square().mean().sqrt())
+    return bool((near | (a == b) | (a.isnan() & b.isnan())).all())
+
+
+class HostTimer:
+    """The host's clock, for kernels in Triton's CPU interpreter."""
+
+    name = "host, cpu-interpreter"
+    enqueue_us = 1000.0
+
+    def prepare(self, call) -> None:
+        pass
+
+    def hold(self, calls: int) -> None:
+        pass
+
+    def __call__(self, call) -> tuple[float, object]:
+        start = time.perf_counter()
+        outputs = call()
+        return (time.perf_counter() - start) * 1e6, outputs
+
+    def bench(self, call, warmup_ms: int, rep_ms: int) -> list[float]:
+        return [self(call)[0] for _ in range(5)]
+
+
+class GatedTimer:
+    """Times a call on the GPU: flush the L2, hold the stream with a sleep, start event, call, end event."""
+
+    name = "triton.testing.do_bench"
+
+    def __init__(self):
+        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        self._flushed = torch.empty(2 * cache_bytes, dtype=torch.int8, device="cuda")
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._cycles_per_us = self._measured_cycles_per_us()
+        self.enqueue_us = 0.0
+
+    def _measured_cycles_per_us(self) -> float:
+        cycles = 1_000_000
+        for _ in range(2):
+            self._start.record()
+            torch.cuda._sleep(cycles)
+            self._end.record()
+            torch.cuda.synchronize()
+        return cycles / (self._start.elapsed_time(self._end) * 1000)
+
+    def prepare(self, call) -> None:
+        """Learn how long the host takes to launch the call, which the sleep must cover."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        self.enqueue_us = max(self.enqueue_us, (time.perf_counter() - start) * 1e6)
+        torch.cuda.synchronize()
+
+    def hold(self, calls: int = 1) -> None:
+        """Hold the stream while so many calls are launched."""
+        torch.cuda._sleep(int(2 * calls * self.enqueue_us * self._cycles_per_us) + GATE_CYCLES)
+
+    def flush(self) -> None:
+        self._flushed.zero_()
+
+    def __call__(self, call) -> tuple[float, object]:
+        self.flush()
+        self.hold()
+        self._start.record()
+        outputs = call()
+        self._end.record()
+        torch.cuda.synchronize()
+        return self._start.elapsed_time(self._end) * 1000, outputs
+
+    def bench(self, call, warmup_ms: int, rep_ms: int) -> list[float]:
+        """triton.testing.do_bench's single times in microseconds."""
+        from triton.testing import do_bench
+
+        return [1000 * t for t in do_bench(call, warmup=warmup_ms, rep=rep_ms, return_mode="all")]
+
+
+def after_the_call(call) -> dict:
+    """{call_us, stray_us}: how long a call takes on its stream, and how long the GPU goes on working after that, medians
+    of some calls. Work on another stream escapes a pair of events, and shows here."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    found = []
+    for _ in range(STRAY_CALLS):
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        since = time.perf_counter()
+        torch.cuda.synchronize()
+        found.append((start.elapsed_time(end) * 1000, (time.perf_counter() - since) * 1e6))
+    taken, stray = (sorted(column)[len(found) // 2] for column in zip(*found, strict=True))
+    return {"call_us": taken, "stray_us": stray}
+
+
+def traced(call, timer: GatedTimer) -> dict:
+    """{traced_us, kernels}: by CUPTI, from the start of a call's first kernel to the end of its last, cache cold; and the
+    kernels of one such call."""
+    calls = []
+    for _ in range(TRACED_CALLS):
+        calls.append(tracing.kernels_of(call, before=timer.flush))
+    return {"traced_us": [tracing.span_us(kernels) for kernels in calls], "kernels": calls[-1]}
+
+
+def graph_us(call, timer: GatedTimer) -> list[float] | None:
+    """Times in microseconds of the call replayed from a CUDA graph, cache cold; None where it cannot be captured."""
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+    except Exception:
+        return None
+    return [timer(graph.replay)[0] for _ in range(GRAPH_REPLAYS)]
+
+
+def registered_operators() -> dict:
+    """The operators that Python code defined through torch.library.custom_op, by qualified name."""
+    return dict(torch._library.custom_ops.OPDEFS)

@@ -1,0 +1,71 @@
+"""What every job is given beside its arguments."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .. import problem
+from .faults import CheatError, LoadError, OpponentError, OracleError, blaming, describe
+from .tripwire import Snapshot, Tripwire
+
+
+@dataclass(frozen=True)
+class Context:
+    """device: "cuda" or "cpu". rules: {writable, hidden} for a candidate. line: the way to the parent (server.Channel)."""
+
+    device: str
+    rules: dict
+    line: object
+
+    def mark(self, name: str, calls: int) -> None:
+        """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or ended."""
+        self.line.send({"mark": name, "calls": calls})
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def load_reference(path: str) -> problem.Reference:
+    with blaming(OracleError):
+        return problem.Reference(Path(path))
+
+
+class Candidate:
+    """A kernel's file under watch: each load and call happens behind the tripwire, and `check` tells what it did."""
+
+    def __init__(self, context: Context, path: str):
+        self.path, self.device = Path(path), context.device
+        self._snapshot = Snapshot()
+        self._tripwire = Tripwire(self.path, **context.rules)
+
+    def load(self, case: problem.Case, allow_reference: bool = False):
+        """The kernel bound to a case's parameters, as something to call."""
+        with blaming(LoadError), self._tripwire:
+            kernel = problem.load_kernel(self.path, case, self.device, allow_reference)
+        self.check()
+
+        def call(*inputs):
+            with self._tripwire:
+                return kernel(*inputs)
+
+        return call
+
+    def check(self) -> None:
+        """CheatError when it touched or replaced what it must not."""
+        self._tripwire.check()
+        self._snapshot.check()
+
+
+@contextlib.contextmanager
+def opponents_fault():
+    """Whatever fails inside is the fault of what the kernel is compared with."""
+    try:
+        yield
+    except Exception as error:
+        raise OpponentError(describe(error)["message"]) from error
+
+
+__all__ = ["Candidate", "CheatError", "Context", "load_reference", "opponents_fault"]

@@ -1,0 +1,68 @@
+"""Guard bands: tensors that lie between bytes which nobody may change.
+
+All bytes of a block, tensor and bands alike, start as 0xFF: NaN in every floating format, -1 in the integers. So an
+output that is not written shows as NaN, a read out of bounds likewise, and a write out of bounds as a changed band.
+"""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BAND = 1 << 16  # bytes on either side
+ALIGNMENT = 512  # of CUDA's allocator; the bands are a multiple of it
+FILL = 0xFF
+
+
+class Guards:
+    """The guarded blocks of one case."""
+
+    def __init__(self):
+        self._blocks: list[tuple[torch.Tensor, int, int]] = []
+
+    def like(self, tensor: torch.Tensor, device: str | torch.device, shift: int = 0) -> torch.Tensor:
+        """Memory on `device` for a tensor of that shape, strides and dtype, `shift` elements off alignment."""
+        extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        size = (extent + shift) * tensor.element_size()
+        end = BAND + -(-size // ALIGNMENT) * ALIGNMENT
+        block = torch.full((end + BAND,), FILL, dtype=torch.uint8, device=device)
+        self._blocks.append((block, BAND + shift * tensor.element_size(), BAND + size))
+        start = BAND // tensor.element_size() + shift
+        return block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start)
+
+    def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous") -> torch.Tensor:
+        """Memory for a tensor's contents, laid out as the name says: as the tensor is, its last two dimensions swapped
+        in memory (or, of a vector, every second element), or one element off alignment."""
+        if tensor.numel() == 0:
+            return torch.empty_like(tensor, device=device)
+        if layout == "transposed" and tensor.dim() > 1:
+            tensor = torch.empty_like(tensor.mT, memory_format=torch.contiguous_format).mT
+        elif layout == "transposed" and tensor.dim() == 1:
+            tensor = tensor.new_empty(2 * len(tensor))[::2]
+        return self.like(tensor, device, shift=1 if layout == "misaligned" else 0)
+
+    def broken(self) -> bool:
+        """Was a byte beside a tensor changed?"""
+        return any(
+            bool((block[:start] != FILL).any() or (block[end:] != FILL).any()) for block, start, end in self._blocks
+        )
+
+
+class GuardedAllocation(TorchDispatchMode):
+    """Inside, every tensor that torch allocates on `device` is guarded; one that torch fills is filled all the same."""
+
+    def __init__(self, guards: Guards, device: str):
+        super().__init__()
+        self.guards, self.device = guards, device
+        aten = torch.ops.aten
+        self.empty = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
+        self.empty |= {aten.new_empty.default, aten.new_empty_strided.default}
+        self.filled = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.ones.default}
+        self.filled |= {aten.full.default, aten.full_like.default, aten.new_full.default, aten.ones_like.default}
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        if function not in self.empty | self.filled or made.numel() == 0 or made.device.type != self.device:
+            return made
+        if made.is_pinned() or made.layout is not torch.strided:
+            return made
+        guarded = self.guards.like(made, made.device)
+        return guarded.copy_(made) if function in self.filled else guarded

@@ -1,0 +1,184 @@
+"""Jobs that run the reference and never load a candidate: the work it takes, its inputs, and the judgement of outputs."""
+
+from pathlib import Path
+
+import torch
+
+from .. import problem, variants
+from .context import Context, load_reference
+from .faults import OracleError, blaming, describe
+
+
+def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
+    """Least work per workload (see problem.estimate)."""
+    loaded = load_reference(reference)
+    with blaming(OracleError):
+        names = chosen(loaded, workloads)
+        return {"workloads": {name: problem.estimate(loaded, name, dtype, context.device) for name in names}}
+
+
+def chosen(reference: problem.Reference, workloads: list[str] | None) -> list[str]:
+    """The named workloads, all of them when none is named."""
+    for name in workloads or []:
+        if name not in reference.workloads:
+            known = ", ".join(reference.workloads)
+            raise problem.UnknownWorkload(f"the reference has no workload '{name}'; it has: {known}")
+    return workloads or list(reference.workloads)
+
+
+def prepare(
+    context: Context,
+    reference: str,
+    dtype: str | None,
+    workloads: list[str] | None,
+    seeds: list[int],
+    at_least: int,
+    limit_bytes: int,
+    with_variants: bool,
+    folder: str,
+) -> dict:
+    """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
+
+    No more seeds of a workload once its files hold limit_bytes, but the last `at_least` seeds in any case.
+    with_variants: further cases of the first workload, on shapes and layouts that the reference takes as well.
+    """
+    loaded, cases = load_reference(reference), []
+    maker = Maker(loaded, dtype, context.device)
+    with blaming(OracleError):
+        names = chosen(loaded, workloads)
+        for workload in names:
+            own, total = [], 0
+            for number, seed in enumerate(reversed(seeds)):  # from the end: the secret ones are last
+                if number >= at_least and total > limit_bytes:
+                    break
+                own.insert(0, store(maker, workload, seed, None, folder))
+                total += Path(own[0]["path"]).stat().st_size
+            cases += own
+        if with_variants:
+            inputs = maker.case(names[0], seeds[-1]).inputs
+            for variant in variants.of_workload(loaded, names[0], dtype, inputs):
+                cases.append(store(maker, names[0], seeds[-1], variant, folder))
+    return {"cases": cases}
+
+
+class Maker:
+    """Makes cases of a reference; the last one is kept, since variants are cut out of it."""
+
+    def __init__(self, loaded: problem.Reference, dtype: str | None, device: str):
+        self._loaded, self._dtype, self._device = loaded, dtype, device
+        self._last: tuple = (None, None)
+
+    def case(self, workload: str, seed: int, variant: dict | None = None) -> problem.Case:
+        """The inputs and parameters of a seed, cut down to the sizes of a variant."""
+        if self._last[0] != (workload, seed):
+            self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
+        return variants.cut(self._last[1], variant["sizes"]) if variant else self._last[1]
+
+
+def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
+    """Write one case: {workload, seed, variant, path, dtype, shapes}."""
+    case = maker.case(workload, seed, variant)
+    path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
+    case.save(path)
+    arguments = problem.input_tensors(case.inputs)
+    found = problem.dominant_dtype(arguments + list(case.state.values()))
+    shapes = [list(tensor.shape) for tensor in arguments]
+    return {
+        "workload": workload,
+        "seed": seed,
+        "variant": variant,
+        "path": str(path),
+        "dtype": found,
+        "shapes": shapes,
+    }
+
+
+def check(context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]) -> dict:
+    """Compare stored outputs with the reference, which runs only here and only now.
+
+    cases: [{workload, seed, variant, first, calls}], calls being [{inputs_seed, output}]: the seed whose inputs a call
+    got, and the file of its outputs. Inputs are made anew from the seeds: the files that the candidate read are not
+    trusted.
+    """
+    loaded = load_reference(reference)
+    maker = Maker(loaded, dtype, context.device)
+    return {"cases": [Check(context, loaded, maker, entry, tolerances).result() for entry in cases]}
+
+
+class Check:
+    """The judgement of one case: its parameters, and for each of its calls the oracle on that call's inputs."""
+
+    def __init__(
+        self, context: Context, loaded: problem.Reference, maker: Maker, entry: dict, tolerances: dict[str, float]
+    ):
+        self.device, self.loaded, self.maker = context.device, loaded, maker
+        self.entry, self.tolerances = entry, tolerances
+        self.case = self._case(entry["seed"])
+
+    def _case(self, seed: int) -> problem.Case:
+        with blaming(OracleError):
+            return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
+
+    def result(self) -> dict:
+        """{calls: [{count, outputs}], expected_count, bland, oracle, random} or {unreadable}."""
+        calls, found, expected = [], {}, {}
+        for call in self.entry["calls"]:
+            try:
+                actual = [tensor.to(self.device) for tensor in problem.load(call["output"])]
+            except Exception as error:
+                return {"unreadable": describe(error)["message"]}
+            if call["inputs_seed"] not in expected:
+                expected = {call["inputs_seed"]: self._expected(call["inputs_seed"], first=not calls)}  # memory for one
+            found = {**expected[call["inputs_seed"]], **found}  # the first call's answers to what is asked once
+            calls.append({"count": len(actual), "outputs": self._compared(actual, expected[call["inputs_seed"]])})
+        return {
+            "calls": calls,
+            "expected_count": len(found["baseline"]),
+            "bland": found["bland"],
+            "oracle": found["precision"],
+            "random": found["random"],
+        }
+
+    def _compared(self, actual: list[torch.Tensor], expected: dict) -> list[dict]:
+        bounds = self._bounds(expected["baseline"])
+        pairs = zip(actual, expected["oracle"], expected["baseline"], bounds, strict=False)
+        return [problem.compare(*tensors, bound) for *tensors, bound in pairs]
+
+    def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
+        return [self.tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
+
+    def _expected(self, inputs_seed: int, first: bool) -> dict:
+        """{baseline, oracle, precision} on a seed's inputs with this case's parameters; for the first call also whether
+        the reference is random and which bland answers would pass."""
+        case = self.case
+        if inputs_seed != self.entry["seed"]:
+            case = case.with_inputs(self._case(inputs_seed).inputs)
+        with blaming(OracleError):
+            baseline = outputs(self.loaded, case, self.device)
+            oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
+        expected = {"baseline": baseline, "oracle": oracle, "precision": precision, "random": False, "bland": []}
+        if first and self.entry["variant"] is None:
+            with blaming(OracleError):
+                again = outputs(self.loaded, case, self.device, draw=1)
+            bounds = self._bounds(baseline)
+            repeated = [problem.compare(*three, b) for *three, b in zip(again, baseline, baseline, bounds, strict=True)]
+            expected["random"] = any(found["mismatches"] + found["nonfinite"] for found in repeated)
+            expected["bland"] = self._bland(case, expected) if self.entry["first"] else []
+        return expected
+
+    def _bland(self, case: problem.Case, expected: dict) -> list[str]:
+        """Answers that compute nothing and would pass on this workload (see problem.bland_answers)."""
+        with blaming(OracleError):
+            twins = outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
+        baseline = expected["baseline"]
+        if len(twins) != len(baseline):
+            return []
+        given = case.placed_inputs(self.device)
+        return problem.bland_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
+
+
+def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
+    """The reference in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
+    model, inputs = loaded.model(case, device), case.placed_inputs(device)
+    torch.manual_seed(draw)
+    return problem.tensors(problem.call(model, inputs))

@@ -1,0 +1,87 @@
+"""Jobs that measure what the GPU itself gives: memory bandwidth, the ceiling of a mix of bytes, matrix products."""
+
+import torch
+
+from .. import problem
+from .context import Context
+
+
+def bandwidth(context: Context, sizes: list[int], rep_ms: int) -> dict:
+    """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs.
+
+    cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
+    what fits in the L2 comes from there.
+    """
+    found = []
+    cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
+    for size in sizes:
+        source = torch.randn(size // 4, device=context.device)
+        target = torch.empty_like(source)
+        for pattern, call, moved in (
+            ("copy", lambda s=source, t=target: t.copy_(s), 2 * source.nbytes),
+            ("read", lambda s=source: s.sum(), source.nbytes),
+            ("write", lambda t=target: t.fill_(1.0), target.nbytes),
+        ):
+            for cache in ("cold", "warm") if size <= cached else ("cold",):
+                rate = rates(call, moved / 1e9, rep_ms, cache)
+                found.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
+    return {"unit": "GB/s", "rates": found}
+
+
+def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms: int) -> dict:
+    """What a kernel that does nothing but read `bytes_in` and write `bytes_out` reaches, in GB/s of both, cache cold.
+
+    The best of several shapes of such a kernel (streams.SHAPES); each element in `dtype`.
+    """
+    from .. import streams  # Triton kernels: loaded where they are used
+
+    kind = problem.TORCH_DTYPES.get(dtype, torch.int32)
+    width = torch.empty((), dtype=kind).element_size()
+    source = torch.ones(max(1, bytes_in // width), dtype=kind, device=context.device)
+    target = torch.empty(max(1, bytes_out // width), dtype=kind, device=context.device)
+    found = []
+    for shape in streams.SHAPES:
+        rate = rates(lambda s=shape: streams.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
+        found.append({**shape, **rate})
+    best = max(found, key=lambda rate: rate["median"])
+    return {"unit": "GB/s", "bytes_in": bytes_in, "bytes_out": bytes_out, "rates": found, "best": best}
+
+
+def matmul(context: Context, size: int, dtypes: list[str], rep_ms: int) -> dict:
+    """TFLOPS (TOPS for int8) of a square matrix product on random data, through torch, per dtype."""
+    found = []
+    for name in dtypes:
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        found.append(
+            {"dtype": name, "size": size, **rates(product(context.device, size, name), 2 * size**3 / 1e12, rep_ms)}
+        )
+    return {"unit": "TFLOPS", "rates": found}
+
+
+def product(device: str, size: int, name: str):
+    """A call that multiplies two matrices of that dtype: normally distributed, for int8 evenly from -128 to 127."""
+    if name == "int8":
+        a, b = (torch.randint(-128, 128, (size, size), device=device, dtype=torch.int8) for _ in range(2))
+        return lambda: torch._int_mm(a, b.t())
+    a, b = (torch.randn(size, size, device=device) for _ in range(2))
+    if name == "fp8":
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    dtype = problem.TORCH_DTYPES["fp32" if name == "tf32" else name]
+    a, b = a.to(dtype), b.to(dtype)
+    return lambda: a @ b
+
+
+def rates(call, amount: float, rep_ms: int, cache: str = "cold") -> dict:
+    """{median, p20, p80, n} of `amount` per second, by triton.testing: do_bench, which flushes the L2 before each call,
+    or do_bench_cudagraph, which does not."""
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    if cache == "cold":
+        times = do_bench(call, warmup=max(1, rep_ms // 4), rep=rep_ms, return_mode="all")
+    else:
+        times = do_bench_cudagraph(call, rep=rep_ms, return_mode="all")
+    times = sorted(times, reverse=True)
+    at = {p: amount / times[min(len(times) - 1, len(times) * p // 100)] * 1e3 for p in (20, 50, 80)}
+    return {"median": at[50], "p20": at[20], "p80": at[80], "n": len(times)}

@@ -1,0 +1,189 @@
+"""The process that children are forked from, and how a child starts, reports and ends.
+
+torch is imported once, here; a job then costs a fork and no start-up. No job runs in this process and no request is read in it, so a
+child finds no trace of another's seeds or results, and a crash ends one child. CUDA is first used in the children.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch._subclasses.fake_tensor  # noqa: F401  (these four are there to make the children start quickly)
+import triton.testing  # noqa: F401
+
+from . import jobs
+from .faults import describe
+
+FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
+HOST_MEMORY_SHARE = 0.6
+MORE_TASKS = 4096  # threads and processes that a job may add to those of its user
+LOOK_EVERY_S = 0.01
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def serve(handle: int) -> None:
+    """Fork a child for each message on the socket: {timeout_s, folder}, and the files request, channel and log.
+
+    Answers each with {exit_code, signal, timed_out, wall_s} when the child and all that it started have ended.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what leaves a child's session becomes a child of this process
+    control = socket.socket(fileno=handle)
+    while True:
+        message, files, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not message:
+            return
+        wanted = json.loads(message)
+        start = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            control.close()
+            _become_job(wanted["folder"], *files)
+        for file in files:
+            os.close(file)
+        status, timed_out = _wait(child, wanted["timeout_s"])
+        _end_all_children()
+        code = os.waitstatus_to_exitcode(status)
+        answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
+        control.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def once(request: Path, result: Path) -> None:
+    """One job in this very process, for a profiler that wants to start it and see it end in good order."""
+    text = request.read_text(encoding="utf-8")
+    request.unlink()  # it holds the seal of the report
+    _limit()
+    with open(result, "wb", buffering=0) as channel:
+        _perform(text, channel.fileno())
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _become_job(folder: str, request: int, channel: int, log: int) -> None:
+    """Run the job that `request` describes and end this process."""
+    failed = 1
+    try:
+        os.setsid()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.chdir(folder)
+        _limit()
+        with os.fdopen(request) as file:
+            text = file.read()
+        failed = _perform(text, channel)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(failed)  # after a CUDA error destructors may hang
+
+
+def _limit() -> None:
+    """No core files, no endless files, no more memory than the machine has, no fork bomb (root is not bound by that)."""
+    memory = int(HOST_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    tasks = _tasks_of_user() + MORE_TASKS
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_NPROC, tasks),
+    ):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+
+
+def _tasks_of_user() -> int:
+    """Threads of all processes that this user runs."""
+    count, user = 0, os.getuid()
+    for entry in Path("/proc").glob("[0-9]*/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            count += len(list(entry.iterdir())) if entry.stat().st_uid == user else 0
+    return count
+
+
+def _perform(text: str, channel: int) -> int:
+    """Run a job and report its result; 0, or 1 when the result is an error."""
+    request = json.loads(text)
+    line = Channel(channel, request["seal"])
+    try:
+        result = jobs.JOBS[request["job"]](
+            jobs.Context(request["device"], request["rules"], line), **request["arguments"]
+        )
+    except BaseException as error:
+        traceback.print_exc()
+        result = {"error": describe(error)}
+    line.send({"result": result})
+    return 1 if "error" in result else 0
+
+
+class Channel:
+    """The way back to the parent: a line a message, each behind the seal that only this job was given."""
+
+    def __init__(self, handle: int, seal: str):
+        self._handle, self._seal, self._process = handle, seal, os.getpid()
+
+    def send(self, message: dict) -> None:
+        if os.getpid() != self._process:
+            os._exit(1)  # a fork of the candidate's
+        data = memoryview(f"{self._seal} {json.dumps(message, allow_nan=False)}\n".encode())
+        while data:
+            data = data[os.write(self._handle, data) :]
+
+
+def _wait(child: int, timeout_s: float) -> tuple[int, bool]:
+    """(wait status, whether it was killed for taking too long) of a child."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status, False
+        if time.monotonic() > deadline:
+            _kill_group(child)
+            return os.waitpid(child, 0)[1], True
+        time.sleep(LOOK_EVERY_S)
+
+
+def _kill_group(child: int) -> None:
+    for kill in (os.killpg, os.kill):  # the group does not exist before the child has made it
+        with contextlib.suppress(ProcessLookupError):
+            kill(child, signal.SIGKILL)
+
+
+def _end_all_children() -> None:
+    """Kill and reap whatever a job left running, in its session or out of it."""
+    while True:
+        for child in _children():
+            _kill_group(child)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    """Processes whose parent this one is."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(path.parent.name))
+    return found
