@@ -1,0 +1,193 @@
+"""How good is the judge? Verdicts on kernels whose difference is known, beside plain do_bench; clocks; a gate's length.
+
+On a machine with an NVIDIA GPU: python benchmarks/judge.py [--runs 100]. Prints Markdown; benchmarks/README.md keeps what
+an H200 gave. For the table of verdicts the "processes" of a comparison are rounds in fresh memory of one process, which
+starts torch once instead of some thousand times; the lines below it come from the tool's own three processes.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+import torch
+from kernelopt import gate, memory, problem, rounds, timing, workspace
+from kernelopt.profilers import ncu
+from kernelopt.sandbox import Sandbox
+from kernelopt.worker.clocks import Race
+from kernelopt.worker.context import Candidate, Context
+from triton.testing import do_bench
+
+REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x): return x * 2
+def get_inputs(): return [torch.randn({elements})]
+"""
+# Does `more` times the work of its twin: the blocks past the end of the input are taken from its beginning again.
+KERNEL = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def scale(x, y, n, blocks, BLOCK: tl.constexpr):
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+def kernel_function(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    blocks = triton.cdiv(x.numel(), 1024)
+    scale[(int(blocks * {more}),)](x, y, x.numel(), blocks, BLOCK=1024)
+    return y
+"""
+PRODUCT = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b): return a @ b
+"""
+MIB = 1 << 18  # elements of fp32
+
+
+class NoParent:
+    """Takes the marks that a parent would time."""
+
+    def send(self, message: dict) -> None:
+        pass
+
+
+CONTEXT = Context("cuda", {"writable": ["/tmp"], "hidden": []}, NoParent())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100, help="comparisons a case (default 100)")
+    parser.add_argument("--whole", type=int, default=5, help="comparisons by the tool's own processes (default 5)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gates(folder)
+        clocks(folder)
+        verdicts(folder, args.runs)
+        whole(folder, args.whole)
+
+
+def kernel(folder: Path, more: float, name: str) -> Path:
+    path = folder / f"{name}_{more}.py"
+    path.write_text(KERNEL.format(more=more))
+    return path
+
+
+def reference(folder: Path, elements: int) -> Path:
+    path = folder / f"reference_{elements}.py"
+    path.write_text(REFERENCE.format(elements=elements))
+    return path
+
+
+def verdicts(folder: Path, runs: int) -> None:
+    """The table: how often each verdict fell."""
+    print(
+        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, {timing.ROUNDS[0]} rounds x {timing.PROCESSES}\n"
+    )
+    print("| kernel | B does | verdicts on A | speed-up, lowest to highest | plain do_bench: A faster, B faster |")
+    print("|---|---|---|---|---|")
+    for elements, differences in ((64 * MIB, (1.0, 1.01, 1.03)), (256 * MIB, (1.0, 1.01))):
+        sets = [[torch.randn(elements)] for _ in range(4)]
+        for more in differences:
+            files = kernel(folder, 1.0, "a"), kernel(folder, more, "b")
+            print(row(f"scale, {elements // MIB} MiB", f"{more - 1:.0%} more", folder, files, sets, runs), flush=True)
+    sets = [[torch.randn(4096, 4096).bfloat16() for _ in range(2)] for _ in range(4)]
+    files = folder / "product_a.py", folder / "product_b.py"
+    for file in files:
+        file.write_text(PRODUCT)
+    print(row("torch.matmul, bf16, 4096", "the same", folder, files, sets, runs), flush=True)
+
+
+def row(name: str, difference: str, folder: Path, files: tuple[Path, Path], sets: list, runs: int) -> str:
+    """One line of the table: `runs` comparisons of two kernels."""
+    paths = []
+    for number, inputs in enumerate(sets):
+        paths.append(str(folder / f"set-{number}.pt"))
+        problem.Case(inputs, [], {}, None).save(Path(paths[-1]))
+    a, b = (Candidate(CONTEXT, str(file)) for file in files)
+    race = Race(CONTEXT, "default", paths, "")
+    race.load_rival(b, alone=False)
+    race.load(a)
+    found, points, plain = Counter(), [], Counter()
+    for number in range(runs):
+        verdict = gate.paired_verdict([in_fresh_memory(race) for _ in range(timing.PROCESSES)])
+        found[verdict["verdict"]] += 1
+        points.append(verdict["speedup"]["point"])
+        if number % 2 == 0:
+            plain[plain_verdict(race)] += 1
+    shown = ", ".join(f"{verdict} {count}" for verdict, count in found.most_common())
+    told = f"{plain['A']}, {plain['B']} of {sum(plain.values())}"
+    return f"| {name} | {difference} | {shown} | {min(points):.4f} to {max(points):.4f} | {told} |"
+
+
+def in_fresh_memory(race: Race) -> dict:
+    """What one process of a comparison yields."""
+    race.memory = [[torch.empty_like(tensor) for tensor in race.contents[0]] for _ in race.memory]
+    return race._rounds(timing.ROUNDS[0], timing.BUDGET_S, [])
+
+
+def plain_verdict(race: Race) -> str:
+    """Which kernel one do_bench after the other calls faster by 1 % and more: "A", "B" or "-"."""
+    a, b = (do_bench(race._call(name, 0, 0), return_mode="median") for name in "ab")
+    return "A" if b > 1.01 * a else "B" if a > 1.01 * b else "-"
+
+
+def whole(folder: Path, runs: int) -> None:
+    """Comparisons as measure_kernel_time.py makes them, each in processes of its own."""
+    print(f"\nBy the tool's own processes, {runs} comparisons each of scale, 64 MiB:\n")
+    oracle = reference(folder, 64 * MIB)
+    with Sandbox("cuda") as sandbox:
+        for more in (1.0, 1.01):
+            files, found = (kernel(folder, 1.0, "a"), kernel(folder, more, "b")), Counter()
+            for _ in range(runs):
+                cases = timing.inputs(sandbox, oracle, None, ["default"])
+                measured = timing.measure(sandbox, *files, cases)["default"]
+                found[gate.paired_verdict(measured["rounds"])["verdict"]] += 1
+            shown = ", ".join(f"{verdict} {count}" for verdict, count in found.most_common())
+            print(f"- B does {more - 1:.0%} more: {shown}", flush=True)
+
+
+def clocks(folder: Path) -> None:
+    """GPU time as the tool reports it beside Nsight Compute's."""
+    print("\n| kernel | events | CUPTI | Nsight Compute | CUPTI / ncu |")
+    print("|---|---|---|---|---|")
+    with Sandbox("cuda") as sandbox:
+        for elements in (32 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB):
+            cases = timing.inputs(sandbox, reference(folder, elements), None, ["default"], count=2)
+            file = kernel(folder, 1.0, "a")
+            measured = timing.measure(sandbox, file, None, cases)["default"]
+            report = folder / f"{elements}.ncu-rep"
+            ncu.collect(sandbox, file, cases["default"][0], report, "cold", 120)
+            theirs = sum(found["duration_us"] for found in ncu.read(report))
+            print(
+                f"| scale, {elements // MIB} MiB | {measured['event_us']['median']:.2f} us | {measured['gpu_us']:.2f} us "
+                f"| {theirs:.2f} us | {measured['gpu_us'] / theirs:.4f} |",
+                flush=True,
+            )
+
+
+def gates(folder: Path) -> None:
+    """How long a gate takes for a kernel of 1 ms, of which 2 GiB go in and 2 GiB come out."""
+    elements = 2048 * MIB
+    task = {"platform": None, "arch": None, "framework": "triton", "dtype": None, "tolerance": None, "shapes": None}
+    task |= {"additional_notes": "", "gpu_wiki_path": None, "work": None, "targets": []}
+    session = workspace.create(folder, "gate", kernel(folder, 1.5, "slow"), reference(folder, elements), task)
+    for version, more in (("v0", 1.5), ("v1", 1.0)):
+        session.kernel.write_text(KERNEL.format(more=more))
+        since = time.monotonic()
+        evidence = rounds.measure(session, 300, lambda _: None)
+        result = rounds.settle(session, version, dict.fromkeys(rounds.PLAN_FIELDS, ""), evidence, None)
+        took = time.monotonic() - since
+        latency = memory.Memory(session).read(version)["performance"]["latency_us"]
+        print(f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result['reason']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
