@@ -6,6 +6,7 @@ No CUDA context is made here, so the parent process of a measurement stays out o
 import contextlib
 import ctypes
 import fcntl
+import getpass
 import json
 import os
 import shutil
@@ -250,6 +251,14 @@ def locked(uuid: str, timeout_s: float = 600):
                     raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end") from None
                 time.sleep(0.2)
         file.truncate(0)
-        file.write(f"process {os.getpid()} ({' '.join(sys.argv)[:200]})\n")
+        file.write(f"process {os.getpid()} of {user()} ({' '.join(sys.argv)[:200]})\n")
         file.flush()
         yield
+
+
+def user() -> str:
+    """The name of who runs this, or the number where there is no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

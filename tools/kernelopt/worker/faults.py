@@ -52,7 +52,7 @@ MESSAGE_CHARACTERS = 2000
 
 def describe(error: BaseException) -> dict:
     """{status, type, message} of an exception; the status is one of verify's."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
     own = next((status for kind, status in STATUS_OF_OWN.items() if isinstance(error, kind)), None)
     by_type = [STATUS_OF_TYPE[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUS_OF_TYPE]
     by_sign = [status for sign, status in STATUS_OF_SIGN.items() if sign in text]

@@ -1,0 +1,131 @@
+"""Children that nobody has vetted: what they may do, what is left of them, and who may use the GPU meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, kernel_text, run_tool, tool_json
+from kernelopt import gpu, sandbox, verify
+from kernelopt.errors import EnvironmentLacks
+from kernelopt.sandbox import Sandbox
+
+needs_bubblewrap = pytest.mark.skipif(
+    sandbox.why_no_bubblewrap() is not None, reason=f"bubblewrap: {sandbox.why_no_bubblewrap()}"
+)
+
+
+def said_inside(problem, sandboxed: Sandbox, body: str) -> str:
+    """The message of what a kernel raises in there."""
+    problem["kernel"].write_text(kernel_text(body))
+    return verify.verify(sandboxed, problem["kernel"], problem["reference"], seeds=2)["summary"]
+
+
+def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(problem, tmp_path):
+    problem["kernel"].write_text(kernel_text("import os, time\nos.mkdir('x')\ntime.sleep(600)"))
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    arguments += ["--sandbox", "none"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    tool = subprocess.Popen(
+        [sys.executable, BUNDLE / "tools" / "verify_kernel.py", *arguments], env={**os.environ, "TMPDIR": str(scratch)}
+    )
+    deadline = time.monotonic() + 60
+    while not list(scratch.glob("kernelopt-*/run-*/x")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    inside = processes_in(scratch)
+    tool.send_signal(signal.SIGKILL)
+    tool.wait()
+    while processes_in(scratch) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(inside) >= 2 and not processes_in(scratch)
+    sandbox.remove_abandoned(scratch)
+    assert not list(scratch.iterdir())
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Living processes that work in that folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            inside = (entry / "cwd").readlink().is_relative_to(folder)
+            zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            continue
+        found += [int(entry.name)] if inside and not zombie else []
+    return found
+
+
+def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem):
+    with Sandbox("cpu-interpreter", kind="none") as own:
+        said = said_inside(problem, own, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
+        assert said.startswith("RUNTIME_ERROR")
+        problem["kernel"].write_text(kernel_text())
+        assert verify.verify(own, problem["kernel"], problem["reference"], seeds=2)["status"] == "OK"
+
+
+def test_limits_hold_inside(problem, interpreter):
+    names = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_DATA", "RLIMIT_NPROC")
+    body = f"import resource\nraise ValueError([resource.getrlimit(getattr(resource, n))[0] for n in {names}])"
+    limits = said_inside(problem, interpreter, body).partition("[")[2].partition("]")[0].split(", ")
+    core, size, memory, tasks = map(int, limits)
+    assert core == 0 and size > 0 and tasks > 0
+    assert 0 < memory < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_home_temporary_files_and_caches_are_the_sandboxs_own(problem, interpreter):
+    names = ("HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+    said = said_inside(problem, interpreter, f"import os\nraise ValueError([os.environ[n] for n in {names}])")
+    assert said.count(str(interpreter.scratch)) == len(names)
+
+
+@needs_bubblewrap
+def test_behind_bubblewrap_native_code_writes_nowhere_else_and_sees_no_network(problem, tmp_path):
+    with Sandbox("cpu-interpreter", kind="bwrap") as own:
+        body = (
+            "import ctypes, os, socket\n"
+            f"elsewhere = ctypes.CDLL(None).open({str(tmp_path / 'mark')!r}.encode(), os.O_CREAT | os.O_WRONLY, 0o600)\n"
+            "here = ctypes.CDLL(None).open(b'mark', os.O_CREAT | os.O_WRONLY, 0o600)\n"
+            "raise ValueError(elsewhere, here > 0, [name for _, name in socket.if_nameindex()])"
+        )
+        assert "(-1, True, ['lo'])" in said_inside(problem, own, body)
+    assert not (tmp_path / "mark").exists()
+
+
+@needs_bubblewrap
+def test_the_result_says_which_sandbox_it_was(problem):
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    for asked, got in (("auto", "bwrap"), ("bwrap", "bwrap"), ("none", "none")):
+        assert tool_json("verify_kernel.py", *arguments, "--seeds", 2, "--sandbox", asked)["sandbox"] == got
+
+
+def test_bubblewrap_that_is_demanded_and_absent_is_a_lack(problem, monkeypatch):
+    monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
+    with pytest.raises(EnvironmentLacks, match="no bwrap on the PATH"):
+        sandbox.isolation("bwrap")
+    assert sandbox.isolation("auto") == sandbox.isolation("none") == "none"
+
+
+def test_an_unknown_sandbox_is_refused(problem):
+    done = run_tool("verify_kernel.py", "--kernel", problem["kernel"], "--sandbox", "docker")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "LOCKS", tmp_path)
+    code = f"import pathlib, sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt import gpu\n"
+    code += f"gpu.LOCKS = pathlib.Path({str(tmp_path)!r})\n"
+    code += "with gpu.locked('GPU-1'): print('held', flush=True); time.sleep(30)"
+    holder = subprocess.Popen([sys.executable, "-c", code, "sample"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(EnvironmentLacks, match=f"process {holder.pid} of .*sample"), gpu.locked("GPU-1", timeout_s=0.3):
+        pass
+    with gpu.locked("GPU-2", timeout_s=0.3):
+        pass
+    holder.kill()
+    holder.wait()
+    with gpu.locked("GPU-1", timeout_s=5):
+        pass

@@ -1,0 +1,117 @@
+"""The parts that a child process judges with: guard bands, other shapes and layouts, whose kernels ran."""
+
+import pytest
+import torch
+from kernelopt import problem, variants
+from kernelopt.worker import tracing
+from kernelopt.worker.candidate import all_identical, identical
+from kernelopt.worker.clocks import close
+from kernelopt.worker.guards import GuardedAllocation, Guards
+
+PRODUCT = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b): return a @ b
+def get_inputs(): return [torch.randn(300, 64), torch.randn(64, 20)]
+"""
+
+
+@pytest.mark.parametrize("offset", [-1, 12])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "misaligned"])
+def test_one_element_beside_a_tensor_breaks_its_guard(offset, layout):
+    guards = Guards()
+    tensor = guards.memory(torch.empty(3, 4), "cpu", layout)
+    assert tensor.isnan().all() and not guards.broken()
+    tensor.fill_(1.0)
+    assert not guards.broken()
+    torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + offset).fill_(1.0)
+    assert guards.broken()
+
+
+def test_layouts_are_what_their_names_say():
+    guards, tensor, row = Guards(), torch.empty(6, 4), torch.empty(5)
+    assert guards.memory(tensor, "cpu").stride() == (4, 1)
+    assert guards.memory(tensor, "cpu", "transposed").stride() == (1, 6)
+    assert guards.memory(row, "cpu", "transposed").stride() == (2,)
+    assert guards.memory(tensor, "cpu").data_ptr() % 16 == 0
+    assert guards.memory(tensor, "cpu", "misaligned").data_ptr() % 16 == 4
+
+
+def test_what_torch_allocates_is_guarded_and_what_it_fills_stays_filled():
+    guards = Guards()
+    with GuardedAllocation(guards, "cpu"):
+        empty, like, zeros = torch.empty(4), torch.empty_like(torch.zeros(4)), torch.zeros(4)
+        ones = torch.full((4,), 1.0)
+    assert empty.isnan().all() and like.isnan().all() and not zeros.any() and bool((ones == 1).all())
+    torch.as_strided(zeros, (1,), (1,), zeros.storage_offset() + 4).fill_(1.0)
+    assert guards.broken()
+
+
+def found_variants(tmp_path, text: str) -> dict[str, dict]:
+    path = tmp_path / f"reference_{len(list(tmp_path.iterdir()))}.py"  # a file is loaded once in a process
+    path.write_text(text)
+    reference = problem.Reference(path)
+    inputs = reference.case("default", 0, None, "cpu").inputs
+    return {v["name"]: v for v in variants.of_workload(reference, "default", None, inputs)}
+
+
+def test_sizes_change_in_all_dimensions_that_share_them(tmp_path):
+    found = found_variants(tmp_path, PRODUCT)
+    assert found["300 -> 1"]["sizes"] == {"300": 1} and found["64 -> 1"]["sizes"] == {"64": 1}
+    assert found["prime sizes"]["sizes"] == {"300": 127, "64": 61, "20": 13}
+    assert found["block - 1"]["sizes"] == {"300": 127, "64": 31, "20": 15}
+    assert found["block + 1"]["sizes"] == {"300": 129, "64": 33, "20": 17}
+    assert {"transposed inputs", "misaligned inputs"} <= set(found)
+
+
+def test_a_size_that_the_reference_or_an_index_needs_stays(tmp_path):
+    linear = PRODUCT.replace("def forward(self, a, b): return a @ b", "def forward(self, a, b): return a @ W @ b")
+    linear = linear.replace("import torch", "import torch\nW = torch.ones(64, 64)", 1)
+    assert all("64" not in variant["sizes"] for variant in found_variants(tmp_path, linear).values())
+    index = PRODUCT.replace("return a @ b", "return a[b]").replace("torch.randn(64, 20)", "torch.arange(299, 20, -1)")
+    assert all("300" not in variant["sizes"] for variant in found_variants(tmp_path, index).values())
+
+
+def test_a_case_is_cut_to_its_first_elements():
+    case = problem.Case([torch.arange(12.0).view(4, 3), 7], [], {}, None)
+    cut = variants.cut(case, {"4": 2})
+    assert cut.inputs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and cut.inputs[1] == 7
+
+
+def test_results_are_the_same_or_close():
+    nan = torch.tensor([1.0, float("nan")])
+    assert identical(nan, nan.clone()) and not identical(nan, torch.tensor([1.0, 2.0]))
+    assert not all_identical([nan], [nan, nan]) and not identical(nan, nan.double())
+    values = torch.randn(1000)
+    assert close(values, values + 1e-3) and not close(values, values.roll(1)) and close(values[:0], values[:0])
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        ("softmax_kernel", "own"),
+        ("void scale<float>(float const*, float*)", "own"),
+        ("kernel_cutlass_add_kernel_0", "own"),  # CuteDSL's own prefix
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "library"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_nn_n_tilesize128x128x64", "library"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>(...)", "library"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::exp_kernel>", "library"),
+        ("triton_per_fused__softmax_0", "library"),
+        ("Memcpy DtoD (Device -> Device)", "moving"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "moving"),
+    ],
+)
+def test_a_kernels_name_says_whose_it_is(name, origin):
+    """Names of the kind that CUPTI gives."""
+    assert tracing.origin(name, set(), set()) == origin
+
+
+def test_what_torch_launched_is_its_own_whatever_the_name():
+    assert (
+        tracing.origin("scale", {"scale"}, set()) == "library" and tracing.origin("scale", set(), {"scale"}) == "moving"
+    )
+
+
+def test_a_span_reaches_over_all_streams():
+    assert tracing.span_us([{"start_us": 10.0, "us": 5.0}, {"start_us": 12.0, "us": 9.0}]) == 11.0
+    assert tracing.span_us([]) == 0.0
