@@ -1,6 +1,6 @@
 """How good is the judge? Verdicts on kernels whose difference is known, beside plain do_bench; clocks; a gate's length.
 
-On a machine with an NVIDIA GPU: python benchmarks/judge.py [--runs 100]. Prints Markdown; benchmarks/README.md keeps what
+On a machine with an NVIDIA GPU: python benchmarks/judge.py [gates] [clocks] [verdicts] [whole]. Prints Markdown; benchmarks/README.md keeps what
 an H200 gave. For the table of verdicts the "processes" of a comparison are rounds in fresh memory of one process, which
 starts torch once instead of some thousand times; the lines below it come from the tool's own three processes.
 """
@@ -63,15 +63,19 @@ CONTEXT = Context("cuda", {"writable": ["/tmp"], "hidden": []}, NoParent())
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="gates, clocks, verdicts, whole (default: all)")
     parser.add_argument("--runs", type=int, default=100, help="comparisons a case (default 100)")
     parser.add_argument("--whole", type=int, default=5, help="comparisons by the tool's own processes (default 5)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        gates(folder)
-        clocks(folder)
-        verdicts(folder, args.runs)
-        whole(folder, args.whole)
+        parts = {
+            "gates": lambda: gates(Path(name)),
+            "clocks": lambda: clocks(Path(name)),
+            "verdicts": lambda: verdicts(Path(name), args.runs),
+            "whole": lambda: whole(Path(name), args.whole),
+        }
+        for part in args.parts or parts:
+            parts[part]()
 
 
 def kernel(folder: Path, more: float, name: str) -> Path:
@@ -130,12 +134,12 @@ def row(name: str, difference: str, folder: Path, files: tuple[Path, Path], sets
 def in_fresh_memory(race: Race) -> dict:
     """What one process of a comparison yields."""
     race.memory = [[torch.empty_like(tensor) for tensor in race.contents[0]] for _ in race.memory]
-    return race._rounds(timing.ROUNDS[0], timing.BUDGET_S, [])
+    return race.run_rounds(timing.ROUNDS[0], timing.BUDGET_S, [])
 
 
 def plain_verdict(race: Race) -> str:
     """Which kernel one do_bench after the other calls faster by 1 % and more: "A", "B" or "-"."""
-    a, b = (do_bench(race._call(name, 0, 0), return_mode="median") for name in "ab")
+    a, b = (do_bench(race.call(name, 0, 0), return_mode="median") for name in "ab")
     return "A" if b > 1.01 * a else "B" if a > 1.01 * b else "-"
 
 

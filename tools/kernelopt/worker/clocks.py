@@ -76,13 +76,13 @@ class Race:
     def load_rival(self, rival: Candidate, alone: bool) -> None:
         """Load the opponent; `alone`: and time it, before anything of the kernel's can be in its way."""
         self.kernels["b"] = self._warmed_up(rival)
-        self.timer.prepare(self._call("b", 0, 0))
+        self.timer.prepare(self.call("b", 0, 0))
         if alone:
             self.solo_us = [self._timed("b", 0, 0) for _ in range(SOLO_CALLS)]
 
     def load(self, candidate: Candidate) -> None:
         self.kernels["a"] = self._warmed_up(candidate)
-        self.timer.prepare(self._call("a", 0, 0))
+        self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
         """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to it."""
@@ -101,7 +101,7 @@ class Race:
         tensors = iter(self.memory[slot])
         return problem.map_tensors(self.sets[number].inputs, lambda _: next(tensors))
 
-    def _call(self, name: str, slot: int, number: int):
+    def call(self, name: str, slot: int, number: int):
         """A call on a set's contents in one of the two memories."""
         kernel, arguments = self.kernels[name], self._arguments(slot, number)
         return lambda: problem.call(kernel, arguments)
@@ -109,7 +109,7 @@ class Race:
     def _timed(self, name: str, slot: int, number: int, keep: list | None = None) -> float:
         """Microseconds of a call on that set, just copied into place; `keep` takes a copy of what it returned."""
         self._fill(slot, number)
-        taken, outputs = self.timer(self._call(name, slot, number))
+        taken, outputs = self.timer(self.call(name, slot, number))
         if name == "a":
             with torch._C.DisableTorchFunctionSubclass():
                 self._look_at(number, problem.tensors(outputs), keep)
@@ -130,9 +130,9 @@ class Race:
         since = time.time()
         found = {"clock": self.timer.name, "solo_us": self.solo_us, "sets": len(self.sets)}
         kept: list = []
-        found |= self._rounds(rounds, budget_s, kept)
+        found |= self.run_rounds(rounds, budget_s, kept)
         self._fill(0, 0)
-        call = self._call("a", 0, 0)
+        call = self.call("a", 0, 0)
         found["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
         self._stretches(call, found["a_us"][0][0])
         self._timed("a", 1, len(self.sets) - 1, kept)  # the last call of all is checked too
@@ -147,7 +147,7 @@ class Race:
                 found["graph_us"] = graph_us(call, self.timer)
         return found
 
-    def _rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
+    def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
         """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an opponent.
 
         No more rounds than fit into budget_s, but a few in any case. `kept` takes (set, what was returned, a copy) of some
