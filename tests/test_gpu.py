@@ -1,8 +1,6 @@
 """On a real GPU: pytest -m gpu. Each test runs the tools as a user does."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -30,6 +28,7 @@ class ModelNew(nn.Module):
         self.scale = scale
         self.weight = nn.Parameter(torch.empty(16))
     def forward(self, x):
+        x = x.contiguous()
         y = torch.empty_like(x)
         scale_relu[(triton.cdiv(x.numel(), 64),)](x, self.weight, y, x.numel(), 16, self.scale, BLOCK=64)
         return y
@@ -99,20 +98,6 @@ def test_a_kernel_is_equal_to_itself_and_faster_than_the_naive_one():
     assert better["verdict"] == "FASTER" and 1.8 < better["speedup"]["point"] < 2.2
     assert better["clock"] == "triton.testing.do_bench" and better["gpu_state"]["samples"] > 0
     assert better["latency_us"]["p20"] <= better["latency_us"]["median"] <= better["latency_us"]["p80"]
-
-
-def test_the_lock_keeps_a_second_measurement_out():
-    code = f"import sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt import gpu\n"
-    code += "with gpu.locked(gpu.identify()['uuid']): print('held', flush=True); time.sleep(30)"
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "held\n"
-    uuid = gpu.identify()["uuid"]
-    with pytest.raises(gpu.EnvironmentLacks, match=f"process {holder.pid}"), gpu.locked(uuid, timeout_s=0.5):
-        pass
-    holder.kill()
-    holder.wait()
-    with gpu.locked(uuid, timeout_s=5):  # a dead holder holds nothing
-        pass
 
 
 def test_the_whole_way_on_a_small_problem(tmp_path):
