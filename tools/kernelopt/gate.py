@@ -22,8 +22,8 @@ def paired_verdict(runs: list[dict]) -> dict:
     bootstrap interval over rounds. aa_noise: the same of a against itself, its two calls in a round taken for two
     kernels in turn: the interval's edge that is farther from 1.
     FASTER or SLOWER: the interval is clear of 1 by more than `least` (the A/A noise, LEAST, or LEAST_US of the
-    kernel's time), and every process agrees on the direction. EQUAL: the interval lies within SAME of 1. AMBIGUOUS: anything
-    else; measure again, accept nothing.
+    kernel's time), and every process agrees on the direction. EQUAL: the interval lies within SAME (or LEAST_US) of 1.
+    AMBIGUOUS: anything else; measure again, accept nothing.
     """
     import numpy
 
@@ -36,9 +36,10 @@ def paired_verdict(runs: list[dict]) -> dict:
         times.append(numpy.exp(a).reshape(-1))
     low, high = _interval(numpy.concatenate(ratios), numpy)
     noise = max(abs(edge) for edge in _interval(numpy.concatenate(control), numpy))
-    least = max(math.log1p(LEAST), noise, LEAST_US / float(numpy.median(numpy.concatenate(times))))
+    ticks = LEAST_US / float(numpy.median(numpy.concatenate(times)))
+    least = max(math.log1p(LEAST), noise, ticks)
     medians = [float(numpy.median(own)) for own in ratios]
-    same = max(math.log1p(SAME), least)
+    same = max(math.log1p(SAME), ticks)
     if low > least and min(medians) > 0:
         verdict = "FASTER"
     elif high < -least and max(medians) < 0:
