@@ -41,7 +41,7 @@ def test_verdicts(ratio, noise, verdict):
 
 
 def test_what_noise_covers_is_not_called_equal():
-    runs = paired(1.1, 0.002)
+    runs = paired(1.2, 0.002)
     for run in runs:  # of the kernel's two calls in a round one is slow: it does not even equal itself
         run["a_us"] = [pair if number % 4 < 2 else pair[::-1] for number, pair in enumerate(skewed(run["a_us"]))]
     found = gate.paired_verdict(runs)
