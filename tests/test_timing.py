@@ -1,8 +1,8 @@
 """What makes measured times unbelievable, as pure functions of recorded times, and the tool on the CPU."""
 
 import pytest
-from conftest import kernel_text, run_tool
-from kernelopt import gpu, timing
+from conftest import REFERENCE, kernel_text, run_tool
+from kernelopt import floor, gpu, subject, timing
 
 
 def raw(**changes) -> dict:
@@ -49,11 +49,11 @@ def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, hidd
 
 
 def test_warnings_name_what_a_reader_should_know():
-    found = {"event_us": {"median": 100.0}, "gpu_us": 80.0, "launch_bound": True, "call_us": 30.0, "warm_us": 8.0}
+    found = {"gpu_us": 100.0, "cupti_us": 80.0, "launch_bound": True, "call_us": 30.0, "warm_us": 8.0}
     state = {"throttle_reasons": ["sw_power_cap"], "foreign_processes": [77]}
     said = " ".join(timing.warnings({**found, "graph_us": 9.0, "gpu_state": state}))
     assert all(word in said for word in ("clocks disagree", "launch-bound", "CUDA graph", "sw_power_cap", "77"))
-    quiet = {**found, "gpu_us": 98.0, "launch_bound": False, "gpu_state": None}
+    quiet = {**found, "cupti_us": 98.0, "launch_bound": False, "gpu_state": None}
     assert timing.warnings(quiet) == []
 
 
@@ -72,6 +72,23 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
     marks |= {"w: gpu ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
     outcome = Outcome({}, 0, None, False, 1.0, "", marks)
     assert timing.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "call": 300.0})
+
+
+def test_a_time_that_no_hardware_allows_is_told(problem, session):
+    problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
+    what = subject.Subject(problem["kernel"], problem["reference"], None, None, None)
+    limit = floor.limit_us(what, "default", "NVIDIA H200", 60)
+    assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
+    assert "allow no less" in floor.too_fast(limit - 1, limit) and floor.too_fast(limit + 1, limit) is None
+    assert floor.limit_us(what, "default", "Some GPU", 60) is None and floor.too_fast(1.0, None) is None
+
+
+def test_work_that_was_given_by_hand_counts(session):
+    given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
+    session.update_readme({**session.task(), "work": {"default": given}}, {})
+    limit = floor.limit_us(subject.of_workspace(session), "default", "NVIDIA H200", 60)
+    assert 150 < limit < 10**9 / 4.8e6
+    assert floor.limit_us(subject.of_workspace(session), "tall", "NVIDIA H200", 60) is None
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem):

@@ -9,21 +9,16 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, subject, verify
-from kernelopt.errors import Refused, UsageError
-from kernelopt.sandbox import Sandbox
+from kernelopt import cli, floor, subject
+from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace, dtype_name
 
 
 def main() -> int:
     args = arguments()
     what = chosen(args)
-    with Sandbox("cpu-interpreter", what.cache) as sandbox:  # shapes alone are run: no GPU needed
-        arguments_ = {"reference": str(what.reference.resolve()), "dtype": what.dtype, "workloads": None}
-        found = verify.of_reference(sandbox.run("estimate", arguments_, args.timeout))
-    if "error" in found:
-        raise Refused(f"the reference fails: {found['error']['message'].strip()}")
-    workloads = {name: {**work, "source": "counted"} for name, work in found["workloads"].items()}
+    found = floor.counted_work(what.reference, what.dtype, what.cache, args.timeout)
+    workloads = {name: {**work, "source": "counted"} for name, work in found.items()}
     if args.flops is not None or args.bytes is not None:
         workloads["default"] = given(workloads["default"], args)
     if what.workspace:

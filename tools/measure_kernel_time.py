@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, gpu, subject, timing, verify
+from kernelopt import cli, floor, gate, gpu, subject, timing, verify
 from kernelopt.errors import UsageError
 from kernelopt.sandbox import Sandbox
 
@@ -21,6 +21,10 @@ def main() -> int:
         opponent = find_opponent(args.against, what, Path(folder)) if args.against else None
         with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
             result = measure(sandbox, what, opponent, args)
+    if args.device == "cuda":
+        limit = floor.limit_us(what, args.workload, result["device"], args.timeout)
+        if said := floor.too_fast(result["latency_us"]["median"], limit):
+            raise timing.KernelFailed("BELOW_FLOOR", said)
     cli.emit(result, args.json, lines(result))
     return 0 if result.get("verdict") in (None, "FASTER") else 1
 

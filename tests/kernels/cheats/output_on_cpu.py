@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-STATUS = {"RUNTIME_ERROR", "CHEAT_SUSPECT"}
+STATUS = {"WRONG_DEVICE", "CHEAT_SUSPECT"}
 CAUGHT_BY = "verify"
 NEEDS = "cuda"
 

@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-STATUS = {"CHEAT_SUSPECT"}
-CAUGHT_BY = "timing"
+STATUS = {"NONFINITE", "CHEAT_SUSPECT"}
+CAUGHT_BY = "verify"
 NEEDS = "cuda"
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-STATUS = {"WRONG_VALUES"}
+STATUS = {"WRONG_VALUES", "CHEAT_SUSPECT"}
 CAUGHT_BY = "verify"
 
 

@@ -21,6 +21,8 @@ CHECKED_BYTES = 1 << 28
 TRACED_CALLS = 9
 STRAY_CALLS = 9
 GRAPH_REPLAYS = 30
+LEAST_ROUNDS = 4
+EMPTY_CALLS = 31
 WALL_US = 20_000.0  # so long takes a stretch that the parent's clock times, whose ends are known to about 0.1 ms
 HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
 GATE_CYCLES = 20_000  # about 10 us
@@ -70,8 +72,8 @@ class Race:
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.solo_us: list[float] = []
-        self.first: dict[int, list[torch.Tensor]] = {}  # what the kernel first returned on each set
-        self.differing = 0  # calls that returned something else than the first one on their set
+        self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # what each kernel first returned on each set
+        self.differing = {"a": 0, "b": 0}  # calls that returned something else than the first one on their set
 
     def load_rival(self, rival: Candidate, alone: bool) -> None:
         """Load the opponent; `alone`: and time it, before anything of the kernel's can be in its way."""
@@ -110,21 +112,23 @@ class Race:
         """Microseconds of a call on that set, just copied into place; `keep` takes a copy of what it returned."""
         self._fill(slot, number)
         taken, outputs = self.timer(self.call(name, slot, number))
-        if name == "a":
-            with torch._C.DisableTorchFunctionSubclass():
-                self._look_at(number, problem.tensors(outputs), keep)
+        with torch._C.DisableTorchFunctionSubclass():
+            self._look_at(name, number, problem.tensors(outputs), keep)
         return taken
 
-    def _look_at(self, number: int, live: list[torch.Tensor], keep: list | None) -> None:
-        """Hold a timed call's outputs against those of the first call on that set; `keep` takes a copy."""
-        if number not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
-            self.first[number] = [tensor.detach().clone() for tensor in live]
-        self.differing += not all(map(close, live, self.first.get(number, live)))
+    def _look_at(self, name: str, number: int, live: list[torch.Tensor], keep: list | None) -> None:
+        """Hold a timed call's outputs against those of the first call on that set; `keep` takes a copy.
+
+        The opponent's too: what the GPU did before a call changes its time, so both kernels get the same history.
+        """
+        if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
+            self.first[name, number] = [tensor.detach().clone() for tensor in live]
+        self.differing[name] += not all(map(close, live, self.first.get((name, number), live)))
         if keep is not None:
             keep.append((number, live, [tensor.detach().clone() for tensor in live]))
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> dict:
-        """{clock, window, sets, a_us, b_us, solo_us, bench_us, outputs, overwritten,
+        """{clock, window, sets, a_us, b_us, solo_us, bench_us, empty_us, outputs, overwritten,
         differing}; on a GPU also {after} and, with `trace`, {traced_us, kernels,
         graph_us}."""
         since = time.time()
@@ -137,7 +141,8 @@ class Race:
         self._stretches(call, found["a_us"][0][0])
         self._timed("a", 1, len(self.sets) - 1, kept)  # the last call of all is checked too
         found["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
-        found["differing"] = self.differing
+        found["differing"] = self.differing["a"]
+        found["empty_us"] = self.timer.empty_us
         found["overwritten"] = not all(all_identical(live, copy) for _, live, copy in kept)
         found["window"] = [since, time.time()]
         if self.context.device == "cuda":
@@ -150,12 +155,16 @@ class Race:
     def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
         """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an opponent.
 
-        No more rounds than fit into budget_s, but a few in any case. `kept` takes (set, what was returned, a copy) of some
+        No more rounds than fit into budget_s by this call's own clock, but a few in any case. `kept` takes (set, what was returned, a copy) of some
         calls of the kernel.
         """
-        first = self._timed("a", 0, 0)
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
-        rounds = max(4, min(rounds, int(budget_s * 1e6 / (len(orders[0]) * (first + 50)))))
+        for _ in range(2):  # the first time is longer: what was returned is remembered
+            since = time.perf_counter()
+            for name in self.kernels:
+                self._timed(name, 0, 0)
+            round_s = 2 * (time.perf_counter() - since)
+        rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
         size = sum(tensor.nbytes for tensor in next(iter(self.first.values()), []))
         count = min(rounds, CHECKED_OUTPUTS if size < CHECKED_BYTES else 1)
@@ -209,6 +218,7 @@ class HostTimer:
 
     name = "host, cpu-interpreter"
     enqueue_us = 1000.0
+    empty_us = 0.0
 
     def prepare(self, call) -> None:
         pass
@@ -232,10 +242,11 @@ class GatedTimer:
 
     def __init__(self):
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        self._flushed = torch.empty(2 * cache_bytes, dtype=torch.int8, device="cuda")
+        self._others = torch.zeros(2 * cache_bytes // 4, device="cuda")
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._cycles_per_us = self._measured_cycles_per_us()
         self.enqueue_us = 0.0
+        self.empty_us = sorted(self(lambda: None)[0] for _ in range(EMPTY_CALLS))[EMPTY_CALLS // 2]
 
     def _measured_cycles_per_us(self) -> float:
         cycles = 1_000_000
@@ -259,7 +270,8 @@ class GatedTimer:
         torch.cuda._sleep(int(2 * calls * self.enqueue_us * self._cycles_per_us) + GATE_CYCLES)
 
     def flush(self) -> None:
-        self._flushed.zero_()
+        """Fill the L2 by reading: after writing, as do_bench does, the kernel would have to write the lines back."""
+        self._others.sum()
 
     def __call__(self, call) -> tuple[float, object]:
         self.flush()

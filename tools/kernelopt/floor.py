@@ -1,0 +1,47 @@
+"""Is a time below what the hardware allows? The least work of a problem, held against the documented peaks."""
+
+from pathlib import Path
+
+from . import roofline, subject, verify, wiki
+from .errors import Refused
+from .sandbox import Sandbox
+
+
+def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout_s: float) -> dict[str, dict]:
+    """Least work per workload (problem.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
+    fails."""
+    with Sandbox("cpu-interpreter", cache) as sandbox:
+        arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
+        found = verify.of_reference(sandbox.run("estimate", arguments, timeout_s))
+    if "error" in found:
+        raise Refused(f"the reference fails: {found['error']['message'].strip()}")
+    return found["workloads"]
+
+
+def limit_us(what: subject.Subject, workload: str, device: str, timeout_s: float) -> float | None:
+    """roofline.physical_limit_us of a workload on the GPU of that name; None where the wiki does not know it.
+
+    The work is that of the workspace's Task block, where somebody may have given it by hand, or else counted.
+    """
+    task = what.workspace.task() if what.workspace else {}
+    try:
+        page = wiki.find(device, wiki.pages(wiki.root(task.get("gpu_wiki_path"))))
+    except Refused:
+        return None
+    work = (task.get("work") or counted_work(what.reference, what.dtype, what.cache, timeout_s)).get(workload)
+    if work is None:
+        return None
+    roof = roofline.roof(page, work["dtype"])
+    if roofline.lacking(roof, work["flops"], work["dtype"]):
+        return None
+    return roofline.physical_limit_us(work["flops"], work["bytes_min"], roof)
+
+
+def too_fast(time_us: float, limit: float | None) -> str | None:
+    """What to say of a time that no hardware allows; None of any other. Pure."""
+    if limit is None or time_us >= limit:
+        return None
+    return (
+        f"{time_us:.2f} us, and the documented peaks allow no less than {limit:.2f} us: the kernel leaves work out, or "
+        "the count is wrong (estimate_work.py --flops --bytes gives it by hand)"
+    )
