@@ -80,23 +80,34 @@ def measure(
         }
         with gpu.Watch() as watch:
             outcome = sandbox.run("measure", arguments, timeout_s, hidden)
-        try:
-            for name, raw in answer(outcome)["workloads"].items():
-                raw["gpu_state"] = watch.state(raw["window"]) if sandbox.gpu else None
-                raw["wall_us"] = stretches(outcome, name)
-                if suspicion := suspicious(raw, sandbox.gpu is not None):
-                    raise KernelFailed("CHEAT_SUSPECT", suspicion)
-                if raw["overwritten"]:
-                    raise KernelFailed("ALIASED_OUTPUT", "a later call writes into the memory of a former one's output")
-                if raw["differing"]:
-                    differing = (
-                        f"{raw['differing']} timed calls returned another result than the first on the same contents"
-                    )
-                    raise KernelFailed("WRONG_VALUES", differing)
-                found[name].append(raw)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise KernelFailed("CHEAT_SUSPECT", f"the report of the timing is not sound ({error!r})") from None
+        for name, raw in raw_times(outcome, watch, sandbox.gpu is not None).items():
+            found[name].append(raw)
     return {name: summed_up(sandbox, name, cases[name], runs, (warmup_ms, rep_ms)) for name, runs in found.items()}
+
+
+def raw_times(outcome: Outcome, watch: gpu.Watch, on_gpu: bool) -> dict[str, dict]:
+    """The worker's raw times per workload, with the state of the GPU and this process's own clock; KernelFailed when
+    they cannot be believed."""
+    found = answer(outcome)
+    try:
+        for name, raw in found["workloads"].items():
+            raw["gpu_state"] = watch.state(raw["window"]) if on_gpu else None
+            raw["wall_us"] = stretches(outcome, name)
+            refuse(raw, on_gpu)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise KernelFailed("CHEAT_SUSPECT", f"the report of the timing is not sound ({error!r})") from None
+    return found["workloads"]
+
+
+def refuse(raw: dict, on_gpu: bool) -> None:
+    """KernelFailed when these raw times cannot be believed, or come from calls that went wrong."""
+    if suspicion := suspicious(raw, on_gpu):
+        raise KernelFailed("CHEAT_SUSPECT", suspicion)
+    if raw["overwritten"]:
+        raise KernelFailed("ALIASED_OUTPUT", "a later call writes into the memory of a former one's output")
+    if raw["differing"]:
+        other = f"{raw['differing']} timed calls returned another result than the first on the same contents"
+        raise KernelFailed("WRONG_VALUES", other)
 
 
 def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
