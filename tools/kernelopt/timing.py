@@ -8,7 +8,7 @@ are timed in turn in one process, in several processes (see gate.paired_verdict)
 import statistics
 from pathlib import Path
 
-from . import gpu, verify
+from . import correctness, gpu, verify
 from .errors import Refused, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
 
@@ -180,7 +180,7 @@ def summed_up(sandbox: Sandbox, workload: str, sets: list[dict], runs: list[dict
         "warm_us": statistics.median(run["wall_us"]["gpu"] for run in runs),
         "call_us": statistics.median(run["wall_us"]["call"] for run in runs),
         "graph_us": statistics.median(first["graph_us"]) if first.get("graph_us") else None,
-        "kernels": verify.shares(first["kernels"]) if first.get("kernels") else None,
+        "kernels": correctness.shares(first["kernels"]) if first.get("kernels") else None,
         "warmup_ms": window_ms[0],
         "rep_ms": window_ms[1],
         "shapes": sets[0]["shapes"],

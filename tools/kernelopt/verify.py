@@ -1,4 +1,5 @@
-"""Is a kernel right? Inputs, candidate and oracle each in a process of its own; the verdict is made here.
+"""Is a kernel right? Inputs, candidate and oracle each in a process of its own; the verdict is made here
+(correctness.py).
 
 1. `prepare` writes the inputs of every workload, seed and variant (variants.py) to files.
 2. `run` loads the candidate, and nothing of the reference, and stores its raw outputs.
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from . import correctness
 from .errors import EnvironmentLacks, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
 
@@ -43,11 +45,6 @@ CANDIDATE_FAULTS = (
     "CHEAT_SUSPECT",
 )
 REPORT_KEYS = {"mutated", "aliased", "late", "out_of_bounds", "deterministic", "device", "guarded", "kernels"}
-# What a kernel may answer to a shape or layout that the task does not list: it is loud, so nobody takes it for a result.
-DECLINING = ("RUNTIME_ERROR", "COMPILE_ERROR", "LAUNCH_ERROR", "IMPORT_ERROR", "OOM")
-# Of the GPU time of kernels that compute, so much may be spent in those of torch and of NVIDIA's libraries: a final
-# reduction of partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
-LIBRARY_SHARE = 0.25
 SANITIZED_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down some tens of times
 HINTS = {
     "COMPILE_ERROR": "read the compiler's message",
@@ -106,7 +103,7 @@ def verify(
             return verdict(sandbox, [], checked["error"], tolerance)
         found = iter(checked["cases"])
         results = [
-            {**named(case), **judge(case, done, None if "error" in done else next(found), libraries)}
+            {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), libraries)}
             for case, done in zip(cases, ran["cases"], strict=False)
         ]
         hide_secret(results)
@@ -274,7 +271,7 @@ def check_timed(
     if "error" in checked:
         return checked["error"]["status"], checked["error"]["message"]
     for case, found in zip(cases, checked["cases"], strict=True):
-        status, message = judge_outputs(found)
+        status, message = correctness.judge_outputs(found)
         if status != "OK":
             return status, f"right when verified, wrong when timed (workload {case['workload']}): {message}"
     return "OK", ""
@@ -344,126 +341,6 @@ def failure(outcome: Outcome) -> dict | None:
 
 def error(status: str, message: str) -> dict:
     return {"error": {"status": status, "type": "process", "message": message}}
-
-
-def judge(case: dict, done: dict, found: dict | None, libraries: bool) -> dict:
-    """The status of one case from what ran and what was compared. Pure."""
-    if "error" in done:
-        status, message = done["error"]["status"], done["error"]["message"]
-        if case["variant"] and declined(case["variant"], status, message):
-            return {"status": "DECLINED", "message": message[:200]}
-        return {"status": status, "message": message}
-    status, message = judge_process(done)
-    if status == "OK":
-        status, message = judge_outputs(found, variant=case["variant"] is not None)
-    if status == "OK" and done["aliased"]:
-        status, message = "ALIASED_OUTPUT", "an output shares memory with an input or with the output of another call"
-    if status == "OK" and done["kernels"] is not None:
-        status, message = judge_kernels(done["kernels"], libraries)
-    outputs = [output for call in found.get("calls", []) for output in call["outputs"]]
-    return {
-        "status": status,
-        "message": message,
-        "max_rel": max((output.get("max_rel", 0.0) for output in outputs), default=0.0),
-        "baseline_max_rel": max((output.get("baseline_max_rel", 0.0) for output in outputs), default=0.0),
-        "deterministic": done["deterministic"],
-        "guarded": done["guarded"],
-        "oracle": found.get("oracle"),
-        "kernels": done["kernels"] and shares(done["kernels"]),
-        "outputs": outputs,
-    }
-
-
-def declined(variant: dict, status: str, message: str) -> bool:
-    """Did the kernel say aloud that it does not serve this variant? A misaligned access is reported by the GPU itself."""
-    loud = variant["layout"] == "misaligned" and "misaligned" in message
-    return status in DECLINING or (status == "ILLEGAL_ACCESS" and loud)
-
-
-def judge_process(done: dict) -> tuple[str, str]:
-    """(status, message) of what the kernel did besides its result. Pure."""
-    if done["device"]:
-        return "WRONG_DEVICE", f"an output is on {done['device']}"
-    if done["mutated"]:  # told first: it is why a second call is wrong
-        return "INPUT_MUTATED", f"input {done['mutated'][0]} was changed"
-    if done["late"] and not done["aliased"]:
-        return "CHEAT_SUSPECT", "an output changed after the call had returned: a thread or a stream was not waited for"
-    if done["out_of_bounds"]:
-        return "OUT_OF_BOUNDS", "memory beside an input or an output was written"
-    return "OK", ""
-
-
-def judge_kernels(kernels: list[dict], libraries: bool) -> tuple[str, str]:
-    """(status, message) of the GPU kernels that a call launched: whose are they? Pure."""
-    times = {origin: sum(k["us"] for k in kernels if k["origin"] == origin) for origin in ("own", "library", "moving")}
-    if libraries or not kernels:
-        return "OK", ""
-    computing = times["own"] + times["library"]
-    if computing == 0:
-        return "CHEAT_SUSPECT", "no kernel of its own ran, torch moved the data"
-    if times["library"] > LIBRARY_SHARE * computing:
-        name = max((k for k in kernels if k["origin"] == "library"), key=lambda k: k["us"])["name"]
-        return (
-            "CHEAT_SUSPECT",
-            f"torch or a vendor library does {times['library'] / computing:.0%} of the computing ({name[:80]})",
-        )
-    return "OK", ""
-
-
-def shares(kernels: list[dict]) -> list[dict]:
-    """[{name, us, share_pct, origin}] of a call's kernels."""
-    total = sum(kernel["us"] for kernel in kernels)
-    return [
-        {
-            "name": kernel["name"],
-            "us": round(kernel["us"], 2),
-            "share_pct": round(100 * kernel["us"] / total, 1) if total else 0.0,
-            "origin": kernel["origin"],
-        }
-        for kernel in kernels
-    ]
-
-
-def judge_outputs(found: dict, variant: bool = False) -> tuple[str, str]:
-    """(status, message) of the outputs of one case, over all its calls. Of a variant the strides may differ, and where
-    the reference itself is not finite nothing is asked. Pure."""
-    if "unreadable" in found:
-        return "RUNTIME_ERROR", f"the stored outputs cannot be read: {found['unreadable']}"
-    if found["random"]:
-        return "INVALID_TASK", "the reference gives different results for the same inputs"
-    if found["bland"]:
-        return "INVALID_TASK", f"{found['bland'][0]} is within the tolerance"
-    for call in found["calls"]:
-        if call["count"] != found["expected_count"]:
-            return "WRONG_SHAPE", f"{call['count']} outputs, expected {found['expected_count']}"
-        if variant and any(output.get("finite", 0) < output.get("elements", 0) for output in call["outputs"]):
-            return "OK", "not judged: the reference is not finite here"
-        for number, output in enumerate(call["outputs"]):
-            status, message = judge_output(output, number, any_stride=variant)
-            if status != "OK":
-                return status, message
-        filled = [output for output in call["outputs"] if output["elements"]]
-        if filled and not any(output["finite"] for output in filled):
-            return "INVALID_TASK", "the reference's outputs hold no finite value, so there is nothing to compare"
-    return "OK", ""
-
-
-def judge_output(output: dict, number: int, any_stride: bool = False) -> tuple[str, str]:
-    """(status, message) of one output tensor. Pure."""
-    for name in ("shape", "dtype") if any_stride else ("shape", "dtype", "stride"):
-        if output[name] != output[f"expected_{name}"]:
-            expected = output[f"expected_{name}"]
-            return f"WRONG_{name.upper()}", f"output {number} has {name} {output[name]}, expected {expected}"
-    if output["nonfinite"]:
-        return "NONFINITE", f"output {number}: {output['nonfinite']} elements are NaN or Inf where they must not be"
-    if output["mismatches"]:
-        share = 100 * output["mismatches"] / output["elements"]
-        return (
-            "WRONG_VALUES",
-            f"output {number}: {output['mismatches']} elements ({share:.3g} %) are off, "
-            f"error up to {output['max_rel']:.3g} of (|reference| + rms), first at index {output['first_bad_index']}",
-        )
-    return "OK", ""
 
 
 def hide_secret(results: list[dict]) -> None:

@@ -1,0 +1,69 @@
+"""The verdict on a case: pure functions of what ran and what was compared."""
+
+import pytest
+from kernelopt import correctness
+
+DONE = {
+    "device": None,
+    "mutated": [],
+    "late": False,
+    "aliased": False,
+    "out_of_bounds": False,
+    "deterministic": True,
+    "guarded": True,
+    "kernels": None,
+}
+OUTPUT = {"nonfinite": 0, "mismatches": 0, "elements": 4, "finite": 4, "max_rel": 1e-7, "baseline_max_rel": 1e-7}
+OUTPUT |= {name: value for part in ("", "expected_") for name, value in ((f"{part}shape", [4]), (f"{part}dtype", "f"))}
+OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0}
+CALL = {"count": 1, "outputs": [OUTPUT]}
+FOUND = {"calls": [CALL], "expected_count": 1, "random": False, "bland": [], "oracle": "fp64"}
+CASE = {"variant": None}
+TRANSPOSED, MISALIGNED = ({"variant": {"layout": layout}} for layout in ("transposed", "misaligned"))
+
+
+def judged(case=CASE, done=None, output=None, libraries=False) -> str:
+    found = {**FOUND, "calls": [{**CALL, "outputs": [{**OUTPUT, **(output or {})}]}]}
+    return correctness.judge(case, {**DONE, **(done or {})}, found, libraries)["status"]
+
+
+@pytest.mark.parametrize(
+    ("done", "status"),
+    [
+        ({}, "OK"),
+        ({"device": "cpu"}, "WRONG_DEVICE"),
+        ({"mutated": [0]}, "INPUT_MUTATED"),
+        ({"late": True}, "CHEAT_SUSPECT"),
+        ({"aliased": True}, "ALIASED_OUTPUT"),
+        ({"out_of_bounds": True}, "OUT_OF_BOUNDS"),
+        ({"deterministic": False}, "OK"),  # reported, and allowed: atomics add in any order
+    ],
+)
+def test_what_a_kernel_does_besides_its_result_counts(done, status):
+    assert judged(done=done) == status
+
+
+def test_a_variant_may_be_declined_aloud_and_not_answered_wrongly():
+    raised = {"error": {"status": "RUNTIME_ERROR", "message": "ValueError: contiguous inputs only"}}
+    crashed = {"error": {"status": "ILLEGAL_ACCESS", "message": "CUDA error: misaligned address"}}
+    assert correctness.judge(TRANSPOSED, raised, None, False)["status"] == "DECLINED"
+    assert correctness.judge(CASE, raised, None, False)["status"] == "RUNTIME_ERROR"
+    assert correctness.judge(MISALIGNED, crashed, None, False)["status"] == "DECLINED"
+    assert correctness.judge(TRANSPOSED, crashed, None, False)["status"] == "ILLEGAL_ACCESS"
+    assert judged(TRANSPOSED, output={"mismatches": 1}) == "WRONG_VALUES"
+    assert judged(TRANSPOSED, output={"stride": [2]}) == "OK" and judged(output={"stride": [2]}) == "WRONG_STRIDE"
+
+
+@pytest.mark.parametrize(
+    ("times", "libraries", "status"),
+    [
+        ({"own": 90.0, "library": 10.0, "moving": 500.0}, False, "OK"),
+        ({"own": 70.0, "library": 30.0}, False, "CHEAT_SUSPECT"),
+        ({"own": 70.0, "library": 30.0}, True, "OK"),
+        ({"moving": 10.0}, False, "CHEAT_SUSPECT"),
+        ({}, False, "OK"),  # a call that needs no kernel, on empty tensors
+    ],
+)
+def test_the_core_work_is_done_by_kernels_of_its_own(times, libraries, status):
+    kernels = [{"name": origin, "us": us, "origin": origin, "start_us": 0.0} for origin, us in times.items()]
+    assert judged(done={"kernels": kernels}, libraries=libraries) == status
