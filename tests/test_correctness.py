@@ -11,6 +11,7 @@ DONE = {
     "out_of_bounds": False,
     "deterministic": True,
     "guarded": True,
+    "fails_guarded": False,
     "kernels": None,
 }
 OUTPUT = {"nonfinite": 0, "mismatches": 0, "elements": 4, "finite": 4, "max_rel": 1e-7, "baseline_max_rel": 1e-7}

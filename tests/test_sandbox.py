@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, kernel_text, run_tool, tool_json
-from kernelopt import gpu, sandbox, verify
+from kernelopt import gpu, landlock, sandbox, verify
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.sandbox import Sandbox
 
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.why_no_bubblewrap() is not None, reason=f"bubblewrap: {sandbox.why_no_bubblewrap()}"
 )
+
+
+needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
 
 
 def said_inside(problem, sandboxed: Sandbox, body: str) -> str:
@@ -34,7 +37,7 @@ def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(
         [sys.executable, BUNDLE / "tools" / "verify_kernel.py", *arguments], env={**os.environ, "TMPDIR": str(scratch)}
     )
     deadline = time.monotonic() + 60
-    while not list(scratch.glob("kernelopt-*/run-*/x")) and time.monotonic() < deadline:
+    while not list(scratch.glob("kernelopt-*/open/run-*/x")) and time.monotonic() < deadline:
         time.sleep(0.05)
     inside = processes_in(scratch)
     tool.send_signal(signal.SIGKILL)
@@ -106,7 +109,39 @@ def test_bubblewrap_that_is_demanded_and_absent_is_a_lack(problem, monkeypatch):
     monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
     with pytest.raises(EnvironmentLacks, match="no bwrap on the PATH"):
         sandbox.isolation("bwrap")
+    monkeypatch.setattr(landlock, "version", lambda: 0)
+    with pytest.raises(EnvironmentLacks, match="no Landlock"):
+        sandbox.isolation("landlock")
     assert sandbox.isolation("auto") == sandbox.isolation("none") == "none"
+
+
+@needs_landlock
+def test_under_landlock_native_code_writes_connects_and_signals_nowhere_else(problem, tmp_path):
+    """What a kernel does through the C library raises no audit event; a library's own file functions neither."""
+    (tmp_path / "mine").write_text("of the user")
+    with Sandbox("cpu-interpreter", kind="landlock") as own:
+        body = (
+            "import ctypes, os\n"
+            "c = ctypes.CDLL(None)\n"
+            f"elsewhere = c.open({str(tmp_path / 'mark')!r}.encode(), os.O_CREAT | os.O_WRONLY, 0o600)\n"
+            f"gone = c.unlink({str(tmp_path / 'mine')!r}.encode()), c.truncate({str(tmp_path / 'mine')!r}.encode(), 0)\n"
+            "here = c.open(b'mark', os.O_CREAT | os.O_WRONLY, 0o600)\n"
+            "try:\n"
+            f"    saved = bool(torch.save([x], {str(tmp_path / 'saved')!r}))\n"
+            "except RuntimeError:\n"
+            "    saved = 'refused'\n"
+            "raise ValueError(elsewhere, gone, here > 0, saved)"
+        )
+        assert "(-1, (-1, -1), True, 'refused')" in said_inside(problem, own, body)
+    assert [path.name for path in tmp_path.iterdir() if path.name in ("mark", "saved")] == []
+    assert (tmp_path / "mine").read_text() == "of the user"
+
+
+@pytest.mark.skipif(landlock.version() < 6, reason=f"Landlock {landlock.version()} does not bound signals")
+def test_under_landlock_a_kernel_ends_no_process_outside(problem):
+    with Sandbox("cpu-interpreter", kind="landlock") as own:
+        body = "import ctypes, os\nraise ValueError(ctypes.CDLL(None).kill(os.getppid(), 9))"
+        assert "ValueError: -1" in said_inside(problem, own, body)
 
 
 def test_an_unknown_sandbox_is_refused(problem):

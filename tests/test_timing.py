@@ -12,7 +12,7 @@ def raw(**changes) -> dict:
         "b_us": [[200.0, 201.0]] * 60,
         "solo_us": [200.0] * 8,
         "bench_us": [102.0] * 9,
-        "wall_us": {"gpu": 98.0, "call": 99.0},
+        "wall_us": {"gpu": 98.0, "fresh": 99.0, "call": 99.0},
         "after": {"call_us": 100.0, "stray_us": 6.0},
         "sets": 8,
     }
@@ -27,7 +27,8 @@ def test_an_honest_kernel_is_believed():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"wall_us": {"gpu": 500.0, "call": 500.0}}, "by the clock of another process"),
+        ({"wall_us": {"gpu": 500.0, "fresh": 100.0, "call": 500.0}}, "by the clock of another process"),
+        ({"wall_us": {"gpu": 10.0, "fresh": 500.0, "call": 500.0}}, "by the clock of another process"),
         ({"a_us": [[900.0, 100.0]] * 7 + [[100.0, 100.0]] * 53}, "it keeps results"),
         ({"solo_us": [100.0] * 8}, "became slower"),
         ({"bench_us": [50.0] * 9}, "50 us in do_bench"),
@@ -43,7 +44,10 @@ def test_times_that_cannot_be_believed_are_told(changes, said):
 )
 def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, hidden):
     times = raw(
-        bench_us=[call], after={"call_us": call, "stray_us": stray}, a_us=[[call, call]] * 60, wall_us={"gpu": call}
+        bench_us=[call],
+        after={"call_us": call, "stray_us": stray},
+        a_us=[[call, call]] * 60,
+        wall_us={"gpu": call, "fresh": call},
     )
     assert ("another stream" in (timing.suspicious(times, on_gpu=True) or "")) == bool(hidden)
 
@@ -70,8 +74,9 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
 
     marks = {"w: sleep begins": (0.0, 0), "w: sleep ends": (0.010, 0), "w: gpu begins": (1.0, 10)}
     marks |= {"w: gpu ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
+    marks |= {"w: fresh begins": (3.0, 5), "w: fresh ends": (3.011, 5)}
     outcome = Outcome({}, 0, None, False, 1.0, "", marks)
-    assert timing.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "call": 300.0})
+    assert timing.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "fresh": 200.0, "call": 300.0})
 
 
 def test_a_time_that_no_hardware_allows_is_told(problem, session):

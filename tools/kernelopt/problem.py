@@ -9,6 +9,7 @@ This is the only place that builds inputs and calls a kernel, so that what is ve
 
 import dataclasses
 import functools
+import importlib.machinery
 import importlib.util
 import math
 import sys
@@ -34,12 +35,20 @@ class UnknownWorkload(ContractError):
     """The reference has no workload of that name."""
 
 
+class SourceLoader(importlib.machinery.SourceFileLoader):
+    """Runs what stands in the file, never bytecode that somebody left beside it."""
+
+    def get_code(self, name: str):
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 @functools.cache
 def load_module(path: Path):
     """Execute a Python file as a module of its own, once in a process."""
-    spec = importlib.util.spec_from_file_location(f"problem_{path.stem}_{len(sys.modules)}", path)
-    if spec is None:
+    if path.suffix != ".py":
         raise ContractError(f"{path.name} is no Python file")
+    name = f"problem_{path.stem}_{len(sys.modules)}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and inspect look there
     spec.loader.exec_module(module)
@@ -228,15 +237,21 @@ def cast(value, dtype: torch.dtype):
 
 
 def tensors(value) -> list[torch.Tensor]:
-    """The tensors of a result or of arguments, in order; Python numbers become 0-d tensors."""
+    """The tensors of a result or of arguments, in order; Python numbers become 0-d tensors, None is left out.
+
+    Containers are read as the plain list, tuple or dict that they are: methods of a subclass could do the work later.
+    """
+    if value is None:
+        return []
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, bool | int | float):
+    if type(value) in (bool, int, float):
         return [torch.tensor(value)]
     if isinstance(value, dict):
-        value = [value[key] for key in sorted(value)]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors(item)]
+        value = [item for _, item in sorted(dict.items(value), key=lambda pair: pair[0])]
+    for kind in (list, tuple):
+        if isinstance(value, kind):
+            return [tensor for item in kind.__iter__(value) for tensor in tensors(item)]
     raise ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import bundle, gpu
+from . import bundle, gpu, landlock
 from .errors import EnvironmentLacks, UsageError
 
 LOG_TAIL_BYTES = 8000
@@ -31,7 +31,7 @@ SECRETS = re.compile(
     r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
-KINDS = ("auto", "bwrap", "none")
+KINDS = ("auto", "bwrap", "landlock", "none")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Sandbox:
 
     device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
     cache: kept between runs (a workspace's .cache); None keeps nothing. kind: "bwrap" puts the children behind
-    bubblewrap, with a read-only file system and no network; "auto" does where that works; see `isolation`.
+    bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes the
+    first of the two that works; see `isolation`. Children write in `open` and in the caches; what is judged lies in `scratch`.
     """
 
     def __init__(self, device: str, cache: Path | None = None, kind: str = "auto"):
@@ -68,12 +69,14 @@ class Sandbox:
         self.scratch = Path(tempfile.mkdtemp(prefix="kernelopt-", dir=home))
         self._alive = open(self.scratch / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
         fcntl.flock(self._alive, fcntl.LOCK_EX)
-        self.caches = cache or self.scratch
+        self.open = self.scratch / "open"
+        self.open.mkdir()
+        self.caches = cache or self.open
         self._server: Server | None = None
 
     def new_folder(self, name: str) -> str:
-        """A fresh folder in the scratch folder."""
-        return tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch)
+        """A fresh folder that children may write in."""
+        return tempfile.mkdtemp(prefix=f"{name}-", dir=self.open)
 
     @contextlib.contextmanager
     def folder(self, name: str):
@@ -134,11 +137,19 @@ class Sandbox:
         seal = secrets.token_hex(16)
         rules = {"writable": self._writable(), "hidden": [str(path) for path in hidden]}
         device = "cuda" if self.gpu else "cpu"
-        request = {"seal": seal, "job": job, "device": device, "rules": rules, "arguments": arguments}
+        confined = self.isolation == "landlock"
+        request = {
+            "seal": seal,
+            "job": job,
+            "device": device,
+            "rules": rules,
+            "confined": confined,
+            "arguments": arguments,
+        }
         return seal, json.dumps(request, allow_nan=False)
 
     def _writable(self) -> list[str]:
-        return [str(self.scratch), str(self.caches)]
+        return [str(self.open), str(self.caches)]
 
     def _wrapper(self) -> list[str]:
         """bubblewrap's command: everything read-only but the scratch folder and the caches, no network, no other
@@ -162,8 +173,8 @@ class Sandbox:
             }.items()
         }
         for name in ("home", "tmp"):
-            (self.scratch / name).mkdir(exist_ok=True)
-        own = {"HOME": str(self.scratch / "home"), "TMPDIR": str(self.scratch / "tmp")}
+            (self.open / name).mkdir(exist_ok=True)
+        own = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
         own["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home are found all the same
         paths = [str(bundle.ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
         kept = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
@@ -180,15 +191,23 @@ BWRAP = ["bwrap", "--ro-bind", "/", "/"]
 
 
 def isolation(kind: str) -> str:
-    """ "bwrap" or "none" for what --sandbox asks; EnvironmentLacks when bubblewrap is demanded and does not work."""
+    """ "bwrap", "landlock" or "none" for what --sandbox asks; EnvironmentLacks when what is demanded does not work."""
     if kind not in KINDS:
         raise UsageError(f"--sandbox is one of {', '.join(KINDS)}")
     if kind == "none":
         return "none"
-    lacking = why_no_bubblewrap()
-    if lacking and kind == "bwrap":
-        raise EnvironmentLacks(f"bubblewrap does not work here ({lacking}); install it, or pass --sandbox none")
-    return "none" if lacking else "bwrap"
+    if kind != "landlock":
+        if not (lacking := why_no_bubblewrap()):
+            return "bwrap"
+        if kind == "bwrap":
+            raise EnvironmentLacks(f"bubblewrap does not work here ({lacking}); install it, or pass --sandbox auto")
+    if landlock.version():
+        return "landlock"
+    if kind == "landlock":
+        raise EnvironmentLacks(
+            "this kernel has no Landlock (Linux 5.13 has it, unless switched off); pass --sandbox auto"
+        )
+    return "none"
 
 
 def why_no_bubblewrap() -> str | None:

@@ -44,7 +44,18 @@ CANDIDATE_FAULTS = (
     "OPPONENT",
     "CHEAT_SUSPECT",
 )
-REPORT_KEYS = {"mutated", "aliased", "late", "out_of_bounds", "deterministic", "device", "guarded", "kernels"}
+REPORT_KEYS = {
+    "mutated",
+    "aliased",
+    "late",
+    "out_of_bounds",
+    "deterministic",
+    "device",
+    "guarded",
+    "fails_guarded",
+    "kernels",
+}
+FULL_DISK_BYTES = 1 << 30
 SANITIZED_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down some tens of times
 HINTS = {
     "COMPILE_ERROR": "read the compiler's message",
@@ -300,9 +311,6 @@ def complete(ran: dict, cases: list[dict]) -> dict:
         return error("RUNTIME_ERROR", "the process left no sound report")
     if len(done) < len(cases) and (not done or "error" not in done[-1]):
         return error("RUNTIME_ERROR", "the process reported on fewer cases than it was given")
-    for case in done:
-        if "error" in case:
-            no_space(case["error"])
     return ran
 
 
@@ -312,13 +320,18 @@ def fault_of(report: dict) -> dict | None:
     sound = (
         isinstance(fault, dict) and fault.get("status") in CANDIDATE_FAULTS and isinstance(fault.get("message"), str)
     )
+    if sound:
+        no_space(fault)
     return fault if sound else None
 
 
 def no_space(fault: dict) -> None:
+    """EnvironmentLacks when the disk is full; a kernel may say so as well, and then it is the kernel's fault."""
     if fault["status"] == "NO_SPACE":
-        place = f"{tempfile.gettempdir()} or the workspace"
-        raise EnvironmentLacks(f"no space left in {place} for inputs and outputs; free some, or set TMPDIR")
+        if shutil.disk_usage(tempfile.gettempdir()).free < FULL_DISK_BYTES:
+            place = f"{tempfile.gettempdir()} or the workspace"
+            raise EnvironmentLacks(f"no space left in {place} for inputs and outputs; free some, or set TMPDIR")
+        fault["status"] = "RUNTIME_ERROR"
 
 
 def failure(outcome: Outcome) -> dict | None:
@@ -359,10 +372,12 @@ def verdict(
     worst = max((case.get("max_rel", 0.0) for case in cases), default=None)
     if status == "OK":
         names = list(dict.fromkeys(case["workload"] for case in cases))
+        bare = sum(case["fails_guarded"] for case in cases if case["status"] == "OK")
         refused = [case["variant"] for case in cases if case["status"] == "DECLINED"]
         summary = (
             f"OK on {sandbox.device_name}: {len(cases)} cases, workloads {', '.join(names)}; worst error {worst:.3g}"
             + (f"; declines {', '.join(refused)}" if refused else "")
+            + (f"; {bare} cases without guard bands around the outputs: the kernel fails with them" if bare else "")
         )
     else:
         where = f" ({place(bad)})" if bad and not fault else ""

@@ -5,8 +5,6 @@ import torch.nn as nn
 import triton
 import triton.language as tl
 
-NEEDS = "cuda"
-
 
 class Model(nn.Module):
     def forward(self, x):

@@ -6,6 +6,7 @@ from pathlib import Path
 from . import server
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # the working directory, where `-m` looks first: a candidate may write there
     if sys.argv[1] == "serve":
         server.serve(int(sys.argv[2]))
     else:

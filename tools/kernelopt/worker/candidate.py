@@ -3,13 +3,12 @@
 import contextlib
 import time
 import traceback
-from pathlib import Path
 
 import torch
 
 from .. import problem
 from . import tracing
-from .context import Candidate, Context
+from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
 
@@ -55,11 +54,13 @@ class Run:
 
     def __init__(self, context: Context, candidate: Candidate, entry: dict, guarded: bool):
         self.context, self.entry = context, entry
-        self.case = problem.Case.load(Path(entry["path"]))
-        self.other = problem.Case.load(Path(entry["other"])) if entry["other"] else None
+        self.candidate = candidate
+        self.case = candidate.load_case(entry["path"])
+        self.other = candidate.load_case(entry["other"]) if entry["other"] else None
         self.kernel = candidate.load(self.case)
         self.guards = Guards()
         self.guarded = guarded and sum(t.nbytes for t in problem.input_tensors(self.case.inputs)) <= GUARDED_BYTES
+        self.fails_guarded = False
         self.mutated: set[int] = set()
         self.live: list[list[torch.Tensor]] = []  # what the calls returned
         self.kept: list[list[torch.Tensor]] = []  # copies of it, taken at once
@@ -67,7 +68,7 @@ class Run:
         self.aliased = False
 
     def result(self, path: str, trace: bool) -> dict:
-        """{mutated, aliased, late, out_of_bounds, deterministic, device, guarded, kernels}; the outputs go to files at `path`."""
+        """{mutated, aliased, late, out_of_bounds, deterministic, device, guarded, fails_guarded, kernels}; the outputs go to files at `path`."""
         memory = self._memory(self.case)
         self._call(memory, self.case)
         if self.other:
@@ -83,6 +84,7 @@ class Run:
             "deterministic": all_identical(self.kept[0], self.kept[2]) if self.other else None,
             "device": next((t.device.type for t in self.live[0] if t.device.type != self.context.device), None),
             "guarded": self.guarded,
+            "fails_guarded": self.fails_guarded,
         }
         self._store(path, found["deterministic"])
         found["kernels"] = tracing.kernels_of(self._bound(memory, self.case)) if trace else None
@@ -125,20 +127,22 @@ class Run:
     def _outputs(self, call) -> list[torch.Tensor]:
         try:
             with GuardedAllocation(self.guards, self.context.device) if self.guarded else contextlib.nullcontext():
-                outputs = problem.tensors(call())
+                return returned(call())
+        except CheatError:
+            raise
         except Exception:
             if not self.guarded or self.live or not works(self.context):
                 raise
-            self.guarded = False  # some libraries cannot work while their allocations are replaced
-            outputs = problem.tensors(call())
-        if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in outputs):
-            raise CheatError("an output is a tensor subclass, whose values may be computed later or never")
-        return outputs
+            self.guarded, self.fails_guarded = (
+                False,
+                True,
+            )  # some libraries cannot work while their allocations are replaced
+            return returned(call())
 
     def _store(self, path: str, deterministic: bool | None) -> None:
         """A file for each call, but for a third one whose outputs equal the first's, which had the same contents."""
         for number, tensors in enumerate(self.kept[:2] if deterministic else self.kept):
-            problem.save([tensor.cpu() for tensor in tensors], f"{path}-{number}.pt")
+            self.candidate.save(tensors, f"{path}-{number}.pt")
 
 
 def same_shapes(a: problem.Case, b: problem.Case) -> bool:
@@ -168,8 +172,9 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
 
 def profile(context: Context, kernel: str, inputs: str) -> dict:
     """One call of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it."""
-    case = problem.Case.load(Path(inputs))
-    kernel_call = Candidate(context, kernel).load(case)
+    candidate = Candidate(context, kernel)
+    case = candidate.load_case(inputs)
+    kernel_call = candidate.load(case)
     arguments = case.placed_inputs(context.device)
     for _ in range(WARM_UP_CALLS):
         problem.call(kernel_call, arguments)

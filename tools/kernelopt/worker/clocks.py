@@ -3,16 +3,17 @@
 What it says is raw: single times, and copies of some timed outputs, picked at random, for `oracle.check`.
 """
 
-import secrets
 import time
 from pathlib import Path
+from secrets import SystemRandom, randbelow
+from time import perf_counter
 
 import torch
 
 from .. import problem
 from . import tracing
 from .candidate import WARM_UP_CALLS, all_identical
-from .context import Candidate, Context, opponents_fault
+from .context import Candidate, Context, opponents_fault, returned
 from .faults import LoadError
 
 SOLO_CALLS = 8  # of the opponent, before the kernel is loaded
@@ -23,6 +24,8 @@ STRAY_CALLS = 9
 GRAPH_REPLAYS = 30
 LEAST_ROUNDS = 4
 EMPTY_CALLS = 31
+FRESH_CALLS = 64  # in a stretch in which each call gets memory of its own
+FRESH_BYTES = 2 << 30  # of that memory
 WALL_US = 20_000.0  # so long takes a stretch that the parent's clock times, whose ends are known to about 0.1 ms
 HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
 GATE_CYCLES = 20_000  # about 10 us
@@ -44,8 +47,9 @@ def measure(
 ) -> dict:
     """{workloads: {name: raw times}, …}; see Race.result. Input files per workload: all of one problem, other contents."""
     rival, candidate, found = None, None, {}
-    for number, (name, paths) in enumerate(workloads.items()):
-        race = Race(context, name, paths, f"{folder}/{number}")
+    sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
+    for number, name in enumerate(sets):
+        race = Race(context, name, sets[name], f"{folder}/{number}")
         if opponent:
             with opponents_fault():
                 rival = rival or Candidate(context, opponent)
@@ -63,10 +67,10 @@ def measure(
 class Race:
     """One workload: its input sets, the memory that the calls read, the kernel ("a") and its opponent ("b")."""
 
-    def __init__(self, context: Context, name: str, paths: list[str], path: str):
+    def __init__(self, context: Context, name: str, sets: list[problem.Case], path: str):
         self.context, self.name, self.path = context, name, path
-        self.case = problem.Case.load(Path(paths[0]))
-        self.sets = [self.case] + [problem.Case.load(Path(other)) for other in paths[1:]]
+        self.case, self.sets = sets[0], sets
+        self.candidate: Candidate | None = None
         self.contents = [problem.input_tensors(case.placed_inputs(context.device)) for case in self.sets]
         self.memory = [[torch.empty_like(t) for t in self.contents[0]] for _ in range(2)]
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
@@ -83,37 +87,39 @@ class Race:
             self.solo_us = [self._timed("b", 0, 0) for _ in range(SOLO_CALLS)]
 
     def load(self, candidate: Candidate) -> None:
+        self.candidate = candidate
         self.kernels["a"] = self._warmed_up(candidate)
         self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
         """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to it."""
         kernel = candidate.load(self.case, allow_reference=True)
-        self._fill(0, 0)
+        self._fill(self.memory[0], 0)
         for _ in range(WARM_UP_CALLS):
-            problem.call(kernel, self._arguments(0, 0))
+            problem.call(kernel, self._arguments(self.memory[0], 0))
         self.context.synchronize()
         return kernel
 
-    def _fill(self, slot: int, number: int) -> None:
-        for tensor, content in zip(self.memory[slot], self.contents[number], strict=True):
+    def _fill(self, memory: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+        for tensor, content in zip(memory, self.contents[number], strict=True):
             tensor.copy_(content)
+        return memory
 
-    def _arguments(self, slot: int, number: int) -> list:
-        tensors = iter(self.memory[slot])
+    def _arguments(self, memory: list[torch.Tensor], number: int) -> list:
+        tensors = iter(memory)
         return problem.map_tensors(self.sets[number].inputs, lambda _: next(tensors))
 
     def call(self, name: str, slot: int, number: int):
         """A call on a set's contents in one of the two memories."""
-        kernel, arguments = self.kernels[name], self._arguments(slot, number)
+        kernel, arguments = self.kernels[name], self._arguments(self.memory[slot], number)
         return lambda: problem.call(kernel, arguments)
 
     def _timed(self, name: str, slot: int, number: int, keep: list | None = None) -> float:
         """Microseconds of a call on that set, just copied into place; `keep` takes a copy of what it returned."""
-        self._fill(slot, number)
+        self._fill(self.memory[slot], number)
         taken, outputs = self.timer(self.call(name, slot, number))
         with torch._C.DisableTorchFunctionSubclass():
-            self._look_at(name, number, problem.tensors(outputs), keep)
+            self._look_at(name, number, returned(outputs), keep)
         return taken
 
     def _look_at(self, name: str, number: int, live: list[torch.Tensor], keep: list | None) -> None:
@@ -135,10 +141,10 @@ class Race:
         found = {"clock": self.timer.name, "solo_us": self.solo_us, "sets": len(self.sets)}
         kept: list = []
         found |= self.run_rounds(rounds, budget_s, kept)
-        self._fill(0, 0)
+        self._fill(self.memory[0], 0)
         call = self.call("a", 0, 0)
         found["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
-        self._stretches(call, found["a_us"][0][0])
+        self._stretches(call, found["a_us"][0][0], kept)
         self._timed("a", 1, len(self.sets) - 1, kept)  # the last call of all is checked too
         found["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
         found["differing"] = self.differing["a"]
@@ -160,20 +166,21 @@ class Race:
         """
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
         for _ in range(2):  # the first time is longer: what was returned is remembered
-            since = time.perf_counter()
+            since = perf_counter()
             for name in self.kernels:
                 self._timed(name, 0, 0)
-            round_s = 2 * (time.perf_counter() - since)
+            round_s = 2 * (perf_counter() - since)
         rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
         size = sum(tensor.nbytes for tensor in next(iter(self.first.values()), []))
         count = min(rounds, CHECKED_OUTPUTS if size < CHECKED_BYTES else 1)
-        checked = set(secrets.SystemRandom().sample(range(rounds), count))
+        checked = set(SystemRandom().sample(range(rounds), count))
         for number in range(rounds):
-            if secrets.randbelow(4) == 0:  # a call more now and then, so that counting them helps nobody
-                self._timed("a", number % 2, secrets.randbelow(number % len(self.sets) + 1))
+            self.candidate.check()
+            if randbelow(4) == 0:  # a call more now and then, so that counting them helps nobody
+                self._timed("a", number % 2, randbelow(number % len(self.sets) + 1))
             pair: dict[str, list[float]] = {"a": [], "b": []}
-            chosen = 1 + secrets.randbelow(2) if number in checked else 0  # which of the round's two calls
+            chosen = 1 + randbelow(2) if number in checked else 0  # which of the round's two calls
             for name in orders[number % 2]:
                 keep = kept if name == "a" and len(pair["a"]) + 1 == chosen else None
                 pair[name].append(self._timed(name, number % 2, (number + 1) % len(self.sets), keep))
@@ -183,22 +190,43 @@ class Race:
 
     def _stored(self, number: int, tensors: list[torch.Tensor], at: int) -> dict:
         path = f"{self.path}-{at}.pt"
-        problem.save([tensor.cpu() for tensor in tensors], path)
+        self.candidate.save(tensors, path)
         return {"set": number, "output": path}
 
-    def _stretches(self, call, about_us: float) -> None:
-        """Calls in a row between two marks, which the parent times by its own clock: behind a sleep that holds the stream
-        until all are launched (and the sleep alone), so that the GPU's time is left; and without, as a caller sees them."""
+    def _stretches(self, call, about_us: float, kept: list) -> None:
+        """Calls in a row between two marks, which the parent times by its own clock: "gpu" behind a sleep that holds the
+        stream until all are launched ("sleep" is that alone), so that the GPU's time is left; "call" as a caller sees them;
+        "fresh" like "gpu", but each call on memory that it never saw, so that kept results help nobody. `kept` takes what a
+        fresh call returned."""
         calls = max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
-        for name, count, held in (("sleep", 0, True), ("gpu", calls, True), ("call", calls, False)):
-            self.context.synchronize()
-            self.context.mark(f"{self.name}: {name} begins", count)
-            if held:
-                self.timer.hold(calls)
-            for _ in range(count):
-                call()
-            self.context.synchronize()
-            self.context.mark(f"{self.name}: {name} ends", count)
+        self._stretch("sleep", [], calls)
+        self._stretch("gpu", [call] * calls, calls)
+        self._stretch("call", [call] * calls, 0)
+        size = sum(tensor.nbytes for tensor in self.memory[0])
+        number = randbelow(len(self.sets))
+        copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(size, 1) + 1)
+        memory = [self._fill([torch.empty_like(t) for t in self.memory[0]], number) for _ in range(copies)]
+        arguments = [self._arguments(tensors, number) for tensors in memory]
+        outputs: list = [None]
+        chosen = randbelow(copies)
+
+        def on_fresh_memory(at: int):
+            result = problem.call(self.kernels["a"], arguments[at])
+            outputs[0] = result if at == chosen else outputs[0]
+
+        self._stretch("fresh", [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
+        self._look_at("a", number, returned(outputs[0]), kept)
+
+    def _stretch(self, name: str, calls: list, held: int) -> None:
+        """The calls between two marks, behind a sleep that covers so many launches."""
+        self.context.synchronize()
+        self.context.mark(f"{self.name}: {name} begins", len(calls))
+        if held:
+            self.timer.hold(held)
+        for call in calls:
+            call()
+        self.context.synchronize()
+        self.context.mark(f"{self.name}: {name} ends", len(calls))
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -217,7 +245,7 @@ class HostTimer:
     """The host's clock, for kernels in Triton's CPU interpreter."""
 
     name = "host, cpu-interpreter"
-    enqueue_us = 1000.0
+    enqueue_us = 1.0
     empty_us = 0.0
 
     def prepare(self, call) -> None:
@@ -227,9 +255,9 @@ class HostTimer:
         pass
 
     def __call__(self, call) -> tuple[float, object]:
-        start = time.perf_counter()
+        start = perf_counter()
         outputs = call()
-        return (time.perf_counter() - start) * 1e6, outputs
+        return (perf_counter() - start) * 1e6, outputs
 
     def bench(self, call, warmup_ms: int, rep_ms: int) -> list[float]:
         return [self(call)[0] for _ in range(5)]
@@ -260,9 +288,9 @@ class GatedTimer:
     def prepare(self, call) -> None:
         """Learn how long the host takes to launch the call, which the sleep must cover."""
         torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = perf_counter()
         call()
-        self.enqueue_us = max(self.enqueue_us, (time.perf_counter() - start) * 1e6)
+        self.enqueue_us = max(self.enqueue_us, (perf_counter() - start) * 1e6)
         torch.cuda.synchronize()
 
     def hold(self, calls: int = 1) -> None:
@@ -300,9 +328,9 @@ def after_the_call(call) -> dict:
         call()
         end.record()
         end.synchronize()
-        since = time.perf_counter()
+        since = perf_counter()
         torch.cuda.synchronize()
-        found.append((start.elapsed_time(end) * 1000, (time.perf_counter() - since) * 1e6))
+        found.append((start.elapsed_time(end) * 1000, (perf_counter() - since) * 1e6))
     taken, stray = (sorted(column)[len(found) // 2] for column in zip(*found, strict=True))
     return {"call_us": taken, "stray_us": stray}
 

@@ -43,20 +43,40 @@ class Candidate:
 
     def load(self, case: problem.Case, allow_reference: bool = False):
         """The kernel bound to a case's parameters, as something to call."""
-        with blaming(LoadError), self._tripwire:
+        with blaming(LoadError):
             kernel = problem.load_kernel(self.path, case, self.device, allow_reference)
         self.check()
 
         def call(*inputs):
-            with self._tripwire:
+            try:
                 return kernel(*inputs)
+            except (LoadError, OpponentError, OracleError) as error:  # the judge's own words, which put blame on others
+                raise RuntimeError(str(error)) from error
 
         return call
+
+    def load_case(self, path: str) -> problem.Case:
+        """A case from its file, which is hidden from the kernel."""
+        with self._tripwire.judging():
+            return problem.Case.load(Path(path))
+
+    def save(self, outputs: list[torch.Tensor], path: str) -> None:
+        """What the kernel returned, into a file."""
+        with self._tripwire.judging():
+            problem.save([tensor.cpu() for tensor in outputs], Path(path))
 
     def check(self) -> None:
         """CheatError when it touched or replaced what it must not."""
         self._tripwire.check()
         self._snapshot.check()
+
+
+def returned(result) -> list[torch.Tensor]:
+    """The tensors that a kernel returned; CheatError when one is of a class of its own."""
+    outputs = problem.tensors(result)
+    if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in outputs):
+        raise CheatError("an output is a tensor subclass, whose values may be computed later or never")
+    return outputs
 
 
 @contextlib.contextmanager
@@ -68,4 +88,4 @@ def opponents_fault():
         raise OpponentError(describe(error)["message"]) from error
 
 
-__all__ = ["Candidate", "CheatError", "Context", "load_reference", "opponents_fault"]
+__all__ = ["Candidate", "CheatError", "Context", "load_reference", "opponents_fault", "returned"]

@@ -181,4 +181,7 @@ def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: in
     """The reference in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     torch.manual_seed(draw)
-    return problem.tensors(problem.call(model, inputs))
+    found = problem.tensors(problem.call(model, inputs))
+    if not found:
+        raise problem.ContractError("the reference returns no tensor")
+    return found

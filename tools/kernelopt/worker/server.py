@@ -19,9 +19,10 @@ from pathlib import Path
 import torch
 import torch._dynamo
 import torch._subclasses.fake_tensor  # noqa: F401  (these four are there to make the children start quickly)
-import triton.testing  # noqa: F401
+import triton.testing
 
-from . import jobs
+from .. import landlock
+from . import interpreter, jobs
 from .faults import describe
 
 FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
@@ -123,6 +124,10 @@ def _tasks_of_user() -> int:
 def _perform(text: str, channel: int) -> int:
     """Run a job and report its result; 0, or 1 when the result is an error."""
     request = json.loads(text)
+    if request["confined"]:
+        landlock.confine(request["rules"]["writable"])
+    if request["device"] == "cpu":
+        triton.runtime.driver.set_active(interpreter.HostDriver())
     line = Channel(channel, request["seal"])
     try:
         result = jobs.JOBS[request["job"]](

@@ -6,9 +6,12 @@ where no bubblewrap does.
 """
 
 import builtins
+import contextlib
 import gc
 import json
 import os
+import secrets
+import signal
 import sys
 import threading
 import time
@@ -18,16 +21,29 @@ from .faults import CheatError
 
 CHANGING = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}
 FORKING = {"os.fork", "os.forkpty", "os.kill", "os.killpg", "signal.pthread_kill"}
-LOOKING = {"sys._getframe", "gc.get_objects", "gc.get_referrers"}
-FRAME_READERS = ("inspect.py", "traceback.py")
+LOOKING = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_referrers", "gc.get_referents"}
+LOOKING |= {"sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback"}
+FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
+FRAME_READERS = ("/inspect.py", "/traceback.py")
+PRINTING = {
+    "print_exc",
+    "format_exc",
+    "print_exception",
+    "format_exception",
+    "print_tb",
+    "format_tb",
+}  # no frame comes out
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # writable anyway, and nobody's files
 
 
-class Tripwire:
-    """Armed once in a child process that runs a candidate.
+_hooks = threading.local()  # what a hook itself does is no offence
 
-    candidate: the kernel's file. writable: folders it may write in. hidden: files it must not open. Inside the `with`
-    block the candidate runs; what the harness does outside of it, in its own thread, is not looked at.
+
+class Tripwire:
+    """Armed once in a child process that runs a candidate, from then to its end.
+
+    candidate: the kernel's file. writable: folders it may write in. hidden: files it must not open, the harness alone
+    does so, inside `judging()`.
     """
 
     def __init__(self, candidate: Path, writable: list[str], hidden: list[str]):
@@ -35,16 +51,19 @@ class Tripwire:
         self.writable = tuple(os.path.realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
         self.hidden = {os.path.realpath(path) for path in hidden}
         self.found: list[str] = []
+        self._libraries = tuple(os.path.realpath(path) + "/" for path in sys.path if path)
         self._harness = threading.get_ident()
-        self._armed = False
-        self._own = threading.local()  # what the hook itself does is no offence
+        self._judging = False
         sys.addaudithook(self._hook)
 
-    def __enter__(self) -> None:
-        self._armed = True
-
-    def __exit__(self, *_) -> None:
-        self._armed = False
+    @contextlib.contextmanager
+    def judging(self):
+        """The harness reads and writes files of its own."""
+        self._judging = True
+        try:
+            yield
+        finally:
+            self._judging = False
 
     def check(self) -> None:
         """CheatError when the candidate touched what it must not, even if it caught the refusal."""
@@ -52,15 +71,15 @@ class Tripwire:
             raise CheatError(self.found[0])
 
     def _hook(self, event: str, arguments: tuple) -> None:
-        if not self._armed and threading.get_ident() == self._harness:
+        if self._judging and threading.get_ident() == self._harness:
             return
-        if getattr(self._own, "looking", False):
+        if getattr(_hooks, "looking", False):
             return
-        self._own.looking = True
+        _hooks.looking = True
         try:
             what = self._offence(event, arguments)
         finally:
-            self._own.looking = False
+            _hooks.looking = False
         if what:
             self.found.append(what)
             raise CheatError(what)
@@ -69,13 +88,15 @@ class Tripwire:
         if event == "open":
             return self._of_open(*arguments)
         if event in CHANGING:
-            return self._of_path(arguments[1] if event in ("os.rename", "os.link", "os.symlink") else arguments[0])
+            paths = {"os.rename": arguments[:2], "os.link": arguments[:2], "os.symlink": arguments[1:2]}
+            return next(filter(None, map(self._of_path, paths.get(event, arguments[:1]))), None)
         if event in FORKING:
             return f"the kernel called {event}"
         if event == "socket.connect":
             return "the kernel opened a network connection"
-        if event in LOOKING and self._called_by_candidate():
-            return f"the kernel looks into its judge with {event}"
+        looks = event in LOOKING or (event == "object.__getattr__" and arguments[1] in FRAME_ATTRIBUTES)
+        if looks and self._called_by_candidate():
+            return f"the kernel looks into its judge with {arguments[1] if event == 'object.__getattr__' else event}"
         return None
 
     def _of_open(self, path, mode: str | None, flags: int) -> str | None:
@@ -87,6 +108,8 @@ class Tripwire:
         process = name.removeprefix("/proc/").split("/")[0]
         if name.startswith("/proc/") and process.isdigit() and int(process) != os.getpid():
             return "the kernel looked into another process"
+        if mode is None and os.path.isdir(name) and self._called_by_candidate():  # noqa: PTH112
+            return self._of_path(path)  # paths relative to an open folder are not reported as they are
         changes = any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         return self._of_path(path) if changes else None
 
@@ -101,10 +124,14 @@ class Tripwire:
         return f"the kernel tried to change {name}, outside its own folder"
 
     def _called_by_candidate(self) -> bool:
-        frame = sys._getframe(3)  # hook and helpers lie between
-        if frame is not None and frame.f_code.co_filename.endswith(FRAME_READERS):
+        """Does the nearest code that is not the reader of frames itself belong to no installed library?"""
+        frame = sys._getframe(2)
+        while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(FRAME_READERS)):
+            if frame.f_code.co_name in PRINTING:
+                return False
             frame = frame.f_back
-        return frame is not None and frame.f_code.co_filename == self.candidate
+        name = frame.f_code.co_filename if frame else "<frozen"
+        return name == self.candidate or not name.startswith((*self._libraries, "<frozen"))
 
 
 class Snapshot:
@@ -112,7 +139,7 @@ class Snapshot:
 
     def __init__(self):
         self._before = {key: _identity(value) for key, value in _watched().items()}
-        self._modes = _modes()
+        self._left_behind = _left_behind()
 
     def check(self) -> None:
         """CheatError when one of them was replaced since."""
@@ -120,19 +147,26 @@ class Snapshot:
         for key, before in self._before.items():
             if key not in now or _identity(now[key]) != before:
                 raise CheatError(f"{key} was replaced while the kernel was loaded or run")
-        if _modes() != self._modes:
-            raise CheatError("the kernel left a mode of torch behind, which sees every later operation")
+        if _left_behind() != self._left_behind:
+            raise CheatError(
+                "the kernel left a mode of torch, a hook or a signal handler behind, which sees what comes later"
+            )
 
 
-def _modes() -> tuple[int, int]:
-    """How many torch function and dispatch modes are entered."""
+def _left_behind() -> tuple:
+    """How many modes of torch are entered, and which hooks are set that run in other people's calls."""
     import torch
 
-    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    hooks = [
+        len(value) for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and value
+    ]
+    handlers = tuple(map(signal.getsignal, (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1)))
+    return modes, hooks, handlers, len(gc.callbacks), sys.getprofile(), sys.gettrace()
 
 
 def _identity(function) -> tuple:
-    return id(function), id(getattr(function, "__code__", None))
+    return id(function), id(getattr(function, "__code__", None)), id(getattr(function, "__defaults__", None))
 
 
 def _watched() -> dict[str, object]:
@@ -142,7 +176,7 @@ def _watched() -> dict[str, object]:
     """
     import torch
 
-    owners = {"time": time, "builtins": builtins, "json": json, "os": os, "gc": gc}
+    owners = {"time": time, "builtins": builtins, "json": json, "os": os, "gc": gc, "secrets": secrets}
     owners |= {"torch.cuda.Event": torch.cuda.Event, "torch.nn.functional": torch.nn.functional}
     if "triton.testing" in sys.modules:
         owners["triton.testing"] = sys.modules["triton.testing"]
@@ -157,7 +191,7 @@ def _watched() -> dict[str, object]:
             found |= {f"{owner}.{name}": value for name, value in vars(module).items() if not name.startswith("__")}
             classes = [value for value in vars(module).values() if isinstance(value, type)]
             found |= {f"{owner}.{cls.__name__}.{name}": member for cls in classes for name, member in vars(cls).items()}
-    for name in ("save", "load", "allclose", "equal", "empty", "zeros", "relu", "matmul", "softmax"):
+    for name in ("save", "load", "allclose", "equal", "where", "empty", "zeros", "relu", "matmul", "softmax"):
         found[f"torch.{name}"] = getattr(torch, name)
     for cls in reversed(torch.Tensor.__mro__):
         found |= {f"torch.Tensor.{name}": member for name, member in vars(cls).items() if name != "__dict__"}
