@@ -176,7 +176,8 @@ class Race:
         count = min(rounds, CHECKED_OUTPUTS if size < CHECKED_BYTES else 1)
         checked = set(SystemRandom().sample(range(rounds), count))
         for number in range(rounds):
-            self.candidate.check()
+            if randbelow(8) == 0:
+                self.candidate.check()  # it takes about 2 ms
             if randbelow(4) == 0:  # a call more now and then, so that counting them helps nobody
                 self._timed("a", number % 2, randbelow(number % len(self.sets) + 1))
             pair: dict[str, list[float]] = {"a": [], "b": []}
@@ -233,9 +234,10 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Are two results on the same inputs the same but for the order of additions?"""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if not a.numel():
+    a, b = (problem.comparable(tensor) for tensor in (a, b))
+    if torch.equal(a, b):  # one pass over the memory, where the judgement below takes many
         return True
-    a, b = (problem.comparable(tensor).float() for tensor in (a, b))
+    a, b = a.float(), b.float()
     finite = torch.where(torch.isfinite(b), b, 0.0)
     near = (a - b).abs() <= CLOSE * (b.abs() + finite.square().mean().sqrt())
     return bool((near | (a == b) | (a.isnan() & b.isnan())).all())
