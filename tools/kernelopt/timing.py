@@ -25,7 +25,7 @@ REP_MS = 100
 ROUNDS = (240, 960)
 PROCESSES = 3
 CPU_ROUNDS = (12, 12)
-BUDGET_S = (2.0, 8.0)  # of rounds in one process and workload: slow kernels get fewer, and need fewer
+BUDGET_S = (1.5, 6.0)  # of rounds in one process and workload: slow kernels get fewer, and need fewer
 INPUT_SETS = 8
 
 

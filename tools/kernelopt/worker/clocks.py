@@ -17,7 +17,7 @@ from .context import Candidate, Context, opponents_fault, returned
 from .faults import LoadError
 
 SOLO_CALLS = 8  # of the opponent, before the kernel is loaded
-CHECKED_OUTPUTS = 3  # of one workload's timed calls, if they are small; the last call's comes on top
+CHECKED_OUTPUTS = 3  # of one workload's rounds, and one of the calls after them; of large outputs one or the other
 CHECKED_BYTES = 1 << 28
 TRACED_CALLS = 9
 STRAY_CALLS = 9
@@ -145,7 +145,6 @@ class Race:
         call = self.call("a", 0, 0)
         found["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
         self._stretches(call, found["a_us"][0][0], kept)
-        self._timed("a", 1, len(self.sets) - 1, kept)  # the last call of all is checked too
         found["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
         found["differing"] = self.differing["a"]
         found["empty_us"] = self.timer.empty_us
@@ -172,8 +171,7 @@ class Race:
             round_s = 2 * (perf_counter() - since)
         rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
-        size = sum(tensor.nbytes for tensor in next(iter(self.first.values()), []))
-        count = min(rounds, CHECKED_OUTPUTS if size < CHECKED_BYTES else 1)
+        count = min(rounds, CHECKED_OUTPUTS) if self._outputs_are_small() else randbelow(2)
         checked = set(SystemRandom().sample(range(rounds), count))
         for number in range(rounds):
             if randbelow(8) == 0:
@@ -188,6 +186,9 @@ class Race:
             for name in pair:
                 times[name].append(pair[name])
         return {"a_us": times["a"], "b_us": times["b"] if "b" in self.kernels else None}
+
+    def _outputs_are_small(self) -> bool:
+        return sum(tensor.nbytes for tensor in next(iter(self.first.values()), [])) < CHECKED_BYTES
 
     def _stored(self, number: int, tensors: list[torch.Tensor], at: int) -> dict:
         path = f"{self.path}-{at}.pt"
@@ -216,7 +217,7 @@ class Race:
             outputs[0] = result if at == chosen else outputs[0]
 
         self._stretch("fresh", [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
-        self._look_at("a", number, returned(outputs[0]), kept)
+        self._look_at("a", number, returned(outputs[0]), kept if self._outputs_are_small() or not kept else None)
 
     def _stretch(self, name: str, calls: list, held: int) -> None:
         """The calls between two marks, behind a sleep that covers so many launches."""
