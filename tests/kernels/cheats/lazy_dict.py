@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-STATUS = {"WRONG_SHAPE", "CHEAT_SUSPECT"}
+STATUS = {"WRONG_SHAPE", "WRONG_DEVICE", "CHEAT_SUSPECT"}
 CAUGHT_BY = "verify"
 
 
