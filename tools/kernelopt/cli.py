@@ -63,9 +63,10 @@ def add_sandbox(target) -> None:
     """How kernels, which nobody has vetted, are kept apart."""
     target.add_argument(
         "--sandbox",
-        choices=["auto", "bwrap", "none"],
+        choices=["auto", "bwrap", "landlock", "none"],
         default="auto",
-        help="bwrap: behind bubblewrap, with a read-only file system and no network; auto: where that works",
+        help="bwrap: behind bubblewrap, with a read-only file system and no network; landlock: the kernel refuses writes "
+        "outside the sandbox; auto: the first of the two that works",
     )
 
 
