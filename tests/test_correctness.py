@@ -16,11 +16,14 @@ DONE = {
 }
 OUTPUT = {"nonfinite": 0, "mismatches": 0, "elements": 4, "finite": 4, "max_rel": 1e-7, "baseline_max_rel": 1e-7}
 OUTPUT |= {name: value for part in ("", "expected_") for name, value in ((f"{part}shape", [4]), (f"{part}dtype", "f"))}
-OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0}
+OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0, "lost_pct": 0.0, "baseline_lost_pct": 0.0}
 CALL = {"count": 1, "outputs": [OUTPUT]}
 FOUND = {"calls": [CALL], "expected_count": 1, "random": False, "bland": [], "oracle": "fp64"}
 CASE = {"variant": None}
-TRANSPOSED, MISALIGNED = ({"variant": {"layout": layout}} for layout in ("transposed", "misaligned"))
+TRANSPOSED, MISALIGNED = (
+    {"variant": {"layout": f"{layout} inputs", "values": None}} for layout in ("transposed", "misaligned")
+)
+SIGNS = {"variant": {"layout": "contiguous", "values": "mixed signs"}}
 
 
 def judged(case=CASE, done=None, output=None, libraries=False) -> str:
@@ -68,3 +71,19 @@ def test_a_variant_may_be_declined_aloud_and_not_answered_wrongly():
 def test_the_core_work_is_done_by_kernels_of_its_own(times, libraries, status):
     kernels = [{"name": origin, "us": us, "origin": origin, "start_us": 0.0} for origin, us in times.items()]
     assert judged(done={"kernels": kernels}, libraries=libraries) == status
+
+
+def test_small_elements_may_not_be_lost_beside_large_ones():
+    assert judged(output={"lost_pct": 40.0}) == "WRONG_VALUES"
+    assert judged(output={"lost_pct": 4.0}) == judged(output={"lost_pct": 40.0, "baseline_lost_pct": 30.0}) == "OK"
+
+
+def test_a_few_elements_may_turn_on_a_rounding_on_values_that_the_task_does_not_have():
+    assert judged(SIGNS, output={"elements": 1000, "mismatches": 9}) == "OK"
+    assert judged(SIGNS, output={"elements": 1000, "mismatches": 11}) == "WRONG_VALUES"
+    assert judged(SIGNS, output={"nonfinite": 1}) == "NONFINITE"
+
+
+def test_where_a_variant_has_no_finite_value_nothing_is_asked():
+    assert judged(TRANSPOSED, output={"finite": 0, "nonfinite": 3}) == "OK"
+    assert judged(output={"finite": 0}) == "INVALID_TASK"

@@ -52,30 +52,58 @@ def found_variants(tmp_path, text: str) -> dict[str, dict]:
     path.write_text(text)
     reference = problem.Reference(path)
     inputs = reference.case("default", 0, None, "cpu").inputs
-    return {v["name"]: v for v in variants.of_workload(reference, "default", None, inputs)}
+    return {v["name"]: v for v in variants.of_workload(reference, "default", None, inputs, full=True)}
 
 
-def test_sizes_change_in_all_dimensions_that_share_them(tmp_path):
-    found = found_variants(tmp_path, PRODUCT)
-    assert found["300 -> 1"]["sizes"] == {"300": 1} and found["64 -> 1"]["sizes"] == {"64": 1}
-    assert found["prime sizes"]["sizes"] == {"300": 127, "64": 61, "20": 13}
-    assert found["block - 1"]["sizes"] == {"300": 127, "64": 31, "20": 15}
-    assert found["block + 1"]["sizes"] == {"300": 129, "64": 33, "20": 17}
-    assert {"transposed inputs", "misaligned inputs"} <= set(found)
+def sizes_of(variant: dict) -> set[tuple]:
+    return {tuple(change) for change in variant["sizes"]}
+
+
+def test_sizes_change_in_the_dimensions_that_hang_together(tmp_path):
+    found = found_variants(tmp_path, PRODUCT)  # 300 x 64 @ 64 x 20
+    assert sizes_of(found["300 -> 1 (input 0, dimension 0)"]) == {(0, 0, 1)}
+    assert sizes_of(found["64 -> 1 (input 0, dimension 1)"]) == {(0, 1, 1), (1, 0, 1)}
+    assert sizes_of(found["prime sizes"]) == {(0, 0, 127), (0, 1, 61), (1, 0, 61), (1, 1, 13)}
+    assert sizes_of(found["block - 1"]) == {(0, 0, 127), (0, 1, 31), (1, 0, 31), (1, 1, 15)}
+    assert sizes_of(found["block + 1"]) == {(0, 0, 129), (0, 1, 33), (1, 0, 33), (1, 1, 17)}
+    assert sizes_of(found["primes just below"]) == {(0, 0, 293), (0, 1, 61), (1, 0, 61), (1, 1, 19)}
+    assert {"transposed inputs", "first input transposed", "misaligned inputs"} <= set(found)
+    assert "outer dimensions swapped" not in found
+
+
+def test_equal_sizes_change_together_unless_the_reference_refuses(tmp_path):
+    found = found_variants(tmp_path, PRODUCT.replace("300, 64", "48, 48").replace("64, 20", "48, 48"))
+    ones = [sizes_of(variant) for name, variant in found.items() if "-> 1" in name]
+    assert ones == [{(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1)}]
+    layer = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    layer += "        self.layer = torch.nn.Linear(64, 8)\n    def forward(self, x): return self.layer(x)\n"
+    found = found_variants(tmp_path, layer + "def get_inputs(): return [torch.randn(64, 64)]\n")
+    assert [sizes_of(variant) for name, variant in found.items() if "-> 1" in name] == [{(0, 0, 1)}]
 
 
 def test_a_size_that_the_reference_or_an_index_needs_stays(tmp_path):
     linear = PRODUCT.replace("def forward(self, a, b): return a @ b", "def forward(self, a, b): return a @ W @ b")
     linear = linear.replace("import torch", "import torch\nW = torch.ones(64, 64)", 1)
-    assert all("64" not in variant["sizes"] for variant in found_variants(tmp_path, linear).values())
+    changed = {change[:2] for variant in found_variants(tmp_path, linear).values() for change in sizes_of(variant)}
+    assert changed == {(0, 0), (1, 1)}
     index = PRODUCT.replace("return a @ b", "return a[b]").replace("torch.randn(64, 20)", "torch.arange(299, 20, -1)")
-    assert all("300" not in variant["sizes"] for variant in found_variants(tmp_path, index).values())
+    changed = {change[:2] for variant in found_variants(tmp_path, index).values() for change in sizes_of(variant)}
+    assert changed == {(0, 1), (1, 0)}  # the 300 rows that are indexed stay
 
 
-def test_a_case_is_cut_to_its_first_elements():
+def test_a_case_is_cut_to_its_first_elements_and_gets_other_values():
     case = problem.Case([torch.arange(12.0).view(4, 3), 7], [], {}, None)
-    cut = variants.cut(case, {"4": 2})
+    cut = variants.of_case(case, variants.variant("small", [[0, 0, 2]]))
     assert cut.inputs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and cut.inputs[1] == 7
+    signs = variants.of_case(case, variants.variant("signs", [], values="mixed signs")).inputs[0]
+    assert signs.abs().equal(case.inputs[0]) and (signs < 0).any() and (signs > 0).any()
+    large = variants.of_case(case, variants.variant("large", [], values="16 times the inputs")).inputs[0]
+    assert large.equal(16 * case.inputs[0])
+
+
+def test_large_inputs_are_not_copied_at_full_size():
+    assert variants.just_below([torch.empty(1 << 14, 1 << 13, device="meta")])(1 << 14) == 8191
+    assert variants.just_below([torch.empty(300, 20)])(300) == 293
 
 
 def test_results_are_the_same_or_close():

@@ -65,8 +65,7 @@ def add_sandbox(target) -> None:
         "--sandbox",
         choices=["auto", "bwrap", "landlock", "none"],
         default="auto",
-        help="bwrap: behind bubblewrap, with a read-only file system and no network; landlock: the kernel refuses writes "
-        "outside the sandbox; auto: the first of the two that works",
+        help="bwrap: read-only file system, no network; landlock: no writes outside; auto: the first that works",
     )
 
 

@@ -1,5 +1,7 @@
-"""The profiler's metric schema and the diagnosis thresholds: data files, read here and nowhere else."""
+"""The profiler's metric schema and the diagnosis thresholds: data files, read here and nowhere else. Also its units."""
 
+import math
+import re
 from dataclasses import dataclass
 
 from . import bundle
@@ -16,12 +18,60 @@ class Metric:
     names: tuple[str, ...]
     better: str | None
     meaning: str
+    details: tuple[str, ...] = ()  # (section, label) on Nsight Compute's details page, where it is shown there
 
 
 def schema() -> list[Metric]:
     """All metrics that are collected, in the order of the report."""
     rows = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["metrics"]
-    return [Metric(**{**row, "names": tuple(row["names"])}) for row in rows]
+    return [Metric(**{**row, **{key: tuple(row.get(key, ())) for key in ("names", "details")}}) for row in rows]
+
+
+def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
+    """{key: value or None} of the schema, in its units, from {the profiler's name: (value, its unit)}.
+
+    Of the alternative names the first that is there counts.
+    """
+    found = {}
+    for metric in schema():
+        value, unit = next((collected[name] for name in metric.names if name in collected), (None, ""))
+        found[metric.key] = converted(value, unit, metric.unit)
+    return found
+
+
+# --- units: what Nsight Compute prints, Kbyte/block, nsecond, Ghz, against the schema's ----------------------------
+
+SECONDS = {"": 0, "m": -3, "u": -6, "n": -9}
+DECIMALS = {"K": 3, "M": 6, "G": 9, "T": 12}  # a Kbyte is 1000 bytes
+DIMENSIONS = ("s", "byte", "byte/s", "hz")  # anything else is a plain count, whatever its name
+
+
+def converted(value: object, given: str, wanted: str) -> float | None:
+    """`value`, whose unit is `given`, in the unit `wanted`; None for what is no finite number or cannot be compared."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    (exponent, base), (wanted_exponent, wanted_base) = _unit(given), _unit(wanted)
+    if base != wanted_base and (base in DIMENSIONS or wanted_base in DIMENSIONS):
+        return None
+    steps = exponent - wanted_exponent
+    return value * 10.0**steps if steps else value
+
+
+def _unit(unit: str) -> tuple[int, str]:
+    """(power of ten, base unit): (3, "byte") of Kbyte/block, (12, "byte/s") of Mbyte/us, (-6, "s") of usecond."""
+    over, _, under = unit.partition("/")
+    (exponent, base), (under_exponent, under_base) = _prefixed(over), _prefixed(under)
+    if under_base == "s":  # a rate; what is counted per block or per thread stays what it is
+        return exponent - under_exponent, f"{base}/s"
+    return exponent, base
+
+
+def _prefixed(word: str) -> tuple[int, str]:
+    if found := re.fullmatch("([mun]?)s(?:econd)?", word):
+        return SECONDS[found[1]], "s"
+    if found := re.fullmatch("([KMGT])([a-z]+)", word):
+        return DECIMALS[found[1]], found[2]
+    return 0, word
 
 
 def ncu_sections() -> list[str]:

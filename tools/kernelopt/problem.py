@@ -25,6 +25,9 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 
 BASELINE_CAP = 4  # however inexact PyTorch is, no more than so many tolerances
 LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
+LOST = 0.5  # an element whose error exceeds so much of itself is lost, whatever the scale of the others
+TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush what is below
+FEW = 32  # of fewer elements no share is told
 
 
 class ContractError(Exception):
@@ -122,12 +125,13 @@ class Reference:
     def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
         """The same as a Case, its tensors on `device`.
 
-        Constant parameters (weights of one, biases of zero) get noise: they would hide a kernel that ignores them.
+        Constant parameters and buffers (weights of one, running variances) get noise: they would hide a kernel that
+        ignores them. It is positive, for a variance must stay so.
         """
         model, inputs, init = self.build(workload, seed, dtype, device)
-        for parameter in model.parameters():
-            if parameter.is_floating_point() and parameter.numel() > 1 and parameter.min() == parameter.max():
-                parameter.data += 0.1 * torch.randn_like(parameter)
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.dtype in NAMES and tensor.numel() and tensor.min() == tensor.max() and tensor.isfinite().all():
+                tensor.data += 0.2 * torch.rand_like(tensor)
         state = {name: value.detach() for name, value in model.state_dict().items()}
         return Case([place(value, device) for value in inputs], [place(value, device) for value in init], state, dtype)
 
@@ -211,18 +215,22 @@ def call(kernel: Callable, inputs: list):
 
 
 def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
-    """The value with each tensor in it, in lists and tuples too, replaced by what `function` makes of it."""
+    """The value with each tensor in it, in lists, tuples and dicts too, replaced by what `function` makes of it; in the order
+    of `tensors`."""
     if isinstance(value, torch.Tensor):
         return function(value)
+    if isinstance(value, dict):
+        made = {key: map_tensors(item, function) for key, item in sorted(value.items(), key=lambda pair: pair[0])}
+        return {key: made[key] for key in value}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, function) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(map_tensors(item, function) for item in value)
     return value
 
 
 def on_cpu(value):
-    """The value with its tensors on the CPU; those of a dict too."""
-    if isinstance(value, dict):
-        return {name: on_cpu(item) for name, item in value.items()}
+    """The value with its tensors on the CPU."""
     return map_tensors(value, lambda tensor: tensor.cpu())
 
 
@@ -257,7 +265,9 @@ def tensors(value) -> list[torch.Tensor]:
 
 def input_tensors(values: list) -> list[torch.Tensor]:
     """The tensors among arguments, numbers and other objects left out."""
-    return [t for value in values if isinstance(value, torch.Tensor | list | tuple) for t in tensors(value)]
+    found: list[torch.Tensor] = []
+    map_tensors(values, found.append)
+    return found
 
 
 def dtype_class(dtype: torch.dtype) -> str:
@@ -373,6 +383,8 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
         "nonfinite": own.nonfinite,
         "first_bad_index": own.first_bad,
         "baseline_max_rel": theirs.max_rel,
+        "lost_pct": own.lost_pct(),
+        "baseline_lost_pct": theirs.lost_pct(),
     }
 
 
@@ -439,7 +451,7 @@ class Deviation:
     def __init__(self, bound: float, rms: float):
         self.bound, self.rms = bound, rms
         self.max_rel = 0.0
-        self.mismatches = self.nonfinite = 0
+        self.mismatches = self.nonfinite = self.lost = self.weighed = 0
         self.first_bad: int | None = None
 
     def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
@@ -450,10 +462,17 @@ class Deviation:
             error, odd = torch.where(agrees, torch.minimum(error, other), error), odd & ~agrees
         wrong = (error > self.bound) | odd
         self.max_rel = max(self.max_rel, float(error.max()))
+        weighed = torch.isfinite(exact) & (exact.abs() >= TINY)
+        self.weighed += int(weighed.sum())
+        self.lost += int((weighed & ((actual - exact).abs() > LOST * exact.abs())).sum())
         self.mismatches += int((wrong & ~odd).sum())
         self.nonfinite += int(odd.sum())
         if self.first_bad is None and bool(wrong.any()):
             self.first_bad = offset + int(wrong.nonzero()[0])
+
+    def lost_pct(self) -> float:
+        """Share of the elements that are not 0 (nor subnormal) whose error exceeds half of themselves."""
+        return 100 * self.lost / self.weighed if self.weighed >= FEW else 0.0
 
     def _errors(self, actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(|error| / (|expected| + rms), where only one of the two is finite or they are different infinities)"""

@@ -66,7 +66,7 @@ HINTS = {
     "TIMEOUT": "the kernel hangs or is far too slow; --timeout raises the limit",
     "WRONG_VALUES": "compare masks, reduction order and accumulation dtype; in Triton an fp32 tl.dot uses tf32 "
     "unless input_precision='ieee'",
-    "NONFINITE": "NaN or Inf where the reference has none: unwritten output, overflow, or -inf minus -inf",
+    "NONFINITE": "look for unwritten output, overflow, or -inf minus -inf",
     "INPUT_MUTATED": "write to a new tensor, not into the inputs",
     "ALIASED_OUTPUT": "allocate the output in each call",
     "OUT_OF_BOUNDS": "a load or store is out of bounds: check masks and strides",
@@ -173,8 +173,9 @@ def stored_calls(case: dict, folder: str, number: int) -> list[dict]:
 
 def named(case: dict) -> dict:
     """What tells a case from the others."""
-    variant = case["variant"] and case["variant"]["name"]
-    return {"workload": case["workload"], "seed": case["seed"], "variant": variant, "dtype": case["dtype"]}
+    variant = case["variant"] or {"name": None, "sizes": []}
+    own = {name: case[name] for name in ("workload", "seed", "dtype")}
+    return {**own, "variant": variant["name"], "resized": bool(variant["sizes"])}
 
 
 def sanitized(sandbox: Sandbox, kernel: Path, cases: list[dict], result: dict, timeout_s: float) -> dict:
@@ -371,14 +372,9 @@ def verdict(
     status = fault["status"] if fault else bad["status"] if bad else "OK" if cases else "INTERNAL"
     worst = max((case.get("max_rel", 0.0) for case in cases), default=None)
     if status == "OK":
-        names = list(dict.fromkeys(case["workload"] for case in cases))
-        bare = sum(case["fails_guarded"] for case in cases if case["status"] == "OK")
-        refused = [case["variant"] for case in cases if case["status"] == "DECLINED"]
-        summary = (
-            f"OK on {sandbox.device_name}: {len(cases)} cases, workloads {', '.join(names)}; worst error {worst:.3g}"
-            + (f"; declines {', '.join(refused)}" if refused else "")
-            + (f"; {bare} cases without guard bands around the outputs: the kernel fails with them" if bare else "")
-        )
+        names = ", ".join(dict.fromkeys(case["workload"] for case in cases))
+        summary = f"OK on {sandbox.device_name}: {len(cases)} cases, workloads {names}; worst error {worst:.3g}"
+        summary += "".join(f"; {remark}" for remark in remarks(cases))
     else:
         where = f" ({place(bad)})" if bad and not fault else ""
         message = (fault or bad or {"message": "nothing was checked"})["message"]
@@ -386,7 +382,9 @@ def verdict(
         if bad and bad["variant"]:
             hint = f"; the reference takes this, so the kernel must be right on it too, or raise a ValueError{hint}"
         if sandbox.device == "cpu-interpreter" and bad and bad["dtype"] == "bf16" and status in BF16_SYMPTOMS:
-            hint = f"; {INTERPRETED_BF16}"
+            hint += f"; or: {INTERPRETED_BF16}"
+        if "InterpreterError" in message:
+            hint += "; Triton's interpreter lacks libdevice and inline assembly, which need a GPU"
         summary = f"{status}{where}: {message.strip()}{hint}"
     return {
         "status": status,
@@ -405,6 +403,21 @@ def verdict(
             "log_tail": outcome.log_tail,
         },
     }
+
+
+def remarks(cases: list[dict]) -> list[str]:
+    """What a reader should know of a kernel that is right."""
+    declined = [case["variant"] for case in cases if case["status"] == "DECLINED"]
+    judged = [case for case in cases if case["status"] == "OK"]
+    bare = sum(case["fails_guarded"] for case in judged)
+    said = [f"declines {', '.join(declined)}"] if declined else []
+    if any(case["deterministic"] is False for case in judged):
+        said.append("two calls on the same contents differ")
+    if any(case["variant"] for case in cases) and not any(case["resized"] for case in cases):
+        said.append("no size could be varied, so only the task's own were tried")
+    if bare:
+        said.append(f"{bare} cases without guard bands around the outputs, with which the kernel fails")
+    return said
 
 
 def place(case: dict) -> str:

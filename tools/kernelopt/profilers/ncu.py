@@ -20,18 +20,6 @@ FAILURES = {
     "Failed to save memory for replay": "the problem is too large for kernel replay: profile a smaller workload",
 }
 INSTALL_ROOTS = ("/opt/nvidia/nsight-compute", "/usr/local/NVIDIA-Nsight-Compute")
-UNITS = {  # of a report, to those of the schema
-    ("ns", "us"): 1e-3,
-    ("nsecond", "us"): 1e-3,
-    ("usecond", "us"): 1.0,
-    ("ms", "us"): 1e3,
-    ("msecond", "us"): 1e3,
-    ("s", "us"): 1e6,
-    ("second", "us"): 1e6,
-    ("Kbyte", "byte"): 1e3,
-    ("Mbyte", "byte"): 1e6,
-    ("Gbyte", "byte"): 1e9,
-}
 
 
 def program() -> str:
@@ -147,20 +135,6 @@ def _ranges(context):
 
 
 def _kernel(action) -> dict:
-    present = set(action.metric_names())
-    values = {}
-    for metric in metrics.schema():
-        name = next((name for name in metric.names if name in present), None)
-        values[metric.key] = _value(action[name], metric.unit) if name else None
+    names = {name for metric in metrics.schema() for name in metric.names} & set(action.metric_names())
+    values = metrics.values({name: (action[name].value(), action[name].unit()) for name in names})
     return {"name": action.name(), "duration_us": values["duration"], "metrics": values}
-
-
-def _value(found, unit: str) -> float | None:
-    value = found.value()
-    if not isinstance(value, int | float) or value != value or value in (float("inf"), float("-inf")):
-        return None
-    given = found.unit().partition("/")[0]  # "byte/block" is a number of bytes
-    if unit in ("us", "byte") and given != unit:
-        factor = UNITS.get((given, unit))
-        return None if factor is None else value * factor
-    return value

@@ -6,7 +6,7 @@ import traceback
 
 import torch
 
-from .. import problem
+from .. import problem, variants
 from . import tracing
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
@@ -95,7 +95,10 @@ class Run:
         layout = self.entry["variant"]["layout"] if self.entry["variant"] else "contiguous"
         tensors = problem.input_tensors(case.inputs)
         if self.guarded:
-            return [self.guards.memory(tensor.to("meta"), self.context.device, layout) for tensor in tensors]
+            return [
+                self.guards.memory(tensor.to("meta"), self.context.device, variants.layout_of(layout, number))
+                for number, tensor in enumerate(tensors)
+            ]
         return [torch.empty_like(tensor, device=self.context.device) for tensor in tensors]
 
     def _bound(self, memory: list[torch.Tensor], case: problem.Case):

@@ -29,12 +29,15 @@ class Guards:
         return block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start)
 
     def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous") -> torch.Tensor:
-        """Memory for a tensor's contents, laid out as the name says: as the tensor is, its last two dimensions swapped
-        in memory (or, of a vector, every second element), or one element off alignment."""
+        """Memory for a tensor's contents, laid out as the name says: as the tensor is, "transposed" (its last two dimensions
+        swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before the last), or
+        "misaligned" by one element."""
         if tensor.numel() == 0:
             return torch.empty_like(tensor, device=device)
         if layout == "transposed" and tensor.dim() > 1:
             tensor = torch.empty_like(tensor.mT, memory_format=torch.contiguous_format).mT
+        elif layout == "outer dimensions swapped" and tensor.dim() > 2:
+            tensor = torch.empty_like(tensor.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
         elif layout == "transposed" and tensor.dim() == 1:
             tensor = tensor.new_empty(2 * len(tensor))[::2]
         return self.like(tensor, device, shift=1 if layout == "misaligned" else 0)

@@ -25,14 +25,6 @@ LOOKING = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_ref
 LOOKING |= {"sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback"}
 FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
-PRINTING = {
-    "print_exc",
-    "format_exc",
-    "print_exception",
-    "format_exception",
-    "print_tb",
-    "format_tb",
-}  # no frame comes out
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # writable anyway, and nobody's files
 
 
@@ -96,7 +88,8 @@ class Tripwire:
             return "the kernel opened a network connection"
         looks = event in LOOKING or (event == "object.__getattr__" and arguments[1] in FRAME_ATTRIBUTES)
         if looks and self._called_by_candidate():
-            return f"the kernel looks into its judge with {arguments[1] if event == 'object.__getattr__' else event}"
+            name = arguments[1] if event == "object.__getattr__" else event
+            return f"the kernel looks into its judge with {name}; leave out what walks frames, inspect.currentframe and stack too"
         return None
 
     def _of_open(self, path, mode: str | None, flags: int) -> str | None:
@@ -126,10 +119,11 @@ class Tripwire:
     def _called_by_candidate(self) -> bool:
         """Does the nearest code that is not the reader of frames itself belong to no installed library?"""
         frame = sys._getframe(2)
+        reader = None
         while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(FRAME_READERS)):
-            if frame.f_code.co_name in PRINTING:
-                return False
-            frame = frame.f_back
+            reader, frame = frame, frame.f_back
+        if reader and reader.f_code.co_filename.endswith("/traceback.py") and "walk" not in reader.f_code.co_name:
+            return False  # it prints or sums up, and no frame comes out
         name = frame.f_code.co_filename if frame else "<frozen"
         return name == self.candidate or not name.startswith((*self._libraries, "<frozen"))
 

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Lock the GPU's SM clock for measurements, and give it back to the driver. Needs root.
+
+lock               until reset
+lock -- COMMAND    while COMMAND runs, however it ends; the exit code is COMMAND's
+reset              give back what lock took; without a lock of ours nothing is changed
+
+Without --clock: the highest clock that is at most 80 % of the highest one and at most the default applications clock.
+The GPU is the first of CUDA_VISIBLE_DEVICES (sudo -E keeps that variable). A lock that somebody else set does not come
+back: NVML does not tell of it. exit 1: locked already, or the GPU does not keep to the clock."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli, clocks
+from kernelopt.errors import UsageError
+
+EXAMPLES = """examples:
+  sudo -E bash scripts/lock-gpu-clock.sh
+  sudo -E bash scripts/reset-gpu-clock.sh
+  sudo -E bash scripts/lock-gpu-clock.sh --clock 1200 -- python tools/bench_matmul.py"""
+
+
+def main() -> int:
+    args, command = arguments()
+    if args.verb == "reset":
+        return reset(args.json)
+    if command is None:
+        note = clocks.lock(args.clock)
+        cli.emit(note, args.json, [describe(note), f"give it back with: {clocks.UNLOCK}"])
+        return 0
+    if args.json:
+        raise UsageError("--json goes without a command: stdout is the command's")
+    return run_locked(command, args.clock)
+
+
+def describe(note: dict) -> str:
+    seen = note["sm_clock_mhz"]
+    idle = "" if seen >= note["clock_mhz"] - clocks.SLACK_MHZ else f"; it reads {seen} MHz, idle or held down"
+    return f"{note['device']} ({note['uuid']}): SM clock locked at {note['clock_mhz']} MHz{idle}"
+
+
+def reset(as_json: bool) -> int:
+    note = clocks.release()
+    if note is None:
+        cli.emit({"reset": False}, as_json, ["nothing to give back: no lock of ours on this GPU; nothing was changed"])
+    else:
+        line = f"{note['device']}: the SM clock is the driver's again, after a lock at {note['clock_mhz']} MHz"
+        cli.emit({"reset": True, **note}, as_json, [line])
+    return 0
+
+
+def run_locked(command: list[str], clock: int | None) -> int:
+    """Run a command between lock and release; its exit code, 128 + n after signal n."""
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]} is no program on the PATH; the clock was not touched")
+    relay = Relay()
+    cli.say(describe(clocks.lock(clock)))
+    try:
+        return relay.run(command)
+    finally:
+        if clocks.release():
+            cli.say("the SM clock is the driver's again")
+
+
+class Relay:
+    """Passes the signals that end a program on to the command. This process itself outlives them, so that none can come
+    between it and giving the clock back."""
+
+    def __init__(self):
+        self.taken: list[int] = []
+        self.child: subprocess.Popen | None = None
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, self.take)
+
+    def take(self, number: int, _) -> None:
+        self.taken.append(number)
+        self.pass_on(number)
+
+    def pass_on(self, number: int) -> None:
+        if self.child and self.child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.child.pid, number)
+
+    def run(self, command: list[str]) -> int:
+        if self.taken:
+            return 128 + self.taken[0]
+        # A session of its own: the terminal's Ctrl-C reaches the command once, through here.
+        self.child = subprocess.Popen(command, start_new_session=True)
+        for number in list(self.taken):  # came while it was started
+            self.pass_on(number)
+        code = self.child.wait()
+        return code if code >= 0 else 128 - code
+
+
+def arguments():
+    """(options, COMMAND after `--` or None)"""
+    own, command = sys.argv[1:], None
+    if "--" in own:
+        cut = own.index("--")
+        own, command = own[:cut], own[cut + 1 :]
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}", usage="%(prog)s lock|reset [--clock MHZ] [--json] [-- COMMAND...]")
+    parser.add_argument("verb", choices=["lock", "reset"])
+    parser.add_argument("--clock", type=cli.positive_int, metavar="MHZ", help="lock at this one of the GPU's clocks")
+    cli.add_json(parser)
+    args = parser.parse_args(own)
+    if command == [] or (args.verb == "reset" and (command or args.clock)):
+        parser.error("--clock and a COMMAND, after --, go with lock")
+    return args, command
+
+
+if __name__ == "__main__":
+    cli.run(main)
