@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from .. import problem
+from . import interpreter
 from .faults import CheatError, LoadError, OpponentError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -54,6 +55,10 @@ class Candidate:
                 raise RuntimeError(str(error)) from error
 
         return call
+
+    def ran_no_kernel(self) -> bool:
+        """In Triton's interpreter: has the file Triton kernels, and did none run?"""
+        return interpreter.none_ran(problem.load_module(self.path))
 
     def load_case(self, path: str) -> problem.Case:
         """A case from its file, which is hidden from the kernel."""

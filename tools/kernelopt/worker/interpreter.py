@@ -1,8 +1,10 @@
-"""Triton without a GPU: what its interpreter still asks of a driver."""
+"""Triton without a GPU: what its interpreter still asks of a driver, and whether it ran a kernel at all."""
 
 import time
 
 from triton.backends.driver import DriverBase
+from triton.runtime import driver
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
 
 class HostDriver(DriverBase):
@@ -31,3 +33,30 @@ def _seconds(call) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+_finished = []  # kernels that ran to their end in this process
+
+
+def install() -> None:
+    """Give the interpreter its driver, and see which kernels it runs."""
+    driver.set_active(HostDriver())
+    launch = GridExecutor.__call__
+
+    def noted(self, *arguments, **options) -> None:
+        launch(self, *arguments, **options)
+        _finished.append(self.fn)
+
+    GridExecutor.__call__ = noted
+
+
+def none_ran(module) -> bool:
+    """Does a kernel's module define Triton kernels, of which not one ran? (On a GPU the names of those that ran tell.)"""
+    return not _finished and any(isinstance(_innermost(value), InterpretedFunction) for value in vars(module).values())
+
+
+def _innermost(value):
+    """The kernel inside autotuners and heuristics."""
+    while not isinstance(value, InterpretedFunction) and hasattr(value, "fn") and value.fn is not value:
+        value = value.fn
+    return value

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch._dynamo
 import torch._subclasses.fake_tensor  # noqa: F401  (these four are there to make the children start quickly)
-import triton.testing
+import triton.testing  # noqa: F401
 
 from .. import landlock
 from . import interpreter, jobs
@@ -127,7 +127,7 @@ def _perform(text: str, channel: int) -> int:
     if request["confined"]:
         landlock.confine(request["rules"]["writable"])
     if request["device"] == "cpu":
-        triton.runtime.driver.set_active(interpreter.HostDriver())
+        interpreter.install()
     line = Channel(channel, request["seal"])
     try:
         result = jobs.JOBS[request["job"]](
