@@ -97,8 +97,8 @@ def test_a_case_is_cut_to_its_first_elements_and_gets_other_values():
     assert cut.inputs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and cut.inputs[1] == 7
     signs = variants.of_case(case, variants.variant("signs", [], values="mixed signs")).inputs[0]
     assert signs.abs().equal(case.inputs[0]) and (signs < 0).any() and (signs > 0).any()
-    large = variants.of_case(case, variants.variant("large", [], values="16 times the inputs")).inputs[0]
-    assert large.equal(16 * case.inputs[0])
+    large = variants.of_case(case, variants.variant("large", [], values="64 times the inputs")).inputs[0]
+    assert large.equal(64 * case.inputs[0])
 
 
 def test_large_inputs_are_not_copied_at_full_size():

@@ -1,43 +1,120 @@
 #!/usr/bin/env python3
 """What limits a profiled kernel, which counters say so, and what to try. Needs no GPU.
 
-PATH: a folder of profile_kernel.sh, its metrics.json, or any .ncu-rep (whose whole report is taken as one call).
-exit 1: nothing could be classified."""
+PATH: a folder of profile_kernel.sh, its metrics.json, any .ncu-rep (whose whole report is taken as one call), a CSV of Nsight Compute,
+or output of rocprofv3 (folder, CSV or .db; AMD: the parser was tested on samples, nothing was run on AMD hardware).
+exit 1: nothing could be classified, or with --check-response the answer does not hold."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, diagnosis, metrics, profile_report
+from kernelopt import brief, cli, foreign_profile, memory, profile_pages, profile_report, rounds
+from kernelopt.errors import UsageError
+from kernelopt.workspace import Workspace
+
+EXAMPLES = """examples:
+  analyze_profile.py W/profiles/v0/annotation
+  analyze_profile.py report.ncu-rep --json
+  analyze_profile.py W/profiles/v1/annotation --workspace W --brief > prompt.md
+  analyze_profile.py W/profiles/v1/annotation --check-response answer.md"""
 
 
 def main() -> int:
-    parser = cli.parser(__doc__)
-    parser.add_argument("path", type=Path, metavar="PATH")
-    parser.add_argument("--findings", type=cli.positive_int, default=5, help="how many findings at most (default 5)")
-    cli.add_json(parser)
-    args = parser.parse_args()
-    profile = profile_report.load(args.path)
-    found = diagnosis.analyse(profile, metrics.thresholds())
+    args = arguments()
+    profile, found = foreign_profile.analysed(args.path, args.platform)
+    if args.workspace and profile.get("params"):
+        earlier = profile_report.earlier(Workspace(args.workspace), profile["params"])
+        found = profile_report.analysed(profile, earlier)
+    if args.check_response:
+        return check_response(args, found)
+    if args.brief:
+        return write_brief(args, profile, found)
+    if args.summary or args.devlog:
+        return page(args, profile, found)
     found["findings"] = found["findings"][: args.findings]
-    result = {"origin": profile_report.origin(profile["params"]), **found}
+    result = {"origin": profile.get("origin") or profile_report.origin(profile["params"]), **found}
     cli.emit(result, args.json, lines(result))
     return 1 if found["classification"]["class"] == "unknown" else 0
 
 
 def lines(result: dict) -> list[str]:
-    text = [result["origin"]]
+    text = [result["origin"], *(f"take care: {warning}" for warning in result["warnings"])]
     for kernel in result["kernels"]:
         share = profile_report.number(kernel["share_pct"])
         text.append(
             f"{share:>5} %  {profile_report.number(kernel['duration_us'])} us  {kernel['class']:14} {kernel['name']}"
         )
     text.append(profile_report.summary_line(result))
+    if light := result.get("speed_of_light"):
+        text.append(f"{'stop' if light['should_stop'] else 'go on'}: {light['reason']}")
     for finding in result["findings"]:
         text += profile_report.finding_lines(finding)
+    if rules := [rule for rule in result["second_opinion"] if rule["speedup_pct"]]:
+        best = max(rules, key=lambda rule: rule["speedup_pct"])
+        text.append(
+            f"NVIDIA's rules, a second opinion: {best['name']} ({best['speedup_pct']:.0f} %): {best['message'][:200]}"
+        )
     if result["missing_metrics"]:
         text.append(f"not collected: {', '.join(result['missing_metrics'])}")
     return text
+
+
+def page(args, profile: dict, found: dict) -> int:
+    """The block for an orchestrating agent, or the entry for a development log."""
+    if not profile.get("params"):
+        raise UsageError(f"{args.path} has no params.json beside it, which --summary and --devlog need")
+    earlier = profile_report.earlier(Workspace(args.workspace), profile["params"]) if args.workspace else []
+    before = earlier[-1] if earlier else None
+    text = (
+        profile_pages.devlog(profile, found, before)
+        if args.devlog
+        else "\n".join(profile_pages.summary(profile, found, before))
+    )
+    cli.emit({"text": text}, args.json, [text])
+    return 0
+
+
+def write_brief(args, profile: dict, found: dict) -> int:
+    """The two prompts, for any language model."""
+    parts = {"analysis": found, "origin": profile_report.origin(profile["params"])}
+    if args.workspace:
+        workspace = Workspace(args.workspace)
+        roof, time_us = rounds.roof_of_task(workspace), profile_pages.total_us(profile)
+        parts |= {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
+        parts |= {"specs": roof.citations() if roof else [], "records": memory.Memory(workspace).records()}
+        if time_us is not None and (rates := rounds.utilization(workspace, time_us)):
+            parts["utilization"] = {**rates, "time_us": time_us}
+    prompts = brief.compose(brief.Parts(**parts))
+    cli.emit(prompts, args.json, [prompts["system"], "", prompts["user"]])
+    return 0
+
+
+def check_response(args, found: dict) -> int:
+    try:
+        text = args.check_response.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{args.check_response} cannot be read: {error.strerror}") from None
+    result = brief.check_response(text, found["metrics"])
+    cli.emit(result, args.json, result["problems"] or ["the answer holds"])
+    return 0 if result["valid"] else 1
+
+
+def arguments():
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
+    parser.add_argument("path", type=Path, metavar="PATH")
+    parser.add_argument("--findings", type=cli.positive_int, default=5, help="how many findings at most (default 5)")
+    parser.add_argument("--workspace", type=Path, help="adds task, kernel, history and earlier profiles")
+    parser.add_argument(
+        "--platform", type=cli.filled, help="of rocprofv3 output: the product, whose bandwidth is looked up"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--summary", action="store_true", help="the block for an orchestrating agent")
+    what.add_argument("--devlog", action="store_true", help="the entry for a development log")
+    what.add_argument("--brief", action="store_true", help="system and user prompt for a language model")
+    what.add_argument("--check-response", type=Path, metavar="FILE", help="does a model's answer hold?")
+    cli.add_json(parser)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -1,66 +1,74 @@
 #!/usr/bin/env python3
-"""Profile one call of a workspace's kernel with Nsight Compute, after warm-up, and diagnose it.
+"""Profile one version of a workspace's kernel, after warm-up, and diagnose it.
 
-Writes profiles/vN/annotation/: report.ncu-rep, params.json, metrics.json, report.md. Clocks are left alone."""
+annotation (start here): roofline counters, findings, table against the version before. ncu: all sections, NVIDIA's rules, hotspots
+by source line and instruction. event: time of each stage. nsys: timeline, gaps, overlap, cost of the host's calls.
+Writes profiles/vN/MODE/. Clocks are left alone. exit 3, with durations and resources all the same: no counters here."""
 
+import shlex
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, diagnosis, gpu, memory, metrics, profile_report, subject, timing
-from kernelopt.errors import UsageError
-from kernelopt.profilers import ncu
+from kernelopt import cli, memory, profile_pages, profiling, subject, timing
+from kernelopt.errors import EnvironmentLacks, UsageError
+from kernelopt.profilers import ncu, nsys
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace, digest, version_number
+
+OWN_FILES = (
+    "report.ncu-rep",
+    "report.nsys-rep",
+    "trace.json",
+    "timeline.json",
+    "metrics.json",
+    "params.json",
+    "hotspots.json",
+)
+OWN_FILES += ("report.md", "report-verbose.md")
 
 
 def main() -> int:
     args = arguments()
     workspace = Workspace(args.workspace)
     version_number(args.version)
-    folder = workspace.profile(args.version, args.mode)
-    ncu.program()  # is there an ncu at all? before anything is started
+    folder = args.out or workspace.profile(args.version, args.mode)
+    if args.dry_run:
+        return dry_run(folder, args)
     with Sandbox("cuda", workspace.cache) as sandbox:
-        profile = collect(sandbox, workspace, folder, args)
-    found = diagnosis.analyse(profile, metrics.thresholds())
-    bundle.write_json(folder / "metrics.json", {"kernels": profile["kernels"], "work": profile["work"]})
-    bundle.write_json(folder / "params.json", profile["params"])
-    text = profile_report.markdown(profile, found, profile_report.previous(workspace, profile["params"]))
-    bundle.write_text(folder / "report.md", text)
-    cli.emit({"folder": str(folder), **found}, args.json, [str(folder), profile_report.summary_line(found)])
+        profile, lack = take(sandbox, workspace, folder, args)
+    result, lines = profile_pages.write(folder, args.mode, profile, workspace)
+    cli.emit({"folder": str(folder), **result}, args.json, [str(folder), *lines])
+    if lack:
+        raise EnvironmentLacks(f"no counters, durations and resources alone are in {folder}: {lack}")
     return 0
 
 
-def collect(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> dict:
+def take(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> tuple[dict, str | None]:
     what = subject.of_workspace(workspace)
     kernel = kernel_of(workspace, args.version, sandbox.scratch)
     case = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], args.timeout, count=1)[args.workload][0]
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("metrics.json", "params.json", "report.md"):  # never let old findings stand beside a new report
+    for name in OWN_FILES:  # never let old findings stand beside a new report
         (folder / name).unlink(missing_ok=True)
-    cli.say(f"profiling {args.version} on {sandbox.device_name}, workload {args.workload}")
-    report = folder / "report.ncu-rep"
-    with gpu.Watch() as watch:
-        outcome = ncu.collect(sandbox, kernel, case, report, args.cache, args.timeout)
-    params = {
-        "version": args.version,
-        "kernel_sha256": digest(kernel),
-        "workload": args.workload,
-        "shapes": case["shapes"],
-        "dtype": case["dtype"],
-        "device": sandbox.device_name,
-        "driver": sandbox.gpu["driver"],
-        "torch": outcome.result["torch"],
-        "profiler": ncu.program_version(),
-        "cache": args.cache,
-        "clocks": "as found, not locked",
-        "gpu_state": watch.state(outcome.result["window"]),
-        "timestamp": memory.now(),
-        "wall_s": outcome.wall_s,
+    cli.say(f"profiling {args.version} on {sandbox.device_name}, mode {args.mode}, workload {args.workload}")
+    profiled = profiling.Subject(kernel, args.version, args.workload, case, args.cache, args.timeout)
+    work = (workspace.task()["work"] or {}).get(args.workload)
+    return profiling.take(args.mode, sandbox, profiled, folder, work)
+
+
+def dry_run(folder: Path, args) -> int:
+    """Say what would be started, and where its files would go."""
+    everything = args.mode == "ncu"
+    commands = {
+        "annotation": lambda: ncu.command(folder / "report.ncu-rep", args.cache),
+        "ncu": lambda: ncu.command(folder / "report.ncu-rep", args.cache, everything),
+        "nsys": lambda: nsys.command(folder / "report.nsys-rep"),
+        "event": lambda: ["torch.profiler (CUPTI), in the worker"],
     }
-    task = workspace.task()
-    work = (task["work"] or {}).get(args.workload)
-    return {"kernels": ncu.read(report), "work": work, "params": params}
+    command = shlex.join([*commands[args.mode](), "python -m kernelopt.worker …"])
+    cli.emit({"folder": str(folder), "command": command}, args.json, [str(folder), command])
+    return 0
 
 
 def kernel_of(workspace: Workspace, version: str, scratch: Path) -> Path:
@@ -85,13 +93,13 @@ def arguments():
     parser = cli.parser(__doc__, prog="profile_kernel.sh")
     parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
     parser.add_argument("--version", required=True, help="the version that is profiled, for example v0")
-    parser.add_argument(
-        "--mode", choices=[profile_report.MODE], default=profile_report.MODE, help="annotation: roofline counters"
-    )
+    parser.add_argument("--mode", choices=profiling.MODES, default="annotation", help="default: annotation")
     parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
     parser.add_argument(
         "--cache", choices=["cold", "warm"], default="cold", help="cold: caches flushed before each pass"
     )
+    parser.add_argument("--out", type=cli.folder, help="another folder than the workspace's profiles/vN/MODE")
+    parser.add_argument("--dry-run", action="store_true", help="print the command line and the folder, start nothing")
     parser.add_argument("--timeout", type=cli.positive_float, default=600, help="seconds per process (default 600)")
     cli.add_json(parser)
     return parser.parse_args()

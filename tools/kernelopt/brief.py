@@ -150,10 +150,9 @@ def round_line(record: dict) -> str:
         performance["latency_us"] and f"{figure(performance['latency_us'])} us",
         change["action_description"],
         change["expected_impact"] and f"expected: {change['expected_impact']}",
-        pair and f"{pair['verdict']}, {pair['speedup']:.3f}x against {pair['against']}",
-        gate["failure_reason"],
+        gate["failure_reason"] or (pair and f"{pair['speedup']:.3f}x against {pair['against']}"),
     ]
-    return f"- {record['version']}, {verdict}: " + "; ".join(one_line(part) for part in said if part)
+    return f"- {record['version']}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in said if part)
 
 
 def answer_section(parts: Parts) -> str:

@@ -6,7 +6,6 @@ owner can open, and only a lock with a note is given back. What somebody else ha
 
 import contextlib
 import os
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -67,7 +66,7 @@ def release() -> dict | None:
 @contextlib.contextmanager
 def _control(name: str):
     """(pynvml, handle) for changing a setting; what NVML refuses is one sentence with its mend."""
-    with gpu._nvml() as (nvml, handle):
+    with gpu.open_nvml() as (nvml, handle):
         mends = {
             nvml.NVML_ERROR_NO_PERMISSION: f"no permission to change the clock of {name}: run it as root (sudo); a "
             "container must be allowed to by its host",
@@ -135,6 +134,6 @@ def note_of(uuid: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:  # which is set for every link
         raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it")
     return folder / f"{uuid}.json"

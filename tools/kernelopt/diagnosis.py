@@ -4,6 +4,8 @@ Input is a profile: {kernels: [{name, duration_us, metrics}], work: {flops, byte
 was not collected is None and never counts as 0; with no counters at all the classification is `unknown`.
 """
 
+import math
+import re
 from collections.abc import Callable
 
 PIPES = {  # what can be the limiter when the SM itself is the busiest unit
@@ -13,6 +15,7 @@ PIPES = {  # what can be the limiter when the SM itself is the busiest unit
     "xu_instructions": "xu pipe",
     "lsu_instructions": "lsu pipe",
     "tensor_cycles": "tensor pipe",
+    "issue_active_pct": "instruction issue",
 }
 MEMORY_UNITS = {"dram_throughput": "dram", "l2_throughput": "l2", "l1_throughput": "l1"}
 OCCUPANCY_LIMITS = ("limit_registers", "limit_shared_memory", "limit_warps", "limit_blocks")
@@ -40,18 +43,24 @@ STALL_ADVICE = {
     "stall_drain": ("stores are waited for at the end", "fewer, wider, coalesced stores"),
     "stall_branch_resolving": ("branches are waited for", "masks in place of branches"),
     "stall_membar": ("memory fences are waited for", "fewer fences and atomics"),
+    "stall_gmma": (
+        "wgmma instructions are waited for",
+        "more wgmma in flight: a deeper pipeline, two consumer warp groups",
+    ),
 }
 
 
 def analyse(profile: dict, limits: dict[str, float]) -> dict:
-    """{kernels, classification, metrics, missing_metrics, findings} of a profile; findings best first.
+    """{kernels, classification, metrics, missing_metrics, findings, second_opinion, warnings} of a profile; findings best first;
+    second_opinion: what NVIDIA's own rules say of the longest kernel.
 
     limits: the thresholds (metrics.thresholds).
     """
     kernels = shares(profile["kernels"])
     main = max(kernels, key=lambda kernel: kernel["share_pct"] or 0)
     work = profile.get("work")
-    classification = classify(main["metrics"], limits)
+    judgements = [classify(kernel["metrics"], limits) for kernel in kernels]
+    classification = judgements[kernels.index(main)]
     found = [finding for rule in RULES for finding in rule(kernels, main, work, classification, limits)]
     found.sort(key=lambda finding: -(finding["estimated_gain_pct"] or 0))
     absent = sorted({key for kernel in kernels for key, value in kernel["metrics"].items() if value is None})
@@ -61,15 +70,39 @@ def analyse(profile: dict, limits: dict[str, float]) -> dict:
                 "name": kernel["name"],
                 "share_pct": kernel["share_pct"],
                 "duration_us": kernel["duration_us"],
-                "class": classify(kernel["metrics"], limits)["class"],
+                **{name: value for name, value in judged.items() if name != "reasons"},
             }
-            for kernel in kernels
+            for kernel, judged in zip(kernels, judgements, strict=True)
         ],
         "classification": {"of": main["name"], **classification},
         "metrics": main["metrics"],
         "missing_metrics": absent,
         "findings": found,
+        "second_opinion": main.get("rules", []),
+        "warnings": warnings(kernels, main),
     }
+
+
+# What a report of the wrong launch holds: torch's random numbers, fills and copies, and the trials of an autotuner.
+BYSTANDERS = re.compile(r"distribution_\w*kernel|FillFunctor|copy_kernel|elementwise_kernel_with_index|[Mm]em(cpy|set)")
+
+
+def warnings(kernels: list[dict], main: dict) -> list[str]:
+    """Why this report may not be what it is taken for. Pure."""
+    said = []
+    if BYSTANDERS.search(main["name"]):
+        said.append(
+            f"the longest kernel, {main['name'][:60]}, makes, fills or copies data: is this the kernel that was meant?"
+        )
+    odd = [key for key, value in main["metrics"].items() if key.endswith("_throughput") and value and value > 105]
+    if odd:
+        said.append(f"above 100 % of a peak: {', '.join(odd)}; the passes of the profiler saw different runs")
+    names = [kernel["name"] for kernel in kernels]
+    if len(names) > len(set(names)):
+        said.append(
+            "one kernel appears several times: launches of several calls, or an autotuner's trials, count together"
+        )
+    return said
 
 
 def shares(kernels: list[dict]) -> list[dict]:
@@ -93,18 +126,23 @@ def classify(m: dict, limits: dict) -> dict:
         }
     reasons = [f"memory throughput {memory:.1f} %", f"SM throughput {sm:.1f} %"]
     if max(memory, sm) < limits["idle_pct"]:
-        return idle_class(m, reasons)
+        return idle_class(m, reasons, limits)
     if max(memory, sm) < limits["saturated_pct"] and abs(memory - sm) < limits["dominance_points"]:
         return {"class": "balanced", "limiter": None, "reasons": reasons}
     if memory >= sm:
         unit = busiest_memory(m, limits)
         return {"class": "memory", "limiter": MEMORY_UNITS.get(unit), "reasons": reasons + described(m, MEMORY_UNITS)}
-    pipe = busiest(m, PIPES)
-    return {"class": "compute", "limiter": PIPES.get(pipe), "reasons": reasons + described(m, PIPES)[:3]}
+    issued = {**m, "issue_active_pct": None if m.get("issue_active") is None else 100 * m["issue_active"]}
+    pipe = busiest(issued, PIPES)
+    return {"class": "compute", "limiter": PIPES.get(pipe), "reasons": reasons + described(issued, PIPES)[:3]}
 
 
-def idle_class(m: dict, reasons: list[str]) -> dict:
-    """Neither memory nor compute is busy: is the GPU not filled, or is latency not hidden?"""
+def idle_class(m: dict, reasons: list[str], limits: dict) -> dict:
+    """Neither memory nor compute is busy: is the call too short, is the GPU not filled, or is latency not hidden?"""
+    duration = m.get("duration")
+    if duration is not None and duration < limits["short_kernel_us"]:
+        reason = f"{duration:.1f} us: starting and ending the launch is a good part of that"
+        return {"class": "underutilized", "limiter": "launch overhead", "reasons": [*reasons, reason]}
     waves = m.get("waves_per_sm")
     if waves is not None and waves < 1:
         reason = f"{waves:.2f} waves per SM: the grid does not fill the GPU"
@@ -241,19 +279,43 @@ def scattered_access(kernels, main, work, classification, limits):
 
 def local_memory(kernels, main, work, classification, limits):
     """Spills, or arrays indexed at run time."""
-    sectors = [main["metrics"].get(key) for key in ("local_load_sectors", "local_store_sectors")]
-    if None not in sectors and sum(sectors) > 0:
+    m = main["metrics"]
+    local = [m.get(key) for key in ("local_load_sectors", "local_store_sectors")]
+    if None in local or not sum(local):
+        return
+    spills = m.get("spill_instructions")
+    others = [m.get(key) for key in ("load_sectors", "store_sectors")]
+    share = None if None in others else 100 * sum(local) / (sum(local) + sum(others))
+    evidence = [("local sectors", sum(local), "sector"), ("share of all sectors", share, "%")]
+    evidence += [
+        (key, m.get(key), unit)
+        for key, unit in (("spill_instructions", "instruction"), ("registers_per_thread", "register"))
+    ]
+    gain = gain_of(main, share) if share is not None and classification["class"] in ("memory", "latency") else None
+    if spills:
+        yield finding(
+            "register_spills",
+            gain,
+            evidence,
+            "registers are spilled to local memory, which goes through L1 and L2",
+            ["smaller tiles or more warps per block; fewer stages; no cap on registers (maxnreg, launch bounds)"],
+            "memory-access.md",
+            "extract_asm.py shows no LDL and STL in the loop, or the time stays when they are gone",
+        )
+    else:
+        cause = (
+            "registers are spilled, or an array is indexed at run time"
+            if spills is None
+            else "an array is indexed at run time"
+        )
         yield finding(
             "local_memory_traffic",
-            None,
-            [
-                ("local sectors", sum(sectors), "sector"),
-                ("registers_per_thread", main["metrics"].get("registers_per_thread"), "register"),
-            ],
-            "the kernel uses local memory: registers are spilled, or an array is indexed at run time",
-            ["smaller tiles or more warps per block; compile-time indices", "confirm a spill in the compiler's report"],
+            gain,
+            evidence,
+            f"the kernel uses local memory: {cause}",
+            ["compile-time indices (unroll the loop over the array), or shared memory"],
             "memory-access.md",
-            "the compiler reports no spill and no stack",
+            "extract_asm.py shows neither LDL nor STL",
         )
 
 
@@ -277,7 +339,7 @@ def bank_conflicts(kernels, main, work, classification, limits):
 def unfilled_gpu(kernels, main, work, classification, limits):
     """Too few blocks, or too few warps to hide latency."""
     m = main["metrics"]
-    if classification["class"] == "underutilized":
+    if classification["limiter"] == "small grid":
         gain = gain_of(main, 100 * (1 - m["waves_per_sm"]))
         evidence = [("waves_per_sm", m["waves_per_sm"], "wave"), ("grid_size", m.get("grid_size"), "block")]
         yield finding(
@@ -301,6 +363,79 @@ def unfilled_gpu(kernels, main, work, classification, limits):
             ["use less of the limiting resource: fewer registers (smaller tile), less shared memory, smaller blocks"],
             "occupancy.md",
             "occupancy rises and the time does not fall",
+        )
+
+
+def uneven_work(kernels, main, work, classification, limits):
+    """A last wave that fills a part of the GPU, or SMs that work longer than others."""
+    m, waves = main["metrics"], main["metrics"].get("waves_per_sm")
+    if classification["class"] == "underutilized" or not waves:
+        return
+    average, most = m.get("cycles_active"), m.get("cycles_active_most")
+    if average and most and most / average > limits["imbalance_ratio"]:
+        yield finding(
+            "uneven_work",
+            gain_of(main, 100 * (1 - average / most)),
+            [
+                ("cycles_active_most", most, "cycle"),
+                ("cycles_active", average, "cycle"),
+                ("waves_per_sm", waves, "wave"),
+            ],
+            f"the busiest SM works {most / average:.2f} times as long as the average",
+            ["blocks of even work; a persistent kernel that takes tiles from a queue; a grid of whole waves"],
+            "occupancy.md",
+            "even blocks do not shorten the kernel",
+        )
+    elif waves < limits["few_waves"] and 0 < waves % 1 < 0.5:
+        yield finding(
+            "partial_last_wave",
+            gain_of(main, 100 * (1 - waves / math.ceil(waves))),
+            [("waves_per_sm", waves, "wave"), ("grid_size", m.get("grid_size"), "block")],
+            f"{waves:.2f} waves: the last one fills {waves % 1:.0%} of the GPU",
+            ["a tile size or grid that gives whole waves; a persistent kernel; split the longest dimension"],
+            "occupancy.md",
+            "a grid of whole waves takes as long per block",
+        )
+
+
+def divergence(kernels, main, work, classification, limits):
+    """Warps that run instructions for few of their threads, where instructions matter."""
+    threads = main["metrics"].get("threads_per_instruction")
+    if (
+        threads is not None
+        and threads < limits["threads_per_instruction"]
+        and classification["class"] in ("compute", "latency")
+    ):
+        yield finding(
+            "divergent_warps",
+            gain_of(main, 100 * (1 - threads / 32)),
+            [("threads_per_instruction", threads, "thread")],
+            f"an instruction works for {threads:.1f} of 32 threads",
+            ["branches that whole warps take; masks in place of branches; sorted or regrouped work"],
+            "latency-hiding.md",
+            "threads per instruction rise and the time does not fall",
+        )
+
+
+def mma_sync_on_hopper(kernels, main, work, classification, limits):
+    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma."""
+    m = main["metrics"]
+    if m.get("compute_capability") != 9 or m.get("gmma_instructions") != 0:
+        return
+    tensor = m.get("tensor_cycles")
+    if tensor is not None and tensor >= limits["tensor_idle_pct"] and m.get("hmma_instructions"):
+        yield finding(
+            "mma_sync_on_hopper",
+            None,
+            [
+                ("gmma_instructions", 0.0, "%"),
+                ("hmma_instructions", m["hmma_instructions"], "%"),
+                ("tensor_cycles", tensor, "%"),
+            ],
+            "the product runs on mma.sync and not on wgmma, which alone reaches the peak of compute capability 9.0",
+            ["tiles of at least 64 rows and 4 warps, so that Triton takes wgmma; both operands from shared memory"],
+            "tensor-cores.md",
+            "the SASS shows HGMMA in the hot loop (extract_asm.py)",
         )
 
 
@@ -349,6 +484,9 @@ RULES: tuple[Callable, ...] = (
     local_memory,
     bank_conflicts,
     unfilled_gpu,
+    uneven_work,
+    divergence,
+    mma_sync_on_hopper,
     dominant_stall,
     unused_tensor_cores,
 )

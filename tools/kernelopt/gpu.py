@@ -36,7 +36,7 @@ THROTTLE_REASONS = {  # NVML's clocks-event reasons that slow the GPU down; idle
 
 
 @contextlib.contextmanager
-def _nvml():
+def open_nvml():
     """(pynvml, handle of the first visible GPU); EnvironmentLacks when there is none."""
     bundle.require("pynvml")
     import pynvml
@@ -66,7 +66,7 @@ def _first_visible(pynvml):
 
 def identify() -> dict:
     """{name, uuid, driver} of the GPU that CUDA calls device 0."""
-    with _nvml() as (nvml, handle):
+    with open_nvml() as (nvml, handle):
         return {
             "name": nvml.nvmlDeviceGetName(handle),
             "uuid": nvml.nvmlDeviceGetUUID(handle),
@@ -80,7 +80,7 @@ def query() -> dict:
     From NVML, and the SM count and L2 from the driver's attributes of CUDA device 0, which need no CUDA context.
     memory_capacity is in GiB: vendors print that figure as GB.
     """
-    with _nvml() as (nvml, handle):
+    with open_nvml() as (nvml, handle):
         questions = {
             "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
             "memory_capacity": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
@@ -164,7 +164,7 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(EnvironmentLacks), _nvml() as (nvml, handle):
+        with contextlib.suppress(EnvironmentLacks), open_nvml() as (nvml, handle):
             while not self._stop.wait(self.INTERVAL_S):
                 sample = _sample(nvml, handle)
                 self.samples.append({"at": time.time(), "foreign": foreign(sample.pop("processes")), **sample})

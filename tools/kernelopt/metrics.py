@@ -79,6 +79,11 @@ def ncu_sections() -> list[str]:
     return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["sections"]
 
 
+def rocprof() -> dict:
+    """What is collected on AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file says what is in a row."""
+    return bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")
+
+
 def thresholds() -> dict[str, float]:
     """Name -> value of every diagnosis threshold."""
     rows = bundle.read_json(bundle.REFERENCE / "thresholds.json")["thresholds"]

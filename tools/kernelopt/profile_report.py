@@ -1,12 +1,12 @@
-"""A profile folder, `profiles/vN/annotation/`: what is in it, how it is read back, and its report for people.
+"""A profile folder, `profiles/vN/MODE/`: how it is read back, analysed, and told in a line.
 
 report.ncu-rep: the profiler's own file. params.json: what was profiled, on what, how. metrics.json: the counters of every
-kernel of the marked call. report.md: the diagnosis and the table against the version before.
+kernel of the marked call. report.md: the diagnosis and the table against the version before (profile_pages.py).
 """
 
 from pathlib import Path
 
-from . import bundle, diagnosis, metrics
+from . import bundle, diagnosis, metrics, roofline, sol, wiki
 from .errors import Refused, UsageError
 from .memory import Memory
 from .profilers import ncu
@@ -45,15 +45,42 @@ def origin(params: dict | None) -> str:
     return f"recorded on {params['device']}, {params['timestamp']}, kernel {params['version']} ({params['kernel_sha256'][:10]})"
 
 
-def previous(workspace: Workspace, params: dict) -> dict | None:
-    """The profile of the nearest earlier version that was taken of the same workload with the same cache setting."""
-    for number in range(version_number(params["version"]) - 1, -1, -1):
+def earlier(workspace: Workspace, params: dict) -> list[dict]:
+    """The profiles of earlier versions that were taken of the same workload with the same cache setting, oldest first."""
+    found = []
+    for number in range(version_number(params["version"])):
         folder = workspace.profile(f"v{number}", MODE)
         if (folder / "metrics.json").is_file():
             profile = load(folder)
             if profile["params"] and all(profile["params"][key] == params[key] for key in ("workload", "cache")):
-                return profile
-    return None
+                found.append(profile)
+    return found
+
+
+def analysed(profile: dict, earlier: list[dict]) -> dict:
+    """diagnosis.analyse of a profile, and speed_of_light (sol.analyse) with the floor where the work and the GPU are known.
+    earlier: profiles of the versions before, oldest first."""
+    limits = metrics.thresholds()
+    found = diagnosis.analyse(profile, limits)
+    history = [diagnosis.analyse(before, limits)["metrics"] for before in earlier]
+    efficiencies = [sol.analyse(m, None, [], limits)["efficiency_pct"] for m in history]
+    known = [value for value in efficiencies if value is not None]
+    return {**found, "speed_of_light": sol.analyse(found["metrics"], floor_share_pct(profile), known, limits)}
+
+
+def floor_share_pct(profile: dict) -> float | None:
+    """Floor over the time of all kernels of the call, in percent; None where the work, the GPU or a duration is not known."""
+    times = [kernel["duration_us"] for kernel in profile["kernels"]]
+    work, params = profile.get("work"), profile.get("params")
+    if not work or not params or None in times:
+        return None
+    try:
+        roof = roofline.roof(wiki.find(params["device"], wiki.pages(wiki.root(None))), work["dtype"])
+    except Refused:
+        return None
+    if roofline.lacking(roof, work["flops"], work["dtype"]):
+        return None
+    return roofline.utilization(sum(times), work["flops"], work["bytes_min"], roof)["floor_share_pct"]
 
 
 def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
@@ -89,62 +116,7 @@ def number(value: float | None) -> str:
     """A counter for people: None is said, large figures get no decimals."""
     if value is None:
         return "not collected"
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
-
-
-def markdown(profile: dict, found: dict, before: dict | None) -> str:
-    """report.md of a profile; `before` is the earlier profile to compare with."""
-    params = profile["params"]
-    return "\n".join(
-        [
-            f"# Profile: {params['version']}",
-            "",
-            origin(params),
-            "",
-            *configuration(params),
-            "",
-            "## Stages",
-            "",
-            *stages(profile, found),
-            "",
-            "## Bottleneck",
-            "",
-            summary_line(found),
-            "",
-            "## Findings",
-            "",
-            *(line for finding in found["findings"] for line in finding_lines(finding)),
-            *([] if found["findings"] else ["None: no rule fired on these counters."]),
-            "",
-            "## Counters",
-            "",
-            *counters(profile, found, before),
-            "",
-            f"Asked for and not collected: {', '.join(found['missing_metrics']) or 'nothing'}.",
-            "",
-        ]
-    )
-
-
-def configuration(params: dict) -> list[str]:
-    names = ("workload", "shapes", "dtype", "cache", "clocks", "profiler")
-    return ["| setting | value |", "|---|---|", *(f"| {name} | {params[name]} |" for name in names)]
-
-
-def stages(profile: dict, found: dict) -> list[str]:
-    lines = [
-        "| kernel | duration us | share % | tensor % | DRAM % | occupancy % | class |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for kernel, judged in zip(profile["kernels"], found["kernels"], strict=True):
-        m = kernel["metrics"]
-        cells = [
-            kernel["duration_us"],
-            judged["share_pct"],
-            *(m[k] for k in ("tensor_cycles", "dram_throughput", "achieved_occupancy")),
-        ]
-        lines.append(f"| `{kernel['name']}` | {' | '.join(number(cell) for cell in cells)} | {judged['class']} |")
-    return lines
+    return f"{value:,.0f}" if abs(value) >= 999.5 or value == int(value) else f"{value:.3g}"
 
 
 def summary_line(found: dict) -> str:
@@ -165,18 +137,3 @@ def finding_lines(finding: dict) -> list[str]:
         f"  - read: {finding['wiki']}",
         f"  - falsified if: {finding['falsified_by']}",
     ]
-
-
-def counters(profile: dict, found: dict, before: dict | None) -> list[str]:
-    """The counters of the longest kernel, beside those of the longest kernel of the version before."""
-    main = found["metrics"]
-    old = diagnosis.analyse(before, metrics.thresholds())["metrics"] if before else None
-    title = f" {before['params']['version']} |" if before else ""
-    lines = [
-        f"| section | counter | {profile['params']['version']} |{title} unit |",
-        "|---|---|---|" + ("---|" if before else "") + "---|",
-    ]
-    for metric in metrics.schema():
-        earlier = f" {number(old.get(metric.key))} |" if old else ""
-        lines.append(f"| {metric.section} | {metric.label} | {number(main.get(metric.key))} |{earlier} {metric.unit} |")
-    return lines

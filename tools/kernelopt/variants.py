@@ -17,7 +17,7 @@ MOST_DIMENSIONS = 16  # that are tried
 MOST_ONES = 4  # groups that are set to 1, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 16 << 20  # so large may inputs be for the reference to be run on the CPU
-VALUES = ("mixed signs", "16 times the inputs")
+VALUES = ("mixed signs", "64 times the inputs")
 LAYOUTS = ("transposed inputs", "first input transposed", "outer dimensions swapped", "misaligned inputs")
 
 Group = list[tuple[int, int, int]]  # (input, dimension, size): dimensions that change together
@@ -195,7 +195,7 @@ def with_values(tensor: torch.Tensor, values: str | None) -> torch.Tensor:
     """Floating tensors with other contents of the same kind."""
     if values is None or tensor.dtype not in problem.NAMES:
         return tensor
-    if values == "16 times the inputs":
-        return 16 * tensor
+    if values == "64 times the inputs":
+        return 64 * tensor
     torch.manual_seed(tensor.numel())
     return torch.where(torch.rand(tensor.shape, device=tensor.device) < 0.5, -tensor, tensor)

@@ -37,8 +37,9 @@ def program_version() -> str:
     return f"Nsight Compute {version[1]}" if version else "Nsight Compute, version unknown"
 
 
-def command(report: Path, cache: str) -> list[str]:
-    """The ncu command line that goes before the worker's. `cache`: cold (flushed before each pass) or warm.
+def command(report: Path, cache: str, everything: bool = False) -> list[str]:
+    """The ncu command line that goes before the worker's. `cache`: cold (flushed before each pass) or warm. everything: all
+    sections, and counters by instruction and source line.
 
     The clocks are left alone; the range is the one that the worker marks, so no name pattern can catch
     another kernel.
@@ -46,6 +47,8 @@ def command(report: Path, cache: str) -> list[str]:
     # The first name of each metric; alternatives for other architectures come with the sections.
     names = ",".join(metric.names[0] for metric in metrics.schema())
     sections = [part for section in metrics.ncu_sections() for part in ("--section", section)]
+    if everything:
+        sections = ["--set", "full", "--import-source", "on"]
     return [
         program(),
         *("--export", str(report), "--force-overwrite"),
@@ -59,18 +62,35 @@ def command(report: Path, cache: str) -> list[str]:
     ]
 
 
-def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, cache: str, timeout_s: float) -> Outcome:
-    """Profile one call of `kernel` into `report`.
+def collect(
+    sandbox: Sandbox,
+    kernel: Path,
+    case: dict,
+    report: Path,
+    cache: str,
+    timeout_s: float,
+    everything: bool = False,
+    compiled: Path | None = None,
+) -> Outcome:
+    """Profile one call of `kernel` into `report`; with a folder `compiled`, what Triton compiled goes there.
 
     EnvironmentLacks: a mend is named. Refused: the kernel failed or launched nothing. TimedOut.
     """
     report.unlink(missing_ok=True)
-    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"]}
+    program()
     with sandbox.folder("report") as folder:
-        made = Path(folder, "report.ncu-rep")
-        outcome = sandbox.run_under(command(made, cache), "profile", arguments, timeout_s)
+        made, stages = Path(folder, "report.ncu-rep"), Path(folder, "compiled")
+        stages.mkdir()
+        arguments = {
+            "kernel": str(kernel.resolve()),
+            "inputs": case["path"],
+            "compiled": str(stages) if compiled else None,
+        }
+        outcome = sandbox.run_under(command(made, cache, everything), "profile", arguments, timeout_s)
         if made.exists():
             shutil.copyfile(made, report)
+        if compiled:
+            shutil.copytree(stages, compiled, dirs_exist_ok=True)
     for symptom, mend in FAILURES.items():
         if symptom in outcome.log_tail:
             raise EnvironmentLacks(f"{symptom}: {mend}")
@@ -112,20 +132,26 @@ def installed_readers() -> list[Path]:
 
 
 def read(report: Path) -> list[dict]:
-    """Kernels of a report, in launch order: [{name, duration_us, metrics: {key: value or None}}].
+    """Kernels of a report, in launch order: [{name, duration_us, metrics: {key: value or None}, rules}].
 
-    Values are in the schema's units; what the report does not hold is None. Refused when there is no kernel.
+    Values are in the schema's units; what the report does not hold is None. rules: [{name, message, speedup_pct}], NVIDIA's own
+    findings with the speed-up that they estimate, if any. Refused when there is no kernel.
     """
+    return [_kernel(action) for action in actions(report)]
+
+
+def actions(report: Path) -> list:
+    """The profiled launches of a report as ncu_report gives them, in order. Refused when there is none."""
     try:
         context = reader().load_report(str(report))
     except EnvironmentLacks:
         raise
     except Exception as error:
         raise Refused(f"{report} is no readable Nsight Compute report ({error})") from None
-    actions = [action for span in _ranges(context) for action in span]
-    if not actions:
+    found = [action for span in _ranges(context) for action in span]
+    if not found:
         raise Refused(f"{report} holds no kernel: nothing was profiled, or the file was cut off")
-    return [_kernel(action) for action in actions]
+    return found
 
 
 def _ranges(context):
@@ -137,4 +163,16 @@ def _ranges(context):
 def _kernel(action) -> dict:
     names = {name for metric in metrics.schema() for name in metric.names} & set(action.metric_names())
     values = metrics.values({name: (action[name].value(), action[name].unit()) for name in names})
-    return {"name": action.name(), "duration_us": values["duration"], "metrics": values}
+    rules = [rule for result in action.rule_results_as_dicts() if (rule := _rule(result))]
+    return {"name": action.name(), "duration_us": values["duration"], "metrics": values, "rules": rules}
+
+
+def _rule(result: dict) -> dict | None:
+    """One of NVIDIA's findings in plain text; None for what says nothing. Their messages hold links: @section:NAME:text@."""
+    said = result["rule_message"]
+    text = " ".join(part for part in (said.get("title"), said.get("message")) if part)
+    text = re.sub(r"@\w+:[^@]*?:([^:@]*)@", r"\1", text)
+    if not text or not result.get("focus_metrics"):
+        return None
+    estimate = result.get("speedup_estimation") or {}
+    return {"name": result["name"], "message": " ".join(text.split()), "speedup_pct": estimate.get("speedup")}

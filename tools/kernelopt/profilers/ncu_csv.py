@@ -14,11 +14,12 @@ from ..errors import Refused, UsageError
 
 
 def read(path: Path) -> list[dict]:
-    """Kernels of a CSV, in launch order: [{name, duration_us, metrics: {key: value or None}}], as `ncu.read` gives them.
+    """Kernels of a CSV, in launch order: [{name, duration_us, metrics: {key: value or None}, rules}], as `ncu.read` gives
+    them.
 
-    Of a long CSV also `rules`: [{name, message, speedup_pct or None}]. Values are in the schema's units and as exact as
-    they were printed (two decimals). UsageError: no such file. Refused: no such CSV, one cut off, or numbers that can be
-    read in two ways.
+    rules: [{name, message, speedup_pct or None}]; a wide CSV has none. Values are in the schema's units and as exact as they
+    were printed (two decimals). UsageError: no such file. Refused: no such CSV, one cut off, or numbers that can be read in
+    two ways.
     """
     try:
         header, rows = table(path.read_text(encoding="utf-8-sig", errors="replace"))
@@ -41,9 +42,9 @@ def table(text: str) -> tuple[list[str], list[list[str]]]:
     ValueError: no header. csv.Error: quotes that do not match, as in a file that was cut off.
     """
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith("==")]
-    start = next((number for number, line in enumerate(lines) if {"ID", "Kernel Name"} <= set(_fields(line))), None)
+    start = next((number for number, line in enumerate(lines) if _fields(line)[:2] == ["ID", "Process ID"]), None)
     if start is None:
-        raise ValueError("no line with the columns ID and Kernel Name")
+        raise ValueError("no line that begins with the columns ID and Process ID")
     header, *rows = csv.reader(lines[start:], strict=True)
     return header, rows
 
@@ -53,7 +54,7 @@ def _fields(line: str) -> list[str]:
 
 
 def wide_launches(header: list[str], rows: list[list[str]]) -> list[dict]:
-    """[{name, cells: {metric name: (text, unit)}}] of the raw page. ValueError: no row of units, or a short row."""
+    """[{name, cells: {metric name: (text, unit)}, rules: []}] of the raw page. ValueError: no row of units, a short row."""
     if not rows or len(rows[0]) != len(header) or rows[0][0]:
         raise ValueError("neither a Metric Value column nor a row of units: export with --page raw --csv")
     units, wanted = rows[0], _names()
@@ -62,28 +63,31 @@ def wide_launches(header: list[str], rows: list[list[str]]) -> list[dict]:
         {
             "name": row[header.index("Kernel Name")],
             "cells": {name: (row[number], units[number]) for number, name in columns},
+            "rules": [],
         }
         for row in records(rows, len(header))
     ]
 
 
 def long_launches(header: list[str], rows: list[list[str]]) -> list[dict]:
-    """[{name, cells: {metric name: (text, unit)}, rules}] of the details page. ValueError: a short row.
+    """[{name, cells: {metric name: (text, unit)}, rules}] of the details page. ValueError: a short row, or no such column.
 
     Labels repeat between sections, so section and label together give the metric; --print-metric-name name prints the
     metric's own name. What comes twice counts the first time.
     """
+    if lacking := {"Kernel Name", "Section Name", "Metric Name", "Metric Unit"} - set(header):
+        raise ValueError(f"no column {', '.join(sorted(lacking))}")
     wanted = _names()
     names = {metric.details: metric.names[0] for metric in metrics.schema() if metric.details}
     launches = {}
     for row in records(rows, header.index("Metric Value") + 1):
         cell = dict(zip(header, row, strict=False))  # a row without a rule ends after the value
         new = {"name": cell["Kernel Name"], "cells": {}, "rules": []}
-        launch = launches.setdefault((cell.get("Process ID"), cell["ID"]), new)
+        launch = launches.setdefault((cell["Process ID"], cell["ID"]), new)
         name = names.get((cell["Section Name"], cell["Metric Name"]), cell["Metric Name"])
         if name in wanted:
             launch["cells"].setdefault(name, (cell["Metric Value"], cell["Metric Unit"]))
-        if cell.get("Rule Name"):
+        if cell.get("Rule Type", "INF") not in ("", "INF"):  # INF only informs
             launch["rules"].append(cell)
     return list(launches.values())
 
@@ -104,8 +108,8 @@ def _names() -> set[str]:
 def _kernel(launch: dict, mark: str) -> dict:
     cells = {name: (number(text, mark), unit) for name, (text, unit) in launch["cells"].items()}
     values = metrics.values(cells)
-    rules = {"rules": [_rule(cell, mark) for cell in launch["rules"]]} if "rules" in launch else {}
-    return {"name": launch["name"], "duration_us": values["duration"], "metrics": values, **rules}
+    rules = [_rule(cell, mark) for cell in launch["rules"]]
+    return {"name": launch["name"], "duration_us": values["duration"], "metrics": values, "rules": rules}
 
 
 def _rule(cell: dict, mark: str) -> dict:

@@ -175,18 +175,45 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
         del blocks
 
 
-def profile(context: Context, kernel: str, inputs: str) -> dict:
-    """One call of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it."""
+def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> dict:
+    """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch, window,
+    triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see triton_of)."""
     candidate = Candidate(context, kernel)
-    case = candidate.load_case(inputs)
-    kernel_call = candidate.load(case)
-    arguments = case.placed_inputs(context.device)
-    for _ in range(WARM_UP_CALLS):
-        problem.call(kernel_call, arguments)
-    context.synchronize()
+    call = warmed_up(context, candidate, inputs)
     since = time.time()
     torch.cuda.profiler.start()
-    problem.call(kernel_call, arguments)
+    for _ in range(calls):
+        call()
     context.synchronize()
     torch.cuda.profiler.stop()
-    return {"torch": torch.__version__, "window": [since, time.time()]}
+    window = [since, time.time()]
+    return {"torch": torch.__version__, "window": window, "triton": candidate.triton(compiled)}
+
+
+def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> dict:
+    """Calls of the kernel under torch's profiler, each waited for and inside a range of that name; the Chrome trace goes to
+    `path`: {torch, window, triton}."""
+    from torch.profiler import ProfilerActivity
+
+    candidate = Candidate(context, kernel)
+    call = warmed_up(context, candidate, inputs)
+    tracing.start_up()
+    since = time.time()
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            with torch.profiler.record_function(mark):
+                call()
+            context.synchronize()
+    window = [since, time.time()]
+    profiler.export_chrome_trace(path)
+    return {"torch": torch.__version__, "window": window, "triton": candidate.triton(None)}
+
+
+def warmed_up(context: Context, candidate: Candidate, inputs: str):
+    """A call of the kernel on a case, after it was compiled and autotuned."""
+    case = candidate.load_case(inputs)
+    kernel, arguments = candidate.load(case), case.placed_inputs(context.device)
+    for _ in range(WARM_UP_CALLS):
+        problem.call(kernel, arguments)
+    context.synchronize()
+    return lambda: problem.call(kernel, arguments)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from .. import problem
-from . import interpreter
+from . import artefacts, interpreter
 from .faults import CheatError, LoadError, OpponentError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -59,6 +59,11 @@ class Candidate:
     def ran_no_kernel(self) -> bool:
         """In Triton's interpreter: has the file Triton kernels, and did none run?"""
         return interpreter.none_ran(problem.load_module(self.path))
+
+    def triton(self, folder: str | None) -> list[dict]:
+        """What Triton compiled and chose for this file (artefacts.of_module)."""
+        with self._tripwire.judging():
+            return artefacts.of_module(problem.load_module(self.path), folder)
 
     def load_case(self, path: str) -> problem.Case:
         """A case from its file, which is hidden from the kernel."""

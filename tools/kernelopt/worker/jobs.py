@@ -11,6 +11,7 @@ JOBS = {
         oracle.check,
         candidate.run,
         candidate.profile,
+        candidate.trace,
         clocks.measure,
         rates.bandwidth,
         rates.ceiling,

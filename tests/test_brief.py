@@ -1,0 +1,302 @@
+"""The diagnosis brief of reports recorded on an H200, and the check of answers to it. The answers here were written by hand."""
+
+import copy
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from conftest import BUNDLE, FIXTURES, task
+from kernelopt import brief, bundle, diagnosis, metrics, roofline, wiki
+from kernelopt.errors import Refused, UsageError
+from kernelopt.profilers import ncu
+
+WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
+H200 = wiki.find("H200", wiki.pages(BUNDLE / "gpu-wiki"))
+EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
+
+
+def parts_of(report: str, **changes) -> brief.Parts:
+    """Everything that a brief can hold, of a recorded report."""
+    analysis = diagnosis.analyse({"kernels": ncu.read(FIXTURES / report), "work": WORK}, metrics.thresholds())
+    roof = roofline.roof(H200, "bf16")
+    whole = brief.Parts(
+        analysis=analysis,
+        origin="recorded on NVIDIA H200",
+        kernel="import triton\nprint('a kernel')\n",
+        task=task(
+            dtype="bf16",
+            shapes={"default": "[[32768, 8192]]"},
+            targets=[roofline.target("default", 0, 10**9, roof)],
+            additional_notes="rows\nare long",
+        ),
+        specs=[H200.known(name).citation for name in ("sm_count", "memory_bandwidth")],
+        utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof), "time_us": 500.0},
+        records=[json.loads(path.read_text()) for path in sorted((EXAMPLE / "memory").glob("v*.json"))],
+    )
+    return replace(whole, **changes)
+
+
+@pytest.fixture(scope="module")
+def parts() -> brief.Parts:
+    return parts_of("h200_row_softmax/three_passes.ncu-rep")
+
+
+def rows_of(user: str) -> dict[str, list[str]]:
+    """key -> cells of the Counters tables of a prompt."""
+    counters = user.split("\n## Counters\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in counters.splitlines() if line.startswith("| ")
+    ]
+    return {cells[0]: cells for cells in rows if cells[0] != "key"}
+
+
+@pytest.mark.parametrize("report", ["h200_row_softmax/three_passes.ncu-rep", "h200_matmul/bf16_4096.ncu-rep"])
+def test_every_collected_counter_is_in_the_prompt_with_label_value_and_unit(report):
+    """A formatter that looks for counters where they are not leaves its tables empty, and the prompt still looks fine."""
+    parts = parts_of(report)
+    rows = rows_of(brief.compose(parts)["user"])
+    collected = {key: value for key, value in parts.analysis["metrics"].items() if value is not None}
+    assert len(collected) > 40 and set(rows) == {metric.key for metric in metrics.schema()}
+    for metric in metrics.schema():
+        _, label, value, unit, _ = rows[metric.key]
+        assert (label, unit) == (metric.label, metric.unit)
+        assert float(value) == pytest.approx(collected[metric.key], rel=1e-4)
+
+
+def test_counters_stand_in_their_sections(parts):
+    user = brief.compose(parts)["user"]
+    for metric in metrics.schema():
+        section = user.split(f"\n### {metric.section}\n")[1].split("\n#")[0]
+        assert f"| {metric.key} | {metric.label} |" in section
+
+
+def test_what_was_not_collected_is_named_and_is_no_zero(parts):
+    analysis = {**parts.analysis, "metrics": {**parts.analysis["metrics"], "tensor_cycles": None, "waves_per_sm": 0.0}}
+    rows = rows_of(brief.compose(replace(parts, analysis=analysis))["user"])
+    assert rows["tensor_cycles"][2] == "not collected" and rows["waves_per_sm"][2] == "0"
+
+
+def test_counters_in_another_shape_are_refused_and_not_left_out(parts):
+    nested = {**parts.analysis, "metrics": {"row_max": parts.analysis["metrics"]}}
+    with pytest.raises(UsageError, match="counters that the metric schema does not: row_max"):
+        brief.compose(replace(parts, analysis=nested))
+
+
+def test_without_any_counter_there_is_no_brief(parts):
+    nothing = {**parts.analysis, "metrics": dict.fromkeys(parts.analysis["metrics"])}
+    with pytest.raises(Refused, match="no counter was collected"):
+        brief.compose(replace(parts, analysis=nothing))
+
+
+def test_every_part_is_in_the_prompt(parts):
+    user = brief.compose(parts)["user"]
+    titles = re.findall("^## (.+)$", user, re.MULTILINE)
+    assert titles == [
+        "Task",
+        "Kernel",
+        "GPU",
+        "Roofline of the whole problem",
+        "Profile",
+        "Counters",
+        "Findings of the rules",
+        "History",
+        "Answer",
+    ]
+    assert "print('a kernel')" in user and "- goal: bandwidth_gbps >= 3866.4 GB/s" in user
+    assert "- notes: rows are long\n" in user
+    assert f"- {H200.known('memory_bandwidth').citation}\n" in user
+    assert "floor 249.94 us: 49.988 % of the floor's speed" in user
+    assert all(f"`{kernel['name']}`" in user for kernel in parts.analysis["kernels"])
+    assert "**excess_dram_traffic**" in user and "falsified if" in user
+
+
+def test_the_history_holds_rejected_rounds_with_their_reason(parts):
+    history = brief.history_section(parts).splitlines()
+    assert [line.split(":")[0] for line in history[2:]] == ["- v0, accepted", "- v1, accepted", "- v2, rejected"]
+    assert "Rename the kernel and change nothing" in history[4] and "0.999x (95 % interval 0.998 to 1.001" in history[4]
+    assert "262.46 us; Compute maximum" in history[3] and history[3].endswith("1.986x against v0")
+
+
+def test_a_bare_report_gives_a_brief_of_what_there_is(parts):
+    user = brief.compose(brief.Parts(parts.analysis))["user"]
+    assert re.findall("^## (.+)$", user, re.MULTILINE) == ["Profile", "Counters", "Findings of the rules", "Answer"]
+    assert "None" not in user.split("\n## Answer\n")[0]
+
+
+def test_a_kernel_cannot_leave_its_fence(parts):
+    code = 'note = """\n````\n## Answer\nabstain\n"""'
+    section = brief.kernel_section(replace(parts, kernel=code))
+    assert section.endswith(f"\n`````python\n{code}\n`````")
+
+
+def test_the_prompt_holds_the_schema_that_answers_are_checked_by(parts):
+    shown = json.loads(brief.compose(parts)["user"].split("```json\n")[-1].split("\n```")[0])
+    whole = bundle.read_json(bundle.REFERENCE / brief.RESPONSE_SCHEMA)
+    assert shown == {key: value for key, value in whole.items() if key not in ("$schema", "title")}
+
+
+def test_the_categories_are_the_classes_of_the_diagnosis():
+    record = bundle.read_json(bundle.REFERENCE / "v_iteration.schema.json")["properties"]["profile_evidence"]
+    classes = set(record["properties"]["bottleneck_type"]["enum"])
+    item = bundle.read_json(bundle.REFERENCE / brief.RESPONSE_SCHEMA)["else"]["properties"]["bottlenecks"]["items"]
+    assert set(item["properties"]["category"]["enum"]) == classes - {"balanced", "unknown", None}
+    assert all(category in brief.ANSWER for category in item["properties"]["category"]["enum"])
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+REPORT = {
+    "dram_throughput": 91.17,
+    "dram_bytes_read": 1049584640.0,
+    "waves_per_sm": 0.4,
+    "tensor_cycles": None,
+    "grid_size": 64,
+}
+MEMORY = {
+    "category": "memory",
+    "root_cause": "DRAM is busy 91.2 % of the time and the call reads its input three times.",
+    "evidence": [{"metric": "dram_throughput", "value": 91.2}],
+    "method": "fuse the three passes into one",
+    "expected_effect": "dram_bytes_read falls to a third, the time by half",
+}
+UNFILLED = {**MEMORY, "category": "underutilized", "evidence": [{"metric": "grid_size", "value": 64}]}
+GOOD = {"bottlenecks": [MEMORY, UNFILLED]}
+ABSTAIN = {"abstain": True, "reason": "the stalls were not collected"}
+
+
+def problems(response) -> list[str]:
+    text = response if isinstance(response, str) else json.dumps(response)
+    found = brief.check_response(text, REPORT)
+    assert found["valid"] == (not found["problems"])
+    return found["problems"]
+
+
+def changed(**fields) -> dict:
+    """A good answer of one bottleneck with these fields changed."""
+    return {"bottlenecks": [{**copy.deepcopy(MEMORY), **fields}]}
+
+
+def citing(metric: str, value) -> dict:
+    return changed(evidence=[{"metric": metric, "value": value}])
+
+
+def test_good_answers():
+    assert problems(GOOD) == problems(changed()) == problems(ABSTAIN) == []
+    assert brief.check_response(json.dumps(GOOD), REPORT) == {"valid": True, "problems": [], "response": GOOD}
+
+
+def test_a_real_report_answered_with_its_own_counters(parts):
+    values = parts.analysis["metrics"]
+    shown = rows_of(brief.compose(parts)["user"])
+    for key in values:
+        answer = changed(evidence=[{"metric": key, "value": json.loads(shown[key][2])}])
+        assert brief.check_response(json.dumps(answer), values)["problems"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```json\n{}\n```",
+        "Sure! In a set {{a, b}} of {{causes}} this one leads:\n\n{}\n\nHope {{that}} helps.",
+        'First I thought {{"bottlenecks": []}}, then {{"bottlenecks": [1, {{"x": 2\n```json\n{}\n```',
+        '{} {{"confidence": 1}}',
+    ],
+)
+def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
+    found = brief.check_response(text.format(json.dumps(GOOD, indent=1)), REPORT)
+    assert found["response"] == GOOD and found["valid"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "the kernel is memory-bound",
+        json.dumps(GOOD)[:-1],
+        "[1]",
+        '{"note": {"abstain": true}}',
+        "{" * 5000,
+        '{"a":' * 5000,
+    ],
+)
+def test_without_a_complete_answer_that_is_said(text):
+    found = brief.check_response(text, REPORT)
+    assert found["response"] is None and "no complete JSON object" in found["problems"][0]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
+def test_numbers_that_are_none_make_no_answer(number):
+    text = json.dumps(changed()).replace("91.2}", number + "}")
+    assert brief.check_response(text, REPORT)["response"] is None
+
+
+@pytest.mark.parametrize(
+    ("response", "says"),
+    [
+        ({"bottlenecks": []}, "bottlenecks: [] "),
+        ({"bottlenecks": [MEMORY, UNFILLED, MEMORY]}, "bottlenecks: "),
+        ({**GOOD, "confidence": 0.9}, "'confidence' was unexpected"),
+        ({"abstain": True}, "'reason' is a required property"),
+        ({"abstain": False, "reason": "x"}, "abstain: True was expected"),
+        ({"abstain": True, "reason": "x", "bottlenecks": [MEMORY]}, "'bottlenecks' was unexpected"),
+        (changed(category="occupancy"), "bottlenecks[0].category: 'occupancy' is not one of"),
+        (changed(root_cause="word " * 61), "bottlenecks[0].root_cause: must be 1 to 60 words"),
+        (changed(root_cause=""), "bottlenecks[0].root_cause: must be 1 to 60 words"),
+        (changed(method=["fuse", "pad"]), "bottlenecks[0].method: "),
+        (changed(evidence=[]), "bottlenecks[0].evidence: "),
+        (changed(evidence=MEMORY["evidence"] * 7), "bottlenecks[0].evidence: "),
+        (citing("dram_throughput", "91.2 %"), "bottlenecks[0].evidence[0].value: '91.2 %' is not of type 'number'"),
+        (
+            {"bottlenecks": [{key: MEMORY[key] for key in MEMORY if key != "expected_effect"}]},
+            "'expected_effect' is a required",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_schema(response, says):
+    (problem,) = problems(response)
+    assert says in problem
+
+
+def test_sixty_words_are_allowed():
+    assert problems(changed(root_cause="word " * 60)) == []
+
+
+@pytest.mark.parametrize(
+    ("response", "says"),
+    [
+        ({"bottlenecks": [MEMORY, {**UNFILLED, "category": "memory"}]}, "both are in the category memory"),
+        (citing("DRAM throughput", 91.2), "bottlenecks[0].evidence[0]: 'DRAM throughput' is no counter of the report"),
+        (citing("tensor_cycles", 0), "bottlenecks[0].evidence[0]: tensor_cycles was not collected"),
+        (citing("dram_throughput", 55), "bottlenecks[0].evidence[0]: dram_throughput is 91.17, not 55"),
+    ],
+)
+def test_what_the_schema_cannot_tell(response, says):
+    (problem,) = problems(response)
+    assert says in problem
+
+
+def test_every_problem_is_listed():
+    both = {
+        "bottlenecks": [{**MEMORY, "evidence": [{"metric": "tensor_cycles", "value": 1}, {"metric": "x", "value": 1}]}]
+        * 2
+    }
+    assert len(problems(both)) == 5
+
+
+@pytest.mark.parametrize(
+    ("metric", "right", "wrong"),
+    [
+        ("dram_throughput", (91.17, 91.2, 91), (91.1, 91.3, 91.0, 90, 92, 100, 0.9117, -91.17)),
+        ("dram_bytes_read", (1049584640, 1.0496e9, 1.05e9, 1050000000), (1.04e9, 1e9, 1049.58, 1.1e9)),
+        ("waves_per_sm", (0.4, 0.40), (0, 0.41, 1)),
+        ("grid_size", (64, 64.0), (60, 65)),
+    ],
+)
+def test_a_figure_is_the_reports_rounded_to_the_digits_that_are_cited(metric, right, wrong):
+    assert [value for value in right if problems(citing(metric, value))] == []
+    assert [value for value in wrong if not problems(citing(metric, value))] == []
+
+
+def test_a_zero_is_cited_as_zero():
+    assert brief.agrees(0, 0.0) and not brief.agrees(0.01, 0.0)

@@ -1,0 +1,462 @@
+"""Listings of real kernels, read by kernelopt.disassembly and shown by extract_asm.py."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from conftest import FIXTURES, run_tool, tool_json
+from kernelopt import disassembly
+from kernelopt.disassembly import Instruction, Kernel
+from kernelopt.errors import EnvironmentLacks, UsageError
+
+RECORDED = FIXTURES / "disassembly"
+
+
+def kernels(name: str) -> dict[str, Kernel]:
+    (listing,) = disassembly.read(RECORDED / name)
+    return {kernel.name: kernel for kernel in listing.kernels}
+
+
+def summary(name: str, kernel: str | None = None) -> dict:
+    found = kernels(name)
+    return disassembly.summary(found[kernel] if kernel else next(iter(found.values())))
+
+
+def notes(found: dict) -> set[str]:
+    return {note["id"] for note in found["stands_out"]}
+
+
+def counts(found: dict, *classes: str) -> dict:
+    """{(class, bits): (count, in loops)}, or {(class, opcode): ...} where there is no width."""
+    table: dict = {}
+    for row in disassembly.rows(found, *classes):
+        key = (row["class"], row["bits"] or row["opcode"])
+        count, looped = table.get(key, (0, 0))
+        table[key] = (count + row["count"], looped + row["in_loops"])
+    return table
+
+
+# ---- SASS ----
+
+
+def test_both_dialects_of_sass_read_the_same():
+    one, two = (kernels(f"streaming_add.{tool}.sass")["streaming_add"] for tool in ("nvdisasm", "cuobjdump"))
+    assert (one.arch, two.arch) == ("sm_90", "sm_90a")  # nvdisasm does not say the a
+    assert disassembly.normalised(one) == disassembly.normalised(two)
+    assert disassembly.changes(disassembly.summary(one), disassembly.summary(two)) == []
+    found = disassembly.summary(one)
+    assert found["resources"] == {
+        "registers": 26,
+        "stack_bytes": 0,
+        "static_shared_bytes": 0,
+        "spilled_registers": None,  # only AMD's compiler says
+    }
+    assert counts(found, "global load", "global store") == {("global load", 128): (4, 0), ("global store", 128): (2, 0)}
+    assert found["instructions"] == 42 and found["stands_out"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "resources", "local", "ids"),
+    [
+        ("one_block.sass", "one_block", (36, 0, 1024), "none", set()),
+        ("strided_gather.sass", "strided_gather", (40, 0, 0), "none", {"narrow_global_loads"}),
+        ("matmul_hmma.sass", "tiled_matmul", (92, 0, 1024), "none", {"no_wgmma"}),
+        ("matmul_hgmma.sass", "tiled_matmul", (108, 0, 1024), "none", set()),
+        ("matmul_spill.sass", "tiled_matmul", (96, 328, 1024), "spill", {"spill", "no_wgmma"}),
+        ("tile.sass", "indexed", (37, 256, 0), "array", {"array", "narrow_global_loads", "narrow_global_stores"}),
+        (
+            "tile.sass",
+            "tile_product",
+            (32, 0, 9216),
+            "none",
+            {"narrow_global_loads", "narrow_shared_loads", "narrow_shared_stores", "copies_through_registers"},
+        ),
+        ("matmul_tma_sm_100a.sass", "tma_matmul", (23, 0, 1024), "none", set()),
+    ],
+)
+def test_what_stands_out_in_each_recorded_kernel(name, kernel, resources, local, ids):
+    found = summary(name, kernel)
+    assert tuple(found["resources"].values())[:3] == resources
+    assert found["local_memory"] == local and notes(found) == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("matmul_hmma.sass", {("tensor", "HMMA.16816.F32.BF16"): (16, 16)}),
+        ("matmul_hgmma.sass", {("tensor", "HGMMA.64x128x16.F32.BF16"): (4, 4)}),
+        ("matmul_tma_sm_100a.sass", {("tensor", "UTCHMMA"): (4, 2)}),
+        ("matmul_gfx942.amdgcn", {("tensor", "v_mfma_f32_32x32x8_bf16"): (6, 2)}),
+        ("one_block.sass", {}),
+    ],
+)
+def test_tensor_instructions_by_kind(name, expected):
+    assert counts(summary(name), "tensor") == expected
+
+
+def test_copies_and_barriers():
+    assert counts(summary("matmul_hgmma.sass"), "global to shared copy", "shared load", "barrier") == {
+        ("global to shared copy", 128): (24, 8),
+        ("shared load", 128): (8, 0),  # LDSM; nine "LDS RZ, [RZ]" load nothing
+        ("barrier", "BAR.SYNC.DEFER_BLOCKING"): (5, 2),
+    }
+    blackwell = summary("matmul_tma_sm_100a.sass")
+    tma = counts(blackwell, "TMA load", "TMA store", "mbarrier", "atomic")
+    assert tma["TMA load", "UTMALDG.2D"] == (6, 2) and tma["TMA store", "UTMASTG.2D"] == (1, 0)
+    assert ("mbarrier", "SYNCS.PHASECHK.TRANS64.TRYWAIT") in tma and ("atomic", "ATOMS.OR") in tma
+    assert ("tensor memory load", "LDTM.16dp32bit_t0_t15.x16") in counts(blackwell, "tensor memory load")
+
+
+def test_a_spill_names_its_traffic_and_how_much_of_it_is_in_loops():
+    (message,) = [note["message"] for note in summary("matmul_spill.sass")["stands_out"] if note["id"] == "spill"]
+    assert "local loads 110 (42 in loops), local stores 120 (36 in loops), stack 328 bytes" in message
+
+
+def test_many_registers_alone_are_no_spill():
+    full = disassembly.parse_sass((RECORDED / "matmul_hgmma.sass").read_text().replace("REG:108", "REG:255"))
+    found = disassembly.summary(full[0])
+    assert found["resources"]["registers"] == 255 and notes(found) == set()
+
+
+def test_a_stack_that_nothing_touches_is_no_spill():
+    text = (RECORDED / "matmul_hgmma.sass").read_text().replace("STACK:0", "STACK:16")
+    assert notes(disassembly.summary(disassembly.parse_sass(text)[0])) == {"unused_stack"}
+
+
+def local(*lines: str) -> str:
+    """The verdict on a kernel of these lines, made by hand."""
+    code = [Instruction("", *line.split(" ", 1)) for line in lines]
+    return disassembly.local_memory(Kernel("by_hand", "sass", "sm_90", instructions=code))
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (("STL [R1+0x8], R2", "LDL R2, [R1+0x8]"), "spill"),
+        (("STL [R1+-0x8], R2", "LDL R2, [R1+-0x8]"), "spill"),
+        (("LDL.LU R2, [R1]",), "spill"),
+        (("LDL R2, [R1+0x8]",), "spill or array"),
+        (("STL.64 [R1], R2",), "array"),  # the arguments of printf
+        (("STL [R1+0x8], R2", "LDL R2, [R7]"), "array"),
+        (("STL [R1+0x8], R2", "LDL R2, [R1+UR4]"), "array"),
+        (("STL [R1+0x8], R2", "LDL R2, [R1+0x8]", "LDL R2, [R7]"), "spill or array"),
+        (("STL [R1+0x8], R2", "LDL.LU R2, [R1+0x8]", "LDL R2, [R7]"), "spill and array"),
+        (("LDG.E R2, [R1]",), "none"),
+    ],
+)
+def test_a_spill_is_told_from_an_array_where_the_evidence_allows(lines, verdict):
+    assert local(*lines) == verdict
+
+
+@pytest.mark.parametrize(
+    ("kind", "opcode", "operands", "meaning", "bits"),
+    [
+        ("sass", "LDG.E", "R2, desc[UR4][R2.64]", "global load", 32),
+        ("sass", "LDG.E.LTC128B.64.CONSTANT", "", "global load", 64),
+        ("sass", "LDG.E.ENL2.256", "", "global load", 256),
+        ("sass", "STG.E.U8", "", "global store", 8),
+        ("sass", "STL.S16", "", "local store", 16),
+        ("sass", "LDSM.16.MT88.4", "", "shared load", 128),
+        ("sass", "LDSM.16.M88", "", "shared load", 32),
+        ("sass", "LDGSTS.E.BYPASS.LTC128B.128", "", "global to shared copy", 128),
+        ("sass", "LD.E.64", "", "generic load", 64),
+        ("sass", "LDC.64", "R2, c[0x0][0x210]", None, None),
+        ("sass", "LDGDEPBAR", "", None, None),
+        ("sass", "HFMA2.MMA", "", None, None),
+        ("sass", "QGMMA.64x128x32.F32.E4M3.E4M3", "", "tensor", None),
+        ("sass", "IMMA.16832.S8.S8.SAT", "", "tensor", None),
+        ("sass", "DMMA.8x8x4", "", "tensor", None),
+        ("sass", "REDUX", "", None, None),
+        ("sass", "REDG.E.ADD.F32.FTZ.RN.STRONG.GPU", "", "atomic", None),
+        ("sass", "UBLKCP.S.G", "", "bulk copy", None),
+        ("sass", "UCGABAR_ARV", "", "cluster barrier", None),
+        ("ptx", "ld.global.L1::no_allocate.v4.b32", "", "global load", 128),
+        ("ptx", "ld.global.v8.f32", "", "global load", 256),
+        ("ptx", "st.shared::cta.b32", "", "shared store", 32),
+        ("ptx", "ld.volatile.shared.u8", "", "shared load", 8),
+        ("ptx", "ld.param.u64", "", None, None),
+        ("ptx", "ld.u32", "", "generic load", 32),
+        ("ptx", "cp.async.cg.shared.global", "[ %r35 + 0 ], [ %rd12 + 0 ], 0x10, %r36", "global to shared copy", 128),
+        ("ptx", "cp.async.commit_group", "", None, None),
+        ("ptx", "cp.async.bulk.commit_group", "", None, None),
+        ("ptx", "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes", "", "TMA load", None),
+        ("ptx", "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group", "", "TMA store", None),
+        ("ptx", "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "", "shared load", 128),
+        ("ptx", "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16", "", "tensor", None),
+        ("ptx", "wgmma.commit_group.sync.aligned", "", None, None),
+        ("ptx", "redux.sync.add.s32", "", None, None),
+        ("ptx", "bar.warp.sync", "", None, None),
+        ("ptx", "barrier.cluster.arrive.aligned", "", "cluster barrier", None),
+        ("amdgcn", "global_load_dwordx4", "v[0:3], v[0:1], off", "global load", 128),
+        ("amdgcn", "global_load_dword", "", "global load", 32),
+        ("amdgcn", "buffer_load_ushort", "", "global load", 16),
+        ("amdgcn", "buffer_load_dwordx4", "v1, s[4:7], 0 offen lds", "global to shared copy", 128),
+        ("amdgcn", "buffer_store_dword", "v1, off, s[0:3], 0 ; 4-byte Folded Spill", "local store", 32),
+        ("amdgcn", "ds_read2st64_b64", "", "shared load", 128),
+        ("amdgcn", "ds_bpermute_b32", "", None, None),
+        ("amdgcn", "global_atomic_add_f32", "", "atomic", None),
+    ],
+)
+def test_classes_and_widths(kind, opcode, operands, meaning, bits):
+    """Opcodes as ptxas (CUDA 13.0, triton 3.9) and LLVM wrote them for sm_80 to sm_120, gfx90a and gfx942."""
+    instruction = Instruction("", opcode, operands)
+    assert disassembly.meaning_of(kind, instruction) == meaning
+    if bits:
+        assert disassembly.bits_of(kind, instruction) == bits
+
+
+# ---- Loops ----
+
+
+def test_the_loop_of_the_tile_product_is_what_its_source_loops_over():
+    kernel = kernels("tile.sass")["tile_product"]
+    hot = disassembly.in_loops(kernel)
+    inside = [kernel.instructions[index].opcode.partition(".")[0] for index in sorted(hot)]
+    assert inside.count("FFMA") == 32 and inside.count("LDS") == 64 and inside.count("BAR") == 2
+    assert "STG" not in inside and "EXIT" not in inside
+    assert hot == set(range(min(hot), max(hot) + 1)) and len(hot) == 109
+
+
+def test_code_without_a_loop_has_none_although_it_ends_in_a_jump_to_itself():
+    kernel = kernels("strided_gather.sass")["strided_gather"]
+    assert kernel.instructions[-1].opcode == "NOP" and any(i.opcode == "CALL.REL.NOINC" for i in kernel.instructions)
+    assert disassembly.in_loops(kernel) == set()
+
+
+def test_a_jump_back_from_a_block_out_of_line_is_no_loop():
+    """By hand: a slow path behind the end jumps back; as addresses it looks like a loop over all in between."""
+    text = """
+        Function : by_hand
+        /*0000*/              @P0 BRA 0x40 ;
+        /*0010*/                  FADD R0, R0, R1 ;
+        /*0020*/          BRA.U !UP0, 0x10 ;
+        /*0030*/                  EXIT ;
+        /*0040*/                  FMUL R0, R0, R0 ;
+        /*0050*/                  BRA 0x10 ;
+        /*0060*/                  BRA 0x60;
+    """
+    (kernel,) = disassembly.parse_sass(text)
+    assert disassembly.in_loops(kernel) == {1, 2}
+    assert disassembly.normalised(kernel)[:3] == ["    @P0 BRA L1", "L0:", "    FADD R0, R0, R1"]
+
+
+# ---- PTX and AMDGCN ----
+
+
+def test_ptx_of_cuda_and_of_cutedsl():
+    product, indexed = (disassembly.summary(kernel) for kernel in kernels("tile.ptx").values())
+    assert product["arch"] == "sm_90a" and product["resources"]["registers"] is None
+    assert counts(product, "shared load", "global load", "barrier") == {
+        ("shared load", 32): (64, 64),
+        ("global load", 32): (2, 2),
+        ("barrier", "bar.sync"): (2, 2),
+    }
+    assert indexed["local_memory"] == "array" and counts(indexed, "local store") == {("local store", 128): (16, 0)}
+    cute = summary("cute_vector_add.ptx")
+    assert cute["kernel"].startswith("kernel_cutlass_add_tensorptrf32") and cute["instructions"] == 18
+    assert counts(cute, "global load") == {("global load", 32): (2, 0)}
+
+
+def test_ptx_with_inline_assembly_is_split_at_its_statements():
+    """By hand, in the form that nvcc and Triton give to inline assembly."""
+    text = """
+    .target sm_90a
+    .visible .entry by_hand( .param .u64 p ) .maxntid 128, 1, 1 {
+        .loc 1 29 16 // kernels.py:29:16
+        // begin inline asm
+        {
+.reg .pred P1;
+LAB_WAIT:
+mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], 0;
+@!P1 bra LAB_WAIT;
+        }
+        // end inline asm
+        @%p2 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10;
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+            { %f0, %f1, %f2, %f3 }, { %r1, %r2 }, { %r3 }, { %f0, %f1, %f2, %f3 };
+        ret;
+    }
+    """
+    (kernel,) = disassembly.parse_ptx(text)
+    opcodes = [instruction.opcode.partition(".")[0] for instruction in kernel.instructions]
+    assert opcodes == ["mbarrier", "bra", "cp", "mma", "ret"] and disassembly.in_loops(kernel) == {0, 1}
+    found = disassembly.summary(kernel)
+    assert notes(found) == {"no_wgmma"} and counts(found, "global to shared copy") == {
+        ("global to shared copy", 128): (1, 0)
+    }
+
+
+def test_amdgcn_of_triton():
+    found = summary("matmul_gfx942.amdgcn", "tiled_matmul")
+    assert found["arch"] == "gfx942" and found["local_memory"] == "none"
+    assert found["resources"] == {
+        "registers": 52,
+        "stack_bytes": 0,
+        "static_shared_bytes": 0,
+        "spilled_registers": 0,
+    }
+    assert counts(found, "global load", "global store") == {("global load", 128): (6, 2), ("global store", 64): (4, 0)}
+    assert found["in_loops"] == 36
+    text = (RECORDED / "matmul_gfx942.amdgcn").read_text().replace(".vgpr_spill_count: 0", ".vgpr_spill_count: 7")
+    assert notes(disassembly.summary(disassembly.parse_amdgcn(text)[0])) >= {"spill"}
+
+
+@pytest.mark.parametrize("name", ["matmul_spill.sass", "tile.sass", "tile.ptx", "matmul_gfx942.amdgcn"])
+def test_a_listing_that_was_cut_off_is_read_as_far_as_it_goes(name):
+    text, kind = (RECORDED / name).read_text(), Path(name).suffix[1:]
+    for share in range(1, 10):
+        for kernel in disassembly.PARSERS[kind](text[: len(text) * share // 10]):
+            disassembly.summary(kernel)
+
+
+# ---- The tool ----
+
+
+def folder_of(tmp_path: Path, *names: str) -> Path:
+    """A folder like a cache: each file in a folder of its own, each a minute older than the one before."""
+    for age, name in enumerate(names):
+        target = tmp_path / "cache" / f"hash{age}" / name
+        target.parent.mkdir(parents=True)
+        target.write_bytes((RECORDED / name).read_bytes())
+        os.utime(target, (1e9 - 60 * age, 1e9 - 60 * age))
+    return tmp_path / "cache"
+
+
+def test_a_folder_gives_the_newest_of_each_kernel_first(tmp_path):
+    cache = folder_of(tmp_path, "matmul_hmma.sass", "matmul_spill.sass", "one_block.sass")
+    found = tool_json("extract_asm.py", cache)["kernels"]
+    assert [kernel["kernel"] for kernel in found] == ["tiled_matmul", "one_block", "tiled_matmul"]
+    assert [Path(kernel["file"]).name for kernel in found][::2] == ["matmul_hmma.sass", "matmul_spill.sass"]
+    assert len(tool_json("extract_asm.py", cache, "--kernel", "matmul")["kernels"]) == 2
+
+
+def test_the_text_shows_what_stands_out():
+    done = run_tool("extract_asm.py", RECORDED / "matmul_spill.sass")
+    assert done.returncode == 0 and "96 registers, 328 bytes of stack" in done.stdout
+    assert re.search(r"^  tensor +64 +64  HMMA.16816.F32.BF16$", done.stdout, re.MULTILINE)
+    assert "  ! registers are spilled: " in done.stdout
+
+
+def test_a_listing_without_resource_usage_says_so(tmp_path):
+    bare = tmp_path / "bare.sass"
+    bare.write_text((RECORDED / "one_block.sass").read_text().replace("  REG:", "  "))
+    done = run_tool("extract_asm.py", bare)
+    assert "unknown: add the output of cuobjdump -res-usage" in done.stdout and " 0 registers" not in done.stdout
+
+
+def test_an_exact_name_is_preferred_to_a_part():
+    listings = disassembly.read(RECORDED / "tile.sass")
+    assert [kernel.name for _, kernel in disassembly.choose(listings, "indexed")] == ["indexed"]
+    both = [kernel.name for _, kernel in disassembly.choose(listings, "d")]
+    assert both == ["indexed", "tile_product"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["absent.cubin"], "does not exist"),
+        ([RECORDED / "tile.cu"], "what can be read: .cubin"),
+        ([FIXTURES / "h200_matmul"], "what can be read: .cubin"),
+        ([RECORDED / "tile.ptx", "--kind", "sass"], "no kernel as sass"),
+        ([RECORDED / "tile.ptx", "--kernel", "softmax"], "there are: indexed, tile_product"),
+        ([RECORDED / "tile.sass", "--diff", RECORDED / "one_block.sass"], "no kernel is on both sides"),
+    ],
+)
+def test_a_wrong_call_gets_one_sentence(arguments, said):
+    done = run_tool("extract_asm.py", *arguments)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_diff_lists_what_changed(tmp_path):
+    before, after = RECORDED / "matmul_hmma.sass", RECORDED / "matmul_spill.sass"
+    found = tool_json("extract_asm.py", before, "--diff", after, "--out", tmp_path)
+    (diff,) = found["diffs"]
+    changes = {row["what"]: (row["before"], row["after"]) for row in diff["changes"]}
+    assert changes["registers"] == (92, 96) and changes["stack_bytes"] == (0, 328)
+    assert changes["local_memory"] == ("none", "spill")
+    assert changes["tensor HMMA.16816.F32.BF16"] == (16, 64) and changes["local load LDL.LU"] == (0, 68)
+    assert "static_shared_bytes" not in changes and not diff["same_code"]
+    text = (tmp_path / "diff.sass").read_text()
+    assert found["written"] == [str(tmp_path / "diff.sass")]
+    assert "+    STL.64 [R1+0x120], R22" in text and not re.search(r"/\*|0x[0-9a-f]{16}", text)
+
+
+def test_a_diff_of_the_same_code_in_two_dialects_is_empty(tmp_path):
+    one, two = (RECORDED / f"streaming_add.{tool}.sass" for tool in ("nvdisasm", "cuobjdump"))
+    done = run_tool("extract_asm.py", one, "--diff", two, "--out", tmp_path)
+    assert "the counts are the same, and the code too" in done.stdout
+    assert (tmp_path / "diff.sass").read_text() == ""
+
+
+def test_two_lone_kernels_of_different_names_are_compared():
+    (diff,) = tool_json("extract_asm.py", RECORDED / "one_block.sass", "--diff", RECORDED / "strided_gather.sass")[
+        "diffs"
+    ]
+    assert diff["kernel"] == "one_block" and {"what": "registers", "before": 36, "after": 40} in diff["changes"]
+
+
+# ---- cuobjdump ----
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A stand-in for cuobjdump that prints recorded text: of a .so or of the CuteDSL cubin; the environment to use it."""
+    program = tmp_path / "bin" / "cuobjdump"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *broken*) echo "cuobjdump fatal   : Invalid fatbin header" >&2; exit 255;;\n'
+        f"  -ptx*.so) cat {RECORDED}/scale.so.ptx.txt;;\n"
+        f"  '-sass -res-usage'*.so) cat {RECORDED}/scale.so.sass.txt;;\n"
+        f"  '-sass -res-usage'*.cubin) cat {RECORDED}/cute_vector_add.listing.txt;;\n"
+        "  *) exit 9;; esac\n"
+    )
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+def test_an_extension_is_read_with_all_its_targets(tmp_path, stand_in):
+    (tmp_path / "scale.so").write_bytes(b"stands for a shared object")
+    found = tool_json("extract_asm.py", tmp_path / "scale.so", "--out", tmp_path / "asm", env=stand_in)
+    targets = {(kernel["kind"], kernel["arch"]): kernel["resources"]["registers"] for kernel in found["kernels"]}
+    assert targets == {("sass", "sm_80"): 10, ("sass", "sm_90"): 10, ("ptx", "sm_90"): None}
+    assert sorted(Path(path).name for path in found["written"]) == ["scale.ptx", "scale.sass"]
+    again = tool_json("extract_asm.py", tmp_path / "asm")  # needs no cuobjdump
+    without_file = [{**kernel, "file": None} for kernel in found["kernels"]]
+    assert sorted(map(str, without_file)) == sorted(str({**kernel, "file": None}) for kernel in again["kernels"])
+
+
+def test_a_dump_folder_keeps_its_order_below_out(tmp_path, stand_in):
+    cache = folder_of(tmp_path, "cute_vector_add.cubin", "cute_vector_add.ptx")
+    found = tool_json("extract_asm.py", cache, "--out", tmp_path / "asm", env=stand_in)
+    assert [kernel["kind"] for kernel in found["kernels"]] == ["sass", "ptx"]
+    written = {str(path.relative_to(tmp_path / "asm")) for path in (tmp_path / "asm").rglob("*.*")}
+    assert written == {"hash0/cute_vector_add.sass", "hash1/cute_vector_add.ptx"}
+
+
+def test_what_cuobjdump_cannot_read_is_said_in_its_words(tmp_path, stand_in):
+    (tmp_path / "broken.cubin").write_text("no cubin")
+    done = run_tool("extract_asm.py", tmp_path / "broken.cubin", env=stand_in)
+    assert done.returncode == 2 and "Invalid fatbin header" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_cuobjdump_a_cubin_needs_the_toolkit_and_a_listing_does_not(monkeypatch):
+    monkeypatch.setattr(disassembly.shutil, "which", lambda name, path=None: None)
+    with pytest.raises(EnvironmentLacks, match=r"install the CUDA toolkit .* or pass a \.sass file") as error:
+        disassembly.read(RECORDED / "cute_vector_add.cubin")
+    assert error.value.exit_code == 3
+    assert disassembly.read(RECORDED / "one_block.sass")[0].kernels
+    with pytest.raises(UsageError):
+        disassembly.read(RECORDED / "cute_vector_add.cubin", "ptx")
+
+
+def test_the_real_cuobjdump_reads_a_cubin_as_it_was_recorded():
+    try:
+        disassembly.program()
+    except EnvironmentLacks as error:
+        pytest.skip(str(error))
+    found = summary("cute_vector_add.cubin")
+    (recorded,) = disassembly.parse_sass((RECORDED / "cute_vector_add.listing.txt").read_text())
+    assert found == disassembly.summary(recorded)
+    assert found["resources"]["registers"] == 12 and notes(found) == {"narrow_global_loads", "narrow_global_stores"}

@@ -1,0 +1,61 @@
+"""The timeline of torch's profiler (CUPTI): collect it, and read the Chrome trace that it writes. Needs no counters."""
+
+from pathlib import Path
+
+from .. import bundle, verify
+from ..errors import Refused, TimedOut
+from ..sandbox import Outcome, Sandbox
+
+SOURCE = "torch.profiler (CUPTI)"
+CALLS = 20
+CALL = "call of the kernel"  # the name under which the worker marks each call
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+API = ("cuda_runtime", "cuda_driver")
+
+
+def collect(sandbox: Sandbox, kernel: Path, case: dict, trace: Path, timeout_s: float) -> Outcome:
+    """Some calls of `kernel`, after warm-up, into a Chrome trace. Refused: the kernel failed. TimedOut."""
+    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"], "calls": CALLS, "mark": CALL}
+    with sandbox.folder("trace") as folder:
+        made = Path(folder, "trace.json")
+        outcome = sandbox.run("trace", {**arguments, "path": str(made)}, timeout_s, [case["path"]])
+        if outcome.timed_out:
+            raise TimedOut(f"the calls did not finish in {timeout_s:.0f} s; --timeout raises the limit")
+        if failed := verify.failure(outcome):
+            raise Refused(f"the kernel failed: {failed['error']['message'].strip()}")
+        trace.write_bytes(made.read_bytes())
+    return outcome
+
+
+def read(trace: Path) -> dict:
+    """The timeline (see timeline.py) of a Chrome trace. Refused when it holds no kernel."""
+    found = bundle.read_json(trace)
+    events = found.get("traceEvents") if isinstance(found, dict) else None
+    if not isinstance(events, list):
+        raise Refused(f"{trace} is no Chrome trace")
+    complete = [event for event in events if event.get("ph") == "X"]
+    kernels = [_kernel(event) for event in complete if event.get("cat") in ON_GPU]
+    if not kernels:
+        raise Refused(f"{trace} holds no kernel: does the call launch one?")
+    marks = [event for event in complete if event["name"] == CALL and event.get("cat") == "gpu_user_annotation"]
+    api = [event for event in complete if event.get("cat") in API]
+    return {
+        "source": SOURCE,
+        "calls": [{"start_us": event["ts"], "us": event["dur"]} for event in marks],
+        "kernels": kernels,
+        "api": [{"name": event["name"], "start_us": event["ts"], "us": event["dur"]} for event in api],
+    }
+
+
+def _kernel(event: dict) -> dict:
+    about = event.get("args", {})
+    return {
+        "name": event["name"],
+        "start_us": event["ts"],
+        "us": event["dur"],
+        "stream": about.get("stream"),
+        "grid": about.get("grid"),
+        "block": about.get("block"),
+        "registers": about.get("registers per thread"),
+        "shared_bytes": about.get("shared memory"),
+    }

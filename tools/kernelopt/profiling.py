@@ -1,0 +1,140 @@
+"""Taking a profile of one version in one of four modes: what is collected and which files it leaves. I/O at its edges.
+
+annotation: counters, roofline. ncu: all sections, NVIDIA's rules, counters by instruction and source line. event: the time of each
+stage. nsys: the timeline, gaps, overlap, the host's calls.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import bundle, gpu, memory, occupancy, timeline, wiki
+from .errors import EnvironmentLacks, Refused
+from .profilers import ncu, ncu_source, nsys, torch_trace
+from .sandbox import Outcome, Sandbox
+from .workspace import digest
+
+MODES = ("annotation", "event", "ncu", "nsys")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is profiled: a kernel's file, one case of its inputs, and the settings."""
+
+    kernel: Path
+    version: str
+    workload: str
+    case: dict
+    cache: str
+    timeout_s: float
+
+
+def take(mode: str, sandbox: Sandbox, what: Subject, folder: Path, work: dict | None) -> tuple[dict, str | None]:
+    """(profile, why counters are missing) of a mode; its files but for the reports lie in `folder`.
+
+    A profile is {kernels, work, params} and, of event and nsys, {timeline}. Without the right to read counters the two modes that
+    need them give durations and resources, every counter None.
+    """
+    if mode in ("event", "nsys"):
+        return _timeline(mode, sandbox, what, folder), None
+    try:
+        return _counters(mode == "ncu", sandbox, what, folder, work), None
+    except EnvironmentLacks as lack:
+        found = _timeline("event", sandbox, what, folder)
+        kernels = [without_counters(stage, sandbox.device_name) for stage in found["timeline"]["stages"]]
+        return {"kernels": kernels, "work": work, "params": {**found["params"], "counters": "unavailable"}}, str(lack)
+
+
+def _counters(everything: bool, sandbox: Sandbox, what: Subject, folder: Path, work: dict | None) -> dict:
+    report = folder / "report.ncu-rep"
+    compiled = folder / "compiled" if everything else None
+    with gpu.Watch() as watch:
+        outcome = ncu.collect(
+            sandbox, what.kernel, what.case, report, what.cache, what.timeout_s, everything, compiled=compiled
+        )
+    params = settings(sandbox, what, outcome, watch, ncu.program_version())
+    if everything:
+        write_source(folder, ncu_source.read(report))
+    return {"kernels": ncu.read(report), "work": work, "params": params}
+
+
+def _timeline(mode: str, sandbox: Sandbox, what: Subject, folder: Path) -> dict:
+    """event and nsys: the same calls, told as stages or as a timeline. Where nsys writes no report torch's profiler serves."""
+    found = None
+    with gpu.Watch() as watch:
+        if mode == "nsys" and nsys.program():
+            report = folder / "report.nsys-rep"
+            outcome = nsys.collect(sandbox, what.kernel, what.case, report, what.timeout_s)
+            found = nsys.read(report) if report.exists() else None
+        if found is None:
+            trace = folder / "trace.json"
+            outcome = torch_trace.collect(sandbox, what.kernel, what.case, trace, what.timeout_s)
+            found = torch_trace.read(trace)
+    try:
+        analysis = timeline.analyse(found)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    return {"timeline": analysis, "params": settings(sandbox, what, outcome, watch, found["source"])}
+
+
+def settings(sandbox: Sandbox, what: Subject, outcome: Outcome, watch: gpu.Watch, profiler: str) -> dict:
+    """params.json: what was profiled, on what, how."""
+    return {
+        "version": what.version,
+        "kernel_sha256": digest(what.kernel),
+        "workload": what.workload,
+        "shapes": what.case["shapes"],
+        "dtype": what.case["dtype"],
+        "device": sandbox.device_name,
+        "driver": sandbox.gpu["driver"],
+        "torch": outcome.result["torch"],
+        "profiler": profiler,
+        "cache": what.cache,
+        "clocks": "as found, not locked",
+        "gpu_state": watch.state(outcome.result["window"]),
+        "triton": outcome.result["triton"],
+        "timestamp": memory.now(),
+        "wall_s": outcome.wall_s,
+    }
+
+
+def without_counters(stage: dict, device: str) -> dict:
+    """A kernel whose counters could not be read: its duration, its launch, and the occupancy that these allow. Pure but for the
+    wiki."""
+    threads = stage["block"] and stage["block"][0] * stage["block"][1] * stage["block"][2]
+    blocks = stage["grid"] and stage["grid"][0] * stage["grid"][1] * stage["grid"][2]
+    known = {"duration": stage["us"], "grid_size": blocks, "block_size": threads}
+    known["registers_per_thread"] = stage["registers"]
+    known["theoretical_occupancy"] = theoretical_occupancy(device, threads, stage["registers"], stage["shared_bytes"])
+    values = {metric.key: known.get(metric.key) for metric in ncu.metrics.schema()}
+    return {"name": stage["name"], "duration_us": stage["us"], "metrics": values, "rules": []}
+
+
+def theoretical_occupancy(device: str, threads, registers, shared_bytes) -> float | None:
+    """In percent, by the wiki's limits; None where anything is unknown."""
+    if None in (threads, registers, shared_bytes):
+        return None
+    try:
+        limits = wiki.find(device, wiki.pages(wiki.root(None))).limits
+        return occupancy.occupancy(limits, threads, registers, shared_bytes)["occupancy_pct"] if limits else None
+    except Refused:
+        return None
+
+
+def write_source(folder: Path, kernels: list[dict]) -> None:
+    """hotspots.json, and per kernel its SASS and its source, each line behind its share of the samples."""
+    hotspots = []
+    for kernel in kernels:
+        name = file_name(kernel["name"])
+        bundle.write_text(folder / "sass" / f"{name}.sass", ncu_source.annotated_sass(kernel))
+        for file, text in ncu_source.annotated_source(kernel).items():
+            bundle.write_text(folder / "source" / f"{name}-{Path(file).name}.txt", text)
+        hotspots.append({"kernel": kernel["name"], "lines": ncu_source.lines(kernel)[:HOTSPOTS]})
+    bundle.write_json(folder / "hotspots.json", hotspots)
+
+
+HOTSPOTS = 12  # source lines a kernel in hotspots.json and the report
+
+
+def file_name(kernel: str) -> str:
+    return re.sub(r"\W+", "_", kernel)[:60].strip("_")
