@@ -37,6 +37,13 @@ def counts(found: dict, *classes: str) -> dict:
     return table
 
 
+def by_hand(*lines: str) -> Kernel:
+    """A kernel of these instructions for sm_90a, made by hand; the first has address 0, the next 0x10."""
+    code = "".join(f"        /*{16 * index:04x}*/   {line} ;\n" for index, line in enumerate(lines))
+    (kernel,) = disassembly.parse_sass(f"\tcode for sm_90a\n\t\tFunction : by_hand\n{code}")
+    return kernel
+
+
 # ---- SASS ----
 
 
@@ -124,10 +131,33 @@ def test_a_stack_that_nothing_touches_is_no_spill():
     assert notes(disassembly.summary(disassembly.parse_sass(text)[0])) == {"unused_stack"}
 
 
-def local(*lines: str) -> str:
-    """The verdict on a kernel of these lines, made by hand."""
-    code = [Instruction("", *line.split(" ", 1)) for line in lines]
-    return disassembly.local_memory(Kernel("by_hand", "sass", "sm_90", instructions=code))
+@pytest.mark.parametrize(
+    ("lines", "ids"),
+    [
+        (["LDG.E R2, [R4]", "LDG.E.128 R4, [R4]", "LDG.E.128 R8, [R4]"], set()),  # one narrow load of three
+        (["LDG.E R2, [R4]", "LDG.E R3, [R4]", "LDG.E.128 R4, [R4]", "@P0 BRA 0x20"], set()),  # narrow before the loop
+        (["LDG.E R2, [R4]", "LDG.E.128 R4, [R4]", "@P0 BRA 0x0", "STG.E [R4], R2"], set()),
+        (["LDG.E R2, [R4]", "LDG.E R4, [R4]", "LDG.E.128 R4, [R4]"], {"narrow_global_loads"}),
+        (["LDG.E.128 R4, [R2]", "STS.128 [R2], R4", "@P0 BRA 0x0"], {"copies_through_registers"}),
+        (["LDGSTS.E.128 [R2], [R4]", "LDG.E.128 R4, [R2]", "STS.128 [R2], R4", "@P0 BRA 0x0"], set()),
+        (["HMMA.16816.F32 R4, R8, R10, R4"], {"no_wgmma"}),
+        (["HMMA.16816.F32 R4, R8, R10, R4", "HGMMA.64x128x16.F32 R24, gdesc[UR4], R24"], set()),
+        (["DMMA.8x8x4 R4, R8, R10, R4"], set()),  # fp64 has nothing newer
+        (["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R4", "@P0 BRA 0x0"], {"atomics_in_loops"}),
+        (["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU [R2], R4", "EXIT"], set()),
+    ],
+)
+def test_each_rule_fires_and_keeps_quiet(lines, ids):
+    assert notes(disassembly.summary(by_hand(*lines))) == ids
+
+
+def test_mma_sync_is_old_on_hopper_and_blackwell_only():
+    kernel = by_hand("HMMA.16816.F32 R4, R8, R10, R4")
+    found = {}
+    for arch in ("sm_80", "sm_90", "sm_100a", "sm_120", None):
+        kernel.arch = arch
+        found[arch] = notes(disassembly.summary(kernel))
+    assert found == {"sm_80": set(), "sm_90": {"no_wgmma"}, "sm_100a": {"no_tcgen05"}, "sm_120": set(), None: set()}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +176,7 @@ def local(*lines: str) -> str:
     ],
 )
 def test_a_spill_is_told_from_an_array_where_the_evidence_allows(lines, verdict):
-    assert local(*lines) == verdict
+    assert disassembly.local_memory(by_hand(*lines)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -178,6 +208,7 @@ def test_a_spill_is_told_from_an_array_where_the_evidence_allows(lines, verdict)
         ("ptx", "ld.param.u64", "", None, None),
         ("ptx", "ld.u32", "", "generic load", 32),
         ("ptx", "cp.async.cg.shared.global", "[ %r35 + 0 ], [ %rd12 + 0 ], 0x10, %r36", "global to shared copy", 128),
+        ("ptx", "cp.async.ca.shared.global", "[%r1], [%rd1], 4", "global to shared copy", 32),
         ("ptx", "cp.async.commit_group", "", None, None),
         ("ptx", "cp.async.bulk.commit_group", "", None, None),
         ("ptx", "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes", "", "TMA load", None),
@@ -214,8 +245,15 @@ def test_the_loop_of_the_tile_product_is_what_its_source_loops_over():
     hot = disassembly.in_loops(kernel)
     inside = [kernel.instructions[index].opcode.partition(".")[0] for index in sorted(hot)]
     assert inside.count("FFMA") == 32 and inside.count("LDS") == 64 and inside.count("BAR") == 2
+    assert kernel.arch == "sm_90a"  # also after the header flags of another kernel, which lack the a
     assert "STG" not in inside and "EXIT" not in inside
     assert hot == set(range(min(hot), max(hot) + 1)) and len(hot) == 109
+
+
+def test_each_target_of_a_fat_binary_has_its_own_resources():
+    text = (RECORDED / "scale.so.sass.txt").read_text().replace("REG:10", "REG:8", 1)
+    found = [(kernel.arch, kernel.resources["registers"]) for kernel in disassembly.parse_sass(text)]
+    assert found == [("sm_80", 8), ("sm_90", 10)]
 
 
 def test_code_without_a_loop_has_none_although_it_ends_in_a_jump_to_itself():
@@ -225,20 +263,15 @@ def test_code_without_a_loop_has_none_although_it_ends_in_a_jump_to_itself():
 
 
 def test_a_jump_back_from_a_block_out_of_line_is_no_loop():
-    """By hand: a slow path behind the end jumps back; as addresses it looks like a loop over all in between."""
-    text = """
-        Function : by_hand
-        /*0000*/              @P0 BRA 0x40 ;
-        /*0010*/                  FADD R0, R0, R1 ;
-        /*0020*/          BRA.U !UP0, 0x10 ;
-        /*0030*/                  EXIT ;
-        /*0040*/                  FMUL R0, R0, R0 ;
-        /*0050*/                  BRA 0x10 ;
-        /*0060*/                  BRA 0x60;
-    """
-    (kernel,) = disassembly.parse_sass(text)
+    """A slow path behind the end jumps back; by addresses it would be a loop over all in between."""
+    lines = ["@P0 BRA 0x40", "FADD R0, R0, R1", "BRA.U !UP0, 0x10", "EXIT", "FMUL R0, R0, R0", "BRA 0x10", "BRA 0x60"]
+    kernel = by_hand(*lines)
     assert disassembly.in_loops(kernel) == {1, 2}
     assert disassembly.normalised(kernel)[:3] == ["    @P0 BRA L1", "L0:", "    FADD R0, R0, R1"]
+
+
+def test_a_branch_with_its_condition_among_the_operands_can_go_on():
+    assert disassembly.in_loops(by_hand("FADD R0, R0, R1", "BRA.U !UP0, 0x10", "@P0 BRA 0x0", "EXIT")) == {0, 1, 2}
 
 
 # ---- PTX and AMDGCN ----
@@ -347,9 +380,9 @@ def test_a_listing_without_resource_usage_says_so(tmp_path):
 
 def test_an_exact_name_is_preferred_to_a_part():
     listings = disassembly.read(RECORDED / "tile.sass")
+    listings[0].kernels[1].name = "indexed_twice"
     assert [kernel.name for _, kernel in disassembly.choose(listings, "indexed")] == ["indexed"]
-    both = [kernel.name for _, kernel in disassembly.choose(listings, "d")]
-    assert both == ["indexed", "tile_product"]
+    assert [kernel.name for _, kernel in disassembly.choose(listings, "index")] == ["indexed", "indexed_twice"]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +418,7 @@ def test_a_diff_lists_what_changed(tmp_path):
 def test_a_diff_of_the_same_code_in_two_dialects_is_empty(tmp_path):
     one, two = (RECORDED / f"streaming_add.{tool}.sass" for tool in ("nvdisasm", "cuobjdump"))
     done = run_tool("extract_asm.py", one, "--diff", two, "--out", tmp_path)
-    assert "the counts are the same, and the code too" in done.stdout
+    assert "same counts, same code" in done.stdout
     assert (tmp_path / "diff.sass").read_text() == ""
 
 
@@ -394,6 +427,17 @@ def test_two_lone_kernels_of_different_names_are_compared():
         "diffs"
     ]
     assert diff["kernel"] == "one_block" and {"what": "registers", "before": 36, "after": 40} in diff["changes"]
+
+
+def test_each_target_is_compared_with_its_own(tmp_path):
+    listing = (RECORDED / "scale.so.sass.txt").read_text()
+    (tmp_path / "before.sass").write_text(listing)
+    (tmp_path / "after.sass").write_text(listing.replace("REG:10", "REG:8", 1))
+    diffs = tool_json("extract_asm.py", tmp_path / "before.sass", "--diff", tmp_path / "after.sass")["diffs"]
+    assert {diff["arch"]: diff["changes"] for diff in diffs} == {
+        "sm_80": [{"what": "registers", "before": 10, "after": 8}],
+        "sm_90": [],
+    }
 
 
 # ---- cuobjdump ----

@@ -1,4 +1,4 @@
-"""Nsight Compute's CSVs against the .ncu-rep of the same launch, and every way that such a file can mislead."""
+"""Nsight Compute's CSVs against the .ncu-rep of another launch of the same kernel, and every way that such a file can mislead."""
 
 import lzma
 import re
@@ -39,10 +39,14 @@ def same(value: float | None, printed: float | None) -> bool:
 def test_the_wide_csv_gives_what_the_report_gives(tmp_path, report):
     (kernel,) = read(tmp_path, captured("spilling_tile.wide"))
     assert set(kernel) == {"name", "duration_us", "metrics", "rules"} == set(report)
-    assert kernel["name"] == report["name"] and kernel["duration_us"] == report["duration_us"]
+    assert kernel["name"] == report["name"]
+    assert kernel["duration_us"] == pytest.approx(report["duration_us"], rel=0.05)
     assert kernel["metrics"].keys() == report["metrics"].keys()
-    other = {key for key, value in report["metrics"].items() if not same(value, kernel["metrics"][key])}
-    assert not other
+    fixed = "grid_size block_size registers_per_thread shared_memory_dynamic spill_instructions waves_per_sm load_sectors".split()
+    assert all(same(report["metrics"][key], kernel["metrics"][key]) for key in fixed)
+    pairs = {key: (value, kernel["metrics"][key]) for key, value in report["metrics"].items()}
+    assert [key for key, (a, b) in pairs.items() if (a is None) != (b is None)] == []
+    assert [key for key, (a, b) in pairs.items() if a and a > 5 and b != pytest.approx(a, rel=0.25)] == []
     assert sum(value is not None for value in kernel["metrics"].values()) > 40
 
 
@@ -103,7 +107,8 @@ def test_what_the_profiler_and_the_program_print_is_left_out(tmp_path, form):
     text = captured(f"spilling_tile.{form}")
     before = 'step 1, loss 0.3\n==PROF== Connected to process 2357 (/usr/bin/python3.12)\n"unfinished\n'
     after = "==PROF== Disconnected from process 2357\nstep 2, loss 0.2\n7\n\n"
-    assert read(tmp_path, before + text + after) == read(tmp_path, text)
+    header, _, rows = text.partition("\n")
+    assert read(tmp_path, f"{before}{header}\n==WARNING== Clocks vary.\n{rows}{after}") == read(tmp_path, text)
 
 
 UNITS = {'"ns","242912"': '"us","242.91"', '"byte/block","36864"': '"Kbyte/block","36.86"'}
@@ -242,7 +247,8 @@ def test_a_metric_without_a_number_is_missing_and_not_0(tmp_path):
 def test_a_file_that_was_cut_off_is_refused(tmp_path):
     for form in ("wide", "long"):
         text = captured(f"spilling_tile.{form}")
-        for end in (text.rindex('"0","2357"') + 60, len(text) - 20):
+        last = text.rindex('"0","2357"')
+        for end in (last + 15, text.index('"127.0.0.1"', last), len(text) - 20):
             with pytest.raises(Refused):
                 read(tmp_path, text[:end])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, run_tool, tool_json
-from kernelopt import diagnosis, memory, metrics, profile_report
+from kernelopt import diagnosis, memory, metrics, profile_pages, profile_report
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import ncu
 from kernelopt.sandbox import Outcome
@@ -174,12 +174,13 @@ def test_the_report_compares_with_the_version_before(session):
     store(session, "v0", "three_passes.ncu-rep", "0" * 64)
     store(session, "v1", "one_pass.ncu-rep", "1" * 64)
     profile = profile_report.load(session.profile("v1", profile_report.MODE))
-    before = profile_report.previous(session, profile["params"])
-    text = profile_report.markdown(profile, diagnosis.analyse(profile, LIMITS), before)
+    (before,) = profile_report.earlier(session, profile["params"])
+    text = profile_pages.page(profile, profile_report.analysed(profile, [before]), before)
+    assert "## Against v0" in text and "| all kernels (us) | 509 | 258 | -49.3 % |" in text
     assert "recorded on NVIDIA H200" in text and "| section | counter | v1 | v0 | unit |" in text
     for metric in metrics.schema():
         assert f"| {metric.label} |" in text
-    assert profile_report.previous(session, {**profile["params"], "cache": "warm"}) is None
+    assert profile_report.earlier(session, {**profile["params"], "cache": "warm"}) == []
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):

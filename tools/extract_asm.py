@@ -24,14 +24,15 @@ def main() -> int:
     listings = disassembly.read(args.path, args.kind)
     chosen = disassembly.choose(listings, args.kernel)
     if args.diff:
-        others = disassembly.choose(disassembly.read(args.diff, args.kind), args.kernel)
-        result, lines = compared(pairs(chosen, others), args.out)
+        found = pairs(chosen, disassembly.choose(disassembly.read(args.diff, args.kind), args.kernel))
+        key, rows = "diffs", [difference(one, two) for one, two in found]
+        lines = [line for diff in rows for line in changed(diff)]
+        written = write_diffs(found, args.out) if args.out else []
     else:
-        kernels = [{"file": str(listing.file), **disassembly.summary(kernel)} for listing, kernel in chosen]
+        rows = [{"file": str(listing.file), **disassembly.summary(kernel)} for listing, kernel in chosen]
+        key, lines = "kernels", [line for summary in rows for line in described(summary)]
         written = write(chosen, args.path, args.out) if args.out else []
-        result = {"path": str(args.path), "kernels": kernels, "written": written}
-        lines = [line for found in kernels for line in described(found)] + [f"wrote {path}" for path in written]
-    cli.emit(result, args.json, lines)
+    cli.emit({key: rows, "written": written}, args.json, [*lines, *(f"wrote {path}" for path in written)])
     return 0
 
 
@@ -70,42 +71,59 @@ def write(chosen: list[tuple[Listing, Kernel]], path: Path, out: Path) -> list[s
     return list(written)
 
 
-def pairs(chosen: list, others: list) -> list[tuple]:
-    """The newest of each kernel on both sides; two kernels of different names where each side has only one."""
+def pairs(chosen: list[tuple], others: list[tuple]) -> list[tuple]:
+    """The newest of each kernel on both sides, or the only kernel of each side whatever its name and target."""
     one, two = newest(chosen), newest(others)
     if common := [key for key in one if key in two]:
         return [(one[key], two[key]) for key in common]
-    if len(one) == len(two) == 1 and {kind for _, kind in one} == {kind for _, kind in two}:
-        return [(*one.values(), *two.values())]
-    names = " against ".join(", ".join(sorted({name for name, _ in side})) for side in (one, two))
-    raise UsageError(f"no kernel is on both sides: {names}; --kernel narrows each side down")
+    if len(one) == len(two) == 1 and chosen[0][1].kind == others[0][1].kind:
+        return [(chosen[0], others[0])]
+    names = (
+        ", ".join(f"{kernel.name} ({kernel.kind}, {kernel.arch})" for _, kernel in side) for side in (chosen, others)
+    )
+    raise UsageError(f"no kernel is on both sides: {' against '.join(names)}; --kernel narrows each side down")
 
 
-def newest(chosen: list[tuple[Listing, Kernel]]) -> dict:
-    return {(kernel.name, kernel.kind): (listing, kernel) for listing, kernel in reversed(chosen)}
+def newest(chosen: list[tuple]) -> dict:
+    """The first of each name, kind and generation; nvdisasm says sm_90 where cuobjdump says sm_90a."""
+    first: dict = {}
+    for listing, kernel in chosen:
+        first.setdefault((kernel.name, kernel.kind, disassembly.capability(kernel.arch)), (listing, kernel))
+    return first
 
 
-def compared(found: list[tuple], out: Path | None) -> tuple[dict, list[str]]:
-    """(result, lines) of a comparison; the changed code goes to `out`/diff.KIND."""
-    diffs, lines, texts = [], [], {}
-    for (listing, before), (other, after) in found:
-        changed = disassembly.changes(disassembly.summary(before), disassembly.summary(after))
-        same = disassembly.normalised(before) == disassembly.normalised(after)
-        texts.setdefault(before.kind, []).append((before, after))
-        files = {"before": str(listing.file), "after": str(other.file)}
-        diffs.append(
-            {"kernel": before.name, "kind": before.kind, **files, "changes": changed, "same_code": same},
-        )
-        lines.append(f"{before.name} ({before.kind}) {listing.file} -> {other.file}")
-        shown = ({key: "unknown" if value is None else value for key, value in row.items()} for row in changed)
-        lines += [f"  {row['what']:<58}{row['before']} -> {row['after']}" for row in shown]
-        lines += [] if changed else [f"  the counts are the same, and the code {'too' if same else 'differs'}"]
+def difference(one: tuple[Listing, Kernel], two: tuple[Listing, Kernel]) -> dict:
+    (listing, before), (other, after) = one, two
+    return {
+        "kernel": before.name,
+        "kind": before.kind,
+        "arch": before.arch,
+        "before": str(listing.file),
+        "after": str(other.file),
+        "changes": disassembly.changes(disassembly.summary(before), disassembly.summary(after)),
+        "same_code": disassembly.normalised(before) == disassembly.normalised(after),
+    }
+
+
+def changed(diff: dict) -> list[str]:
+    """A difference for people."""
+    lines = [
+        f"{diff['kernel']} ({diff['kind']}, {diff['arch'] or 'target unknown'}) {diff['before']} -> {diff['after']}"
+    ]
+    for row in diff["changes"]:
+        before, after = ("unknown" if row[key] is None else row[key] for key in ("before", "after"))
+        lines.append(f"  {row['what']:<58}{before} -> {after}")
+    return lines if diff["changes"] else [*lines, f"  same counts, {'same' if diff['same_code'] else 'other'} code"]
+
+
+def write_diffs(found: list[tuple], out: Path) -> list[str]:
+    """The changed code of all pairs, one file a kind: `out`/diff.sass."""
     written = []
-    for kind, versions in texts.items() if out else ():
-        text = "".join(disassembly.unified_diff(before, after) for before, after in versions)
-        bundle.write_text(out / f"diff.{kind}", text)
+    for kind in dict.fromkeys(before.kind for (_, before), _ in found):
+        texts = [disassembly.unified_diff(one, two) for (_, one), (_, two) in found if one.kind == kind]
+        bundle.write_text(out / f"diff.{kind}", "".join(texts))
         written.append(str(out / f"diff.{kind}"))
-    return {"diffs": diffs, "written": written}, [*lines, *(f"wrote {path}" for path in written)]
+    return written
 
 
 def arguments():

@@ -15,7 +15,6 @@ PIPES = {  # what can be the limiter when the SM itself is the busiest unit
     "xu_instructions": "xu pipe",
     "lsu_instructions": "lsu pipe",
     "tensor_cycles": "tensor pipe",
-    "issue_active_pct": "instruction issue",
 }
 MEMORY_UNITS = {"dram_throughput": "dram", "l2_throughput": "l2", "l1_throughput": "l1"}
 OCCUPANCY_LIMITS = ("limit_registers", "limit_shared_memory", "limit_warps", "limit_blocks")
@@ -132,9 +131,15 @@ def classify(m: dict, limits: dict) -> dict:
     if memory >= sm:
         unit = busiest_memory(m, limits)
         return {"class": "memory", "limiter": MEMORY_UNITS.get(unit), "reasons": reasons + described(m, MEMORY_UNITS)}
-    issued = {**m, "issue_active_pct": None if m.get("issue_active") is None else 100 * m["issue_active"]}
-    pipe = busiest(issued, PIPES)
-    return {"class": "compute", "limiter": PIPES.get(pipe), "reasons": reasons + described(issued, PIPES)[:3]}
+    pipe, issue = busiest(m, PIPES), m.get("issue_active")
+    if issue is not None and 100 * issue > (m[pipe] if pipe else 0):
+        issued = f"instructions are issued in {100 * issue:.1f} % of cycles"
+        return {
+            "class": "compute",
+            "limiter": "instruction issue",
+            "reasons": [*reasons, issued, *described(m, PIPES)[:2]],
+        }
+    return {"class": "compute", "limiter": PIPES.get(pipe), "reasons": reasons + described(m, PIPES)[:3]}
 
 
 def idle_class(m: dict, reasons: list[str], limits: dict) -> dict:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,10 +91,17 @@ AMDGCN = {
     r"(global|buffer|flat)_atomic_|ds_(add|sub|min|max|and|or|xor|inc|dec|cmpst|cmpswap|wrxchg|pk_add)": "atomic",
     r"s_barrier": "barrier",
 }
-CLASSES = {
-    "sass": [(re.compile(rf"({pattern})(?!\w)"), meaning) for pattern, meaning in SASS.items()],
-    "ptx": [(re.compile(pattern), meaning) for pattern, meaning in PTX.items()],
-    "amdgcn": [(re.compile(pattern), meaning) for pattern, meaning in AMDGCN.items()],
+
+
+def alternatives(patterns: dict, end: str = "") -> re.Pattern:
+    """One pattern for all: the name of the group that matched, c0, c1 ..., is the place in the table."""
+    return re.compile("|".join(f"(?P<c{place}>(?:{pattern}){end})" for place, pattern in enumerate(patterns)))
+
+
+CLASSES = {  # kind -> pattern, classes in the order of its groups
+    "sass": (alternatives(SASS, r"(?!\w)"), list(SASS.values())),
+    "ptx": (alternatives(PTX), list(PTX.values())),
+    "amdgcn": (alternatives(AMDGCN), list(AMDGCN.values())),
 }
 WITH_WIDTH = re.compile(r"(global|shared|local|generic) (load|store)|global to shared copy")
 
@@ -231,8 +239,9 @@ PARSERS = {"sass": parse_sass, "ptx": parse_ptx, "amdgcn": parse_amdgcn}
 
 def meaning_of(kind: str, instruction: Instruction) -> str | None:
     """The class of an instruction ("global load"); None when it belongs to none."""
-    text = f"{instruction.opcode} {instruction.operands}"
-    return next((meaning for pattern, meaning in CLASSES[kind] if pattern.match(text)), None)
+    pattern, classes = CLASSES[kind]
+    found = pattern.match(f"{instruction.opcode} {instruction.operands}")
+    return classes[int(found.lastgroup[1:])] if found else None
 
 
 def bits_of(kind: str, instruction: Instruction) -> int | None:
@@ -246,7 +255,7 @@ def bits_of(kind: str, instruction: Instruction) -> int | None:
         return int(width[1] or width[2]) if width else 32
     if kind == "ptx" and opcode.startswith("cp.async"):  # [to], [from], bytes
         size = instruction.operands.split(",")[2:3]
-        return 8 * int(size[0], 0) if size and re.fullmatch(r"\s*(0x)?[0-9a-f]+\s*", size[0]) else None
+        return 8 * int(size[0], 0) if size and re.fullmatch(r"\s*(0x[0-9a-f]+|\d+)\s*", size[0]) else None
     if kind == "ptx":
         vector, element = re.search(r"\.v(\d)\b", opcode), re.search(r"\.[a-z]+(\d+)$", opcode)
         return (int(vector[1]) if vector else 1) * int(element[1]) if element else None
@@ -336,16 +345,9 @@ def summary(kernel: Kernel) -> dict:
 
 
 def local_memory(kernel: Kernel) -> str:
-    """What local memory is used for: none, spill, array, spill and array, spill or array.
-
-    In SASS, a spilled register goes to a fixed place on the stack, [R1+offset], and comes back from there, often by
-    LDL.LU (last use: PTX ISA, cache operator .lu). An array that is indexed at run time has another address register.
-    """
-    accesses = [
-        instruction
-        for instruction in kernel.instructions
-        if meaning_of(kernel.kind, instruction) in ("local load", "local store")
-    ]
+    """What local memory is used for: none, spill, array, spill and array, spill or array."""
+    names = ("local load", "local store")
+    accesses = [instruction for instruction in kernel.instructions if meaning_of(kernel.kind, instruction) in names]
     spilled = kernel.resources["spilled_registers"]  # AMD's compiler counts them itself
     if spilled:
         return "spill"
@@ -353,20 +355,23 @@ def local_memory(kernel: Kernel) -> str:
         return "none"
     if kernel.kind == "ptx" or spilled == 0:  # PTX has no end of registers
         return "array"
-    if kernel.kind == "amdgcn":
-        return "spill or array"
-    slots: dict[str, set] = {"LDL": set(), "STL": set()}
-    indexed = False
-    for instruction in accesses:
-        slot = STACK_SLOT.search(instruction.operands)
-        indexed = indexed or slot is None
-        if slot:
-            slots[instruction.opcode[:3]].add(slot["offset"])
+    return stack_use(accesses) if kernel.kind == "sass" else "spill or array"
+
+
+def stack_use(accesses: list[Instruction]) -> str:
+    """Whether LDL and STL move spilled registers or belong to an array.
+
+    A spilled register goes to a fixed place on the stack, [R1+offset], and comes back from there, often by LDL.LU (last
+    use: PTX ISA, cache operator .lu). An array that is indexed at run time has another address register.
+    """
+    slots = [(instruction.opcode[:3], STACK_SLOT.search(instruction.operands)) for instruction in accesses]
+    loaded, stored = ({slot["offset"] for name, slot in slots if slot and name == which} for which in ("LDL", "STL"))
+    indexed = any(slot is None for _, slot in slots)
     last_use = any(".LU" in instruction.opcode for instruction in accesses)
-    if not slots["LDL"]:  # nothing comes back from a fixed place
+    if not loaded:  # nothing comes back from a fixed place
         return "array"
     if not indexed:
-        return "spill" if last_use or slots["LDL"] & slots["STL"] else "spill or array"
+        return "spill" if last_use or loaded & stored else "spill or array"
     return "spill and array" if last_use else "spill or array"
 
 
@@ -454,7 +459,7 @@ def copies_through_registers(found: dict) -> Iterator[dict]:
 
 
 def atomics_in_loops(found: dict) -> Iterator[dict]:
-    if count := 0:
+    if count := total(rows(found, "atomic"), "in_loops"):
         yield {"id": "atomics_in_loops", "message": f"atomics in loops: {count}"}
 
 
@@ -542,8 +547,9 @@ def read(path: Path, kind: str = "all") -> list[Listing]:
         raise UsageError(f"{path} is no file or folder with code; what can be read: {', '.join(KINDS_IN)}")
     files.sort(key=lambda file: (-file.stat().st_mtime, str(file)))
     wanted = [(file, one) for file in files for one in KINDS_IN[file.suffix] if kind in (one, "all")]
-    texts = [(file, one, text_of(file, one)) for file, one in wanted]
-    listings = [Listing(file, one, text, PARSERS[one](text)) for file, one, text in texts]
+    with ThreadPoolExecutor() as pool:  # cuobjdump takes a quarter of a second, and a cache holds hundreds of files
+        texts = pool.map(lambda one: text_of(*one), wanted)
+        listings = [Listing(*one, text, PARSERS[one[1]](text)) for one, text in zip(wanted, texts, strict=True)]
     if not any(listing.kernels for listing in listings):
         raise UsageError(
             f"{path} holds no kernel" + ("" if kind == "all" else f" as {kind}; --kind all takes any kind")

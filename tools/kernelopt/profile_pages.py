@@ -103,8 +103,12 @@ def stages(profile: dict, found: dict) -> list[str]:
 
 def root_cause(found: dict) -> str:
     """At most two sentences: what limits, and the first finding's inference."""
-    limiter = found["classification"]["limiter"]
-    first = f"{limiter or found['classification']['class']} limits `{found['classification']['of']}`."
+    judged = found["classification"]
+    first = (
+        f"{judged['limiter']} limits `{judged['of']}`."
+        if judged["limiter"]
+        else f"{judged['reasons'][0]}; no unit leads."
+    )
     return f"{first} {found['findings'][0]['inference'].capitalize()}." if found["findings"] else first
 
 
@@ -204,7 +208,7 @@ def verbose_page(profile: dict, found: dict, hotspots: list[dict]) -> str:
 
 def hotspot_table(spots: list[dict]) -> list[str]:
     rows = [
-        f"| {number(spot['share_pct'])} | {spot['stall'] or '-'} | {spot['line'] or '-'} | `{spot['text'] or '?'}` | "
+        f"| {number(spot['share_pct'])} | {spot['stall'] or '-'} | {Path(spot['file'] or '?').name}:{spot['line']} | `{spot['text'] or '?'}` | "
         f"{spot['excess_sectors']} |"
         for spot in spots
     ]

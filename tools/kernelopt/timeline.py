@@ -20,7 +20,7 @@ def analyse(timeline: dict) -> dict:
         raise ValueError("the timeline holds no kernel")
     spans = [span_us(kernels) for kernels in calls]
     busy = [busy_us(kernels) for kernels in calls]
-    overlap = [sum(k["us"] for k in kernels) - b for kernels, b in zip(calls, busy, strict=True)]
+    overlap = [max(0.0, sum(k["us"] for k in kernels) - b) for kernels, b in zip(calls, busy, strict=True)]
     return {
         "calls": len(calls),
         "stages": stages(calls),
@@ -95,9 +95,13 @@ def gaps(calls: list[list[dict]]) -> list[dict]:
 
 
 def api_cost(timeline: dict, calls: int) -> list[dict]:
-    """[{name, count, us}] of the CUDA calls of the host, a call of the kernel on average, dearest first."""
+    """[{name, count, us}] of the CUDA calls that the host made in the kernel's calls, for one of these on average, dearest
+    first."""
     found: dict[str, list[float]] = {}
+    inside = [(call["start_us"], call["start_us"] + call["us"]) for call in timeline["calls"]]
     for event in timeline["api"]:
+        if inside and not any(start <= event["start_us"] < end for start, end in inside):
+            continue  # waiting for the GPU between the calls, which the profiling does
         found.setdefault(event["name"], []).append(event["us"])
     costs = [{"name": name, "count": len(us) / calls, "us": sum(us) / calls} for name, us in found.items()]
     return sorted(costs, key=lambda cost: -cost["us"])

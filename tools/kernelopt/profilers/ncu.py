@@ -19,6 +19,7 @@ FAILURES = {
     "driver resource was unavailable": "another profiler holds the counters: stop it (DCGM: dcgmi profile --pause)",
     "Failed to save memory for replay": "the problem is too large for kernel replay: profile a smaller workload",
 }
+GLOBAL = 2  # ncu_report's type of an estimated speed-up that is one of the whole kernel
 INSTALL_ROOTS = ("/opt/nvidia/nsight-compute", "/usr/local/NVIDIA-Nsight-Compute")
 
 
@@ -168,11 +169,17 @@ def _kernel(action) -> dict:
 
 
 def _rule(result: dict) -> dict | None:
-    """One of NVIDIA's findings in plain text; None for what says nothing. Their messages hold links: @section:NAME:text@."""
+    """One of NVIDIA's findings in plain text; None for what says nothing. Their messages hold links: @section:NAME:text@ and
+    @url:text:address@."""
     said = result["rule_message"]
     text = " ".join(part for part in (said.get("title"), said.get("message")) if part)
-    text = re.sub(r"@\w+:[^@]*?:([^:@]*)@", r"\1", text)
+    text = re.sub(r"@url:([^:@]*):[^@]*@|@section:[^:@]*:([^@]*)@", r"\1\2", text)
     if not text or not result.get("focus_metrics"):
         return None
     estimate = result.get("speedup_estimation") or {}
-    return {"name": result["name"], "message": " ".join(text.split()), "speedup_pct": estimate.get("speedup")}
+    whole = estimate.get("type") == GLOBAL  # the others are of a part, of the pipes' use, say, and not of the time
+    return {
+        "name": result["name"],
+        "message": " ".join(text.split()),
+        "speedup_pct": estimate["speedup"] if whole else None,
+    }

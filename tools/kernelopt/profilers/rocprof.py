@@ -53,11 +53,11 @@ def counter_commands(architecture: str, target: list[str], folder: Path, name: s
     architecture: gfx942 or gfx950; UsageError names the known ones.
     """
     schema = metrics.rocprof()
-    known = {counter["name"] for counter in schema["counters"] if architecture in counter["architectures"]}
-    if not known:
+    counted = {counter["name"] for counter in schema["counters"] if architecture in counter["architectures"]}
+    if not counted:
         names = sorted({name for counter in schema["counters"] for name in counter["architectures"]})
         raise UsageError(f"no counters are known for {architecture}; known architectures: {', '.join(names)}")
-    groups = [[counter for counter in group if counter in known] for group in schema["groups"]]
+    groups = [[counter for counter in group if counter in counted] for group in schema["groups"]]
     return [
         ["rocprofv3", "--pmc", *group, *_output(target, folder / f"group_{number}", name)]
         for number, group in enumerate(groups, 1)

@@ -37,7 +37,7 @@ def read(trace: Path) -> dict:
     kernels = [_kernel(event) for event in complete if event.get("cat") in ON_GPU]
     if not kernels:
         raise Refused(f"{trace} holds no kernel: does the call launch one?")
-    marks = [event for event in complete if event["name"] == CALL and event.get("cat") == "gpu_user_annotation"]
+    marks = [event for event in complete if event["name"] == CALL and event.get("cat") == "user_annotation"]
     api = [event for event in complete if event.get("cat") in API]
     return {
         "source": SOURCE,
