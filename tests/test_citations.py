@@ -1,8 +1,10 @@
 """The audit of hardware values: planted errors of many kinds are found, and clean texts pass."""
 
+import shutil
+
 import pytest
-from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import audit, citations, rounds, wiki
+from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, task, tool_json
+from kernelopt import audit, citations, rounds, wiki, workspace
 from kernelopt.errors import UsageError
 
 ROOT = BUNDLE / "gpu-wiki"
@@ -145,12 +147,21 @@ def test_without_a_platform_the_value_must_hold_all_the_same():
     assert kinds(BANDWIDTH.replace("4800", "5000"), context) == ["wrong value"]
 
 
+@pytest.fixture(scope="module")
+def after_step_0(tmp_path_factory):
+    """A workspace after Step 0, to be copied."""
+    folder = tmp_path_factory.mktemp("step_0")
+    for name, text in (("kernel.py", kernel_text()), ("reference.py", REFERENCE)):
+        (folder / name).write_text(text)
+    made = workspace.create(folder, "test", folder / "kernel.py", folder / "reference.py", task())
+    tool_json("estimate_work.py", "--workspace", made.root)
+    tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets")
+    return made.root
+
+
 @pytest.fixture
-def cited(session):
-    """A workspace after Step 0."""
-    tool_json("estimate_work.py", "--workspace", session.root)
-    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
-    return session
+def cited(after_step_0, tmp_path):
+    return workspace.Workspace(shutil.copytree(after_step_0, tmp_path / after_step_0.name))
 
 
 def test_what_step_0_writes_is_clean(cited):

@@ -70,7 +70,7 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     code = re.findall(r"```(?:bash)?\n(.*?)```", text, re.DOTALL) + re.findall(r"`([^`\n]+)`", text)
     found = []
     for line in "\n".join(code).splitlines():
-        name = re.search(r"\b([a-z_]+\.(?:py|sh))\b", line)
+        name = re.search(r"\b([a-z_-]+\.(?:py|sh))\b", line)
         if name:
             found.append((name[1], re.findall(r"(?<=\s)--[a-z-]+", line)))
     return found

@@ -368,7 +368,7 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
         return found
     actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
     finite = torch.isfinite(exact)
-    rms = math.sqrt(float(torch.where(finite, exact, 0).double().square().mean())) if exact.numel() else 0.0
+    rms = root_mean_square(torch.where(finite, exact, 0))
     theirs = deviation(baseline, exact, tolerance, rms)
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
     own = deviation(actual, exact, bound, rms, baseline)
@@ -386,6 +386,12 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
         "lost_pct": own.lost_pct(),
         "baseline_lost_pct": theirs.lost_pct(),
     }
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """0 of nothing; over the largest, whose square may be infinite."""
+    largest = float(values.double().abs().max()) if values.numel() else 0.0
+    return largest * math.sqrt(float((values.double() / largest).square().mean())) if largest else 0.0
 
 
 def bland_answers(

@@ -20,7 +20,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(2, 12, 141)]
+    return [torch.randn(2, 12, 41)]
 
 
 def get_init_inputs():

@@ -18,7 +18,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randint(0, 100, (6, 35))]
+    return [torch.randint(0, 100, (5, 11))]
 
 
 def get_init_inputs():

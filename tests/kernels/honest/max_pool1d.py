@@ -15,7 +15,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(3, 8, 151)]
+    return [torch.randn(3, 8, 47)]
 
 
 @triton.jit
