@@ -82,6 +82,8 @@ def test_a_few_elements_may_turn_on_a_rounding_on_values_that_the_task_does_not_
     assert judged(SIGNS, output={"elements": 1000, "mismatches": 9}) == "OK"
     assert judged(SIGNS, output={"elements": 1000, "mismatches": 11}) == "WRONG_VALUES"
     assert judged(SIGNS, output={"nonfinite": 1}) == "NONFINITE"
+    large = {"variant": {"layout": "contiguous", "values": "64 times the inputs"}}
+    assert judged(large, output={"nonfinite": 1}) == "DOUBTFUL" and judged(large) == "OK"
 
 
 def test_where_a_variant_has_no_finite_value_nothing_is_asked():

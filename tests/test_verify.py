@@ -341,3 +341,13 @@ def get_inputs(): return [torch.randn(6, 8)]
         (tmp_path / name).write_text(text.replace("CLASS", cls))
     files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
     assert judged(interpreter, files)["status"] == "OK"
+
+
+def test_an_overflow_far_from_the_tasks_values_is_said_and_no_reason_to_refuse(interpreter, problem):
+    problem["reference"].write_text(
+        REFERENCE.replace("torch.relu(x * self.weight)", "torch.softmax(x * self.weight, 1)")
+    )
+    body = "e = torch.exp(x * self.weight)\nreturn e / e.sum(1, keepdim=True) * self.scale"
+    problem["kernel"].write_text(kernel_text(body))
+    found = judged(interpreter, problem)
+    assert found["status"] == "OK" and "NOT RIGHT on 64 times the inputs (NONFINITE" in found["summary"]

@@ -368,7 +368,7 @@ def verdict(
     sandbox: Sandbox, cases: list, fault: dict | None, tolerance: float | None, outcome: Outcome | None = None
 ) -> dict:
     """The result of verify_kernel.py: the first bad case's status, or OK when there are cases and all are OK."""
-    bad = next((case for case in cases if case["status"] not in ("OK", "DECLINED")), None)
+    bad = next((case for case in cases if case["status"] not in ("OK", "DECLINED", "DOUBTFUL")), None)
     status = fault["status"] if fault else bad["status"] if bad else "OK" if cases else "INTERNAL"
     worst = max((case.get("max_rel", 0.0) for case in cases), default=None)
     if status == "OK":
@@ -411,6 +411,9 @@ def remarks(cases: list[dict]) -> list[str]:
     judged = [case for case in cases if case["status"] == "OK"]
     bare = sum(case["fails_guarded"] for case in judged)
     said = [f"declines {', '.join(declined)}"] if declined else []
+    said += [
+        f"NOT RIGHT on {case['variant']} ({case['message'][:120]})" for case in cases if case["status"] == "DOUBTFUL"
+    ]
     if any(case["deterministic"] is False for case in judged):
         said.append("two calls on the same contents differ")
     if any(case["variant"] for case in cases) and not any(case["resized"] for case in cases):
