@@ -177,7 +177,11 @@ def devlog(profile: dict, found: dict, before: dict | None) -> str:
             "",
             "| metric | value | against the version before |",
             "|---|---|---|",
-            *(f"| {name} | {number(now)} {unit} | {change(then, now)} |" for name, unit, now, then in rates),
+            *(
+                f"| {name} | {number(now)} {unit} | {change(then, now)} |"
+                for name, unit, now, then in rates
+                if now is not None
+            ),
             "",
             f"**Bottleneck:** {summary_line(found)}",
             "",

@@ -23,10 +23,13 @@ GLOBAL = 2  # ncu_report's type of an estimated speed-up that is one of the whol
 INSTALL_ROOTS = ("/opt/nvidia/nsight-compute", "/usr/local/NVIDIA-Nsight-Compute")
 
 
+def installed() -> str | None:
+    return shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
+
+
 def program() -> str:
     """The path of ncu; EnvironmentLacks when there is none."""
-    found = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
-    if found is None:
+    if (found := installed()) is None:
         raise EnvironmentLacks("ncu (Nsight Compute) is not on the PATH; install it or add its folder to PATH")
     return found
 
@@ -51,7 +54,7 @@ def command(report: Path, cache: str, everything: bool = False) -> list[str]:
     if everything:
         sections = ["--set", "full", "--import-source", "on"]
     return [
-        program(),
+        installed() or "ncu",
         *("--export", str(report), "--force-overwrite"),
         *("--profile-from-start", "off"),
         *("--target-processes", "all"),
