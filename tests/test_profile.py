@@ -183,6 +183,21 @@ def test_the_report_compares_with_the_version_before(session):
     assert profile_report.earlier(session, {**profile["params"], "cache": "warm"}) == []
 
 
+def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
+    records = memory.Memory(session)
+    for version, commit, result in (("v0", "a" * 40, "PASS"), ("v1", None, "FAIL")):
+        gate = {"result": result, "failure_reason": None}
+        records.save({**memory.empty(version), "git_commit_hash": commit, "quality_gate": gate})
+        store(session, version, "three_passes.ncu-rep", "0" * 64)
+    store(session, "v2", "one_pass.ncu-rep", "2" * 64)
+    params = profile_report.load(session.profile("v2", profile_report.MODE))["params"]
+    profiles = profile_report.earlier(session, params)
+    assert [profile["params"]["version"] for profile in profiles] == ["v0", "v1"]
+    assert profile_report.parent(session, profiles)["params"]["version"] == "v0"
+    assert profile_report.parent(session, profiles[1:])["params"]["version"] == "v1"  # better than nothing
+    assert profile_report.parent(session, []) is None
+
+
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):
     records = memory.Memory(session)
     record = {**memory.empty("v0"), "kernel_sha256": digest(session.kernel), "git_commit_hash": "a" * 40}

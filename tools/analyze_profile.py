@@ -64,8 +64,10 @@ def page(args, profile: dict, found: dict) -> int:
     """The block for an orchestrating agent, or the entry for a development log."""
     if not profile.get("params"):
         raise UsageError(f"{args.path} has no params.json beside it, which --summary and --devlog need")
-    earlier = profile_report.earlier(Workspace(args.workspace), profile["params"]) if args.workspace else []
-    before = earlier[-1] if earlier else None
+    before = None
+    if args.workspace:
+        workspace = Workspace(args.workspace)
+        before = profile_report.parent(workspace, profile_report.earlier(workspace, profile["params"]))
     text = (
         profile_pages.devlog(profile, found, before)
         if args.devlog

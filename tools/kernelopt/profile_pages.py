@@ -21,7 +21,7 @@ def write(folder: Path, mode: str, profile: dict, workspace: Workspace) -> tuple
     bundle.write_json(folder / "metrics.json", {"kernels": profile["kernels"], "work": profile["work"]})
     earlier = profile_report.earlier(workspace, profile["params"])
     found = profile_report.analysed(profile, earlier)
-    bundle.write_text(folder / "report.md", page(profile, found, earlier[-1] if earlier else None))
+    bundle.write_text(folder / "report.md", page(profile, found, profile_report.parent(workspace, earlier)))
     if mode == "ncu" and (folder / "hotspots.json").is_file():
         hotspots = bundle.read_json(folder / "hotspots.json")
         bundle.write_text(folder / "report-verbose.md", verbose_page(profile, found, hotspots))

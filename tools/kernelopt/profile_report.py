@@ -57,6 +57,14 @@ def earlier(workspace: Workspace, params: dict) -> list[dict]:
     return found
 
 
+def parent(workspace: Workspace, profiles: list[dict]) -> dict | None:
+    """Of earlier profiles, that of the version which this one was made from: the last accepted one. A refused version was
+    put back, so a comparison with it would credit this change with undoing that one."""
+    accepted = {record["version"] for record in Memory(workspace).records(masked=True) if record["git_commit_hash"]}
+    made_from = [profile for profile in profiles if profile["params"]["version"] in accepted]
+    return (made_from or profiles or [None])[-1]
+
+
 def analysed(profile: dict, earlier: list[dict]) -> dict:
     """diagnosis.analyse of a profile, and speed_of_light (sol.analyse) with the floor where the work and the GPU are known.
     earlier: profiles of the versions before, oldest first."""
