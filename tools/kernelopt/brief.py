@@ -55,8 +55,8 @@ class Parts:
     records: Sequence[dict] = ()
 
 
-def compose(parts: Parts) -> dict[str, str]:
-    """{system, user}: the two prompts. Refused when no counter was collected; UsageError when the analysis holds counters
+def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
+    """{system, user}: the two prompts. answer: what to answer, in place of the JSON that check_response takes. Refused when no counter was collected; UsageError when the analysis holds counters
     that the metric schema does not know, which would be left out without a word."""
     values = parts.analysis["metrics"]
     if unknown := sorted(set(values) - {metric.key for metric in metrics.schema()}):
@@ -65,7 +65,7 @@ def compose(parts: Parts) -> dict[str, str]:
         )
     if all(value is None for value in values.values()):
         raise Refused("no counter was collected, so there is nothing to diagnose; profile again: profile_kernel.sh")
-    sections = [section(parts) for section in SECTIONS]
+    sections = [*(section(parts) for section in SECTIONS), answer or answer_section()]
     return {"system": SYSTEM, "user": "\n\n".join(section for section in sections if section) + "\n"}
 
 
@@ -155,7 +155,7 @@ def round_line(record: dict) -> str:
     return f"- {record['version']}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in said if part)
 
 
-def answer_section(parts: Parts) -> str:
+def answer_section() -> str:
     schema = {key: value for key, value in response_schema().items() if key not in ("$schema", "title")}
     return f"{ANSWER}\n\n```json\n{json.dumps(schema)}\n```"
 
@@ -169,7 +169,6 @@ SECTIONS = (
     metrics_section,
     findings_section,
     history_section,
-    answer_section,
 )
 
 

@@ -391,6 +391,18 @@ class Pump:
     def finish(self) -> None:
         self._thread.join(self.GRACE_S)
 
+    @staticmethod
+    def feeding(stream, content: bytes) -> threading.Thread:
+        """A thread that writes `content` to a process that may read it, or not, or die over it."""
+
+        def feed() -> None:
+            with contextlib.suppress(OSError), stream:
+                stream.write(content)
+
+        thread = threading.Thread(target=feed, daemon=True)
+        thread.start()
+        return thread
+
 
 def pumped(reader) -> tuple[Pump, int]:
     """A pipe that feeds `reader`, and the handle to write to it."""

@@ -1,0 +1,247 @@
+"""The loop with scripted agents of several characters. What needs a GPU is stood in for: a kernel's time is what it says of itself,
+and the evidence of its round is a recorded one of an H200 with that time put in."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, FIXTURES, kernel_text
+from kernelopt import agents, loop, memory, rounds
+from kernelopt.errors import UsageError
+from kernelopt.workspace import Workspace, digest
+
+PLAN = (
+    "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
+)
+LIMITS = loop.Limits(rounds=3, minutes=60, agent_calls=20, patience=2, restarts=0, refinements=1, agent_timeout_s=20)
+
+
+def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0) -> loop.Machine:
+    """A machine without a GPU. A kernel with the word WRONG in it is wrong; `us = N` is its time."""
+
+    def microseconds(text: str) -> float:
+        return float(text.partition("us = ")[2].split()[0]) if "us = " in text else 100.0
+
+    def check(kernel):
+        return ("WRONG_VALUES", "WRONG_VALUES: off") if wrong in kernel.read_text() else ("OK", "OK")
+
+    def judge(version):
+        plan = rounds.check_ready(workspace, version)
+        found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
+        best, text = memory.Memory(workspace).best(), workspace.kernel.read_text()
+        ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
+        comparison = found["timing"]["comparisons"]["default"]
+        comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
+        comparison["speedup"] = {"point": ratio, "ci95": [ratio, ratio]}
+        if check(workspace.kernel)[0] != "OK":
+            found["verify"] |= {"status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
+        found["utilization"]["floor_share_pct"] = share
+        evidence = rounds.Evidence(
+            digest(workspace.kernel),
+            found["verify"],
+            found["timing"]["latencies"],
+            found["utilization"],
+            found["timing"]["comparisons"],
+            best["version"],
+        )
+        return rounds.settle(workspace, version, plan, evidence, None)
+
+    return loop.Machine(lambda version: f"brief for {version}\\n", check, judge, lambda: None)
+
+
+@pytest.fixture
+def ready(session) -> Workspace:
+    """A workspace with an accepted v0."""
+    found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
+    plan = rounds.check_ready(session, "v0")
+    parts = (
+        found["verify"],
+        found["timing"]["latencies"],
+        {**found["utilization"], "floor_share_pct": 10.0},
+        None,
+        None,
+    )
+    rounds.settle(session, "v0", plan, rounds.Evidence(digest(session.kernel), *parts), None)
+    return session
+
+
+def agent(body: str, plan: str = PLAN) -> str:
+    """A command that writes the plan of the version in the brief, and runs `body`, a line of bash that knows $v."""
+    return f"v=$(grep -o 'v[0-9]*' | head -1); mkdir -p plans; printf '{plan}' > plans/${{v}}_plan.md; {body}"
+
+
+def kernel(us: int, more: str = "") -> str:
+    text = kernel_text(f"us = {us}\\n{more}return torch.relu(x * self.weight) * self.scale".replace("\\n", "\n"))
+    return f"cat > kernel.py <<'END'\n{text}\nEND\n"
+
+
+GOOD = agent("n=${v#v}; " + kernel(0).replace("us = 0", "us = $((90 - 10 * n))").replace("'END'", "END"))
+
+
+def run(workspace, command: str, machine=None, limits=LIMITS, resume=False) -> tuple[dict, list[dict]]:
+    """(the loop's result, the lines of rounds.jsonl)"""
+    made = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None)
+    result = made.run(resume)
+    return result, [json.loads(line) for line in (workspace.root / ".loop" / "rounds.jsonl").read_text().splitlines()]
+
+
+def outcomes(lines: list[dict]) -> list[str]:
+    return [line["outcome"] for line in lines]
+
+
+def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
+    result, lines = run(ready, GOOD)
+    assert outcomes(lines) == ["accepted"] * 3 + ["stop"] and result["reason"] == "3 rounds are over"
+    assert result["best"] == "v3" == memory.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
+    assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
+    status = json.loads((ready.root / ".loop" / "status.json").read_text())
+    assert status["rounds_left"] == 0 and status["best"] == "v3"
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "says"),
+    [
+        ("exit 3", "failed", "exit code 3"),
+        ("echo sorry; exit 1", "failed", "sorry"),
+        ("sleep 60", "timed out", "no answer within"),
+        ("true", "unchanged", "what it was"),
+        ("echo '# a comment' >> kernel.py", "unchanged", "comments and layout"),
+        ("rm kernel.py", "no answer", "no kernel.py"),
+        (agent("echo x = 1 >> kernel.py; rm plans/*"), "no plan", "_plan.md"),
+        (agent(kernel(50) + "echo x > notes.txt; echo y > reference.py"), "forbidden files", "notes.txt, reference.py"),
+        (agent(kernel(50) + "git add -A; git commit -qm x; echo z > z.txt"), "forbidden files", "z.txt"),
+        (agent(kernel(50) + "echo hi >> ../../../memory/v0.json"), "forbidden files", "memory/v0.json"),
+        (agent(kernel(50) + "cd ../../..; git commit -q --allow-empty -m sly"), "forbidden files", "HEAD"),
+        (agent(kernel(500)), "diverged", "SLOWER"),
+        (agent(kernel(110)), "rejected", "SLOWER"),
+        (agent(kernel(50), plan="no plan"), "refused plan", "Category"),
+    ],
+)
+def test_whatever_an_agent_does_has_a_name_and_leaves_the_best(ready, command, outcome, says):
+    before = ready.kernel.read_bytes()
+    record, commits = (ready.memory / "v0.json").read_bytes(), ready.git("rev-list", "--count", "HEAD")
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "agent_timeout_s": 2 if "sleep" in command else 20})
+    result, lines = run(ready, command, limits=limits)
+    assert outcomes(lines) == [outcome, "stop"], lines
+    assert says in lines[0]["message"] and result["best"] == "v0" and ready.kernel.read_bytes() == before
+    assert (ready.memory / "v0.json").read_bytes() == record and ready.git("rev-list", "--count", "HEAD") == commits
+
+
+def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
+    mends = agent('if grep -q WRONG_VALUES <<< "$b"; then ' + kernel(50) + "else " + kernel(50, "WRONG = 1\\n") + "fi")
+    mends = mends.replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat); v=$(grep -o 'v[0-9]*' <<< \"$b\" | head -1)")
+    one = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    result, lines = run(ready, mends, limits=one)
+    assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
+    never = agent("n=$RANDOM; " + kernel(40, "WRONG = $n\\n").replace("'END'", "END"))
+    result, lines = run(ready, never, limits=one)
+    assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result["agent_calls"] == 2
+    record = memory.Memory(ready).read("v2")
+    assert record["correctness"]["verify_status"] == "WRONG_VALUES"  # a failure is part of the history too
+
+
+def test_the_same_kernel_is_not_judged_twice(ready):
+    once = agent(kernel(500) + 'echo "# $v" >> kernel.py')
+    result, lines = run(ready, once)
+    assert outcomes(lines) == ["diverged", "tried before", "stop"] and result["reason"] == loop.STUCK
+
+
+def test_stuck_means_a_partial_restart_and_then_the_end(ready):
+    masked = []
+    machine = stand_in(ready)
+    machine = loop.Machine(machine.brief, machine.check, machine.judge, lambda: masked.append(1) or "masked v1")
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1})
+    result, lines = run(ready, "true", machine, limits)
+    assert outcomes(lines) == ["unchanged", "unchanged", "restart", "unchanged", "unchanged", "stop"]
+    assert result["reason"] == loop.STUCK and masked == [1] and result["restarts"] == 1
+
+
+def test_each_rule_stops(ready):
+    best = memory.Memory(ready).best()
+    target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us"}
+    reason = lambda state, targets=(), record=best: loop.stop_reason(loop.State(**state), LIMITS, list(targets), record)  # noqa: E731
+    assert reason({}) is None
+    assert reason({}, [target]) == "the targets are met by v0"
+    near = {**best, "performance": {**best["performance"], "floor_share_pct": 96.0}}
+    assert "of the floor" in reason({}, record=near)
+    assert reason({"rounds": 3}) == "3 rounds are over" and reason({"spent_s": 3600.0}) == "60 minutes are over"
+    assert "calls of the agent" in reason({"agent_calls": 20}) and reason({"without_gain": 2}) == loop.STUCK
+
+
+def test_a_run_is_not_begun_twice_and_needs_a_baseline(session, ready):
+    (ready.root / ".loop").mkdir()
+    (ready.root / ".loop" / "state.json").write_text(json.dumps({"rounds": 1}))
+    with pytest.raises(UsageError, match="--resume"):
+        run(ready, "true")
+    assert run(ready, "true", resume=True)[0]["rounds"] == 3  # two more
+
+
+def test_without_an_accepted_version_there_is_nothing_to_start_from(session):
+    with pytest.raises(UsageError, match="make v0 first"):
+        run(session, "true")
+
+
+KILLED = """
+import os, sys
+sys.path[:0] = [{tools!r}, {tests!r}]
+from pathlib import Path
+import test_loop
+from kernelopt import loop, memory, rounds
+from kernelopt.workspace import Workspace
+workspace = Workspace(Path({root!r}))
+machine = test_loop.stand_in(workspace)
+place = {place!r}
+die = lambda *_, **__: os.kill(os.getpid(), 9)
+if place == "before the record":
+    memory.Memory.save = die
+elif place == "after the record":
+    judge = machine.judge
+    machine = loop.Machine(machine.brief, machine.check, lambda version: (judge(version), die()), machine.restart)
+elif place == "before the gate":
+    machine = loop.Machine(machine.brief, machine.check, die, machine.restart)
+elif place == "while the agent works":
+    machine = loop.Machine(machine.brief, die, machine.judge, machine.restart)
+loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print).run()
+"""
+
+
+@pytest.mark.parametrize("place", ["while the agent works", "before the gate", "before the record", "after the record"])
+def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
+    names = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(ready.root), "agent": GOOD}
+    done = subprocess.run([sys.executable, "-c", KILLED.format(place=place, **names)], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    result, lines = run(ready, GOOD, resume=True)
+    records = memory.Memory(ready)
+    accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
+    assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
+    assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
+    assert ready.git("worktree", "list").count("\n") == 0
+    times = [
+        ready.file_at(r["git_commit_hash"], "kernel.py").decode().partition("us = ")[2].split()[:1]
+        for r in records.records()[1:]
+    ]
+    assert times == sorted(times, reverse=True) and len({str(t) for t in times}) == len(times)
+
+
+def test_a_hanging_agent_leaves_no_process(ready, tmp_path):
+    mark = tmp_path / "pid"
+    code, _, took = agents.run(f"(sleep 300 & echo $! > {mark}; wait)", "brief", tmp_path, 1.0)
+    assert code is None and took < 10
+    time.sleep(0.1)
+    stat = Path(f"/proc/{mark.read_text().strip()}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"  # nobody may have reaped it yet
+
+
+def test_an_agent_that_does_not_read_its_brief_is_no_crash(tmp_path):
+    code, log, _ = agents.run("echo done", "x" * 10_000_000, tmp_path, 20)
+    assert code == 0 and log == "done\n"
+
+
+def test_fingerprints_see_code_and_nothing_else():
+    same = agents.fingerprint("def f(x):\n    '''Doc.'''\n    return x  # c\n")
+    assert same == agents.fingerprint("def f( x ):\n    return x") != agents.fingerprint("def f(x): return x + 1")
+    assert agents.fingerprint("def f(:") == agents.fingerprint(" def f(:\n") != agents.fingerprint("def g(:")

@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Rounds without a person: an agent's command gets a brief on stdin and leaves kernel.py and its plan; verify, gate, record, again.
+
+The command runs in a git worktree of its own (it may write kernel.py and plans/vN_plan.md there, nothing else). Needs an accepted v0 and
+a GPU. State lies in W/.loop; a killed run goes on with --resume. exit 0: the targets are met; exit 1: it stopped for another reason."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import (
+    brief,
+    bundle,
+    cli,
+    gate,
+    loop,
+    memory,
+    profile_pages,
+    profile_report,
+    rounds,
+    subject,
+    timing,
+    verify,
+)
+from kernelopt.errors import ToolError
+from kernelopt.sandbox import Sandbox
+from kernelopt.workspace import Workspace
+
+EXAMPLES = """examples:
+  optimize_kernel.py --workspace W --agent 'claude -p --permission-mode acceptEdits'
+  optimize_kernel.py --workspace W --agent 'codex exec --full-auto -' --rounds 12 --budget-minutes 90
+  optimize_kernel.py --workspace W --agent 'gemini --yolo' --resume"""
+TOOLS = Path(__file__).resolve().parent
+COMPILED = """
+
+class ModelNew(Model):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.compiled = torch.compile(super().forward)
+
+    def forward(self, *inputs):
+        return self.compiled(*inputs)
+"""
+INSTRUCTIONS = """
+## What to leave here
+
+You are in a git worktree of the workspace. Write these two files, and nothing else:
+
+- `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function).
+- `{plan}`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is copied
+  with its citation from the GPU section above.
+
+`reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. Timing is done after you, against the best version.
+"""
+
+
+def main() -> int:
+    args = arguments()
+    workspace = Workspace(args.workspace)
+    limits = loop.Limits(
+        rounds=args.rounds,
+        minutes=args.budget_minutes,
+        agent_calls=args.agent_calls,
+        patience=args.patience,
+        restarts=args.restarts,
+        refinements=args.refinements,
+        agent_timeout_s=args.agent_timeout,
+    )
+    machine = loop.Machine(
+        brief=lambda version: brief_of(workspace, version),
+        check=lambda kernel: check(workspace, kernel, args.timeout),
+        judge=lambda version: judge(workspace, version, args.timeout),
+        restart=lambda: restart(workspace),
+    )
+    with workspace.locked():
+        result = loop.Loop(workspace, args.agent, limits, machine, cli.say).run(args.resume)
+        result["final"] = final(workspace, args.timeout)
+    cli.emit(result, args.json, lines(result))
+    return 0 if "targets are met" in result["reason"] else 1
+
+
+def lines(result: dict) -> list[str]:
+    text = [
+        f"stopped: {result['reason']}",
+        f"best: {result['best']}, {result['latency_us']:.2f} us, after {result['rounds']} rounds",
+    ]
+    return text + [
+        f"against {name}: {found['verdict']}, {gate.describe(found)}" for name, found in result["final"].items()
+    ]
+
+
+def brief_of(workspace: Workspace, version: str) -> str:
+    """The brief on the best version, profiled first if it is not yet."""
+    best = memory.Memory(workspace).best()
+    folder = workspace.profile(best["version"], profile_report.MODE)
+    if not (folder / "metrics.json").exists():
+        command = [
+            sys.executable,
+            TOOLS / "profile_kernel.py",
+            "--workspace",
+            workspace.root,
+            "--version",
+            best["version"],
+        ]
+        subprocess.run(command, stdout=subprocess.DEVNULL)
+    parts = {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
+    parts["records"] = memory.Memory(workspace).records()
+    roof = rounds.roof_of_task(workspace)
+    instructions = INSTRUCTIONS.format(plan=f"plans/{version}_plan.md", template=bundle.REFERENCE / "plan.md")
+    if not (folder / "metrics.json").exists():
+        return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
+    profile = profile_report.load(folder)
+    found = profile_report.analysed(profile, [])
+    time_us = profile_pages.total_us(profile)
+    rates = rounds.utilization(workspace, time_us) if time_us else None
+    utilization = {**rates, "time_us": time_us} if rates else None
+    origin = profile_report.origin(profile["params"])
+    specs = roof.citations() if roof else []
+    prompts = brief.compose(
+        brief.Parts(found, origin, specs=specs, utilization=utilization, **parts), answer=instructions
+    )
+    return f"{prompts['system']}\n\n{prompts['user']}"
+
+
+def check(workspace: Workspace, kernel: Path, timeout_s: float) -> tuple[str, str]:
+    """(status, summary) of a quick verification, for the agent to mend what is wrong."""
+    what = subject.of_workspace(workspace)
+    with Sandbox("cuda", workspace.cache) as sandbox:
+        found = verify.verify(
+            sandbox,
+            kernel,
+            what.reference,
+            what.dtype,
+            what.tolerance,
+            libraries=what.libraries,
+            variants=not what.only_these_shapes,
+            timeout_s=timeout_s,
+        )
+    return found["status"], found["summary"]
+
+
+def judge(workspace: Workspace, version: str, timeout_s: float) -> dict:
+    """One gate, as run_gate.py makes it."""
+    plan = rounds.check_ready(workspace, version)
+    diagnosis = profile_report.evidence_for_round(workspace, version)
+    evidence = rounds.measure(workspace, timeout_s, cli.say)
+    return rounds.settle(workspace, version, plan, evidence, diagnosis)
+
+
+def restart(workspace: Workspace) -> str | None:
+    """A partial restart; None when there is too little to mask."""
+    command = [sys.executable, TOOLS / "partial_restart.py", "--workspace", workspace.root]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 else None
+
+
+def final(workspace: Workspace, timeout_s: float) -> dict[str, dict]:
+    """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}."""
+    records = memory.Memory(workspace)
+    best, first = records.best(), records.read("v0")
+    what, found = subject.of_workspace(workspace), {}
+    with Sandbox("cuda", workspace.cache) as sandbox:
+        kernel = workspace.extract(best["git_commit_hash"], sandbox.scratch)
+        compiled = sandbox.scratch / "compiled.py"
+        compiled.write_bytes(workspace.first_reference() + COMPILED.encode())
+        opponents = {"torch.compile": compiled}
+        if best["version"] != "v0" and first["git_commit_hash"]:
+            opponents["v0"] = workspace.extract(first["git_commit_hash"], sandbox.scratch)
+        cases = timing.inputs(sandbox, what.reference, what.dtype, ["default"], timeout_s)
+        for name, opponent in opponents.items():
+            try:
+                measured = timing.measure(sandbox, kernel, opponent, cases, timeout_s=timeout_s)
+                found[name] = gate.paired_verdict(measured["default"]["rounds"])
+            except ToolError as error:
+                cli.say(f"optimize_kernel.py: not compared with {name}: {error}")
+    return found
+
+
+def arguments():
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
+    parser.add_argument("--workspace", type=Path, required=True, help="with an accepted v0")
+    parser.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the brief on stdin")
+    parser.add_argument("--rounds", type=cli.positive_int, default=10, help="at most so many (default 10)")
+    parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="at most so long (default 240)")
+    parser.add_argument("--agent-calls", type=cli.positive_int, default=40, help="at most so many (default 40)")
+    parser.add_argument("--patience", type=cli.positive_int, default=4, help="rounds without a gain: stuck (default 4)")
+    parser.add_argument("--restarts", type=cli.natural, default=1, help="partial restarts when stuck (default 1)")
+    parser.add_argument("--refinements", type=cli.natural, default=2, help="times an error is handed back (default 2)")
+    parser.add_argument("--agent-timeout", type=cli.positive_float, default=1200, help="seconds a call (default 1200)")
+    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that did not end")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)
