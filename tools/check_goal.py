@@ -1,24 +1,29 @@
 #!/usr/bin/env python3
 """Are a workspace's Stop Conditions met? Compares its targets with the record of the best accepted version.
 
-exit 0: met. exit 1: not met, not measured, or the evidence no longer belongs to kernel.py."""
+exit 0: met. exit 1: not met, not measured, or the evidence no longer belongs to kernel.py.
+--hook is for Claude Code's Stop hook: while the goal is armed and unmet the turn may not end, at most six times."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate
-from kernelopt.errors import Refused
-from kernelopt.memory import Memory
-from kernelopt.workspace import Workspace, digest
+from kernelopt import stop_hook
+
+HOOK = """Claude Code, in .claude/settings.json:
+  {"hooks": {"Stop": [{"hooks": [{"type": "command", "command": "python tools/check_goal.py W --hook"}]}]}}"""
 
 
 def main() -> int:
-    parser = cli.parser(__doc__)
-    parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
-    cli.add_json(parser)
-    args = parser.parse_args()
+    from kernelopt import cli, gate
+    from kernelopt.errors import Refused
+    from kernelopt.memory import Memory
+    from kernelopt.workspace import Workspace, digest
+
+    args = arguments(cli)
     workspace = Workspace(args.workspace)
+    if args.arm or args.disarm:
+        return arm(workspace.root, args.arm)
     targets = workspace.task()["targets"]
     if not targets:
         raise Refused("no targets are set; run: compute_utilization.py --workspace W --set-targets")
@@ -31,6 +36,30 @@ def main() -> int:
     return 0 if result["met"] else 1
 
 
+def arm(root: Path, on: bool) -> int:
+    """Let --hook block, or no longer."""
+    armed = root / stop_hook.ARMED
+    if on:
+        armed.parent.mkdir(exist_ok=True)
+        (armed.parent / ".gitignore").write_text("*\n")
+        armed.write_text('{"blocks": 0}')
+    else:
+        armed.unlink(missing_ok=True)
+    print("armed" if on else "disarmed")
+    return 0
+
+
+def arguments(cli):
+    parser = cli.parser(f"{__doc__}\n\n{HOOK}")
+    parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--hook", action="store_true", help="answer as Claude Code's Stop hook; always exit 0")
+    what.add_argument("--arm", action="store_true", help="from now on --hook blocks until the goal is met")
+    what.add_argument("--disarm", action="store_true", help="no longer")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
 def line(target: dict) -> str:
     achieved = "not measured" if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
     state = "met" if target["met"] else "NOT met"
@@ -38,4 +67,8 @@ def line(target: dict) -> str:
 
 
 if __name__ == "__main__":
+    if "--hook" in sys.argv and len(sys.argv) == 3:
+        sys.exit(stop_hook.main(next(word for word in sys.argv[1:] if word != "--hook")))
+    from kernelopt import cli
+
     cli.run(main)

@@ -1,0 +1,91 @@
+"""The Stop hook: blocks while an armed goal is unmet, six times at most, and never for its own mistakes."""
+
+import json
+import shutil
+import time
+
+import pytest
+from conftest import BUNDLE, run_tool
+from kernelopt import stop_hook
+
+EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A workspace whose goal is met by its record."""
+    return shutil.copytree(EXAMPLE, tmp_path / "kernel_opt_example")
+
+
+def hook(root) -> dict | None:
+    """The hook's answer, as JSON or nothing."""
+    done = run_tool("check_goal.py", root, "--hook")
+    assert done.returncode == 0
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def miss(root) -> None:
+    """Raise the target above what was reached."""
+    readme = root / "README.md"
+    text = readme.read_text()
+    assert '"target": 3866.4' in text
+    readme.write_text(text.replace('"target": 3866.4', '"target": 9999.0'))
+
+
+def test_it_blocks_only_while_armed_and_unmet_and_six_times_at_most(finished):
+    miss(finished)
+    assert hook(finished) is None
+    assert run_tool("check_goal.py", finished, "--arm").stdout == "armed\n"
+    for said in range(1, 7):
+        found = hook(finished)
+        assert (
+            found["decision"] == "block"
+            and "target 9999.0 GB/s" in found["reason"]
+            and f"said {said} of 6" in found["reason"]
+        )
+    assert hook(finished) is None
+    run_tool("check_goal.py", finished, "--arm")
+    assert hook(finished) is not None
+    assert run_tool("check_goal.py", finished, "--disarm").stdout == "disarmed\n"
+    assert hook(finished) is None
+
+
+def test_a_goal_that_is_met_disarms_it(finished):
+    run_tool("check_goal.py", finished, "--arm")
+    assert hook(finished) is None and not (finished / stop_hook.ARMED).exists()
+
+
+def test_the_record_must_be_of_this_kernel(finished):
+    run_tool("check_goal.py", finished, "--arm")
+    (finished / "kernel.py").write_text("def kernel_function(x): return x\n")
+    assert "kernel.py is not the accepted" in hook(finished)["reason"]
+
+
+def test_a_broken_record_is_passed_over_and_no_record_is_no_goal(finished):
+    run_tool("check_goal.py", finished, "--arm")
+    (finished / "memory" / "v9.json").write_text("{")
+    assert hook(finished) is None  # v1 met it
+    run_tool("check_goal.py", finished, "--arm")
+    for path in (finished / "memory").glob("v*.json"):
+        path.unlink()
+    assert "no version is accepted" in hook(finished)["reason"]
+
+
+@pytest.mark.parametrize("spoil", ["README.md", ".loop/goal.json", None])
+def test_its_own_errors_block_nobody(finished, spoil):
+    run_tool("check_goal.py", finished, "--arm")
+    if spoil:
+        (finished / spoil).write_text("nonsense")
+    root = finished if spoil else finished / "absent"
+    assert hook(root) is None
+
+
+def test_it_is_quick(finished):
+    run_tool("check_goal.py", finished, "--arm")
+    miss(finished)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run_tool("check_goal.py", finished, "--hook")
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.2  # 0.05 s on an idle machine; this bound holds on a busy one

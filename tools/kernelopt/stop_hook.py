@@ -1,0 +1,79 @@
+"""A Stop hook for Claude Code: an agent may not end its turn while an armed goal of a workspace is unmet. At most six times.
+
+It goes by recorded evidence alone: the last accepted record, and kernel.py must be what that record measured. Whatever goes wrong in
+here blocks nobody. Imports next to nothing, since it runs at each end of a turn (0.05 s).
+"""
+
+import hashlib
+import json
+import re
+import sys
+from pathlib import Path
+
+from . import gate
+
+MOST_BLOCKS = 6
+ARMED = Path(".loop") / "goal.json"
+TASK = re.compile(r"^## Task\n.*?```json\n(.*?)```", re.DOTALL | re.MULTILINE)
+
+
+def main(root: str) -> int:
+    """Print Claude Code's answer that blocks, or nothing. Always 0."""
+    try:
+        reason = why_not(Path(root))
+    except Exception as error:
+        print(f"check_goal.py --hook: {type(error).__name__}: {error}; nothing is blocked", file=sys.stderr)
+        return 0
+    if reason:
+        print(json.dumps({"decision": "block", "reason": reason}))
+    return 0
+
+
+def why_not(root: Path) -> str | None:
+    """Why the turn may not end yet; None when it may. Counts how often it said so, and disarms when the goal is met."""
+    armed = root / ARMED
+    if not armed.exists():
+        return None
+    said = json.loads(armed.read_text())["blocks"]
+    unmet = goals_unmet(root)
+    if not unmet:
+        armed.unlink()
+        return None
+    if said >= MOST_BLOCKS:
+        return None
+    temporary = armed.with_suffix(".new")
+    temporary.write_text(json.dumps({"blocks": said + 1}))
+    temporary.replace(armed)
+    return (
+        f"The goal of {root} is not met ({'; '.join(unmet)}). Go on with the next round, or disarm it: check_goal.py {root} --disarm "
+        f"(said {said + 1} of {MOST_BLOCKS} times)"
+    )
+
+
+def goals_unmet(root: Path) -> list[str]:
+    """A line for each target that the last accepted version misses; [] when all are met."""
+    task = json.loads(TASK.search((root / "README.md").read_text(encoding="utf-8"))[1])
+    best = last_accepted(root)
+    if best is None:
+        return ["no version is accepted yet"]
+    if hashlib.sha256((root / "kernel.py").read_bytes()).hexdigest() != best["kernel_sha256"]:
+        return [f"kernel.py is not the accepted {best['version']}"]
+    checked = gate.goal(task["targets"], best)["targets"]
+    return [
+        f"{t['workload']} {t['metric']} {t['achieved']}, target {t['target']} {t['unit']}"
+        for t in checked
+        if not t["met"]
+    ]
+
+
+def last_accepted(root: Path) -> dict | None:
+    """The record with the highest version that was accepted, masked or not; broken files are passed over."""
+    names = [path for path in (root / "memory").glob("v*.json") if path.stem[1:].isdigit()]
+    for path in sorted(names, key=lambda path: -int(path.stem[1:])):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["quality_gate"]["result"] == "PASS" and record["git_commit_hash"]:
+                return record
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
