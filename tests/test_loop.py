@@ -50,7 +50,10 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0) ->
         )
         return rounds.settle(workspace, version, plan, evidence, None)
 
-    return loop.Machine(lambda version: f"brief for {version}\\n", check, judge, lambda: None)
+    def brief(number: int) -> str:
+        return f"brief for {memory.Memory(workspace).next_version()}, candidate {number}"
+
+    return loop.Machine(brief, check, judge, lambda: None)
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def ready(session) -> Workspace:
 
 def agent(body: str, plan: str = PLAN) -> str:
     """A command that writes the plan of the version in the brief, and runs `body`, a line of bash that knows $v."""
-    return f"v=$(grep -o 'v[0-9]*' | head -1); mkdir -p plans; printf '{plan}' > plans/${{v}}_plan.md; {body}"
+    return f"v=$(grep -o 'v[0-9]*' | head -1); printf '{plan}' > plan.md; {body}"
 
 
 def kernel(us: int, more: str = "") -> str:
@@ -111,7 +114,7 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
         ("true", "unchanged", "what it was"),
         ("echo '# a comment' >> kernel.py", "unchanged", "comments and layout"),
         ("rm kernel.py", "no answer", "no kernel.py"),
-        (agent("echo x = 1 >> kernel.py; rm plans/*"), "no plan", "_plan.md"),
+        (agent("echo x = 1 >> kernel.py; rm plan.md"), "no plan", "plan.md"),
         (agent(kernel(50) + "echo x > notes.txt; echo y > reference.py"), "forbidden files", "notes.txt, reference.py"),
         (agent(kernel(50) + "git add -A; git commit -qm x; echo z > z.txt"), "forbidden files", "z.txt"),
         (agent(kernel(50) + "echo hi >> ../../../memory/v0.json"), "forbidden files", "memory/v0.json"),
@@ -245,3 +248,14 @@ def test_fingerprints_see_code_and_nothing_else():
     same = agents.fingerprint("def f(x):\n    '''Doc.'''\n    return x  # c\n")
     assert same == agents.fingerprint("def f( x ):\n    return x") != agents.fingerprint("def f(x): return x + 1")
     assert agents.fingerprint("def f(:") == agents.fingerprint(" def f(:\n") != agents.fingerprint("def g(:")
+
+
+def test_candidates_of_a_round_compete_and_twins_are_dropped(ready):
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 3})
+    several = agent(
+        "n=${b: -1}; " + kernel(0).replace("us = 0", "us = $((70 - 10 * (n > 1 ? 1 : n)))").replace("'END'", "END")
+    )
+    several = several.replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat)")
+    result, lines = run(ready, several, limits=limits)
+    assert sorted(outcomes(lines)) == ["accepted", "accepted", "stop", "tried before"] and result["agent_calls"] == 3
+    assert "us = 60" in ready.kernel.read_text() and result["best"] == "v2"

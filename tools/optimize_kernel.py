@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rounds without a person: an agent's command gets a brief on stdin and leaves kernel.py and its plan; verify, gate, record, again.
 
-The command runs in a git worktree of its own (it may write kernel.py and plans/vN_plan.md there, nothing else). Needs an accepted v0 and
+The command runs in a git worktree of its own (it may write kernel.py and plan.md there, nothing else). Needs an accepted v0 and
 a GPU. State lies in W/.loop; a killed run goes on with --resume. exit 0: the targets are met; exit 1: it stopped for another reason."""
 
 import subprocess
@@ -48,8 +48,8 @@ INSTRUCTIONS = """
 You are in a git worktree of the workspace. Write these two files, and nothing else:
 
 - `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function).
-- `{plan}`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is copied
-  with its citation from the GPU section above.
+- `plan.md`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
+  copied with its citation from the GPU section above.
 
 `reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. Timing is done after you, against the best version.
 """
@@ -66,9 +66,10 @@ def main() -> int:
         restarts=args.restarts,
         refinements=args.refinements,
         agent_timeout_s=args.agent_timeout,
+        candidates=args.candidates,
     )
     machine = loop.Machine(
-        brief=lambda version: brief_of(workspace, version),
+        brief=lambda number: brief_of(workspace, number),
         check=lambda kernel: check(workspace, kernel, args.timeout),
         judge=lambda version: judge(workspace, version, args.timeout),
         restart=lambda: restart(workspace),
@@ -90,8 +91,8 @@ def lines(result: dict) -> list[str]:
     ]
 
 
-def brief_of(workspace: Workspace, version: str) -> str:
-    """The brief on the best version, profiled first if it is not yet."""
+def brief_of(workspace: Workspace, number: int) -> str:
+    """The brief on the best version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
     best = memory.Memory(workspace).best()
     folder = workspace.profile(best["version"], profile_report.MODE)
     if not (folder / "metrics.json").exists():
@@ -107,12 +108,13 @@ def brief_of(workspace: Workspace, version: str) -> str:
     parts = {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
     parts["records"] = memory.Memory(workspace).records()
     roof = rounds.roof_of_task(workspace)
-    instructions = INSTRUCTIONS.format(plan=f"plans/{version}_plan.md", template=bundle.REFERENCE / "plan.md")
+    instructions = INSTRUCTIONS.format(template=bundle.REFERENCE / "plan.md")
     if not (folder / "metrics.json").exists():
         return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
     profile = profile_report.load(folder)
     found = profile_report.analysed(profile, [])
     time_us = profile_pages.total_us(profile)
+    instructions += direction(found["findings"], number)
     rates = rounds.utilization(workspace, time_us) if time_us else None
     utilization = {**rates, "time_us": time_us} if rates else None
     origin = profile_report.origin(profile["params"])
@@ -121,6 +123,15 @@ def brief_of(workspace: Workspace, version: str) -> str:
         brief.Parts(found, origin, specs=specs, utilization=utilization, **parts), answer=instructions
     )
     return f"{prompts['system']}\n\n{prompts['user']}"
+
+
+def direction(findings: list[dict], number: int) -> str:
+    """What a candidate is to go for, so that several of one round are not the same. Pure."""
+    if number < len(findings):
+        chosen = findings[number]
+        return f"\nDirection of this candidate: {chosen['id']}: {chosen['actions'][0]}.\n"
+    others = ", ".join(finding["id"] for finding in findings)
+    return f"\nDirection of this candidate: one of your own; others are working on {others}.\n" if findings else ""
 
 
 def check(workspace: Workspace, kernel: Path, timeout_s: float) -> tuple[str, str]:
@@ -182,6 +193,7 @@ def arguments():
     parser.add_argument("--workspace", type=Path, required=True, help="with an accepted v0")
     parser.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the brief on stdin")
     parser.add_argument("--rounds", type=cli.positive_int, default=10, help="at most so many (default 10)")
+    parser.add_argument("--candidates", type=cli.positive_int, default=1, help="side by side in a round (default 1)")
     parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="at most so long (default 240)")
     parser.add_argument("--agent-calls", type=cli.positive_int, default=40, help="at most so many (default 40)")
     parser.add_argument("--patience", type=cli.positive_int, default=4, help="rounds without a gain: stuck (default 4)")

@@ -7,6 +7,7 @@ rights, as every coding agent does; what it changes in the workspace itself is f
 import ast
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -30,13 +31,15 @@ class Answer:
     wall_s: float = 0.0
 
 
-class Desk:
-    """The worktree in which an agent works on one version."""
+PLAN = "plan.md"
 
-    def __init__(self, workspace: Workspace, version: str, name: str):
-        self.workspace, self.version = workspace, version
+
+class Desk:
+    """The worktree in which an agent works on one candidate, which it may leave as kernel.py and plan.md."""
+
+    def __init__(self, workspace: Workspace, name: str):
+        self.workspace, self.name = workspace, name
         self.path = workspace.root / ".loop" / "desks" / name
-        self.plan = f"plans/{version}_plan.md"
 
     def __enter__(self) -> "Desk":
         self.remove()
@@ -56,15 +59,15 @@ class Desk:
         before = Kept(self.workspace)
         code, log, wall_s = run(command, brief, self.path, timeout_s)
         outcome, message = self._judged(code, log, timeout_s, before.put_back(), tried)
-        kernel, plan = (self._text(name) for name in ("kernel.py", self.plan))
+        kernel, plan = (self._text(name) for name in ("kernel.py", PLAN))
         return Answer(outcome, message, kernel, plan, wall_s)
 
     def _judged(
         self, code: int | None, log: str, timeout_s: float, meddled: list[str], tried: set[str]
     ) -> tuple[str, str]:
         """(outcome, message); the first that holds. meddled: what was changed in the workspace itself."""
-        if changed := sorted(name for name in self.touched() if name not in ("kernel.py", self.plan)):
-            return "forbidden files", f"it touched {', '.join(changed[:5])}; only kernel.py and {self.plan} are its own"
+        if changed := sorted(name for name in self.touched() if name not in ("kernel.py", PLAN)):
+            return "forbidden files", f"it touched {', '.join(changed[:5])}; only kernel.py and {PLAN} are its own"
         if meddled:
             return "forbidden files", f"it changed {', '.join(meddled[:5])} in the workspace itself; that is put back"
         if code is None:
@@ -78,8 +81,8 @@ class Desk:
             return "unchanged", "kernel.py is what it was, but for comments and layout"
         if fingerprint(kernel) in tried:
             return "tried before", "this kernel was judged already, but for comments and layout"
-        if not self._text(self.plan):
-            return "no plan", f"it left no {self.plan}"
+        if not self._text(PLAN):
+            return "no plan", f"it left no {PLAN}"
         return "answered", "a kernel and a plan"
 
     def touched(self) -> set[str]:
@@ -93,6 +96,12 @@ class Desk:
         if path.is_symlink() or not path.is_file():
             return None
         return path.read_text(encoding="utf-8", errors="replace")
+
+
+def clear_desks(workspace: Workspace) -> None:
+    """Remove what a killed run left."""
+    shutil.rmtree(workspace.root / ".loop" / "desks", ignore_errors=True)
+    run_git(workspace.root, "worktree", "prune")
 
 
 class Kept:

@@ -4,9 +4,12 @@
 point it goes on from there: what was accepted is in the records, and a candidate that waited for its gate is gated.
 """
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,10 +22,12 @@ DIVERGED = 1.5  # a candidate that takes so many times the best's time is told a
 
 @dataclass
 class State:
-    """Where the loop stands. phase: "ask" or "gate", of `version`. tried: fingerprints of all kernels that were judged."""
+    """Where the loop stands. waiting: candidates of this round that are to be gated, the first of them as `version` once its
+    gate began. tried: fingerprints of all kernels that were judged."""
 
-    phase: str = "ask"
+    waiting: list[str] = field(default_factory=list)
     version: str | None = None
+    gained: bool = False
     rounds: int = 0
     agent_calls: int = 0
     without_gain: int = 0
@@ -42,27 +47,29 @@ class Limits:
     restarts: int
     refinements: int
     agent_timeout_s: float
+    candidates: int = 1
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What needs a GPU. brief: (workspace, version) -> text. check: a kernel's file -> (status, message). judge: version ->
+    """What needs a GPU. brief: number of the candidate in its round -> text, each with another direction. check: a kernel's file -> (status, message). judge: version ->
     run_gate's result. restart: a partial restart, or None when nothing can be masked."""
 
-    brief: Callable[[str], str]
+    brief: Callable[[int], str]
     check: Callable[[Path], tuple[str, str]]
     judge: Callable[[str], dict]
     restart: Callable[[], str | None]
 
 
 class Loop:
-    """One workspace, one agent, greedy: each candidate is made from the best version."""
+    """One workspace, greedy: each candidate is made from the best version, and competes with the best at its gate."""
 
     def __init__(self, workspace: Workspace, agent: str, limits: Limits, machine: Machine, say: Callable[[str], None]):
         self.workspace, self.agent, self.limits, self.machine, self.say = workspace, agent, limits, machine, say
         self.folder = workspace.root / ".loop"
         self.records = memory.Memory(workspace)
         self.state = State()
+        self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
         """UsageError when there is no baseline, or a former run was not finished and is not to be resumed."""
@@ -71,6 +78,7 @@ class Loop:
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
         self.folder.mkdir(exist_ok=True)
+        agents.clear_desks(self.workspace)
         bundle.write_text(self.folder / ".gitignore", "*\n")
         kept = self.folder / "state.json"
         if resume and kept.exists():
@@ -83,7 +91,7 @@ class Loop:
         self.begin(resume)
         since = time.monotonic()
         spent = self.state.spent_s
-        if self.state.phase == "gate":
+        if self.state.waiting:
             self.gate_what_waits()
         while True:
             self.state.spent_s = spent + time.monotonic() - since
@@ -104,61 +112,75 @@ class Loop:
         return True
 
     def round(self) -> None:
-        version = self.records.next_version()
-        self.state.version, self.state.phase = version, "ask"
+        """Ask for the candidates side by side, then gate them one at a time, each against the best at that moment."""
         self.state.rounds += 1
+        self.state.gained = False
         self.save()
-        with agents.Desk(self.workspace, version, version) as desk:
-            answer = self.answered(desk, self.machine.brief(version))
-        if answer.outcome != "answered":
-            self.state.without_gain += 1
-            self.note(answer.outcome, version, answer.message)
-            self.save()
-            return
-        self.put_before_the_gate(version, answer)
+        names = [f"round{self.state.rounds}-{number}" for number in range(self.limits.candidates)]
+        briefs = [self.machine.brief(number) for number in range(self.limits.candidates)]
+        with contextlib.ExitStack() as stack:
+            desks = [stack.enter_context(agents.Desk(self.workspace, name)) for name in names]
+            with ThreadPoolExecutor(len(desks)) as pool:
+                answers = list(pool.map(self.answered, desks, briefs))
+        for name, answer in zip(names, answers, strict=True):
+            self.take(name, answer)
+        self.save()
         self.gate_what_waits()
 
     def answered(self, desk: agents.Desk, brief: str) -> agents.Answer:
         """The agent's answer, handed back with the verifier's words until it is right or the refinements are used up."""
         tried = set(self.state.tried)
         for attempt in range(1 + self.limits.refinements):
-            self.say(f"{desk.version}: asking the agent, call {self.state.agent_calls + 1}")
-            self.state.agent_calls += 1
-            self.save()
+            with self._lock:
+                self.state.agent_calls += 1
+                self.say(f"{desk.name}: asking the agent, call {self.state.agent_calls}")
+                self.save()
             answer = desk.ask(self.agent, brief, self.limits.agent_timeout_s, tried)
             if answer.outcome != "answered":
                 return answer
-            status, message = self.machine.check(desk.path / "kernel.py")
+            with self._lock:  # one GPU
+                status, message = self.machine.check(desk.path / "kernel.py")
             if (
                 status == "OK"
                 or attempt == self.limits.refinements
                 or self.state.agent_calls >= self.limits.agent_calls
             ):
                 return answer
-            self.note("refined", desk.version, message)
+            self.note("refined", desk.name, message)
             tried.add(agents.fingerprint(answer.kernel))
             brief += REFINE.format(status=status, message=message)
         return answer
 
-    def put_before_the_gate(self, version: str, answer: agents.Answer) -> None:
-        """The candidate is on disk, and the state says so, before the gate begins."""
-        waiting = self.folder / "candidates"
-        bundle.write_text(waiting / f"{version}.py", answer.kernel)
-        bundle.write_text(waiting / f"{version}_plan.md", answer.plan)
+    def take(self, name: str, answer: agents.Answer) -> None:
+        """Put a candidate on disk, to be gated; or say why it is none."""
+        outcome, message = answer.outcome, answer.message
+        if outcome == "answered" and agents.fingerprint(answer.kernel) in self.state.tried:
+            outcome, message = "tried before", "another candidate of this round is the same"
+        if outcome != "answered":
+            self.note(outcome, name, message)
+            return
+        bundle.write_text(self.folder / "candidates" / f"{name}.py", answer.kernel)
+        bundle.write_text(self.folder / "candidates" / f"{name}.md", answer.plan)
         self.state.tried.append(agents.fingerprint(answer.kernel))
-        self.state.phase = "gate"
-        self.save()
+        self.state.waiting.append(name)
 
     def gate_what_waits(self) -> None:
-        """Gate the candidate that the state names, unless its verdict is recorded already."""
-        version, waiting = self.state.version, self.folder / "candidates"
-        if version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]:
-            self.settled(
-                version, self.records.read(version)["quality_gate"]["result"] == "PASS", "recorded before the stop"
-            )
+        while self.state.waiting:
+            if self.state.version is None:
+                self.state.version = self.records.next_version()
+                self.save()
+            self.gate(self.state.version, self.state.waiting[0])
+        self.state.without_gain = 0 if self.state.gained else self.state.without_gain + 1
+        self.save()
+
+    def gate(self, version: str, name: str) -> None:
+        """Gate a candidate as that version, unless the verdict was recorded before a stop."""
+        if version in self.records.versions() and (result := self.records.read(version)["quality_gate"]["result"]):
+            self.settled(version, result == "PASS", "recorded before the stop")
             return
-        bundle.write_bytes(self.workspace.kernel, (waiting / f"{version}.py").read_bytes())
-        bundle.write_bytes(self.workspace.plan(version), (waiting / f"{version}_plan.md").read_bytes())
+        waiting = self.folder / "candidates"
+        bundle.write_bytes(self.workspace.kernel, (waiting / f"{name}.py").read_bytes())
+        bundle.write_bytes(self.workspace.plan(version), (waiting / f"{name}.md").read_bytes())
         try:
             result = self.machine.judge(version)
         except (
@@ -177,23 +199,18 @@ class Loop:
         bundle.write_bytes(self.workspace.kernel, self.workspace.file_at(best["git_commit_hash"], "kernel.py"))
 
     def settled(self, version: str, accepted: bool, reason: str, outcome: str | None = None) -> None:
-        self.state.without_gain = 0 if accepted else self.state.without_gain + 1
-        self.state.phase = "ask"
+        self.state.gained |= accepted
+        self.state.waiting.pop(0)
+        self.state.version = None
         self.note(outcome or ("accepted" if accepted else "rejected"), version, reason)
         self.save()
 
-    def note(self, outcome: str, version: str | None, message: str) -> None:
-        """A line of rounds.jsonl, and of progress."""
-        line = {
-            "at": memory.now(),
-            "round": self.state.rounds,
-            "version": version,
-            "outcome": outcome,
-            "message": message[:500],
-        }
+    def note(self, outcome: str, of: str | None, message: str) -> None:
+        """A line of rounds.jsonl, and of progress; of: a version, or a candidate that became none."""
+        line = {"at": memory.now(), "round": self.state.rounds, "of": of, "outcome": outcome, "message": message[:500]}
         with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self.say(f"{version or 'loop'}: {outcome}: {message[:200]}")
+        self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
 
     def save(self) -> None:
         bundle.write_json(self.folder / "state.json", asdict(self.state))
@@ -201,7 +218,7 @@ class Loop:
         bundle.write_json(
             self.folder / "status.json",
             {
-                "now": f"{self.state.phase} {self.state.version}",
+                "now": f"gating {self.state.version}" if self.state.version else f"round {self.state.rounds}",
                 "best": best["version"],
                 "best_latency_us": best["performance"]["latency_us"],
                 "rounds": self.state.rounds,
@@ -236,7 +253,7 @@ REFINE = """
 
 The verifier says {status}: {message}
 
-Mend kernel.py in this folder; keep the plan, or put it right.
+Mend kernel.py in this folder; keep plan.md, or put it right.
 """
 
 
