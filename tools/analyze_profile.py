@@ -84,7 +84,10 @@ def write_brief(args, profile: dict, found: dict) -> int:
         workspace = Workspace(args.workspace)
         roof, time_us = rounds.roof_of_task(workspace), profile_pages.total_us(profile)
         parts |= {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
-        parts |= {"specs": roof.citations() if roof else [], "records": memory.Memory(workspace).records()}
+        records = memory.Memory(workspace)
+        parts |= {"specs": roof.citations() if roof else [], "records": records.records()}
+        for what in records.left_out():
+            cli.say(f"analyze_profile.py: not in the brief: {what}")
         if time_us is not None and (rates := rounds.utilization(workspace, time_us)):
             parts["utilization"] = {**rates, "time_us": time_us}
     prompts = brief.compose(brief.Parts(**parts))

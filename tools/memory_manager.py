@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """The iteration records of a workspace: memory/vN.json, checked against reference/v_iteration.schema.json."""
 
+import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
-from kernelopt.memory import Memory, field
+from kernelopt.memory import Memory, differences, field
 from kernelopt.workspace import Workspace
 
 EXAMPLES = """examples:
   memory_manager.py summary --workspace W
   memory_manager.py read --workspace W --version v1 --field performance.latency_us
   memory_manager.py update --workspace W --version v1 --set profile_evidence.bottleneck_type=memory
+  memory_manager.py append --workspace W --version v1 --field search_log --item '{"source": "gpu-wiki", …}'
+  memory_manager.py history --workspace W --field performance.latency_us
+  memory_manager.py diff v1 v2 --workspace W
   memory_manager.py mask --workspace W --version v2 v3"""
 
 VERBS = {
@@ -21,11 +26,14 @@ VERBS = {
     "create": "make an empty record",
     "read": "print one record, or all unmasked ones",
     "update": "set fields of a record",
+    "append": "add items to a list of a record",
     "mask": "leave versions out of planning",
     "unmask": "take versions back into planning",
-    "summary": "a table of all versions",
+    "summary": "a table of the unmasked versions",
+    "history": "one field across the unmasked versions",
+    "diff": "the fields in which two versions differ",
     "latest": "the highest unmasked version",
-    "list": "versions, times and files",
+    "list": "all versions, masked or not, with times and files",
     "best": "the accepted version to beat",
 }
 
@@ -35,7 +43,7 @@ def main() -> int:
     workspace = Workspace(args.workspace)
     memory = Memory(workspace)
     code = globals()[f"run_{args.verb}"](memory, args)
-    for message in memory.broken:
+    for message in memory.left_out():
         cli.say(f"memory_manager.py: left out: {message}")
     return code
 
@@ -49,10 +57,15 @@ def arguments():
         cli.add_json(sub)
         if verb in ("mask", "unmask"):
             sub.add_argument("--version", nargs="+", action="extend", required=True, help="v1 v2 …")
-        elif verb in ("create", "read", "update"):
+        elif verb == "diff":
+            sub.add_argument("versions", nargs=2, metavar="VERSION", help="from which, to which")
+        elif verb in ("create", "read", "update", "append"):
             sub.add_argument("--version", required=verb != "read")
-        if verb == "read":
-            sub.add_argument("--field", help="dotted path, for example performance.latency_us")
+        if verb in ("read", "history", "append"):
+            path = "dotted path, for example performance.latency_us"
+            sub.add_argument("--field", required=verb != "read", help="a list" if verb == "append" else path)
+        if verb == "append":
+            sub.add_argument("--item", nargs="+", action="extend", required=True, metavar="JSON", help="what to add")
         if verb == "update":
             sub.add_argument(
                 "--set", nargs="+", action="extend", required=True, metavar="FIELD=VALUE", help="dotted path = value"
@@ -74,25 +87,23 @@ def run_create(memory: Memory, args) -> int:
 
 def run_read(memory: Memory, args) -> int:
     if args.version:
-        record = memory.read(args.version)
-        if record["masked"]:
-            raise Refused(f"{args.version} is masked: discarded memory, not to be used for planning")
+        record = memory.recall(args.version)
         found = field(record, args.field) if args.field else record
         print(found if isinstance(found, str) and not args.json else bundle.dumps(found).rstrip())
         return 0
-    records = require(memory)
     if args.field:
-        records = [{"version": r["version"], args.field: field(r, args.field)} for r in records]
+        raise UsageError("--field goes with --version; across versions: history --field")
+    records = require(memory, memory.records())
     cli.emit({"records": records}, args.json, [bundle.dumps(records).rstrip()])
     return 0
 
 
-def require(memory: Memory, masked: bool = False) -> list[dict]:
-    records = memory.records(masked)
-    if not records:
-        broken = "".join(f"; left out: {message}" for message in memory.broken)
-        raise Refused(f"{memory.folder} holds no {'' if masked else 'unmasked '}record{broken}")
-    return records
+def require(memory: Memory, found: list, kind: str = "unmasked record") -> list:
+    """What was made of the records, if anything was."""
+    if not found:
+        left_out = "".join(f"; left out: {message}" for message in memory.left_out())
+        raise Refused(f"{memory.folder} holds no {kind}{left_out}")
+    return found
 
 
 def run_update(memory: Memory, args) -> int:
@@ -101,6 +112,12 @@ def run_update(memory: Memory, args) -> int:
         if not sign:
             raise UsageError(f"'{name}' has no '='; write FIELD=VALUE")
     record = memory.update(args.version, {name: value for name, _, value in pairs})
+    cli.emit(record, args.json, [str(memory.path(args.version))])
+    return 0
+
+
+def run_append(memory: Memory, args) -> int:
+    record = memory.append(args.version, args.field, args.item)
     cli.emit(record, args.json, [str(memory.path(args.version))])
     return 0
 
@@ -116,7 +133,7 @@ run_unmask = run_mask
 
 
 def run_summary(memory: Memory, args) -> int:
-    rows = [summarise(record) for record in require(memory, masked=True)]
+    rows = require(memory, [summarise(record) for record in memory.scan()])
     titles = list(rows[0])
     table = [titles] + [["-" if row[t] is None else str(row[t]) for t in titles] for row in rows]
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]
@@ -126,13 +143,9 @@ def run_summary(memory: Memory, args) -> int:
 
 
 def summarise(record: dict) -> dict:
-    if record["masked"]:  # what is masked must not reach planning: its existence, and nothing that was learnt
-        hidden = ("latency_us", "speedup", "floor_pct", "correct", "gate", "device", "commit", "action")
-        return {"version": record["version"], "masked": "yes", **dict.fromkeys(hidden)}
     performance, comparison = record["performance"], record["performance"]["comparison_with_previous"]
     return {
         "version": record["version"],
-        "masked": "no",
         "latency_us": rounded(performance["latency_us"], 2),
         "speedup": rounded(comparison["speedup"], 3) if comparison else None,
         "floor_pct": rounded(performance["floor_share_pct"], 1),
@@ -148,22 +161,46 @@ def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
+def run_history(memory: Memory, args) -> int:
+    rows = require(memory, memory.history(args.field))
+    lines = [f"{row['version']}  {shown(row['value'])}" for row in rows]
+    cli.emit({"field": args.field, "versions": rows}, args.json, lines)
+    return 0
+
+
+def run_diff(memory: Memory, args) -> int:
+    before, after = args.versions
+    changes = differences(memory.recall(before), memory.recall(after))
+    lines = [line for change in changes for line in change_lines(change)]
+    cli.emit({"from": before, "to": after, "changes": changes}, args.json, lines if changes else ["no difference"])
+    return 0
+
+
+def change_lines(change: dict) -> list[str]:
+    """What was there behind a minus, what is there behind a plus."""
+    old, new = (change["removed"], change["added"]) if "removed" in change else ([change["from"]], [change["to"]])
+    signed = [("-", value) for value in old] + [("+", value) for value in new]
+    return [f"{change['field']}: {sign} {shown(value)}" for sign, value in signed]
+
+
+def shown(value) -> str:
+    """A field's value on one line: a text as it is, all else as JSON."""
+    return " ".join(value.split()) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def run_latest(memory: Memory, args) -> int:
-    record = require(memory)[-1]
+    (record,) = require(memory, list(islice(memory.scan(highest_first=True), 1)))
     cli.emit(record, args.json, [record["version"]])
     return 0
 
 
 def run_list(memory: Memory, args) -> int:
     rows = [
-        {
-            "version": r["version"],
-            "masked": r["masked"],
-            "timestamp": r["timestamp"],
-            "path": str(memory.path(r["version"])),
-        }
-        for r in require(memory, masked=True)
+        {name: record[name] for name in ("version", "masked", "timestamp")}
+        | {"path": str(memory.path(record["version"]))}
+        for record in memory.scan(masked=True)
     ]
+    require(memory, rows, "record")
     lines = [f"{r['version']} {'MASKED ' if r['masked'] else ''}{r['timestamp']} {r['path']}" for r in rows]
     cli.emit({"versions": rows}, args.json, lines)
     return 0

@@ -106,7 +106,10 @@ def brief_of(workspace: Workspace, number: int) -> str:
         ]
         subprocess.run(command, stdout=subprocess.DEVNULL)
     parts = {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
-    parts["records"] = memory.Memory(workspace).records()
+    records = memory.Memory(workspace)
+    parts["records"] = records.records()
+    for what in records.left_out():
+        cli.say(f"optimize_kernel.py: not in the brief: {what}")
     roof = rounds.roof_of_task(workspace)
     instructions = INSTRUCTIONS.format(template=bundle.REFERENCE / "plan.md")
     if not (folder / "metrics.json").exists():

@@ -74,7 +74,8 @@ def task_section(parts: Parts) -> str:
     lines = [f"- {name}: {task[name]}" for name in ("platform", "framework", "dtype", "tolerance") if task.get(name)]
     lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.get("shapes") or {}).items()]
     lines += [
-        f"- goal: {goal['metric']} >= {figure(goal['target'])} {goal['unit']}" for goal in task.get("targets", [])
+        f"- goal: {goal['metric']} {'<=' if goal['metric'] == 'latency_us' else '>='} {figure(goal['target'])} {goal['unit']}"
+        for goal in task.get("targets", [])
     ]
     lines += [f"- notes: {one_line(task['additional_notes'])}"] if task.get("additional_notes") else []
     return titled("Task", lines)

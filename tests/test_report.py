@@ -1,0 +1,616 @@
+"""The report of a workspace. The shipped H200 session is the real one; every other record here is made by hand."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, kernel_text, run_tool, task, tool_json
+from kernelopt import audit, bundle, plots, report, workspace
+from kernelopt.errors import EnvironmentLacks
+from kernelopt.memory import Memory, empty
+
+EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+BY_HAND = "made by hand"
+HOSTILE = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)>\"'></style></title></pre></svg>]]>-->"
+    "```\n`````\n`` [x](javascript:alert(3)) <b> | @BODY@ \0 \ud800 \u202e \\ &lt;"
+)
+WORK = {"flops": 137438953472, "bytes_in": None, "bytes_out": None, "bytes_min": 100663296, "dtype": "bf16"}
+MATMUL = {**WORK, "source": "given"}
+
+
+class Reader(HTMLParser):
+    """Tags, attributes and text of a page; `open` is empty at the end of a balanced one."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.words, self.styles = [], set(), [], [], []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes += attributes
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):  # of SVG
+        self.tags.add(tag)
+        self.attributes += attributes
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        (self.styles if self.open and self.open[-1] == "style" else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def read(page: str) -> Reader:
+    reader = Reader(page)
+    assert not reader.open
+    return reader
+
+
+def page_of(session: workspace.Workspace) -> report.Page:
+    return report.page(report.gather(session))
+
+
+def read_page(session: workspace.Workspace) -> Reader:
+    return read(page_of(session).html())
+
+
+def merged(base: dict, changes: dict) -> dict:
+    return {
+        name: merged(value, changes.get(name, {})) if isinstance(value, dict) else changes.get(name, value)
+        for name, value in base.items()
+    } | {name: value for name, value in changes.items() if name not in base}
+
+
+def put(session: workspace.Workspace, version: str, result: str | None = "PASS", **changes) -> dict:
+    """A record made by hand; an accepted one names a commit that is none."""
+    by_hand = {
+        "kernel_sha256": hashlib.sha256(session.kernel.read_bytes()).hexdigest(),
+        "device": "NVIDIA H200",
+        "optimization": {"action_description": f"{version} {BY_HAND}"},
+        "quality_gate": {"result": result},
+        "git_commit_hash": "a" * 40 if result == "PASS" else None,
+    }
+    record = merged(merged(empty(version), by_hand), changes)
+    Memory(session).save(record)
+    return record
+
+
+def timed(us: float, against: str | None = None, speedup: float = 1.0, **more) -> dict:
+    """`performance` of a record made by hand; the interval is 1 % wide on each side."""
+    compared = {"against": against, "verdict": "FASTER", "speedup": speedup, "ci95": [speedup * 0.99, speedup * 1.01]}
+    return {
+        "workload": "default",
+        "latency_us": us,
+        "p20_us": us * 0.99,
+        "p80_us": us * 1.02,
+        "comparison_with_previous": compared if against else None,
+        **more,
+    }
+
+
+def matmul_session(session: workspace.Workspace) -> workspace.Workspace:
+    """A session with FLOPs, made by hand: four versions, of which v2 was refused before it was timed."""
+    target = {"workload": "default", "metric": "tflops", "target": 612, "unit": "TFLOPS"}
+    basis = "measured_bf16_matmul: 680 TFLOPS <- <gpu-wiki>/docs/hardware/h200.md:L43"
+    session.update_readme(task(work={"default": MATMUL}, targets=[{**target, "basis": basis}]), {})
+    put(session, "v0", performance=timed(2000, tflops=68.7, floor_us=202.1))
+    put(session, "v1", performance=timed(500, "v0", 4.0, tflops=274.9, floor_us=202.1))
+    wrong = {"result": "FAIL", "failure_reason": "MISMATCH: 3 of 8 values differ"}
+    put(session, "v2", None, quality_gate=wrong)
+    put(session, "v3", performance=timed(250, "v1", 2.0, tflops=549.8, floor_us=202.1))
+    return session
+
+
+@pytest.fixture
+def matmul(session):
+    return matmul_session(session)
+
+
+# --- the shipped example ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example() -> Reader:
+    return read_page(workspace.Workspace(EXAMPLE))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Goal: met by v1",
+        "v1, 262.46 us (261.63 to 263.78)",
+        "1.986x (95 % interval 1.985 to 1.989), measured in pairs",
+        "95.2 %",
+        "2 accepted, 1 rejected",
+        "4091.01 GB/s",
+        "measured_copy_bandwidth: 4296 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L36",
+        "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L15",
+        "the call moves 1.99 times the least bytes",
+        "rejected: EQUAL against the best version: 0.999x",
+        "+def softmax_row_renamed(x, y, columns, BLOCK: tl.constexpr):",
+        "580.159.04",
+        "2.11.0+cu130",
+        "as found, not locked",
+        "near_least_traffic",
+        "No target is open.",
+        "return torch.softmax(x, dim=-1)",
+    ],
+)
+def test_the_example_is_told_with_its_own_figures(example, words):
+    assert words in example.text
+
+
+def test_the_example_has_a_mark_a_version_and_a_fold_a_round(example):
+    page = page_of(workspace.Workspace(EXAMPLE))
+    assert [chart.name for chart in page.charts()] == ["bandwidth", "trajectory"]
+    for chart in page.charts():
+        assert marks(chart) == ["accepted", "accepted", "rejected"]
+    links = {value for name, value in example.attributes if name == "href"}
+    assert links == {"#v0", "#v1", "#v2"} == {f"#{value}" for name, value in example.attributes if name == "id"}
+
+
+def test_one_file_that_needs_nothing_else(example):
+    page = page_of(workspace.Workspace(EXAMPLE)).html()
+    policy = next(value for name, value in example.attributes if name == "content" and "default-src" in value)
+    assert "default-src 'none'" in policy and "script" not in policy
+    assert not example.tags & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    links = [value for name, value in example.attributes if name in ("src", "href", "srcset", "data", "action")]
+    assert links and all(value.startswith("#") for value in links)
+    assert not re.search(r"@import|url\(|http:|https:", page)
+    assert ("name", "viewport") in example.attributes
+    assert "prefers-color-scheme: dark" in page and "@media print" in page and str(BUNDLE) not in page
+
+
+def test_markdown_says_the_same_and_its_citations_hold(example, tmp_path):
+    page = page_of(workspace.Workspace(EXAMPLE))
+    text = page.markdown()
+    words = " ".join(re.sub(r"\\(.)", r"\1", text).split())
+    for section in page.sections:
+        for block in section.blocks:
+            for row in getattr(block, "rows", ()):
+                assert all(" ".join(cell.split()) in words for cell in row)
+    assert "<svg" not in text and "```diff\n--- v1/kernel.py\n+++ v2/kernel.py" in text
+    shutil.copytree(EXAMPLE, tmp_path / "w")
+    (tmp_path / "w" / "report.md").write_text(text)
+    assert not audit.of_workspace(workspace.Workspace(tmp_path / "w")).problems
+
+
+def test_the_tool_writes_the_page_and_says_where(tmp_path):
+    out = tmp_path / "new" / "page.html"
+    found = tool_json("render_report.py", "--workspace", EXAMPLE, "--out", out)
+    assert found["report"] == str(out) and found["best"] == "v1" and found["goal"]["met"] is True
+    assert found["speedup_over_v0"]["point"] == pytest.approx(1.98611207) and found["masked"] == 0
+    assert read(out.read_text()).text.startswith("Kernel optimisation: row_softmax_demo")
+    done = run_tool("render_report.py", "--workspace", EXAMPLE, "--markdown")
+    assert done.returncode == 0 and done.stdout.startswith("# Kernel optimisation: row_softmax_demo")
+
+
+def test_the_page_lies_in_the_workspace_unless_told_otherwise(session):
+    done = run_tool("render_report.py", "--workspace", session.root)
+    assert done.returncode == 0 and done.stdout.strip() == str(session.root / "report.html")
+    read((session.root / "report.html").read_text())
+
+
+@pytest.mark.parametrize("arguments", [["--out", "."], ["--out", ""], ["--json", "--markdown"], ["--png", ""]])
+def test_wrong_calls(session, arguments):
+    done = run_tool("render_report.py", "--workspace", session.root, *arguments, cwd=session.root)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert not (session.root / "report.html").exists()
+
+
+# --- what is missing is named -------------------------------------------------------------------------------------
+
+
+def test_a_workspace_with_nothing_recorded_has_a_page(session):
+    text = read_page(session).text
+    for words in (
+        "no targets are set",
+        "none: no version is accepted yet",
+        "nothing is recorded yet",
+        "No plot",
+        "not counted yet",
+    ):
+        assert words in text
+    assert not page_of(session).charts()
+
+
+def test_a_baseline_alone_has_a_page(session):
+    put(session, "v0", performance=timed(10))
+    reader = read_page(session)
+    for words in ("v0, 10.00 us (9.90 to 10.20)", "none: v0 is the best version", "No roofline", "v0 is not profiled"):
+        assert words in reader.text
+    assert [chart.name for chart in page_of(session).charts()] == ["trajectory"]
+    assert "torch.clamp" in reader.text  # its kernel.py
+
+
+def test_a_refused_baseline_alone_has_a_page(session):
+    session.update_readme(task(work={"default": {**MATMUL, "flops": 0}}), {})
+    put(session, "v0", None, quality_gate={"result": "FAIL", "failure_reason": "MISMATCH"})
+    text = read_page(session).text
+    assert "1 rejected" in text and "none: no version is accepted yet" in text
+    assert [marks(chart) for chart in page_of(session).charts()] == [["rejected"], ["rejected"]]
+
+
+def test_a_platform_that_the_wiki_lacks_is_unknown(session):
+    session.update_readme(task(platform="RX 999", work={"default": MATMUL}), {})
+    put(session, "v0", performance=timed(10))
+    assert "No roofline: 'RX 999' is not in the wiki" in read_page(session).text
+
+
+def test_a_broken_record_is_named_and_what_rests_on_it_is_unknown(matmul):
+    (matmul.memory / "v1.json").write_text("{")
+    reader = read_page(matmul)
+    assert "Left out: memory/v1.json is not valid JSON" in reader.text and str(matmul.root) not in reader.text
+    assert (
+        "Goal: UNKNOWN: a record cannot be read" in reader.text
+        and reader.text.count("UNKNOWN: a record cannot be read") == 3
+    )
+    found = tool_json("render_report.py", "--workspace", matmul.root)
+    assert found["goal"]["met"] is None and found["best"] is None and len(found["gaps"]) == 1
+
+
+@pytest.mark.parametrize("text", ["{", '{"kernels": [1]}', '{"kernels": []}', "[]", '{"kernels": [{"name": "x"}]}'])
+def test_a_broken_profile_is_named(session, text):
+    put(session, "v0", performance=timed(10))
+    folder = session.profile("v0", "annotation")
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(text)
+    text = read_page(session).text
+    assert "Left out: profiles/v0/annotation" in text and "v0 is not profiled" in text
+
+
+def test_a_broken_params_file_is_named(session):
+    put(session, "v0", performance=timed(10))
+    shutil.copytree(EXAMPLE / "profiles" / "v0", session.root / "profiles" / "v0")
+    assert "v0 is not profiled" not in read_page(session).text
+    (session.profile("v0", "annotation") / "params.json").write_text("[]")
+    assert "Left out: profiles/v0/annotation holds no profile" in read_page(session).text
+
+
+def test_the_state_of_the_gpu_may_be_missing_in_part(session):
+    put(
+        session,
+        "v0",
+        performance=timed(
+            10, gpu_state={"sm_clock_mhz": {"min": 1755, "max": 1980}, "power_w": 7, "temperature_c": {"min": "x"}}
+        ),
+    )
+    rows = next(block for block in report.environment(report.gather(session)) if isinstance(block, report.Table)).rows
+    assert rows[0][2:] == ("1,755 to 1,980", *["not recorded"] * 4)
+
+
+def test_masked_records_are_left_out_and_counted(matmul):
+    secret = {"action_description": "a secret idea"}
+    put(matmul, "v4", "FAIL", optimization=secret, masked=True)
+    page = page_of(matmul)
+    text = read(page.html()).text
+    assert "1 left out of this report" in text and "secret" not in text and "v4" not in text
+    assert "secret" not in page.markdown()
+    assert all("v4" not in plots.svg(chart) for chart in page.charts())
+
+
+def test_a_ratio_of_a_masked_version_still_counts_and_its_kernel_stays_hidden(matmul):
+    for version, masked in (("v1", True), ("v3", False)):  # v3 is the best, and started from v1
+        matmul.kernel.write_text(kernel_text(f"return {version}  # idea of {version}"))
+        digest = hashlib.sha256(matmul.kernel.read_bytes()).hexdigest()
+        record = Memory(matmul).read(version)
+        Memory(matmul).save({**record, "kernel_sha256": digest, "masked": masked})
+    text = read_page(matmul).text
+    assert "2 paired ratios (v1 / v0, v3 / v1, 1 of them of masked versions)" in text
+    assert "No diff: v1, which it started from, is masked." in text and "idea of v1" not in text
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_chained_ratios_are_a_product_and_say_so(matmul):
+    found = report.speedup_over_v0(report.gather(matmul))
+    assert found["point"] == pytest.approx(8.0)
+    assert found["ci95"] == pytest.approx([8 * 0.99**2, 8 * 1.01**2])
+    assert "8.000x (7.841 to 8.161): the product of 2 paired ratios (v1 / v0, v3 / v1)" in read_page(matmul).text
+
+
+@pytest.mark.parametrize("against", [None, "v9", "v3"])
+def test_a_chain_that_breaks_gives_no_speedup(matmul, against):
+    put(matmul, "v3", performance=timed(250, against, 2.0))
+    session = report.gather(matmul)
+    assert report.speedup_over_v0(session) is None and report.speedup_line(session).startswith("UNKNOWN: v3")
+
+
+def test_a_goal_is_not_met_by_another_kernel_than_was_measured(matmul):
+    put(matmul, "v3", performance=timed(200, "v1", 2.0, tflops=687.0))
+    assert "Goal: met by v3" in read_page(matmul).text
+    matmul.kernel.write_text(kernel_text("return x"))
+    assert "Goal: NOT met: kernel.py is not the accepted v3" in read_page(matmul).text
+    assert report.goal(report.gather(matmul))["met"] is False
+
+
+def test_an_open_target_says_how_far_it_is(matmul):
+    text = read_page(matmul).text
+    assert "Goal: NOT met" in text and "549.80 of 612 TFLOPS, 1.11 times as fast is asked" in text
+
+
+def test_differences_come_from_the_history_and_only_from_what_was_judged(tmp_path):
+    """The example's two accepted kernels, committed again: the shipped workspace comes without .git."""
+    source = EXAMPLE.parent
+    arguments = (tmp_path, "again", source / "three_passes.py", source / "reference.py", task())
+    session = workspace.create(*arguments)
+    for version, name in (("v0", "three_passes.py"), ("v1", "one_pass.py")):
+        shutil.copyfile(source / name, session.kernel)
+        record = json.loads((EXAMPLE / "memory" / f"{version}.json").read_text())
+        Memory(session).save({**record, "git_commit_hash": session.commit(version)})
+    text = page_of(session).markdown()
+    assert "--- v0/kernel.py\n+++ v1/kernel.py" in text and "\n+def softmax_row(" in text and "\n-def row_max" in text
+    session.kernel.write_text("changed")
+    Memory(session).save({**Memory(session).read("v1"), "kernel_sha256": "0" * 64})
+    assert "No diff: no file here has the SHA-256 that v1 was judged with" in page_of(session).markdown()
+
+
+def test_a_refused_round_is_held_against_what_it_started_from(matmul):
+    source = kernel_text("return x  # wrong")
+    (matmul.root / "rejected").mkdir()
+    (matmul.root / "rejected" / "v2_kernel.py").write_text(source)
+    Memory(matmul).save({**Memory(matmul).read("v2"), "kernel_sha256": hashlib.sha256(source.encode()).hexdigest()})
+    text = page_of(matmul).markdown()
+    assert "--- v1/kernel.py\n+++ v2/kernel.py" in text and "+        return x  # wrong" in text
+    assert "rejected: MISMATCH: 3 of 8 values differ" in text
+    put(matmul, "v4", "FAIL")
+    after = put(matmul, "v5", "FAIL")
+    assert report.parent(report.gather(matmul), after)["version"] == "v3"  # v4 was refused, too
+
+
+# --- plots --------------------------------------------------------------------------------------------------------
+
+
+def marks(chart: plots.Chart) -> list[str]:
+    """Kinds of the marks of a chart, from its SVG."""
+    groups = ElementTree.fromstring(plots.svg(chart)).iter("g")
+    return [group.get("class").split()[1] for group in groups if group.get("class").split()[0] == "mark"]
+
+
+def test_a_problem_with_flops_has_a_roofline(matmul):
+    page = page_of(matmul)
+    roofline, trajectory = page.charts()
+    assert roofline.name == "roofline" and roofline.x.log and roofline.y.log
+    assert marks(roofline) == ["accepted"] * 3 and "Not on the plot, no rate recorded: v2." in read(page.html()).text
+    assert marks(trajectory) == ["accepted", "accepted", "rejected", "accepted"]
+    assert {line.name for line in roofline.lines} == {"measured 680", "documented 989.5", "target 612"}
+    assert all(mark.at == pytest.approx(1365.33, abs=0.01) for mark in roofline.marks)
+
+
+def test_a_roof_bends_at_its_ridge_and_stays_inside():
+    chart = plots.roofline([plots.Mark("v0", 2.0, 1.5, "accepted", "")], 2.0, [("documented", 4000.0, 800.0)], None)
+    start, ridge, end = chart.lines[0].points
+    assert ridge == (200.0, 800.0) and end[1] == 800.0 and start[1] == pytest.approx(start[0] * 4.0)
+    for x, y in chart.lines[0].points:
+        assert -1e-9 <= chart.x.share(x) <= 1 + 1e-9 and -1e-9 <= chart.y.share(y) <= 1 + 1e-9
+
+
+def test_a_version_that_was_not_timed_stands_at_the_foot(matmul):
+    chart = page_of(matmul).charts()[1]
+    assert [mark.value for mark in chart.marks] == [2000, 500, None, 250]
+    assert chart.y.log  # 2000 against a floor of 202
+    cross = next(g for g in ElementTree.fromstring(plots.svg(chart)).iter("g") if "rejected" in g.get("class"))
+    assert float(cross.find("path").get("d").split()[1].split("L")[0]) == plots.HEIGHT - plots.BOTTOM - 4
+    assert "not judged" not in plots.svg(chart) and "v2: not recorded, rejected" in plots.svg(chart)
+
+
+def test_accepted_versions_hold_until_the_next():
+    accepted = [plots.Mark("v0", 0, 20.0, "accepted", ""), plots.Mark("v2", 2, 10.0, "accepted", "")]
+    assert plots.steps(accepted, 2.6) == [(0, 20.0), (2, 20.0), (2, 10.0), (2.6, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0.03, 40, [0.1, 1, 10]), (180, 2300, [200, 500, 1000, 2000]), (1e-9, 1e9, [1e-9, 1e-6, 1e-3, 1, 1e3, 1e6, 1e9])],
+)
+def test_logarithmic_ticks(low, high, ticks):
+    assert plots.log_ticks(low, high) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize("high", [0.004, 0.7, 1, 6.4, 598.6, 5184, 1e7])
+def test_linear_ticks_are_few_and_reach_far_enough(high):
+    ticks = plots.linear_ticks(high)
+    assert 3 <= len(ticks) <= 7 and ticks[0] == 0 and 0.7 * high <= ticks[-1] <= high
+
+
+def test_many_versions_keep_their_names_apart():
+    many = [plots.Mark(f"v{n}", n, 100.0 / (n + 1), "accepted", "") for n in range(60)]
+    chart = plots.trajectory(many, 1.5)
+    assert len(marks(chart)) == 60 and len(chart.x.ticks()) <= 10
+    cloud = plots.roofline([dataclasses.replace(m, at=2.0) for m in many], 2.0, [("documented", 4000.0, 800.0)], None)
+    heights = sorted(
+        float(t.get("y")) for t in ElementTree.fromstring(plots.svg(cloud)).iter("text") if t.text[0] == "v"
+    )
+    assert len(heights) > 3 and all(b - a >= plots.LINE_HEIGHT for a, b in itertools.pairwise(heights))
+    assert plots.apart([10.0, 12.0, 80.0]) == [10.0, 23.0, 80.0]
+
+
+def test_png_without_matplotlib_says_what_to_install(session, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(EnvironmentLacks, match="pip install matplotlib"):
+        plots.png(plots.trajectory([plots.Mark("v0", 0, 1.0, "accepted", "")], None), tmp_path / "x.png")
+    assert EnvironmentLacks.exit_code == 3 and not (tmp_path / "x.png").exists()
+
+
+def test_png_with_matplotlib(matmul, tmp_path):
+    pytest.importorskip("matplotlib")
+    found = tool_json("render_report.py", "--workspace", matmul.root, "--png", tmp_path / "png")
+    assert [Path(path).name for path in found["plots"]] == ["roofline.png", "trajectory.png"]
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in found["plots"])
+
+
+# --- hostile strings ----------------------------------------------------------------------------------------------
+
+
+def hostile_session(session: workspace.Workspace) -> workspace.Workspace:
+    """Everything that an agent, a kernel or a profile can write, made by hand to break out of the page."""
+    named = {HOSTILE: MATMUL, "default": MATMUL}
+    target = {"workload": HOSTILE, "metric": "tflops", "target": 1, "unit": "TFLOPS", "basis": HOSTILE}
+    notes = task(work=named, shapes={HOSTILE: HOSTILE}, additional_notes=HOSTILE, framework=HOSTILE, targets=[target])
+    session.update_readme(notes, {})
+    text = session.readme.read_text().split("\n", 1)[1]
+    session.readme.write_bytes(f"# {' '.join(HOSTILE.split())}\n{text}".encode("utf-8", "replace"))
+    session.reference.write_bytes(HOSTILE.encode("utf-8", "replace"))
+    session.kernel.write_bytes(HOSTILE.encode("utf-8", "surrogatepass"))
+    lesson = dict.fromkeys(("error_type", "error_message", "root_cause", "fix_applied", "lesson"), HOSTILE)
+    where = {"source_type": "public-web", "path_or_url": "javascript:alert(1)", "description": HOSTILE}
+    for version, result in (("v0", "PASS"), ("v1", "FAIL")):
+        put(
+            session,
+            version,
+            result,
+            device=HOSTILE,
+            performance=timed(
+                10, HOSTILE if version == "v1" else None, latency_us_by_workload={HOSTILE: 1.0}, tflops=5.0
+            )
+            | {"gpu_state": {"throttle_reasons": [HOSTILE]}},
+            optimization=dict.fromkeys(empty("v0")["optimization"], HOSTILE),
+            profile_evidence={
+                "tool_used": HOSTILE,
+                "evidence_summary": HOSTILE,
+                "evidence_chain": f"{HOSTILE} -> {HOSTILE}",
+            },
+            correctness={"summary": HOSTILE},
+            quality_gate={"failure_reason": HOSTILE if result == "FAIL" else None},
+            pitfalls_and_fixes=[lesson],
+            references=[where],
+        )
+    (session.root / "rejected").mkdir()
+    shutil.copyfile(session.kernel, session.root / "rejected" / "v1_kernel.py")
+    shutil.copytree(EXAMPLE / "profiles" / "v0", session.root / "profiles" / "v0")
+    profile = json.loads((EXAMPLE / "profiles/v0/annotation/metrics.json").read_text())
+    for kernel in profile["kernels"]:
+        kernel["name"] = HOSTILE
+    params = json.loads((EXAMPLE / "profiles/v0/annotation/params.json").read_text())
+    for name, value in (("metrics", profile), ("params", {**params, "driver": HOSTILE, "torch": HOSTILE})):
+        (session.root / f"profiles/v0/annotation/{name}.json").write_text(json.dumps(value))
+    return session
+
+
+@pytest.fixture
+def hostile(session):
+    return hostile_session(session)
+
+
+def test_hostile_strings_stay_text(hostile, example):
+    page = page_of(hostile).html()
+    reader = read(page)
+    assert reader.tags <= example.tags | {"rect"}
+    assert {name for name, _ in reader.attributes} <= {name for name, _ in example.attributes}
+    assert {v for n, v in reader.attributes if n == "href"} == {"#v0", "#v1"}
+    assert reader.styles == Reader(page_of(workspace.Workspace(EXAMPLE)).html()).styles
+    assert reader.text.count("<script>alert(1)</script>") > 20 and "@BODY@" in reader.text
+    assert page.encode("utf-8") and not re.search("[\0\u202e\ud800]", page) and "\\ud800" in reader.text
+    for chart in page_of(hostile).charts():
+        ElementTree.fromstring(plots.svg(chart))
+
+
+def test_hostile_strings_stay_text_in_markdown_too(hostile):
+    text = page_of(hostile).markdown()
+    assert text.encode("utf-8") and not re.search("[\0\u202e\ud800]", text)
+    outside, fence = [], None
+    for line in text.split("\n"):
+        if fence is None and (opened := re.match(r"`{3,}(?=python$|diff$)", line)):
+            fence = opened[0]
+        elif fence is not None and set(line) == {"`"} and len(line) >= len(fence):  # as CommonMark closes it
+            fence = None
+        elif fence is None:
+            outside.append(re.sub(r"(`+) ?.*?[^`] ?\1(?!`)|\\.", "", line))  # code spans, escaped characters
+    assert fence is None and len(outside) > 50
+    assert not [line for line in outside if re.search(r"[<\[]", line)]
+    tables = [list(lines) for is_row, lines in itertools.groupby(outside, lambda line: line.startswith("|")) if is_row]
+    assert len(tables) >= 10 and all(len({line.count("|") for line in table}) == 1 for table in tables)
+
+
+def test_hostile_names_stay_text_in_plots():
+    words = HOSTILE.split("\0")[0]
+    mark, line = plots.Mark(words, 1.0, 1.0, "accepted", words), plots.Line(words, "floor", ((0.0, 1.0), (2.0, 1.0)))
+    axis = plots.Axis(words, 0.0, 2.0)
+    for x in (axis, dataclasses.replace(axis, names=(words, words))):
+        drawn = ElementTree.fromstring(plots.svg(plots.Chart("x", words, x, axis, (line,), (mark,))))
+        assert {element.tag for element in drawn.iter()} <= {
+            "svg",
+            "title",
+            "text",
+            "line",
+            "path",
+            "polyline",
+            "g",
+            "circle",
+        }
+
+
+def test_placeholders_are_filled_once():
+    page = report.Page("@BODY@", "@TITLE@", [report.Section("s", [report.Text("@SUBTITLE@")])]).html()
+    reader = read(page)
+    assert reader.text == "@BODY@ @BODY@ @TITLE@ s @SUBTITLE@"
+
+
+@pytest.mark.parametrize("words", ["a `b` c", "`", "``` x", "a``"])
+def test_code_spans_hold_backticks(words):
+    text = report.quoted(words)
+    fence = re.match("`+", text)[0]
+    assert text.endswith(fence) and fence not in words and words in text
+
+
+# --- a browser ----------------------------------------------------------------------------------------------------
+
+
+def load(page: Path, picture: Path, width: int, dark: bool) -> str:
+    """What Chromium's console says of a file, and a picture of it."""
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    command += [*scheme, f"--user-data-dir={picture.parent / 'profile'}", f"--window-size={width},2400"]
+    done = subprocess.run(
+        [*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    return "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_opens_it_without_a_word(hostile, tmp_path):
+    pages = {"example": page_of(workspace.Workspace(EXAMPLE)), "hostile": page_of(hostile)}
+    for name, page in pages.items():
+        bundle.write_text(tmp_path / f"{name}.html", page.html())
+    pictures = {}
+    for name, width, dark in (
+        ("example", 390, False),
+        ("example", 390, True),
+        ("example", 1280, False),
+        ("example", 1280, True),
+        ("hostile", 1280, True),
+    ):
+        picture = tmp_path / f"{name}_{width}_{dark}.png"
+        assert load(tmp_path / f"{name}.html", picture, width, dark) == ""
+        pictures[name, width, dark] = picture.read_bytes()
+        assert int.from_bytes(pictures[name, width, dark][16:20], "big") == width  # of the PNG's header
+    assert len(set(pictures.values())) == len(pictures)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_that_check_sees_a_script_that_the_policy_stops(tmp_path):
+    page = report.Page("x", "y", []).html().replace("</body>", "<script>alert(1)</script></body>")
+    bundle.write_text(tmp_path / "x.html", page)
+    assert "Content Security Policy" in load(tmp_path / "x.html", tmp_path / "x.png", 390, False)

@@ -1,0 +1,842 @@
+"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
+
+`gather` reads the workspace, `Page.html` its template; all else is pure. `page` makes a list of sections out of it, and
+each block of a section writes itself as HTML and as Markdown, so that both say the same. Nothing is computed that no
+file recorded, but for the products and differences that say so. Whatever comes out of a file is text: it is escaped
+where it is written.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from . import bundle, gate, plots, profile_report, rounds
+from .errors import Refused, ToolError, UsageError
+from .memory import Memory
+from .profile_report import number
+from .roofline import Roof, lacking, roof
+from .workspace import VERSION, Workspace, digest, version_number
+
+TEMPLATE = "report.html"
+MODES = (profile_report.MODE, "ncu")  # profile folders that hold counters, the first that is there
+TOP = 3  # findings shown of the best version's profile
+UNKNOWN = "UNKNOWN"
+NOT_RECORDED = "not recorded"
+NOT_PROFILED = "not profiled"
+STEPS = ("Finding behind it", "which means", "so it advises")  # evidence -> inference -> action
+KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
+# Control characters, lone surrogates and what turns the direction of writing: shown, never obeyed.
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+SPECIAL = re.compile(r"([\\`*\[\]<|])")  # of Markdown, in text that is none
+
+
+# --- blocks -------------------------------------------------------------------------------------------------------
+
+
+def shown(value: str) -> str:
+    """Text with characters that cannot be seen, or not be written, as \\uXXXX."""
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", value)
+
+
+def escaped(value: str) -> str:
+    """Text inside HTML."""
+    return html.escape(shown(value))
+
+
+def plain(value: str) -> str:
+    """Text inside Markdown, on one line."""
+    return SPECIAL.sub(r"\\\1", " ".join(shown(value).split()))
+
+
+def quoted(value: str) -> str:
+    """Text as a code span of Markdown, which no run of backticks in it ends."""
+    words = " ".join(shown(value).split())
+    fence = "`" * (longest_run(words) + 1)
+    return f"{fence} {words} {fence}" if "`" in words else f"`{words}`"
+
+
+def longest_run(value: str) -> int:
+    """Length of the longest run of backticks."""
+    return max((len(run) for run in re.findall("`+", value)), default=0)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph. tone: "", "good", "bad" or "note"."""
+
+    words: str
+    tone: str = ""
+
+    def html(self) -> str:
+        return f'<p class="{self.tone}">{escaped(self.words)}</p>' if self.tone else f"<p>{escaped(self.words)}</p>"
+
+    def markdown(self) -> str:
+        return plain(self.words)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values."""
+
+    rows: Sequence[tuple[str, str]]
+
+    def html(self) -> str:
+        pairs = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in self.rows)
+        return f"<dl>{pairs}</dl>"
+
+    def markdown(self) -> str:
+        return Table(("", ""), self.rows).markdown()
+
+
+@dataclass(frozen=True)
+class Table:
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    linked: bool = False  # the first column names versions that have a Fold on this page
+
+    def html(self) -> str:
+        head = "".join(f"<th>{escaped(cell)}</th>" for cell in self.head)
+        rows = "".join(f"<tr>{''.join(self._cell(*cell) for cell in enumerate(row))}</tr>" for row in self.rows)
+        return (
+            f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        )
+
+    def _cell(self, column: int, value: str) -> str:
+        linked = self.linked and column == 0 and VERSION.match(value)
+        return f'<td><a href="#{value}">{value}</a></td>' if linked else f"<td>{escaped(value)}</td>"
+
+    def markdown(self) -> str:
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join(f"| {' | '.join(plain(cell) for cell in line)} |" for line in lines)
+
+
+@dataclass(frozen=True)
+class Citations:
+    """Lines whose every character counts."""
+
+    lines: Sequence[str]
+
+    def html(self) -> str:
+        return f"<ul>{''.join(f'<li><code>{escaped(line)}</code></li>' for line in self.lines)}</ul>"
+
+    def markdown(self) -> str:
+        return "\n".join(f"- {quoted(line)}" for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Code:
+    source: str
+    language: str  # python or diff
+
+    def html(self) -> str:
+        lines = escaped(self.source).split("\n")
+        if self.language == "diff":
+            lines = [*lines[:2], *(diff_line(line) for line in lines[2:])]  # the first two name the files
+        return f'<pre tabindex="0"><code>{chr(10).join(lines)}</code></pre>'
+
+    def markdown(self) -> str:
+        source = shown(self.source).rstrip("\n")
+        fence = "`" * max(3, longest_run(source) + 1)
+        return f"{fence}{self.language}\n{source}\n{fence}"
+
+
+def diff_line(line: str) -> str:
+    """An escaped line of a unified diff, with its class."""
+    css = {"+": "added", "-": "removed", "@": "place"}.get(line[:1])
+    return f'<span class="{css}">{line}</span>' if css else line
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot; Markdown has none."""
+
+    chart: plots.Chart
+    caption: str
+
+    def html(self) -> str:
+        return f"<figure>{plots.svg(self.chart)}<figcaption>{escaped(self.caption)}</figcaption></figure>"
+
+    def markdown(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks behind a line that opens them. anchor: an id of this page, or ""."""
+
+    title: str
+    blocks: Sequence
+    anchor: str = ""
+
+    def html(self) -> str:
+        mark = f' id="{escaped(self.anchor)}"' if self.anchor else ""
+        body = "\n".join(block.html() for block in self.blocks)
+        return f"<details><summary>{escaped(self.title)}</summary><div{mark}>{body}</div></details>"
+
+    def markdown(self) -> str:
+        return "\n\n".join([f"### {plain(self.title)}", *written(self.blocks)])
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence
+
+    def html(self) -> str:
+        body = "\n".join(block.html() for block in self.blocks)
+        return f"<section><h2>{escaped(self.title)}</h2>\n{body}\n</section>"
+
+    def markdown(self) -> str:
+        texts = written(self.blocks)
+        return "\n\n".join([f"## {plain(self.title)}", *texts]) if texts else ""
+
+
+def written(blocks: Sequence) -> list[str]:
+    return [text for block in blocks if (text := block.markdown())]
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+
+    def html(self) -> str:
+        """The whole file. Placeholders are filled in one pass, so that none is found in what was filled in."""
+        values = {
+            "TITLE": escaped(self.title),
+            "SUBTITLE": escaped(self.subtitle),
+            "BODY": "\n".join(section.html() for section in self.sections),
+        }
+        template = (bundle.REFERENCE / TEMPLATE).read_text(encoding="utf-8")
+        return re.sub("@(TITLE|SUBTITLE|BODY)@", lambda match: values[match[1]], template)
+
+    def markdown(self) -> str:
+        return "\n\n".join([f"# {plain(self.title)}", plain(self.subtitle), *written(self.sections)]) + "\n"
+
+    def charts(self) -> list[plots.Chart]:
+        return [block.chart for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+
+
+# --- what a workspace holds ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Session:
+    """All that a report is made of.
+
+    records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
+    by version, where a file with the recorded SHA-256 was found. profiles: by version, of unmasked ones. found: the
+    analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
+    """
+
+    name: str
+    task: dict
+    reference: str
+    records: list[dict]
+    best: dict | None
+    best_is_known: bool
+    kernel_is_best: bool
+    sources: dict[str, str]
+    profiles: dict[str, dict]
+    found: dict | None
+    roof: Roof | None
+    no_roof: str
+    gaps: list[str] = field(default_factory=list)
+
+    @property
+    def visible(self) -> list[dict]:
+        return [record for record in self.records if not record["masked"]]
+
+    @property
+    def masked(self) -> int:
+        return len(self.records) - len(self.visible)
+
+
+def gather(workspace: Workspace) -> Session:
+    """Read a workspace; UsageError when its Task block is broken. Other files that cannot be read are named in `gaps`."""
+    memory, task = Memory(workspace), workspace.task()
+    records = memory.records(masked=True)
+    gaps = list(memory.broken)
+    best = None if gaps else memory.best()
+    visible = [record for record in records if not record["masked"]]
+    profiles = {r["version"]: p for r in visible if (p := profile_of(workspace, r["version"], gaps))}
+    roof_found, no_roof = roof_of(workspace, task)
+    sources = ((record["version"], source_of(workspace, record)) for record in visible)
+    return Session(
+        name=heading(workspace),
+        task=task,
+        reference=workspace.reference.read_text(encoding="utf-8", errors="replace"),
+        records=records,
+        best=best,
+        best_is_known=not memory.broken,
+        kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best["kernel_sha256"],
+        sources={version: source for version, source in sources if source is not None},
+        profiles={version: profile for version, (profile, _) in profiles.items()},
+        found=profiles[best["version"]][1] if best and best["version"] in profiles else None,
+        roof=roof_found,
+        no_roof=no_roof,
+        gaps=[gap.replace(f"{workspace.root}/", "") for gap in gaps],
+    )
+
+
+def heading(workspace: Workspace) -> str:
+    """The first heading of the workspace's README, else the folder's name."""
+    found = re.search(r"^# (.+)$", workspace.readme.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].strip() if found else workspace.root.name
+
+
+def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dict, dict] | None:
+    """(profile, its analysis) of a version; None when there is none, or when it cannot be read, which `gaps` is told."""
+    folders = (workspace.profile(version, mode) for mode in MODES)
+    folder = next((folder for folder in folders if (folder / "metrics.json").is_file()), None)
+    if folder is None:
+        return None
+    try:
+        profile = profile_report.load(folder)
+        profile_report.origin(profile["params"])  # fails now if it would fail on the page
+        return profile, profile_report.analysed(profile, [])
+    except ToolError as error:
+        gaps.append(str(error))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # no schema guards this file
+        gaps.append(f"{folder} holds no profile ({type(error).__name__}: {error}); profile {version} again")
+    return None
+
+
+def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
+    """(roof of the default workload, "") or (None, why there is none)."""
+    work = (task["work"] or {}).get("default")
+    if task["platform"] is None:
+        return None, "the Task block names no platform"
+    if not work or not work["bytes_min"]:
+        return None, "the work of the default workload is not counted yet (estimate_work.py --workspace W)"
+    try:
+        found = roof(rounds.product_of_task(workspace), work["dtype"])
+    except (Refused, UsageError) as error:
+        return None, str(error)
+    gaps = lacking(found, work["flops"], work["dtype"])
+    return (None, "; ".join(gaps)) if gaps else (found, "")
+
+
+def source_of(workspace: Workspace, record: dict) -> str | None:
+    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from rejected/, or
+    as it lies in the workspace. None when none of them is it."""
+    for content in candidates(workspace, record):
+        if hashlib.sha256(content).hexdigest() == record["kernel_sha256"]:
+            return content.decode("utf-8", "replace")
+    return None
+
+
+def candidates(workspace: Workspace, record: dict) -> Iterator[bytes]:
+    if commit := record["git_commit_hash"]:
+        with contextlib.suppress(ToolError):  # a workspace that was copied without its history
+            yield workspace.file_at(commit, "kernel.py")
+    rejected = sorted((workspace.root / "rejected").glob(f"{record['version']}_kernel*.py"))
+    for path in (*rejected, workspace.kernel):
+        if path.is_file():
+            yield path.read_bytes()
+
+
+# --- verdicts in words --------------------------------------------------------------------------------------------
+
+
+def verdict(record: dict) -> str:
+    result = record["quality_gate"]["result"]
+    return "not judged" if result is None else "accepted" if result == "PASS" else "rejected"
+
+
+def verdict_line(record: dict) -> str:
+    """The verdict with its reason."""
+    performance, gated = record["performance"], record["quality_gate"]
+    compared = performance["comparison_with_previous"]
+    reason = gated["failure_reason"] or (compared["verdict"] if compared else None)
+    if verdict(record) == "accepted" and reason is None:
+        reason = "the first version"
+    return f"{verdict(record)}: {reason}" if reason else verdict(record)
+
+
+def latency(record: dict) -> str:
+    """ "262.46 us (261.63 to 263.78)": median, p20 to p80."""
+    performance = record["performance"]
+    if performance["latency_us"] is None:
+        return NOT_RECORDED
+    low, high = performance["p20_us"], performance["p80_us"]
+    between = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    return f"{performance['latency_us']:.2f} us{between}"
+
+
+def ratio(point: float, ends: Sequence[float]) -> str:
+    return f"{point:.3f}x (95 % interval {ends[0]:.3f} to {ends[1]:.3f})"
+
+
+def gain(record: dict) -> str:
+    compared = record["performance"]["comparison_with_previous"]
+    if compared is None:
+        return "not compared"
+    return f"{ratio(compared['speedup'], compared['ci95'])} against {compared['against']}"
+
+
+def evidence(record: dict) -> str:
+    """What the plan of a round rested on: evidence and inference of the finding, in short."""
+    found = record["profile_evidence"]
+    if steps := found["evidence_chain"]:
+        return " → ".join(steps.split(" -> ")[:2])
+    return found["evidence_summary"] or no_evidence(record)
+
+
+def no_evidence(record: dict) -> str:
+    return "none: the baseline" if record["version"] == "v0" else NOT_PROFILED
+
+
+def chain(records: list[dict], best: dict) -> tuple[list[dict], str]:
+    """(records from the best down to the one that was compared with v0, why the chain breaks or "")."""
+    by_version, found, at = {record["version"]: record for record in records}, [], best
+    while at["version"] != "v0":
+        compared = at["performance"]["comparison_with_previous"]
+        if compared is None:
+            return [], f"{at['version']} was compared with no version"
+        found.append(at)
+        following = by_version.get(compared["against"])
+        if following is None or following in found:
+            return [], f"{at['version']} was compared with {compared['against']}, which is not recorded"
+        at = following
+    return found, ""
+
+
+def speedup_over_v0(session: Session) -> dict | None:
+    """{point, ci95, ratios, masked}: of the best version over v0, a product of paired ratios when there are several; None
+    when it is not known. The interval is then the product of the ends, which is wider than a 95 % interval."""
+    links, _ = chain(session.records, session.best) if session.best else ([], "")
+    if not links:
+        return None
+    point, low, high = 1.0, 1.0, 1.0
+    for link in links:
+        compared = link["performance"]["comparison_with_previous"]
+        point, low, high = point * compared["speedup"], low * compared["ci95"][0], high * compared["ci95"][1]
+    pairs = [f"{r['version']} / {r['performance']['comparison_with_previous']['against']}" for r in reversed(links)]
+    return {"point": point, "ci95": [low, high], "ratios": pairs, "masked": sum(r["masked"] for r in links)}
+
+
+def speedup_line(session: Session) -> str:
+    best, found = session.best, speedup_over_v0(session)
+    if best is None:
+        return no_best(session)
+    if best["version"] == "v0":
+        return "none: v0 is the best version"
+    if found is None:
+        return f"{UNKNOWN}: {chain(session.records, best)[1]}"
+    if len(found["ratios"]) == 1:
+        return f"{ratio(found['point'], found['ci95'])}, measured in pairs"
+    low, high = found["ci95"]
+    masked = f", {found['masked']} of them of masked versions" if found["masked"] else ""
+    return (
+        f"{found['point']:.3f}x ({low:.3f} to {high:.3f}): the product of {len(found['ratios'])} paired ratios "
+        f"({', '.join(found['ratios'])}{masked}) and of the ends of their intervals; {best['version']} itself was not "
+        "held against v0"
+    )
+
+
+def goal(session: Session) -> dict:
+    """{met, targets}: gate.goal for the best version; met is None when there is no target, or no best version to tell."""
+    found = gate.goal(session.task["targets"], session.best)
+    untold = not found["targets"] or not session.best_is_known
+    return {**found, "met": None if untold else found["met"] and session.kernel_is_best}
+
+
+def no_best(session: Session) -> str:
+    return "none: no version is accepted yet" if session.best_is_known else f"{UNKNOWN}: a record cannot be read"
+
+
+def goal_line(session: Session) -> str:
+    found = goal(session)
+    if not found["targets"]:
+        return "no targets are set (compute_utilization.py --workspace W --set-targets)"
+    if found["met"] is None:
+        return no_best(session)
+    if session.best is None:
+        return "NOT met: no version is accepted yet"
+    if not session.kernel_is_best:
+        return f"NOT met: kernel.py is not the accepted {session.best['version']}; what was measured is another kernel"
+    return f"met by {session.best['version']}" if found["met"] else "NOT met"
+
+
+# --- sections -----------------------------------------------------------------------------------------------------
+
+
+def page(session: Session) -> Page:
+    """The report; a workspace with nothing recorded has one, too."""
+    task = session.task
+    asked = (
+        task["platform"] or f"platform {UNKNOWN}",
+        task["framework"],
+        task["dtype"],
+        (task["shapes"] or {}).get("default"),
+    )
+    return Page(
+        session.name,
+        " · ".join(part for part in asked if part),
+        [
+            Section("State", list(state(session))),
+            Section("Task", list(asked_for(session))),
+            Section("Plots", list(figures(session))),
+            Section("Rounds", list(all_rounds(session))),
+            Section("What remains", list(remains(session))),
+            Section("Hardware values", list(hardware(session))),
+            Section("Environment", list(environment(session))),
+        ],
+    )
+
+
+def state(session: Session) -> Iterator:
+    tone = {True: "good", False: "bad", None: "note"}[goal(session)["met"]]
+    yield Text(f"Goal: {goal_line(session)}", tone)
+    verdicts = [verdict(record) for record in session.visible]
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
+    best, performance = session.best, (session.best or {}).get("performance", {})
+    share = performance.get("floor_share_pct")
+    yield Facts(
+        [
+            ("Best version", f"{best['version']}, {latency(best)}" if best else no_best(session)),
+            ("Speed-up over v0", speedup_line(session)),
+            ("Share of the floor", f"{share:.1f} %" if share is not None else NOT_RECORDED),
+            ("Versions", counts if verdicts else "nothing is recorded yet"),
+            ("Masked", f"{session.masked} left out of this report"),
+        ]
+    )
+    for gap in session.gaps:
+        yield Text(f"Left out: {gap}", "bad")
+    if targets := goal(session)["targets"]:
+        yield Table(("workload", "metric", "target", "achieved", "state"), [target_row(target) for target in targets])
+
+
+def target_row(target: dict) -> tuple[str, ...]:
+    achieved = NOT_RECORDED if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
+    wanted = f"{target['target']} {target['unit']}"
+    return target["workload"], target["metric"], wanted, achieved, "met" if target["met"] else "NOT met"
+
+
+def asked_for(session: Session) -> Iterator:
+    task = session.task
+    rules = [name for name in ("libraries", "only_these_shapes") if task.get(name)]
+    yield Facts(
+        [
+            ("Platform", task["platform"] or UNKNOWN),
+            ("Architecture", task["arch"] or UNKNOWN),
+            ("Framework", task["framework"] or UNKNOWN),
+            ("dtype", task["dtype"] or "as the reference makes it"),
+            ("Tolerance", "the default of the dtype" if task["tolerance"] is None else f"{task['tolerance']:g}"),
+            ("Allowed", ", ".join(rules) or "no libraries; other sizes and layouts are tried too"),
+            ("Notes", task["additional_notes"] or "none"),
+        ]
+    )
+    shapes, work = task["shapes"] or {}, task["work"] or {}
+    if names := list(dict.fromkeys([*shapes, *work])):
+        rows = [(name, shapes.get(name, UNKNOWN), *work_cells(work.get(name))) for name in names]
+        yield Table(("workload", "shapes", "FLOPs", "least bytes", "dtype", "source"), rows)
+    else:
+        yield Text("Shapes and work are not counted yet (estimate_work.py --workspace W).", "note")
+    for target in task["targets"]:
+        yield Text(f"Target: {target['workload']} {target['metric']} {target['target']} {target['unit']}, from")
+        yield Citations([target["basis"]])
+    yield Fold("reference.py: what is to be computed", [Code(session.reference, "python")])
+
+
+def work_cells(work: dict | None) -> tuple[str, ...]:
+    if work is None:
+        return (UNKNOWN,) * 4
+    return f"{work['flops']:,}", f"{work['bytes_min']:,}", work["dtype"], work["source"]
+
+
+def figures(session: Session) -> Iterator:
+    if not session.visible:
+        yield Text("No plot: nothing is recorded yet.", "note")
+        return
+    if session.roof is None:
+        yield Text(f"No roofline: {session.no_roof}.", "note")
+    else:
+        yield limits_figure(session)
+    marks = [mark(place, record, "latency_us") for place, record in enumerate(session.visible)]
+    floors = [record["performance"]["floor_us"] for record in session.visible]
+    floor = next((floor for floor in reversed(floors) if floor), None)
+    yield Figure(
+        plots.trajectory(marks, floor),
+        f"Median of each version, p20 to p80 as a bar. {KEY}; at the foot: no latency recorded. Latencies of different "
+        "times are no verdict: the paired ratios below are.",
+    )
+
+
+def mark(place: float, record: dict, metric: str) -> plots.Mark:
+    """A version on a plot; its interval only where the plot is of the latency."""
+    performance = record["performance"]
+    value = performance[metric]
+    ends = (performance["p20_us"], performance["p80_us"]) if metric == "latency_us" and value else (None, None)
+    note = f"{record['version']}: {latency(record)}, {verdict(record)}"
+    return plots.Mark(record["version"], place, value, verdict(record), note, *ends)
+
+
+def limits_figure(session: Session) -> Figure:
+    """The roofline, or the bandwidth of each version where the problem has no FLOPs."""
+    work = session.task["work"]["default"]
+    pairs = roof_pairs(session.roof)
+    target = next((t for t in session.task["targets"] if t["workload"] == "default"), None)
+    if not work["flops"]:
+        marks = [mark(place, record, "bandwidth_gbps") for place, record in enumerate(session.visible)]
+        wanted = target["target"] if target and target["metric"] == "bandwidth_gbps" else None
+        roofs = [(kind, bandwidth.value) for kind, (bandwidth, _) in pairs]
+        caption = (
+            f"The problem has 0 FLOPs, so memory is its roof. {said(pairs, 1)}. {KEY}; at the foot: no rate recorded."
+        )
+        return Figure(plots.bandwidth(marks, roofs, wanted), caption)
+    intensity = work["flops"] / work["bytes_min"]
+    marks = [mark(intensity, record, "tflops") for record in session.visible]
+    roofs = [(kind, bandwidth.value, compute.value) for kind, (bandwidth, compute) in pairs if compute]
+    off = [m.name for m in marks if m.value is None]
+    absent = f" Not on the plot, no rate recorded: {', '.join(off)}." if off else ""
+    return Figure(
+        plots.roofline([m for m in marks if m.value], intensity, roofs, target_tflops(target, intensity)),
+        f"FLOPs over least bytes of the whole problem: {intensity:.4g} FLOP/byte, the same for every version. "
+        f"{said(pairs, 2)}. {KEY}.{absent}",
+    )
+
+
+def roof_pairs(found: Roof) -> list[tuple[str, tuple]]:
+    """(measured or documented, (bandwidth row, compute row)) of each roof; one where the wiki has no measured value."""
+    pairs = [(found.bandwidth, found.compute), (found.peak_bandwidth, found.peak_compute)]
+    measured = any(row and row.metric.startswith("measured") for row in pairs[0])
+    named = [("measured" if measured else "documented", pairs[0]), ("documented", pairs[1])]
+    return [(kind, pair) for kind, pair in (named if measured else named[:1]) if pair[0]]
+
+
+def said(pairs: list[tuple[str, tuple]], count: int) -> str:
+    """The first `count` rows of each roof."""
+    roofs = ((kind, [row for row in rows[:count] if row]) for kind, rows in pairs)
+    return "; ".join(f"{kind}: {', '.join(f'{r.metric} {r.text} {r.unit}' for r in rows)}" for kind, rows in roofs)
+
+
+def target_tflops(target: dict | None, intensity: float) -> float | None:
+    """The height of a target on the roofline."""
+    if target is None or target["metric"] == "latency_us":
+        return None
+    return target["target"] if target["metric"] == "tflops" else target["target"] * intensity / 1e3
+
+
+def all_rounds(session: Session) -> Iterator:
+    if not session.visible:
+        yield Text("None is recorded yet.", "note")
+        return
+    head = ("version", "change", "evidence", "verdict", "latency (p20 to p80)", "gain")
+    yield Table(head, [round_row(record) for record in session.visible], linked=True)
+    for record in session.visible:
+        title = f"{record['version']}: {record['optimization']['action_category'] or NOT_RECORDED}, {verdict(record)}"
+        yield Fold(title, list(one_round(session, record)), anchor=record["version"])
+
+
+def change_words(record: dict) -> str:
+    change = record["optimization"]
+    return change["action_description"] or change["action_category"] or NOT_RECORDED
+
+
+def round_row(record: dict) -> tuple[str, ...]:
+    return (
+        record["version"],
+        change_words(record),
+        evidence(record),
+        verdict_line(record),
+        latency(record),
+        gain(record),
+    )
+
+
+def one_round(session: Session, record: dict) -> Iterator:
+    """Plan, finding, outcome, and the difference to the parent."""
+    change, found, performance = record["optimization"], record["profile_evidence"], record["performance"]
+    profile = (found["tool_used"], found["bottleneck_type"], found["evidence_summary"])
+    times = performance["latency_us_by_workload"] or {}
+    yield Facts(
+        [
+            ("Change", change_words(record)),
+            ("Expected", change["expected_impact"] or NOT_RECORDED),
+            ("Risk", change["risks_and_rollback"] or NOT_RECORDED),
+            *zip(STEPS, (found["evidence_chain"] or no_evidence(record)).split(" -> ", 2), strict=False),
+            ("Profile it started from", ": ".join(part for part in profile if part) or no_evidence(record)),
+            ("Correctness", record["correctness"]["summary"] or record["correctness"]["status"] or NOT_RECORDED),
+            ("Verdict", verdict_line(record)),
+            ("Latency", "; ".join(f"{name} {us:.2f} us" for name, us in times.items()) or NOT_RECORDED),
+            ("Gain", gain(record)),
+            ("Recorded", f"{record['timestamp']} on {record['device'] or UNKNOWN}"),
+            ("Commit", record["git_commit_hash"] or "none"),
+        ]
+    )
+    for title, entries in (
+        ("Pitfalls and lessons", record["pitfalls_and_fixes"]),
+        ("Searched", record["search_log"]),
+        ("References", record["references"]),
+    ):
+        if entries:
+            yield Text(f"{title}:")
+            names = list(entries[0])
+            yield Table([name.replace("_", " ") for name in names], [[entry[n] for n in names] for entry in entries])
+    yield from difference(session, record)
+
+
+def parent(session: Session, record: dict) -> dict | None:
+    """What a round started from: the version it was compared with, else the last one accepted before it."""
+    compared = record["performance"]["comparison_with_previous"]
+    before = [r for r in session.records if version_number(r["version"]) < version_number(record["version"])]
+    wanted = [r for r in before if r["version"] == compared["against"]] if compared else []
+    accepted = [r for r in before if verdict(r) == "accepted"]
+    return (wanted or accepted or [None])[-1]
+
+
+def difference(session: Session, record: dict) -> Iterator:
+    """The unified diff of kernel.py to the parent's, or why there is none."""
+    before, version = parent(session, record), record["version"]
+    if before is None:
+        if version in session.sources:
+            yield Text(f"kernel.py of {version}, the whole of it:")
+            yield Code(session.sources[version], "python")
+        else:
+            yield Text(f"No source: {no_source(version)}.", "note")
+        return
+    if before["masked"]:
+        yield Text(f"No diff: {before['version']}, which it started from, is masked.", "note")
+        return
+    if absent := [name for name in (before["version"], version) if name not in session.sources]:
+        yield Text(f"No diff: {no_source(absent[0])}.", "note")
+        return
+    old, new = (session.sources[name].split("\n") for name in (before["version"], version))
+    names = (f"{before['version']}/kernel.py", f"{version}/kernel.py")
+    lines = list(difflib.unified_diff(old, new, *names, lineterm=""))
+    yield Text(f"Against {before['version']}:" if lines else f"kernel.py is that of {before['version']}.")
+    if lines:
+        yield Code("\n".join(lines), "diff")
+
+
+def no_source(version: str) -> str:
+    return f"no file here has the SHA-256 that {version} was judged with (history, rejected/, kernel.py)"
+
+
+def remains(session: Session) -> Iterator:
+    """Open targets, then what the best version's profile says."""
+    still = [target for target in goal(session)["targets"] if not target["met"]]
+    for target in still:
+        yield Text(f"Open: {target['workload']} {target['metric']}: {distance(target)}.", "bad")
+    if not still:
+        yield Text("No target is open." if session.task["targets"] else "No targets are set.", "note")
+    best = session.best
+    if best is None:
+        return
+    if session.found is None:
+        yield Text(
+            f"{best['version']} is {NOT_PROFILED} (profile_kernel.sh --workspace W --version {best['version']}).",
+            "note",
+        )
+        return
+    params = session.profiles[best["version"]]["params"]
+    if params and params["kernel_sha256"] != best["kernel_sha256"]:
+        yield Text(f"The profile in profiles/{best['version']} is of another kernel.", "bad")
+    yield Facts(
+        [
+            (f"Profile of {best['version']}", profile_report.origin(params)),
+            ("Bottleneck", profile_report.summary_line(session.found)),
+            ("Stop, by its own times?", stop_line(session.found["speed_of_light"])),
+        ]
+    )
+    findings = session.found["findings"]
+    for finding in findings[:TOP]:
+        yield Fold(f"{finding['id']} ({finding['severity']}, {estimate(finding)})", [Facts(finding_facts(finding))])
+    if len(findings) > TOP:
+        yield Text(f"{len(findings) - TOP} more; analyze_profile.py lists them all.", "note")
+    if not findings:
+        yield Text("No rule fired on its counters.", "note")
+
+
+def distance(target: dict) -> str:
+    """How far a target that is not met is away."""
+    if target["achieved"] is None:
+        return f"{NOT_RECORDED}, target {target['target']} {target['unit']}"
+    share = target["achieved"] / target["target"]
+    factor = share if target["metric"] == "latency_us" else 1 / share
+    return f"{target['achieved']:.2f} of {target['target']} {target['unit']}, {factor:.2f} times as fast is asked"
+
+
+def stop_line(found: dict) -> str:
+    return f"{'yes' if found['should_stop'] else 'no'}: {found['reason']}"
+
+
+def estimate(finding: dict) -> str:
+    gained = finding["estimated_gain_pct"]
+    return "gain unknown" if gained is None else f"at most {gained} % of the time"
+
+
+def finding_facts(finding: dict) -> list[tuple[str, str]]:
+    return [
+        ("Evidence", profile_report.evidence_text(finding)),
+        ("Inference", finding["inference"]),
+        ("Try", "; ".join(finding["actions"])),
+        ("Read", finding["wiki"]),
+        ("Falsified if", finding["falsified_by"]),
+    ]
+
+
+def hardware(session: Session) -> Iterator:
+    """The values that the roofs are made of, as the wiki cites them now."""
+    if session.roof is None:
+        yield Text(f"None: {session.no_roof}.", "note")
+    else:
+        yield Citations(session.roof.citations())
+
+
+def environment(session: Session) -> Iterator:
+    """GPU and clocks from the records, software from the profiles."""
+    if not session.visible:
+        yield Text("Nothing is recorded yet.", "note")
+        return
+    params = [profile["params"] for profile in session.profiles.values() if profile["params"]]
+    yield Facts(
+        [
+            ("GPU", listed(record["device"] for record in session.visible)),
+            *((name, listed(p.get(name) for p in params)) for name in ("driver", "torch", "profiler", "clocks")),
+        ]
+    )
+    head = ("version", "recorded", "SM clock, MHz", "memory clock, MHz", "power, W", "temperature, C", "throttled by")
+    yield Table(head, [state_row(record) for record in session.visible])
+
+
+def listed(values: Iterator) -> str:
+    """What was recorded, each value once."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if value)) or NOT_RECORDED
+
+
+def state_row(record: dict) -> tuple[str, ...]:
+    """The state of the GPU while a version was timed."""
+    watched = record["performance"]["gpu_state"] or {}
+    figures = (watched.get(name) for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"))
+    reasons = watched.get("throttle_reasons")
+    throttled = ", ".join(map(str, reasons)) or "nothing" if isinstance(reasons, list) else NOT_RECORDED
+    return record["version"], record["timestamp"], *(between(figure) for figure in figures), throttled
+
+
+def between(figure) -> str:
+    """ "1980", or "1755 to 1980": lowest to highest."""
+    ends = [figure.get("min"), figure.get("max")] if isinstance(figure, dict) else []
+    if not ends or not all(isinstance(end, int | float) for end in ends):
+        return NOT_RECORDED
+    low, high = map(number, ends)
+    return low if low == high else f"{low} to {high}"
+
+
+def summary(session: Session) -> dict:
+    """The figures of the report, for --json."""
+    return {
+        "goal": goal(session),
+        "best": session.best["version"] if session.best else None,
+        "speedup_over_v0": speedup_over_v0(session),
+        "versions": {record["version"]: verdict(record) for record in session.visible},
+        "masked": session.masked,
+        "gaps": session.gaps,
+    }

@@ -1,0 +1,113 @@
+"""Partial restart: which records are masked, and what a fresh agent is told. Pure functions."""
+
+import random
+import re
+import shlex
+from pathlib import Path
+
+from . import brief, bundle, gate
+from .errors import Refused
+from .workspace import version_number
+
+ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restarts, oldest first
+
+OPENING = """# A fresh start on a kernel
+
+Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the best kernel and its profile."""
+
+
+def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
+    """The versions to mask: half as many as there are, rounded down, at random among those that may be masked; lowest first.
+
+    versions: the unmasked ones. v0 and the best, which is the latest accepted, stay. Refused when fewer than two may be masked.
+    """
+    free = [version for version in versions if version not in ("v0", best)]
+    if len(free) < 2:
+        raise Refused(f"no restart: {len(free)} of the records may be masked, it takes two (v0 and the best stay)")
+    return sorted(random.Random(seed).sample(free, len(versions) // 2), key=version_number)
+
+
+def is_journal(value) -> bool:
+    """Is a JSON value a list of restarts? {when: UTC, seed, masked: [version], undone: UTC or None} each."""
+    return isinstance(value, list) and all(
+        isinstance(entry, dict) and entry.keys() == ENTRY and isinstance(entry["masked"], list) for entry in value
+    )
+
+
+def last(journal: list[dict]) -> dict:
+    """The latest restart that was not undone; Refused when there is none."""
+    for entry in reversed(journal):
+        if entry["undone"] is None:
+            return entry
+    raise Refused("there is no restart to undo")
+
+
+def hand_over(
+    root: Path, task: dict, best: dict | None, records: list[dict], masked: set[str], next_version: str
+) -> str:
+    """The brief for a fresh agent, in Markdown; of masked versions it holds nothing, not even their names.
+
+    root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
+    """
+    parts = brief.Parts({}, task={**task, "targets": []}, records=records)
+    sections = [
+        OPENING,
+        brief.task_section(parts),
+        brief.titled("Best so far", best_lines(root, best)),
+        brief.titled("Goals", goal_lines(task["targets"], best)),
+        without_names(brief.history_section(parts), masked),
+        brief.titled("Read", reading(root, best)),
+        brief.titled("Your round", round_lines(root, next_version)),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def best_lines(root: Path, best: dict | None) -> list[str]:
+    if best is None:
+        return [f"- nothing is accepted yet; kernel: {root / 'kernel.py'}"]
+    latency, share = best["performance"]["latency_us"], best["performance"]["floor_share_pct"]
+    of_floor = "" if share is None else f", {brief.figure(share)} % of the floor's speed (100 is the floor itself)"
+    return [
+        f"- {best['version']}: {'not measured' if latency is None else f'{brief.figure(latency)} us'}{of_floor}",
+        f"- kernel: {root / 'kernel.py'}",
+    ]
+
+
+def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
+    lines = []
+    for goal in gate.goal(targets, best)["targets"]:
+        sign = "<=" if goal["metric"] == "latency_us" else ">="
+        achieved = "not measured" if goal["achieved"] is None else f"{brief.figure(goal['achieved'])} {goal['unit']}"
+        wanted = f"{goal['workload']} {goal['metric']} {sign} {brief.figure(goal['target'])} {goal['unit']}"
+        lines.append(f"- {wanted}; best so far: {achieved}")
+    return lines
+
+
+def without_names(text: str, masked: set[str]) -> str:
+    """`text` with the names of masked versions taken out: an unmasked round may have been held against one."""
+    numbers = "|".join(version[1:] for version in masked)
+    pattern = rf"(?<![A-Za-z0-9])[vV](?:{numbers})(?![0-9])"
+    return re.sub(pattern, "a masked version", text) if masked else text
+
+
+def reading(root: Path, best: dict | None) -> list[str]:
+    skill = "gpu-kernel-profile-optimizer" if best else "gpu-kernel-baseline"
+    profile = f"- {root / 'profiles' / best['version']}: the profile of the best, once it is taken" if best else None
+    records = f"python {bundle.ROOT / 'tools' / 'memory_manager.py'} read --workspace {shlex.quote(str(root))}"
+    lines = [
+        f"- {bundle.ROOT / 'skills' / skill / 'SKILL.md'}: how a round goes; follow it from step 1",
+        f"- {root / 'README.md'}: the constraints, hardware values and Stop Conditions",
+        f"- {root / 'kernel.py'} and {root / 'reference.py'}: the kernel, and the oracle with its inputs",
+        profile,
+        f"- `{records}`: the unmasked records in full",
+    ]
+    return [line for line in lines if line]
+
+
+def round_lines(root: Path, next_version: str) -> list[str]:
+    return [
+        f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, then the gate.",
+        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log too: "
+        "they are masked.",
+        "- Records are hints, not proof: plan again from the profile, also what a record rules out.",
+    ]

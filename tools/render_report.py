@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""A workspace as one HTML file: what was asked, what was reached, plots, every round with its evidence, what remains.
+
+The file needs nothing but itself: no network, no script. Figures come from records; what is missing is named."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import bundle, cli, plots, report
+from kernelopt.errors import UsageError
+from kernelopt.workspace import Workspace
+
+EXAMPLES = """examples:
+  render_report.py --workspace W
+  render_report.py --workspace W --out softmax.html --png plots
+  render_report.py --workspace W --markdown"""
+
+
+def main() -> int:
+    args = arguments()
+    if args.out and args.out.is_dir():
+        raise UsageError(f"--out {args.out} is a folder; name a file")
+    workspace = Workspace(args.workspace)
+    session = report.gather(workspace)
+    page = report.page(session)
+    pngs = write_plots(page, args.png) if args.png else []
+    for gap in session.gaps:
+        cli.say(f"render_report.py: left out: {gap}")
+    if args.markdown and args.out is None:
+        print(page.markdown(), end="")
+        return 0
+    path = args.out or workspace.root / "report.html"
+    bundle.write_text(path, page.markdown() if args.markdown else page.html())
+    paths = [str(path), *(str(png) for png in pngs)]
+    cli.emit({"report": paths[0], "plots": paths[1:], **report.summary(session)}, args.json, paths)
+    return 0
+
+
+def write_plots(page: report.Page, folder: Path) -> list[Path]:
+    plots.require_matplotlib()
+    charts = {folder / f"{chart.name}.png": chart for chart in page.charts()}
+    for path, chart in charts.items():
+        plots.png(chart, path)
+    return list(charts)
+
+
+def arguments():
+    parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
+    parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("--out", type=cli.folder, metavar="FILE", help="where the page goes (default W/report.html)")
+    parser.add_argument("--png", type=cli.folder, metavar="DIR", help="also write the plots as PNG (needs matplotlib)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--markdown", action="store_true", help="the same as Markdown, without plots; to stdout, or --out"
+    )
+    cli.add_json(form)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)
