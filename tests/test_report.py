@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, kernel_text, run_tool, task, tool_json
-from kernelopt import audit, bundle, plots, report, workspace
+from kernelopt import audit, bundle, document, plots, report, workspace
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.memory import Memory, empty
 
@@ -570,7 +570,7 @@ def test_placeholders_are_filled_once():
 
 @pytest.mark.parametrize("words", ["a `b` c", "`", "``` x", "a``"])
 def test_code_spans_hold_backticks(words):
-    text = report.quoted(words)
+    text = document.quoted(words)
     fence = re.match("`+", text)[0]
     assert text.endswith(fence) and fence not in words and words in text
 

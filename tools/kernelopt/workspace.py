@@ -27,7 +27,7 @@ DTYPES = {
     "bf16": ("bf16", "bfloat16"),
 }
 # Records name the commit they belong to, so they stand beside the history, not in it.
-IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", "__pycache__/")
+IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
 
 
 def version_number(version: str) -> int:
