@@ -171,7 +171,7 @@ def test_a_failing_opponent_is_named_and_a_hang_is_a_time_out(problem, tmp_path)
     done = run_tool("measure_kernel_time.py", *arguments, "--against", tmp_path / "bad.py")
     assert done.returncode == 2 and "compared with" in done.stderr
     problem["kernel"].write_text("import time\ntime.sleep(600)\n")
-    done = run_tool("measure_kernel_time.py", *arguments, "--timeout", 8)
+    done = run_tool("measure_kernel_time.py", *arguments, "--timeout", 6)
     assert done.returncode == 4
 
 

@@ -24,6 +24,7 @@ STRAY_CALLS = 9
 GRAPH_REPLAYS = 30
 LEAST_ROUNDS = 4
 EMPTY_CALLS = 31
+FEW_ROUNDS = 24  # after each of which the candidate is checked; of more, after some that nobody can foretell
 FRESH_CALLS = 64  # in a stretch in which each call gets memory of its own
 FRESH_BYTES = 2 << 30  # of that memory
 WALL_US = 20_000.0  # so long takes a stretch that the parent's clock times, whose ends are known to about 0.1 ms
@@ -174,7 +175,7 @@ class Race:
         count = min(rounds, CHECKED_OUTPUTS) if self._outputs_are_small() else randbelow(2)
         checked = set(SystemRandom().sample(range(rounds), count))
         for number in range(rounds):
-            if randbelow(8) == 0:
+            if rounds <= FEW_ROUNDS or randbelow(8) == 0:
                 self.candidate.check()  # it takes about 2 ms
             if randbelow(4) == 0:  # a call more now and then, so that counting them helps nobody
                 self._timed("a", number % 2, randbelow(number % len(self.sets) + 1))
