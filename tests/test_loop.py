@@ -2,6 +2,7 @@
 and the evidence of its round is a recorded one of an H200 with that time put in."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,3 +260,20 @@ def test_candidates_of_a_round_compete_and_twins_are_dropped(ready):
     result, lines = run(ready, several, limits=limits)
     assert sorted(outcomes(lines)) == ["accepted", "accepted", "stop", "tried before"] and result["agent_calls"] == 3
     assert "us = 60" in ready.kernel.read_text() and result["best"] == "v2"
+
+
+def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
+    """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
+    sys.path.insert(0, str(BUNDLE / "tools"))
+    import optimize_kernel
+
+    recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
+    shutil.copytree(recorded, ready.profile("v0", "annotation"))
+    text = optimize_kernel.brief_of(ready, 0)
+    assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
+    assert "one of your own" in optimize_kernel.brief_of(ready, 9)
+    assert optimize_kernel.restart(ready) is None  # v0 alone: nothing may be masked
+    records = memory.Memory(ready)
+    for number in range(1, 5):
+        records.save(memory.empty(f"v{number}"))
+    assert "2 of 5" in optimize_kernel.restart(ready)

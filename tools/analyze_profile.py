@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import brief, cli, foreign_profile, memory, profile_pages, profile_report, rounds
+from kernelopt import brief, cli, foreign_profile, profile_pages, profile_report
 from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
@@ -22,16 +22,16 @@ EXAMPLES = """examples:
 
 def main() -> int:
     args = arguments()
-    profile, found = foreign_profile.analysed(args.path, args.platform)
-    if args.workspace and profile.get("params"):
+    profile, earlier = foreign_profile.load(args.path), []
+    if args.workspace and profile["params"]:
         earlier = profile_report.earlier(Workspace(args.workspace), profile["params"])
-        found = profile_report.analysed(profile, earlier)
+    found = foreign_profile.analysed(profile, earlier, args.platform)
     if args.check_response:
         return check_response(args, found)
     if args.brief:
         return write_brief(args, profile, found)
     if args.summary or args.devlog:
-        return page(args, profile, found)
+        return page(args, profile, found, earlier)
     found["findings"] = found["findings"][: args.findings]
     result = {"origin": profile.get("origin") or profile_report.origin(profile["params"]), **found}
     cli.emit(result, args.json, lines(result))
@@ -60,14 +60,11 @@ def lines(result: dict) -> list[str]:
     return text
 
 
-def page(args, profile: dict, found: dict) -> int:
+def page(args, profile: dict, found: dict, earlier: list[dict]) -> int:
     """The block for an orchestrating agent, or the entry for a development log."""
-    if not profile.get("params"):
+    if not profile["params"]:
         raise UsageError(f"{args.path} has no params.json beside it, which --summary and --devlog need")
-    before = None
-    if args.workspace:
-        workspace = Workspace(args.workspace)
-        before = profile_report.parent(workspace, profile_report.earlier(workspace, profile["params"]))
+    before = profile_report.parent(Workspace(args.workspace), earlier) if args.workspace else None
     text = (
         profile_pages.devlog(profile, found, before)
         if args.devlog
@@ -79,18 +76,12 @@ def page(args, profile: dict, found: dict) -> int:
 
 def write_brief(args, profile: dict, found: dict) -> int:
     """The two prompts, for any language model."""
-    parts = {"analysis": found, "origin": profile_report.origin(profile["params"])}
+    parts, left_out = brief.Parts(found, profile_report.origin(profile["params"])), []
     if args.workspace:
-        workspace = Workspace(args.workspace)
-        roof, time_us = rounds.roof_of_task(workspace), profile_pages.total_us(profile)
-        parts |= {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
-        records = memory.Memory(workspace)
-        parts |= {"specs": roof.citations() if roof else [], "records": records.records()}
-        for what in records.left_out():
-            cli.say(f"analyze_profile.py: not in the brief: {what}")
-        if time_us is not None and (rates := rounds.utilization(workspace, time_us)):
-            parts["utilization"] = {**rates, "time_us": time_us}
-    prompts = brief.compose(brief.Parts(**parts))
+        parts, left_out = brief.of_workspace(Workspace(args.workspace), profile, found)
+    for what in left_out:
+        cli.say(f"analyze_profile.py: not in the brief: {what}")
+    prompts = brief.compose(parts)
     cli.emit(prompts, args.json, [prompts["system"], "", prompts["user"]])
     return 0
 

@@ -16,7 +16,6 @@ from kernelopt import (
     gate,
     loop,
     memory,
-    profile_pages,
     profile_report,
     rounds,
     subject,
@@ -71,14 +70,14 @@ def main() -> int:
     machine = loop.Machine(
         brief=lambda number: brief_of(workspace, number),
         check=lambda kernel: check(workspace, kernel, args.timeout),
-        judge=lambda version: judge(workspace, version, args.timeout),
+        judge=lambda version: rounds.judge(workspace, version, args.timeout, cli.say),
         restart=lambda: restart(workspace),
     )
     with workspace.locked():
         result = loop.Loop(workspace, args.agent, limits, machine, cli.say).run(args.resume)
         result["final"] = final(workspace, args.timeout)
     cli.emit(result, args.json, lines(result))
-    return 0 if "targets are met" in result["reason"] else 1
+    return 0 if result["met"] else 1
 
 
 def lines(result: dict) -> list[str]:
@@ -93,38 +92,20 @@ def lines(result: dict) -> list[str]:
 
 def brief_of(workspace: Workspace, number: int) -> str:
     """The brief on the best version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
-    best = memory.Memory(workspace).best()
-    folder = workspace.profile(best["version"], profile_report.MODE)
+    version = memory.Memory(workspace).best()["version"]
+    folder = workspace.profile(version, profile_report.MODE)
     if not (folder / "metrics.json").exists():
-        command = [
-            sys.executable,
-            TOOLS / "profile_kernel.py",
-            "--workspace",
-            workspace.root,
-            "--version",
-            best["version"],
-        ]
+        command = [sys.executable, TOOLS / "profile_kernel.py", "--workspace", workspace.root, "--version", version]
         subprocess.run(command, stdout=subprocess.DEVNULL)
-    parts = {"kernel": workspace.kernel.read_text(encoding="utf-8"), "task": workspace.task()}
-    records = memory.Memory(workspace)
-    parts["records"] = records.records()
-    for what in records.left_out():
-        cli.say(f"optimize_kernel.py: not in the brief: {what}")
-    roof = rounds.roof_of_task(workspace)
     instructions = INSTRUCTIONS.format(template=bundle.REFERENCE / "plan.md")
     if not (folder / "metrics.json").exists():
         return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
     profile = profile_report.load(folder)
     found = profile_report.analysed(profile, [])
-    time_us = profile_pages.total_us(profile)
-    instructions += direction(found["findings"], number)
-    rates = rounds.utilization(workspace, time_us) if time_us else None
-    utilization = {**rates, "time_us": time_us} if rates else None
-    origin = profile_report.origin(profile["params"])
-    specs = roof.citations() if roof else []
-    prompts = brief.compose(
-        brief.Parts(found, origin, specs=specs, utilization=utilization, **parts), answer=instructions
-    )
+    parts, left_out = brief.of_workspace(workspace, profile, found)
+    for what in left_out:
+        cli.say(f"optimize_kernel.py: not in the brief: {what}")
+    prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
     return f"{prompts['system']}\n\n{prompts['user']}"
 
 
@@ -152,14 +133,6 @@ def check(workspace: Workspace, kernel: Path, timeout_s: float) -> tuple[str, st
             timeout_s=timeout_s,
         )
     return found["status"], found["summary"]
-
-
-def judge(workspace: Workspace, version: str, timeout_s: float) -> dict:
-    """One gate, as run_gate.py makes it."""
-    plan = rounds.check_ready(workspace, version)
-    diagnosis = profile_report.evidence_for_round(workspace, version)
-    evidence = rounds.measure(workspace, timeout_s, cli.say)
-    return rounds.settle(workspace, version, plan, evidence, diagnosis)
 
 
 def restart(workspace: Workspace) -> str | None:

@@ -24,8 +24,9 @@ OWN_FILES = (
     "metrics.json",
     "params.json",
     "hotspots.json",
+    "report.md",
+    "report-verbose.md",
 )
-OWN_FILES += ("report.md", "report-verbose.md")
 
 
 def main() -> int:
@@ -59,10 +60,9 @@ def take(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> tuple[di
 
 def dry_run(folder: Path, args) -> int:
     """Say what would be started, and where its files would go."""
-    everything = args.mode == "ncu"
     commands = {
         "annotation": lambda: ncu.command(folder / "report.ncu-rep", args.cache),
-        "ncu": lambda: ncu.command(folder / "report.ncu-rep", args.cache, everything),
+        "ncu": lambda: ncu.command(folder / "report.ncu-rep", args.cache, everything=True),
         "nsys": lambda: nsys.command(folder / "report.nsys-rep"),
         "event": lambda: ["torch.profiler (CUPTI), in the worker"],
     }

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, profile_report, rounds
+from kernelopt import cli, gate, rounds
 from kernelopt.workspace import Workspace
 
 
@@ -16,16 +16,7 @@ def main() -> int:
     args = arguments()
     workspace = Workspace(args.workspace)
     with workspace.locked():
-        return judge(workspace, args)
-
-
-def judge(workspace: Workspace, args) -> int:
-    plan = rounds.check_ready(workspace, args.version)
-    diagnosis = profile_report.evidence_for_round(workspace, args.version)
-    if diagnosis is None and args.version != "v0":
-        cli.say("run_gate.py: the best version has no profile; the plan rests on no counter (profile_kernel.sh)")
-    evidence = rounds.measure(workspace, args.timeout, cli.say, args.sandbox)
-    result = rounds.settle(workspace, args.version, plan, evidence, diagnosis)
+        result = rounds.judge(workspace, args.version, args.timeout, cli.say, args.sandbox)
     cli.emit(result, args.json, lines(result))
     return 0 if result["accepted"] else 1
 

@@ -6,7 +6,6 @@ rights, as every coding agent does; what it changes in the workspace itself is f
 
 import ast
 import hashlib
-import os
 import shutil
 import subprocess
 import time
@@ -15,8 +14,9 @@ from pathlib import Path
 
 from . import bundle
 from .sandbox import Pump, Tail, kill_group
-from .workspace import Workspace, run_git
+from .workspace import Workspace, environment_without_git, run_git
 
+PLAN = "plan.md"
 OUTCOMES = ("answered", "timed out", "failed", "no answer", "no plan", "unchanged", "tried before", "forbidden files")
 
 
@@ -29,9 +29,6 @@ class Answer:
     kernel: str | None = None
     plan: str | None = None
     wall_s: float = 0.0
-
-
-PLAN = "plan.md"
 
 
 class Desk:
@@ -144,7 +141,7 @@ def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int |
     process = subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+        env=environment_without_git(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

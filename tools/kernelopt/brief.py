@@ -1,4 +1,4 @@
-"""The diagnosis brief: what a language model is told of a profiled kernel, and whether its answer holds. Pure functions.
+"""The diagnosis brief: what a language model is told of a profiled kernel, and whether its answer holds. Pure functions but for `of_workspace`.
 
 The brief is put together from sections, each a function of the parts that gives Markdown, or "" where it has nothing to say.
 The answer is held against the report: a counter that was not collected, or a figure that is not the report's, is a problem.
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
 
-from . import bundle, metrics
+from . import bundle, gate, metrics, rounds
 from .errors import Refused, UsageError
-from .profile_report import finding_lines, summary_line
+from .memory import Memory
+from .profile_report import finding_lines, origin, summary_line, total_us
+from .workspace import Workspace
 
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
 ANSWERS = {"bottlenecks", "abstain"}  # an object with one of these keys is meant as the answer
@@ -55,6 +57,22 @@ class Parts:
     records: Sequence[dict] = ()
 
 
+def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[Parts, list[str]]:
+    """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files."""
+    roof, time_us, records = rounds.roof_of_task(workspace), total_us(profile), Memory(workspace)
+    rates = rounds.utilization(workspace, time_us) if time_us else None
+    parts = Parts(
+        analysis=analysis,
+        origin=origin(profile["params"]),
+        kernel=workspace.kernel.read_text(encoding="utf-8"),
+        task=workspace.task(),
+        specs=roof.citations() if roof else [],
+        utilization={**rates, "time_us": time_us} if rates else None,
+        records=records.records(),
+    )
+    return parts, records.left_out()
+
+
 def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
     """{system, user}: the two prompts. answer: what to answer, in place of the JSON that check_response takes. Refused when no counter was collected; UsageError when the analysis holds counters
     that the metric schema does not know, which would be left out without a word."""
@@ -74,7 +92,7 @@ def task_section(parts: Parts) -> str:
     lines = [f"- {name}: {task[name]}" for name in ("platform", "framework", "dtype", "tolerance") if task.get(name)]
     lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.get("shapes") or {}).items()]
     lines += [
-        f"- goal: {goal['metric']} {'<=' if goal['metric'] == 'latency_us' else '>='} {figure(goal['target'])} {goal['unit']}"
+        f"- goal: {goal['metric']} {gate.sign(goal['metric'])} {figure(goal['target'])} {goal['unit']}"
         for goal in task.get("targets", [])
     ]
     lines += [f"- notes: {one_line(task['additional_notes'])}"] if task.get("additional_notes") else []

@@ -6,19 +6,20 @@ from . import diagnosis, metrics, profile_report, wiki
 from .profilers import ncu_csv, rocprof
 
 
-def analysed(path: Path, platform: str | None) -> tuple[dict, dict]:
-    """(profile, analysis) of a folder of ours, a .ncu-rep, a CSV of Nsight Compute, or output of rocprofv3.
-
-    platform: the AMD product, whose documented bandwidth the DRAM traffic is held against.
-    """
+def load(path: Path) -> dict:
+    """The profile {kernels, work, params} of a folder of ours, a .ncu-rep or a CSV of Nsight Compute; of rocprofv3's output
+    with {invalid, origin}."""
     if is_rocprof(path):
-        profile = rocprof.read(path)
-        return profile, of_rocprof(profile, platform)
+        return rocprof.read(path)
     if path.suffix == ".csv" and path.is_file():
-        profile = {"kernels": ncu_csv.read(path), "work": None, "params": None}
-    else:
-        profile = profile_report.load(path)
-    return profile, profile_report.analysed(profile, [])
+        return {"kernels": ncu_csv.read(path), "work": None, "params": None}
+    return profile_report.load(path)
+
+
+def analysed(profile: dict, earlier: list[dict], platform: str | None) -> dict:
+    """The analysis of a profile. earlier: profiles of the versions before (profile_report.analysed). platform: the AMD product,
+    whose documented bandwidth the DRAM traffic is held against."""
+    return of_rocprof(profile, platform) if "invalid" in profile else profile_report.analysed(profile, earlier)
 
 
 def is_rocprof(path: Path) -> bool:

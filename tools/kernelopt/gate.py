@@ -103,12 +103,17 @@ def describe(comparison: dict) -> str:
     return f"{comparison['speedup']['point']:.3f}x (95 % interval {low:.3f} to {high:.3f}, A/A noise {comparison['aa_noise']:.2%})"
 
 
+def sign(metric: str) -> str:
+    """On which side of its target a metric should be."""
+    return "<=" if metric == "latency_us" else ">="
+
+
 def goal(targets: list[dict], record: dict | None) -> dict:
     """{met, targets[{metric, target, achieved, unit, …}]}: the Stop Conditions against the best record."""
     checked = []
     for target in targets:
         achieved = achieved_value(target, record)
-        lower_is_better = target["metric"] == "latency_us"
+        lower_is_better = sign(target["metric"]) == "<="
         met = achieved is not None and (
             achieved <= target["target"] if lower_is_better else achieved >= target["target"]
         )

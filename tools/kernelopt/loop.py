@@ -52,8 +52,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Machine:
-    """What needs a GPU. brief: number of the candidate in its round -> text, each with another direction. check: a kernel's file -> (status, message). judge: version ->
-    run_gate's result. restart: a partial restart, or None when nothing can be masked."""
+    """What needs a GPU. brief: number of the candidate in its round -> text, each with another direction. check: a kernel's
+    file -> (status, message). judge: version -> rounds.judge's result. restart: a partial restart, or None when nothing can be
+    masked."""
 
     brief: Callable[[int], str]
     check: Callable[[Path], tuple[str, str]]
@@ -87,7 +88,7 @@ class Loop:
             raise UsageError(f"{kept} is of a run that did not end; go on with --resume, or remove it")
 
     def run(self, resume: bool = False) -> dict:
-        """{reason, best, rounds, …} when a rule says stop."""
+        """{reason, met, best, rounds, …} when a rule says stop."""
         self.begin(resume)
         since = time.monotonic()
         spent = self.state.spent_s
@@ -183,11 +184,8 @@ class Loop:
         bundle.write_bytes(self.workspace.plan(version), (waiting / f"{name}.md").read_bytes())
         try:
             result = self.machine.judge(version)
-        except (
-            UsageError,
-            Refused,
-        ) as error:  # a plan that says nothing, a figure that is not cited, a kernel that is the best
-            self.put_best_back()
+        except (UsageError, Refused) as error:
+            self.put_best_back()  # the plan says nothing, a figure is not cited, the kernel is the best
             self.settled(version, False, f"not judged: {error}", outcome="refused plan")
             return
         slower = slowdown(result)
@@ -237,6 +235,7 @@ class Loop:
         (self.folder / "state.json").unlink(missing_ok=True)
         return {
             "reason": reason,
+            "met": gate.goal(self.workspace.task()["targets"], best)["met"],
             "best": best["version"],
             "latency_us": best["performance"]["latency_us"],
             "rounds": self.state.rounds,
@@ -259,7 +258,7 @@ Mend kernel.py in this folder; keep plan.md, or put it right.
 
 def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -> str | None:
     """Why the loop stops now; None to go on. STUCK may be answered with a partial restart. Pure."""
-    if targets and gate.goal(targets, best)["met"]:
+    if gate.goal(targets, best)["met"]:
         return f"the targets are met by {best['version']}"
     share = best["performance"]["floor_share_pct"]
     if share is not None and share >= metrics.thresholds()["at_floor_pct"]:

@@ -3,8 +3,8 @@ agent expects, report-verbose.md, the timeline, the entry for a development log.
 
 from pathlib import Path
 
-from . import bundle, diagnosis, metrics, profile_report
-from .profile_report import evidence_text, finding_lines, number, origin, summary_line
+from . import bundle, metrics, profile_report
+from .profile_report import evidence_text, finding_lines, main_metrics, number, origin, summary_line, total_us
 from .workspace import Workspace
 
 TOP = 3
@@ -126,17 +126,12 @@ def opportunities(found: dict) -> list[str]:
 
 def against(profile: dict, found: dict, before: dict) -> list[str]:
     """The longest kernels of two versions side by side, and the whole call."""
-    old = diagnosis.analyse(before, metrics.thresholds())["metrics"]
+    old = main_metrics(before)
     labels = {metric.key: metric for metric in metrics.schema()}
     rows = [("all kernels", "us", total_us(before), total_us(profile))]
     rows += [(labels[key].label, labels[key].unit, old.get(key), found["metrics"].get(key)) for key in CHANGES]
     lines = ["| | before | now | change |", "|---|---|---|---|"]
     return lines + [f"| {name} ({unit}) | {number(a)} | {number(b)} | {change(a, b)} |" for name, unit, a, b in rows]
-
-
-def total_us(profile: dict) -> float | None:
-    times = [kernel["duration_us"] for kernel in profile["kernels"]]
-    return None if None in times else sum(times)
 
 
 def change(before: float | None, now: float | None) -> str:
@@ -146,7 +141,7 @@ def change(before: float | None, now: float | None) -> str:
 def counters(profile: dict, found: dict, before: dict | None) -> list[str]:
     """The counters of the longest kernel, beside those of the longest kernel of the version before."""
     main = found["metrics"]
-    old = diagnosis.analyse(before, metrics.thresholds())["metrics"] if before else None
+    old = main_metrics(before) if before else None
     title = f" {before['params']['version']} |" if before else ""
     lines = [
         f"| section | counter | {profile['params']['version']} |{title} unit |",
@@ -161,7 +156,7 @@ def counters(profile: dict, found: dict, before: dict | None) -> list[str]:
 def devlog(profile: dict, found: dict, before: dict | None) -> str:
     """The entry for a development log: time, rates, occupancy, tensor pipe, against the version before."""
     params, work, time_us = profile["params"], profile["work"] or {}, total_us(profile)
-    old = diagnosis.analyse(before, metrics.thresholds())["metrics"] if before else {}
+    old = main_metrics(before) if before else {}
     old_us = total_us(before) if before else None
     rates = [
         ("Duration", "us", time_us, old_us),

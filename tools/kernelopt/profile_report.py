@@ -70,17 +70,26 @@ def analysed(profile: dict, earlier: list[dict]) -> dict:
     earlier: profiles of the versions before, oldest first."""
     limits = metrics.thresholds()
     found = diagnosis.analyse(profile, limits)
-    history = [diagnosis.analyse(before, limits)["metrics"] for before in earlier]
-    efficiencies = [sol.analyse(m, None, [], limits)["efficiency_pct"] for m in history]
+    efficiencies = [sol.analyse(main_metrics(before), None, [], limits)["efficiency_pct"] for before in earlier]
     known = [value for value in efficiencies if value is not None]
     return {**found, "speed_of_light": sol.analyse(found["metrics"], floor_share_pct(profile), known, limits)}
 
 
+def main_metrics(profile: dict) -> dict:
+    """The counters of the longest kernel."""
+    return diagnosis.analyse(profile, metrics.thresholds())["metrics"]
+
+
+def total_us(profile: dict) -> float | None:
+    """Time of all kernels of the call; None where one is not known."""
+    times = [kernel["duration_us"] for kernel in profile["kernels"]]
+    return None if None in times else sum(times)
+
+
 def floor_share_pct(profile: dict) -> float | None:
     """Floor over the time of all kernels of the call, in percent; None where the work, the GPU or a duration is not known."""
-    times = [kernel["duration_us"] for kernel in profile["kernels"]]
-    work, params = profile.get("work"), profile.get("params")
-    if not work or not params or None in times:
+    work, params, time_us = profile.get("work"), profile.get("params"), total_us(profile)
+    if not work or not params or time_us is None:
         return None
     try:
         roof = roofline.roof(wiki.find(params["device"], wiki.pages(wiki.root(None))), work["dtype"])
@@ -88,7 +97,7 @@ def floor_share_pct(profile: dict) -> float | None:
         return None
     if roofline.lacking(roof, work["flops"], work["dtype"]):
         return None
-    return roofline.utilization(sum(times), work["flops"], work["bytes_min"], roof)["floor_share_pct"]
+    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)["floor_share_pct"]
 
 
 def evidence_for_round(workspace: Workspace, version: str) -> dict | None:

@@ -8,13 +8,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import bundle, gpu, memory, occupancy, timeline, wiki
+from . import bundle, gpu, memory, metrics, occupancy, timeline, wiki
 from .errors import EnvironmentLacks, Refused
 from .profilers import ncu, ncu_source, nsys, torch_trace
 from .sandbox import Outcome, Sandbox
 from .workspace import digest
 
 MODES = ("annotation", "event", "ncu", "nsys")
+HOTSPOTS = 12  # source lines a kernel in hotspots.json and the report
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,7 @@ def _timeline(mode: str, sandbox: Sandbox, what: Subject, folder: Path) -> dict:
             trace = folder / "trace.json"
             outcome = torch_trace.collect(sandbox, what.kernel, what.case, trace, what.timeout_s)
             found = torch_trace.read(trace)
-    try:
-        analysis = timeline.analyse(found)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    return {"timeline": analysis, "params": settings(sandbox, what, outcome, watch, found["source"])}
+    return {"timeline": timeline.analyse(found), "params": settings(sandbox, what, outcome, watch, found["source"])}
 
 
 def settings(sandbox: Sandbox, what: Subject, outcome: Outcome, watch: gpu.Watch, profiler: str) -> dict:
@@ -106,7 +103,7 @@ def without_counters(stage: dict, device: str) -> dict:
     known = {"duration": stage["us"], "grid_size": blocks, "block_size": threads}
     known["registers_per_thread"] = stage["registers"]
     known["theoretical_occupancy"] = theoretical_occupancy(device, threads, stage["registers"], stage["shared_bytes"])
-    values = {metric.key: known.get(metric.key) for metric in ncu.metrics.schema()}
+    values = {metric.key: known.get(metric.key) for metric in metrics.schema()}
     return {"name": stage["name"], "duration_us": stage["us"], "metrics": values, "rules": []}
 
 
@@ -131,9 +128,6 @@ def write_source(folder: Path, kernels: list[dict]) -> None:
             bundle.write_text(folder / "source" / f"{name}-{Path(file).name}.txt", text)
         hotspots.append({"kernel": kernel["name"], "lines": ncu_source.lines(kernel)[:HOTSPOTS]})
     bundle.write_json(folder / "hotspots.json", hotspots)
-
-
-HOTSPOTS = 12  # source lines a kernel in hotspots.json and the report
 
 
 def file_name(kernel: str) -> str:

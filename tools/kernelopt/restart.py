@@ -76,9 +76,8 @@ def best_lines(root: Path, best: dict | None) -> list[str]:
 def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
     lines = []
     for goal in gate.goal(targets, best)["targets"]:
-        sign = "<=" if goal["metric"] == "latency_us" else ">="
         achieved = "not measured" if goal["achieved"] is None else f"{brief.figure(goal['achieved'])} {goal['unit']}"
-        wanted = f"{goal['workload']} {goal['metric']} {sign} {brief.figure(goal['target'])} {goal['unit']}"
+        wanted = f"{goal['workload']} {goal['metric']} {gate.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
         lines.append(f"- {wanted}; best so far: {achieved}")
     return lines
 

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import audit, bundle, gate, memory, roofline, subject, timing, verify, wiki
+from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
 from .errors import TimedOut, UsageError
 from .sandbox import Sandbox
 from .workspace import Workspace, digest
@@ -29,6 +29,16 @@ class Evidence:
     utilization: dict | None
     comparisons: dict[str, dict] | None
     against: str | None
+
+
+def judge(workspace: Workspace, version: str, timeout_s: float, say, sandbox_kind: str = "auto") -> dict:
+    """One gate, whole: run_gate.py's result. UsageError when the round cannot be judged at all; see the four steps."""
+    plan = check_ready(workspace, version)
+    diagnosis = profile_report.evidence_for_round(workspace, version)
+    if diagnosis is None and version != "v0":
+        say("the best version has no profile; the plan rests on no counter (profile_kernel.sh)")
+    evidence = measure(workspace, timeout_s, say, sandbox_kind)
+    return settle(workspace, version, plan, evidence, diagnosis)
 
 
 def check_ready(workspace: Workspace, version: str) -> dict:

@@ -6,6 +6,8 @@ api: [{name, start_us, us}]}, made by profilers/torch_trace.py or profilers/nsys
 
 import statistics
 
+from .errors import Refused
+
 GAP_US = 1.0  # a pause of that and more between two kernels is told
 
 
@@ -13,11 +15,11 @@ def analyse(timeline: dict) -> dict:
     """{calls, stages, span_us, busy_us, idle_pct, overlap_us, gaps, api} of a timeline; times are medians over the calls.
 
     span: from the start of a call's first kernel to the end of its last. busy: at least one kernel runs. overlap: at least
-    two do. Refused (ValueError) when there is no kernel.
+    two do. Refused when there is no kernel.
     """
     calls = per_call(timeline)
     if not calls:
-        raise ValueError("the timeline holds no kernel")
+        raise Refused("the timeline holds no kernel: does the call launch one?")
     spans = [span_us(kernels) for kernels in calls]
     busy = [busy_us(kernels) for kernels in calls]
     overlap = [max(0.0, sum(k["us"] for k in kernels) - b) for kernels, b in zip(calls, busy, strict=True)]

@@ -29,7 +29,7 @@ def of_workload(reference: problem.Reference, workload: str, dtype: str | None, 
     shapes = Shapes(reference, workload, dtype, inputs)
     groups = shapes.groups()
     wanted = {"primes just below": resized(groups, just_below(inputs))} if groups else {}
-    small = shapes.possible(resized(groups, lambda size: small_prime(size)))
+    small = shapes.possible(resized(groups, small_prime))
     if full:
         for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ONES]:
             number, dimension, size = group[0]

@@ -183,11 +183,16 @@ def parse_task(readme: bytes, what: str) -> dict:
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, env=environment)
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, env=environment_without_git()
+        )
     except FileNotFoundError:
         raise EnvironmentLacks("git is not installed; install it, for example: apt-get install git") from None
+
+
+def environment_without_git() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
 def replace_section(text: str, title: str, body: str) -> str:
