@@ -1,6 +1,7 @@
 """The loop with scripted agents of several characters. What needs a GPU is stood in for: a kernel's time is what it says of itself,
 and the evidence of its round is a recorded one of an H200 with that time put in."""
 
+import hashlib
 import json
 import shutil
 import signal
@@ -11,50 +12,49 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, FIXTURES, kernel_text
-from kernelopt import agents, loop, memory, rounds
-from kernelopt.errors import UsageError
+from kernelopt import agents, executors, loop, memory, rounds, strategies, trial
+from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.workspace import Workspace, digest
 
 PLAN = (
     "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
 )
+GREEDY = strategies.Greedy()
 LIMITS = loop.Limits(rounds=3, minutes=60, agent_calls=20, patience=2, restarts=0, refinements=1, agent_timeout_s=20)
 
 
-def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0) -> loop.Machine:
+def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, slots: int = 1) -> loop.Machine:
     """A machine without a GPU. A kernel with the word WRONG in it is wrong; `us = N` is its time."""
 
     def microseconds(text: str) -> float:
         return float(text.partition("us = ")[2].split()[0]) if "us = " in text else 100.0
 
-    def check(kernel):
+    def check(kernel, plan):
         return ("WRONG_VALUES", "WRONG_VALUES: off") if wrong in kernel.read_text() else ("OK", "OK")
 
-    def judge(version):
-        plan = rounds.check_ready(workspace, version)
+    def measured(kernel: bytes) -> rounds.Evidence:
         found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
-        best, text = memory.Memory(workspace).best(), workspace.kernel.read_text()
+        best, text = memory.Memory(workspace).best(), kernel.decode()
         ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
         comparison = found["timing"]["comparisons"]["default"]
         comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
         comparison["speedup"] = {"point": ratio, "ci95": [ratio, ratio]}
-        if check(workspace.kernel)[0] != "OK":
+        if wrong in text:
             found["verify"] |= {"status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
         found["utilization"]["floor_share_pct"] = share
-        evidence = rounds.Evidence(
-            digest(workspace.kernel),
+        return rounds.Evidence(
+            hashlib.sha256(kernel).hexdigest(),
             found["verify"],
             found["timing"]["latencies"],
             found["utilization"],
             found["timing"]["comparisons"],
             best["version"],
         )
-        return rounds.settle(workspace, version, plan, evidence, None)
 
-    def brief(number: int) -> str:
-        return f"brief for {memory.Memory(workspace).next_version()}, candidate {number}"
+    def brief(version: str, number: int) -> str:
+        return f"brief for {memory.Memory(workspace).next_version()}, from {version}, candidate {number}"
 
-    return loop.Machine(brief, check, judge, lambda: None)
+    return loop.Machine(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def kernel(us: int, more: str = "") -> str:
 GOOD = agent("n=${v#v}; " + kernel(0).replace("us = 0", "us = $((90 - 10 * n))").replace("'END'", "END"))
 
 
-def run(workspace, command: str, machine=None, limits=LIMITS, resume=False) -> tuple[dict, list[dict]]:
+def run(workspace, command: str, machine=None, limits=LIMITS, resume=False, strategy=GREEDY) -> tuple[dict, list[dict]]:
     """(the loop's result, the lines of rounds.jsonl)"""
-    made = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None)
+    made = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None, strategy)
     result = made.run(resume)
     return result, [json.loads(line) for line in (workspace.root / ".loop" / "rounds.jsonl").read_text().splitlines()]
 
@@ -157,7 +157,7 @@ def test_the_same_kernel_is_not_judged_twice(ready):
 def test_stuck_means_a_partial_restart_and_then_the_end(ready):
     masked = []
     machine = stand_in(ready)
-    machine = loop.Machine(machine.brief, machine.check, machine.judge, lambda: masked.append(1) or "masked v1")
+    machine = loop.Machine(machine.brief, machine.check, machine.measure, lambda: masked.append(1) or "masked v1")
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1})
     result, lines = run(ready, "true", machine, limits)
     assert outcomes(lines) == ["unchanged", "unchanged", "restart", "unchanged", "unchanged", "stop"]
@@ -201,19 +201,22 @@ machine = test_loop.stand_in(workspace)
 place = {place!r}
 die = lambda *_, **__: os.kill(os.getpid(), 9)
 if place == "before the record":
-    memory.Memory.save = die
+    commit = Workspace.commit
+    Workspace.commit = lambda *arguments: (commit(*arguments), die())
 elif place == "after the record":
-    judge = machine.judge
-    machine = loop.Machine(machine.brief, machine.check, lambda version: (judge(version), die()), machine.restart)
-elif place == "before the gate":
+    settle = rounds.settle
+    rounds.settle = lambda *arguments: (settle(*arguments), die())
+elif place == "before the verdict":
     machine = loop.Machine(machine.brief, machine.check, die, machine.restart)
 elif place == "while the agent works":
-    machine = loop.Machine(machine.brief, die, machine.judge, machine.restart)
-loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print).run()
+    machine = loop.Machine(machine.brief, die, machine.measure, machine.restart)
+loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print, test_loop.GREEDY).run()
 """
 
 
-@pytest.mark.parametrize("place", ["while the agent works", "before the gate", "before the record", "after the record"])
+@pytest.mark.parametrize(
+    "place", ["while the agent works", "before the verdict", "before the record", "after the record"]
+)
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
     names = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(ready.root), "agent": GOOD}
     done = subprocess.run([sys.executable, "-c", KILLED.format(place=place, **names)], capture_output=True, text=True)
@@ -253,13 +256,120 @@ def test_fingerprints_see_code_and_nothing_else():
 
 def test_candidates_of_a_round_compete_and_twins_are_dropped(ready):
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 3})
-    several = agent(
-        "n=${b: -1}; " + kernel(0).replace("us = 0", "us = $((70 - 10 * (n > 1 ? 1 : n)))").replace("'END'", "END")
-    )
-    several = several.replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat)")
-    result, lines = run(ready, several, limits=limits)
+    twins = SEVERAL.replace("10 * n", "10 * (n > 1 ? 1 : n)")
+    result, lines = run(ready, twins, limits=limits)
     assert sorted(outcomes(lines)) == ["accepted", "accepted", "stop", "tried before"] and result["agent_calls"] == 3
     assert "us = 60" in ready.kernel.read_text() and result["best"] == "v2"
+
+
+SEVERAL = agent("n=${b: -1}; " + kernel(0).replace("us = 0", "us = $((70 - 10 * n))").replace("'END'", "END")).replace(
+    "v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat)"
+)
+
+
+def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_it(ready):
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 3})
+    machine = stand_in(ready, slots=3)
+    measured = []
+    machine = loop.Machine(
+        machine.brief,
+        machine.check,
+        lambda kernels: measured.append(len(kernels)) or machine_measure(kernels),
+        machine.restart,
+        3,
+    )
+    machine_measure = stand_in(ready, slots=3).measure
+    result, lines = run(ready, SEVERAL, machine, limits)
+    assert outcomes(lines) == ["accepted", "rejected", "rejected", "stop"] and measured == [3, 2]
+    assert "us = 50" in ready.kernel.read_text() and result["best"] == "v1"
+    against = [memory.Memory(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")]
+    assert against == ["v1", "v1"]  # each lost to the kernel that won, not to the one before it
+
+
+def test_a_candidate_whose_judge_dies_is_dropped_and_named(ready):
+    machine = stand_in(ready)
+    machine = loop.Machine(machine.brief, machine.check, lambda kernels: [Refused("it died")], machine.restart)
+    result, lines = run(ready, GOOD, machine, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == ["not judged", "stop"] and "it died" in lines[0]["message"] and result["best"] == "v0"
+
+
+def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(ready):
+    """The second candidate begins with a slow kernel; each takes 5 us off what it finds, so the slow line goes on."""
+    step = "n=$(grep -o 'us = [0-9]*' kernel.py | grep -o '[0-9]*'); n=${n:-100}; " + kernel(0).replace(
+        "us = 0", "us = $((n - 5 + 90 * (${b: -1} * (n == 100))))"
+    ).replace("'END'", "END")
+    command = agent(step).replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat)")
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2, "candidates": 2})
+    _, lines = run(ready, command, limits=limits, strategy=strategies.Beam(2))
+    assert outcomes(lines) == ["accepted", "diverged", "accepted", "diverged", "stop"]
+    assert (
+        "us = 90" in ready.kernel.read_text() and "us = 180" in (ready.root / "rejected" / "v4_kernel.py").read_text()
+    )
+    records = memory.Memory(ready)
+    assert strategies.Greedy().starts(records, 3) == ["v3"] * 3
+    assert strategies.Beam(2).starts(records, 3) == ["v3", "v4", "v3"]
+    assert strategies.Beam(9).starts(records, 4) == ["v3", "v4", "v2", "v3"]
+
+
+def test_order_of_versions_by_the_chain_of_comparisons():
+    def record(version, against, speedup, status="PASS"):
+        compared = against and {"against": against, "speedup": speedup}
+        return {
+            "version": version,
+            "correctness": {"status": status},
+            "performance": {"comparison_with_previous": compared},
+        }
+
+    chain = [
+        record("v0", None, None),
+        record("v1", "v0", 2.0),
+        record("v2", "v1", 0.5),
+        record("v3", "v1", 4.0, "FAIL"),
+    ]
+    assert strategies.relative_times(chain) == {"v0": 1.0, "v1": 0.5, "v2": 1.0}
+    assert strategies.relative_times([record("v5", "v4", 2.0)]) == {}  # what it was held against is masked
+
+
+def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_lacks(ready):
+    packed = trial.pack(ready, b"x = 1\n")
+    for what in ("verify", "measure"):
+        with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+            trial.examine(what, packed, 60)
+    with pytest.raises(Refused, match="died, exit 1"):
+        trial.examine("verify", b"no archive", 60)
+
+
+def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready):
+    pytest.importorskip("ray")
+    import ray
+
+    executor = executors.Ray(num_cpus=2, num_gpus=2, include_dashboard=False)  # it believes us that there are two GPUs
+    try:
+        assert executor.slots == 2
+        with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+            executors.measured(executor, ready, [b"x = 1", b"x = 2"], 60)
+    finally:
+        ray.shutdown()
+
+
+def test_ray_without_a_gpu_says_so():
+    pytest.importorskip("ray")
+    import ray
+
+    try:
+        with pytest.raises(EnvironmentLacks, match="has no GPU"):
+            executors.Ray(num_cpus=1, num_gpus=0, include_dashboard=False)
+    finally:
+        ray.shutdown()
+
+
+def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp_path):
+    sys.path.insert(0, str(BUNDLE / "tools"))
+    import optimize_kernel
+
+    (tmp_path / "plan.md").write_text("no plan")
+    status, message = optimize_kernel.check(None, ready, ready.kernel, tmp_path / "plan.md", 60)
+    assert status == "PLAN" and "Category" in message
 
 
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
@@ -269,9 +379,9 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
 
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
-    text = optimize_kernel.brief_of(ready, 0)
+    text = optimize_kernel.brief_of(ready, "v0", 0)
     assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
-    assert "one of your own" in optimize_kernel.brief_of(ready, 9)
+    assert "one of your own" in optimize_kernel.brief_of(ready, "v0", 9)
     assert optimize_kernel.restart(ready) is None  # v0 alone: nothing may be masked
     records = memory.Memory(ready)
     for number in range(1, 5):

@@ -461,3 +461,5 @@ def test_a_masked_record_stays_out_of_planning_and_is_counted(memory, session):
     ):
         done = run_tool("memory_manager.py", *verb, "--workspace", session.root)
         assert done.returncode == 1 and "v1 is masked" in done.stderr and "SECRET" not in done.stdout + done.stderr
+    done = run_tool("compute_utilization.py", "--workspace", session.root, "--version", "v1")
+    assert done.returncode == 1 and "v1 is masked" in done.stderr

@@ -196,6 +196,8 @@ def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
     assert profile_report.parent(session, profiles)["params"]["version"] == "v0"
     assert profile_report.parent(session, profiles[1:])["params"]["version"] == "v1"  # better than nothing
     assert profile_report.parent(session, []) is None
+    records.set_masked(["v1"], True)
+    assert [profile["params"]["version"] for profile in profile_report.earlier(session, params)] == ["v0"]
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):

@@ -137,7 +137,7 @@ def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
 
 def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, monkeypatch):
     plan = propose(with_v0, "v1")
-    monkeypatch.setattr(memory.Memory, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(rounds, "commit_message", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)
     monkeypatch.undo()

@@ -42,7 +42,7 @@ def explicit(args) -> int:
 
 
 def of_version(workspace: Workspace, args) -> int:
-    record = Memory(workspace).read(args.version)
+    record = Memory(workspace).recall(args.version)
     time_us, workload = record["performance"]["latency_us"], record["performance"]["workload"]
     if time_us is None:
         raise Refused(f"{args.version} has no recorded latency")

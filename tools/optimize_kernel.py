@@ -13,16 +13,18 @@ from kernelopt import (
     brief,
     bundle,
     cli,
+    executors,
     gate,
     loop,
     memory,
     profile_report,
     rounds,
+    strategies,
     subject,
     timing,
-    verify,
+    trial,
 )
-from kernelopt.errors import ToolError
+from kernelopt.errors import Refused, ToolError, UsageError
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace
 
@@ -67,14 +69,17 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
+    executor = executors.EXECUTORS[args.executor](workspace)
     machine = loop.Machine(
-        brief=lambda number: brief_of(workspace, number),
-        check=lambda kernel: check(workspace, kernel, args.timeout),
-        judge=lambda version: rounds.judge(workspace, version, args.timeout, cli.say),
+        brief=lambda version, number: brief_of(workspace, version, number),
+        check=lambda kernel, plan: check(executor, workspace, kernel, plan, args.timeout),
+        measure=lambda kernels: executors.measured(executor, workspace, kernels, args.timeout),
         restart=lambda: restart(workspace),
+        slots=executor.slots,
     )
+    strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     with workspace.locked():
-        result = loop.Loop(workspace, args.agent, limits, machine, cli.say).run(args.resume)
+        result = loop.Loop(workspace, args.agent, limits, machine, cli.say, strategy).run(args.resume)
         result["final"] = final(workspace, args.timeout)
     cli.emit(result, args.json, lines(result))
     return 0 if result["met"] else 1
@@ -90,9 +95,8 @@ def lines(result: dict) -> list[str]:
     ]
 
 
-def brief_of(workspace: Workspace, number: int) -> str:
-    """The brief on the best version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
-    version = memory.Memory(workspace).best()["version"]
+def brief_of(workspace: Workspace, version: str, number: int) -> str:
+    """The brief on a version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
     folder = workspace.profile(version, profile_report.MODE)
     if not (folder / "metrics.json").exists():
         command = [sys.executable, TOOLS / "profile_kernel.py", "--workspace", workspace.root, "--version", version]
@@ -102,7 +106,8 @@ def brief_of(workspace: Workspace, number: int) -> str:
         return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
     profile = profile_report.load(folder)
     found = profile_report.analysed(profile, [])
-    parts, left_out = brief.of_workspace(workspace, profile, found)
+    kernel = rounds.kernel_of(workspace, memory.Memory(workspace).read(version)).decode()
+    parts, left_out = brief.of_workspace(workspace, profile, found, kernel)
     for what in left_out:
         cli.say(f"optimize_kernel.py: not in the brief: {what}")
     prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
@@ -118,21 +123,17 @@ def direction(findings: list[dict], number: int) -> str:
     return f"\nDirection of this candidate: one of your own; others are working on {others}.\n" if findings else ""
 
 
-def check(workspace: Workspace, kernel: Path, timeout_s: float) -> tuple[str, str]:
-    """(status, summary) of a quick verification, for the agent to mend what is wrong."""
-    what = subject.of_workspace(workspace)
-    with Sandbox("cuda", workspace.cache) as sandbox:
-        found = verify.verify(
-            sandbox,
-            kernel,
-            what.reference,
-            what.dtype,
-            what.tolerance,
-            libraries=what.libraries,
-            variants=not what.only_these_shapes,
-            timeout_s=timeout_s,
-        )
-    return found["status"], found["summary"]
+def check(executor, workspace: Workspace, kernel: Path, plan: Path, timeout_s: float) -> tuple[str, str]:
+    """(status, message) of an agent's plan and of a quick verification of its kernel."""
+    try:
+        rounds.plan_fields(plan)
+    except UsageError as error:
+        return "PLAN", str(error)
+    try:
+        found = executor.examine("verify", trial.pack(workspace, kernel.read_bytes()), timeout_s)
+    except Refused as refused:
+        return "CRASH", str(refused)
+    return found["status"], found["message"]
 
 
 def restart(workspace: Workspace) -> str | None:
@@ -170,6 +171,15 @@ def arguments():
     parser.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the brief on stdin")
     parser.add_argument("--rounds", type=cli.positive_int, default=10, help="at most so many (default 10)")
     parser.add_argument("--candidates", type=cli.positive_int, default=1, help="side by side in a round (default 1)")
+    parser.add_argument(
+        "--beam",
+        type=cli.positive_int,
+        metavar="WIDTH",
+        help="start from so many fastest versions, not from the best alone",
+    )
+    parser.add_argument(
+        "--executor", choices=list(executors.EXECUTORS), default="local", help="this machine's GPUs, or a Ray cluster's"
+    )
     parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="at most so long (default 240)")
     parser.add_argument("--agent-calls", type=cli.positive_int, default=40, help="at most so many (default 40)")
     parser.add_argument("--patience", type=cli.positive_int, default=4, help="rounds without a gain: stuck (default 4)")

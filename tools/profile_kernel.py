@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, memory, profile_pages, profiling, subject, timing
+from kernelopt import cli, memory, profile_pages, profiling, rounds, subject, timing
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.profilers import ncu, nsys
 from kernelopt.sandbox import Sandbox
@@ -81,12 +81,9 @@ def kernel_of(workspace: Workspace, version: str, scratch: Path) -> Path:
     record = records.read(version)
     if record["kernel_sha256"] in (None, digest(workspace.kernel)):
         return workspace.kernel
-    if record["git_commit_hash"]:
-        return workspace.extract(record["git_commit_hash"], scratch)
-    for path in (workspace.root / "rejected").glob(f"{version}_kernel*.py"):
-        if digest(path) == record["kernel_sha256"]:
-            return path
-    raise UsageError(f"the kernel of {version} is nowhere to be found: not in the history, not in rejected/")
+    path = scratch / f"{version}_kernel.py"
+    path.write_bytes(rounds.kernel_of(workspace, record))
+    return path
 
 
 def arguments():

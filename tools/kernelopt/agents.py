@@ -32,16 +32,20 @@ class Answer:
 
 
 class Desk:
-    """The worktree in which an agent works on one candidate, which it may leave as kernel.py and plan.md."""
+    """The worktree in which an agent works on one candidate, which it may leave as kernel.py and plan.md.
 
-    def __init__(self, workspace: Workspace, name: str):
-        self.workspace, self.name = workspace, name
+    kernel: what kernel.py holds when it begins.
+    """
+
+    def __init__(self, workspace: Workspace, name: str, kernel: bytes):
+        self.workspace, self.name, self.kernel = workspace, name, kernel
         self.path = workspace.root / ".loop" / "desks" / name
 
     def __enter__(self) -> "Desk":
         self.remove()
         self.base = self.workspace.git("rev-parse", "HEAD")
         self.workspace.git("worktree", "add", "--quiet", "--detach", str(self.path), self.base)
+        bundle.write_bytes(self.path / "kernel.py", self.kernel)
         return self
 
     def __exit__(self, *_) -> None:
@@ -74,7 +78,7 @@ class Desk:
         kernel = self._text("kernel.py")
         if not kernel or not kernel.strip():
             return "no answer", "it left no kernel.py"
-        if fingerprint(kernel) == fingerprint(self.workspace.file_at(self.base, "kernel.py").decode()):
+        if fingerprint(kernel) == fingerprint(self.kernel.decode()):
             return "unchanged", "kernel.py is what it was, but for comments and layout"
         if fingerprint(kernel) in tried:
             return "tried before", "this kernel was judged already, but for comments and layout"

@@ -57,14 +57,17 @@ class Parts:
     records: Sequence[dict] = ()
 
 
-def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[Parts, list[str]]:
-    """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files."""
+def of_workspace(
+    workspace: Workspace, profile: dict, analysis: dict, kernel: str | None = None
+) -> tuple[Parts, list[str]]:
+    """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files.
+    kernel: the source that was profiled, where it is not kernel.py."""
     roof, time_us, records = rounds.roof_of_task(workspace), total_us(profile), Memory(workspace)
     rates = rounds.utilization(workspace, time_us) if time_us else None
     parts = Parts(
         analysis=analysis,
         origin=origin(profile["params"]),
-        kernel=workspace.kernel.read_text(encoding="utf-8"),
+        kernel=kernel or workspace.kernel.read_text(encoding="utf-8"),
         task=workspace.task(),
         specs=roof.citations() if roof else [],
         utilization={**rates, "time_us": time_us} if rates else None,

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 from pathlib import Path
 
@@ -11,19 +12,21 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "reference"
 
 
-def require(*packages: str) -> None:
-    """EnvironmentLacks when a package cannot be imported; none of them is imported here."""
+def require(*packages: str, group: str = "") -> None:
+    """EnvironmentLacks when a package cannot be imported; none of them is imported here. group: of pyproject.toml."""
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh")
+        raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh {group}".rstrip())
 
 
 def loads(text: str):
-    """The JSON value of `text`; ValueError also for NaN and Infinity, which no other JSON reader accepts."""
+    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again."""
 
-    def refuse(word: str):
-        raise ValueError(f"{word} is no JSON number")
+    def finite(word: str) -> float:
+        if not math.isfinite(value := float(word)):
+            raise ValueError(f"{word} is no JSON number")
+        return value
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=finite, parse_float=finite)
 
 
 def dumps(value) -> str:

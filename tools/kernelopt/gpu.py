@@ -54,14 +54,27 @@ def open_nvml():
 
 
 def _first_visible(pynvml):
-    """The first GPU of CUDA_VISIBLE_DEVICES, by UUID or by index in nvidia-smi's order (see Sandbox)."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    first = visible.split(",")[0].strip() if visible is not None else "0"
-    if first.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
-    if not first.isdigit():
-        raise EnvironmentLacks(NO_GPU.format(f"CUDA_VISIBLE_DEVICES is '{visible}'"))
-    return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return _handle(pynvml, chosen.split(",")[0].strip() if chosen is not None else "0")
+
+
+def _handle(pynvml, name: str):
+    """The GPU that an entry of CUDA_VISIBLE_DEVICES names, by UUID or by index in nvidia-smi's order."""
+    if name.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(name)
+    if not name.isdigit():
+        raise EnvironmentLacks(NO_GPU.format(f"CUDA_VISIBLE_DEVICES names '{name}'"))
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+
+
+def visible() -> list[str]:
+    """UUIDs of the GPUs that this process may use, in CUDA's order (see Sandbox)."""
+    with open_nvml() as (nvml, _):
+        if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            handles = [_handle(nvml, name.strip()) for name in chosen.split(",")]
+        else:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
 
 
 def identify() -> dict:

@@ -1,7 +1,7 @@
 """Rounds without a person: brief -> agent -> verify -> gate -> record, until a rule says stop. Its state is on disk before each step.
 
 .loop/state.json is where it stands, .loop/rounds.jsonl what each round came to, status.json beside them what it does now. Killed at any
-point it goes on from there: what was accepted is in the records, and a candidate that waited for its gate is gated.
+point it goes on from there: what was accepted is in the records, and a candidate that waited for its verdict is judged.
 """
 
 import contextlib
@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import agents, bundle, gate, memory, metrics
+from . import agents, bundle, gate, memory, metrics, profile_report, rounds
 from .errors import Refused, UsageError
+from .strategies import Beam, Greedy
 from .workspace import Workspace, digest
 
 DIVERGED = 1.5  # a candidate that takes so many times the best's time is told as such; the best is put back anyway
@@ -22,8 +23,8 @@ DIVERGED = 1.5  # a candidate that takes so many times the best's time is told a
 
 @dataclass
 class State:
-    """Where the loop stands. waiting: candidates of this round that are to be gated, the first of them as `version` once its
-    gate began. tried: fingerprints of all kernels that were judged."""
+    """Where the loop stands. waiting: candidates of this round that are to be judged, the first of them as `version` while its
+    verdict is recorded. tried: fingerprints of all kernels that were judged."""
 
     waiting: list[str] = field(default_factory=list)
     version: str | None = None
@@ -52,21 +53,31 @@ class Limits:
 
 @dataclass(frozen=True)
 class Machine:
-    """What needs a GPU. brief: number of the candidate in its round -> text, each with another direction. check: a kernel's
-    file -> (status, message). judge: version -> rounds.judge's result. restart: a partial restart, or None when nothing can be
-    masked."""
+    """What needs a GPU. brief: (version to start from, number of the candidate in its round) -> text, each with another direction.
+    check: the files of a kernel and its plan -> (status, message). measure: kernels -> evidence of each against the best version,
+    or why there is none, `slots` of them side by side. restart: a partial restart, or None when nothing can be masked."""
 
-    brief: Callable[[int], str]
-    check: Callable[[Path], tuple[str, str]]
-    judge: Callable[[str], dict]
+    brief: Callable[[str, int], str]
+    check: Callable[[Path, Path], tuple[str, str]]
+    measure: Callable[[list[bytes]], list[rounds.Evidence | Refused]]
     restart: Callable[[], str | None]
+    slots: int = 1
 
 
 class Loop:
-    """One workspace, greedy: each candidate is made from the best version, and competes with the best at its gate."""
+    """One workspace: each candidate starts from a version that the strategy names, and competes with the best."""
 
-    def __init__(self, workspace: Workspace, agent: str, limits: Limits, machine: Machine, say: Callable[[str], None]):
+    def __init__(
+        self,
+        workspace: Workspace,
+        agent: str,
+        limits: Limits,
+        machine: Machine,
+        say: Callable[[str], None],
+        strategy: Greedy | Beam,
+    ):
         self.workspace, self.agent, self.limits, self.machine, self.say = workspace, agent, limits, machine, say
+        self.strategy = strategy
         self.folder = workspace.root / ".loop"
         self.records = memory.Memory(workspace)
         self.state = State()
@@ -93,7 +104,7 @@ class Loop:
         since = time.monotonic()
         spent = self.state.spent_s
         if self.state.waiting:
-            self.gate_what_waits()
+            self.judge_what_waits()
         while True:
             self.state.spent_s = spent + time.monotonic() - since
             reason = stop_reason(self.state, self.limits, self.workspace.task()["targets"], self.records.best())
@@ -113,20 +124,25 @@ class Loop:
         return True
 
     def round(self) -> None:
-        """Ask for the candidates side by side, then gate them one at a time, each against the best at that moment."""
+        """Ask for the candidates side by side, then judge what came of it."""
         self.state.rounds += 1
         self.state.gained = False
         self.save()
-        names = [f"round{self.state.rounds}-{number}" for number in range(self.limits.candidates)]
-        briefs = [self.machine.brief(number) for number in range(self.limits.candidates)]
+        starts = self.strategy.starts(self.records, self.limits.candidates)
+        briefs = [self.machine.brief(version, number) for number, version in enumerate(starts)]
+        kernels = [rounds.kernel_of(self.workspace, self.records.read(version)) for version in starts]
+        names = [f"round{self.state.rounds}-{number}" for number in range(len(starts))]
         with contextlib.ExitStack() as stack:
-            desks = [stack.enter_context(agents.Desk(self.workspace, name)) for name in names]
+            desks = [
+                stack.enter_context(agents.Desk(self.workspace, name, kernel))
+                for name, kernel in zip(names, kernels, strict=True)
+            ]
             with ThreadPoolExecutor(len(desks)) as pool:
                 answers = list(pool.map(self.answered, desks, briefs))
         for name, answer in zip(names, answers, strict=True):
             self.take(name, answer)
         self.save()
-        self.gate_what_waits()
+        self.judge_what_waits()
 
     def answered(self, desk: agents.Desk, brief: str) -> agents.Answer:
         """The agent's answer, handed back with the verifier's words until it is right or the refinements are used up."""
@@ -139,8 +155,7 @@ class Loop:
             answer = desk.ask(self.agent, brief, self.limits.agent_timeout_s, tried)
             if answer.outcome != "answered":
                 return answer
-            with self._lock:  # one GPU
-                status, message = self.machine.check(desk.path / "kernel.py")
+            status, message = self.machine.check(desk.path / "kernel.py", desk.path / agents.PLAN)
             if (
                 status == "OK"
                 or attempt == self.limits.refinements
@@ -165,43 +180,64 @@ class Loop:
         self.state.tried.append(agents.fingerprint(answer.kernel))
         self.state.waiting.append(name)
 
-    def gate_what_waits(self) -> None:
+    def judge_what_waits(self) -> None:
+        """Measure as many candidates side by side as there are GPUs, settle the fastest first. Who is faster than a version that
+        was the best when it was measured, and is no longer, is measured again."""
         while self.state.waiting:
-            if self.state.version is None:
-                self.state.version = self.records.next_version()
-                self.save()
-            self.gate(self.state.version, self.state.waiting[0])
+            if self.recorded():
+                continue
+            batch = self.state.waiting[: self.machine.slots]
+            self.say(f"measuring {', '.join(batch)} against {self.records.best()['version']}")
+            kernels = [(self.folder / "candidates" / f"{name}.py").read_bytes() for name in batch]
+            found = dict(zip(batch, self.machine.measure(kernels), strict=True))
+            beaten = False
+            for name in sorted(batch, key=lambda name: speed(found[name]), reverse=True):
+                if not (beaten and speed(found[name])):
+                    beaten |= self.settle(name, found[name])
         self.state.without_gain = 0 if self.state.gained else self.state.without_gain + 1
         self.save()
 
-    def gate(self, version: str, name: str) -> None:
-        """Gate a candidate as that version, unless the verdict was recorded before a stop."""
-        if version in self.records.versions() and (result := self.records.read(version)["quality_gate"]["result"]):
+    def recorded(self) -> bool:
+        """Was the first of those that wait settled just before a stop? Then that is taken note of."""
+        version = self.state.version
+        result = version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]
+        if result:
             self.settled(version, result == "PASS", "recorded before the stop")
-            return
-        waiting = self.folder / "candidates"
-        bundle.write_bytes(self.workspace.kernel, (waiting / f"{name}.py").read_bytes())
-        bundle.write_bytes(self.workspace.plan(version), (waiting / f"{name}.md").read_bytes())
+        return bool(result)
+
+    def settle(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
+        """Make a candidate the next version, accepted or not; was it accepted?"""
+        version = self.state.version or self.records.next_version()  # a stop may have left its record without a verdict
+        self.state.waiting.sort(key=lambda other: other != name)
+        self.state.version = version
+        self.save()
+        if isinstance(evidence, Refused):
+            return self.settled(name, False, f"not judged: {evidence}", outcome="not judged")
+        candidate = self.folder / "candidates" / name
+        bundle.write_bytes(self.workspace.kernel, candidate.with_suffix(".py").read_bytes())
+        bundle.write_bytes(self.workspace.plan(version), candidate.with_suffix(".md").read_bytes())
         try:
-            result = self.machine.judge(version)
+            plan = rounds.check_ready(self.workspace, version)
+            diagnosis = profile_report.evidence_for_round(self.workspace, version)
+            result = rounds.settle(self.workspace, version, plan, evidence, diagnosis)
         except (UsageError, Refused) as error:
             self.put_best_back()  # the plan says nothing, a figure is not cited, the kernel is the best
-            self.settled(version, False, f"not judged: {error}", outcome="refused plan")
-            return
+            return self.settled(version, False, f"not judged: {error}", outcome="refused plan")
         slower = slowdown(result)
         outcome = "diverged" if slower and slower > DIVERGED else None
-        self.settled(version, result["accepted"], result["reason"], outcome)
+        return self.settled(version, result["accepted"], result["reason"], outcome)
 
     def put_best_back(self) -> None:
         best = self.records.best()
         bundle.write_bytes(self.workspace.kernel, self.workspace.file_at(best["git_commit_hash"], "kernel.py"))
 
-    def settled(self, version: str, accepted: bool, reason: str, outcome: str | None = None) -> None:
+    def settled(self, version: str, accepted: bool, reason: str, outcome: str | None = None) -> bool:
         self.state.gained |= accepted
         self.state.waiting.pop(0)
         self.state.version = None
         self.note(outcome or ("accepted" if accepted else "rejected"), version, reason)
         self.save()
+        return accepted
 
     def note(self, outcome: str, of: str | None, message: str) -> None:
         """A line of rounds.jsonl, and of progress; of: a version, or a candidate that became none."""
@@ -210,13 +246,18 @@ class Loop:
             file.write(json.dumps(line) + "\n")
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
 
+    def now(self) -> str:
+        if self.state.waiting:
+            return f"round {self.state.rounds}: judging {', '.join(self.state.waiting)}"
+        return f"round {self.state.rounds}: asking the agent"
+
     def save(self) -> None:
         bundle.write_json(self.folder / "state.json", asdict(self.state))
         best = self.records.best()
         bundle.write_json(
             self.folder / "status.json",
             {
-                "now": f"gating {self.state.version}" if self.state.version else f"round {self.state.rounds}",
+                "now": self.now(),
                 "best": best["version"],
                 "best_latency_us": best["performance"]["latency_us"],
                 "rounds": self.state.rounds,
@@ -272,6 +313,14 @@ def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -
     if state.without_gain >= limits.patience:
         return STUCK
     return None
+
+
+def speed(evidence: rounds.Evidence | Refused) -> float:
+    """Its speed-up over the version that it was measured against, of a candidate that may be accepted; 0 of any other."""
+    if isinstance(evidence, Refused):
+        return 0.0
+    decision = gate.decide(evidence.verify, evidence.utilization, evidence.comparisons)
+    return evidence.comparisons["default"]["speedup"]["point"] if decision["accepted"] else 0.0
 
 
 def slowdown(result: dict) -> float | None:

@@ -46,11 +46,13 @@ def origin(params: dict | None) -> str:
 
 
 def earlier(workspace: Workspace, params: dict) -> list[dict]:
-    """The profiles of earlier versions that were taken of the same workload with the same cache setting, oldest first."""
+    """The profiles of earlier versions that were taken of the same workload with the same cache setting, oldest first; none of a
+    masked version."""
+    masked = {record["version"] for record in Memory(workspace).scan(masked=True) if record["masked"]}
     found = []
     for number in range(version_number(params["version"])):
         folder = workspace.profile(f"v{number}", MODE)
-        if (folder / "metrics.json").is_file():
+        if f"v{number}" not in masked and (folder / "metrics.json").is_file():
             profile = load(folder)
             if profile["params"] and all(profile["params"][key] == params[key] for key in ("workload", "cache")):
                 found.append(profile)

@@ -98,10 +98,15 @@ def check_version(records: memory.Memory, version: str, best: dict | None) -> No
 def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
     """The fields of plans/vN_plan.md that belong into the record; UsageError when one is missing or TBD."""
     path = workspace.plan(version)
-    if not path.exists():
-        if required:
-            raise UsageError(f"{path} is missing; copy {bundle.REFERENCE / 'plan.md'} there and fill it in")
-        return dict.fromkeys(PLAN_FIELDS) | {"action_category": "baseline"}
+    if path.exists():
+        return plan_fields(path)
+    if required:
+        raise UsageError(f"{path} is missing; copy {bundle.REFERENCE / 'plan.md'} there and fill it in")
+    return dict.fromkeys(PLAN_FIELDS) | {"action_category": "baseline"}
+
+
+def plan_fields(path: Path) -> dict:
+    """The fields of a plan's file; UsageError when one is missing or TBD."""
     try:
         text = path.read_text(encoding="utf-8").replace("\0", "")
     except UnicodeDecodeError:
@@ -229,14 +234,14 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
     records = memory.Memory(workspace)
     if version not in records.versions():
         records.create(version)
-    record = {**records.read(version), **measured_fields(evidence, decision)}
-    record["optimization"] = plan
-    record["profile_evidence"] = diagnosis or record["profile_evidence"]
-    if decision["accepted"]:
-        record["git_commit_hash"] = workspace.commit(commit_message(record))
-    else:
-        set_aside(workspace, version)
-    records.save(record)
+    with records.editing(version) as record:
+        record |= measured_fields(evidence, decision)
+        record["optimization"] = plan
+        record["profile_evidence"] = diagnosis or record["profile_evidence"]
+        if decision["accepted"]:
+            record["git_commit_hash"] = workspace.commit(commit_message(record))
+        else:
+            set_aside(workspace, version)
     return {
         "accepted": decision["accepted"],
         "reason": decision["reason"],
@@ -308,6 +313,16 @@ def commit_message(record: dict) -> str:
     action = record["optimization"]["action_description"] or "baseline kernel"
     bottleneck = record["profile_evidence"]["bottleneck_type"] or "not profiled"
     return f"{record['version'].upper()}: {latency:.2f} us | {action[:100]} (bottleneck: {bottleneck})"
+
+
+def kernel_of(workspace: Workspace, record: dict) -> bytes:
+    """kernel.py of a recorded version, from the history or from rejected/; UsageError when it is nowhere."""
+    if record["git_commit_hash"]:
+        return workspace.file_at(record["git_commit_hash"], "kernel.py")
+    for path in (workspace.root / "rejected").glob(f"{record['version']}_kernel*.py"):
+        if digest(path) == record["kernel_sha256"]:
+            return path.read_bytes()
+    raise UsageError(f"the kernel of {record['version']} is nowhere to be found: not in the history, not in rejected/")
 
 
 def set_aside(workspace: Workspace, version: str) -> None:

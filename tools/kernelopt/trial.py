@@ -1,0 +1,100 @@
+"""A candidate examined in a copy of its workspace, by the GPU that this process sees; the copy may lie on another machine.
+
+`python -m kernelopt.trial verify|measure SECONDS CACHE` reads a packed workspace from stdin and prints one JSON object: {status, message} of
+a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from . import bundle, errors, rounds, subject, verify
+from .sandbox import Sandbox
+from .workspace import Workspace
+
+PACKED = ("README.md", "reference.py", ".git", "memory")  # what rounds.measure reads, besides kernel.py
+
+
+def pack(workspace: Workspace, kernel: bytes) -> bytes:
+    """A tar archive of what it takes to judge `kernel` in this workspace."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name in PACKED:
+            archive.add(workspace.root / name, name, filter=without_worktrees)
+        entry = tarfile.TarInfo("kernel.py")
+        entry.size = len(kernel)
+        archive.addfile(entry, io.BytesIO(kernel))
+    return packed.getvalue()
+
+
+def without_worktrees(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Agents work in these, so their files come and go."""
+    return None if entry.name.startswith(".git/worktrees") else entry
+
+
+def examine(
+    what: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
+) -> dict | rounds.Evidence:
+    """{status, message} of what = "verify", Evidence of "measure", in a process of its own.
+
+    timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: the one to use, by
+    UUID; None takes the first visible. The ToolError that the process met is raised here; Refused when it died.
+    """
+    command = [sys.executable, "-m", "kernelopt.trial", what, str(timeout_s), str(cache or "")]
+    environment = {**os.environ, "PYTHONPATH": str(bundle.ROOT / "tools")}
+    if gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    done = subprocess.run(command, input=packed, env=environment, capture_output=True)
+    try:
+        answer = bundle.loads(done.stdout.decode())
+    except ValueError:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise errors.Refused(f"the process that judged the kernel died, exit {done.returncode}: {said[0]}") from None
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["message"])
+    return rounds.Evidence(**answer) if what == "measure" else answer
+
+
+def main(what: str, timeout_s: float, cache: Path | None) -> dict:
+    with tempfile.TemporaryDirectory(prefix="kernelopt-trial-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as archive:
+            archive.extractall(folder)
+        workspace = Workspace(Path(folder))
+        if cache:
+            workspace.cache = cache
+        if what == "measure":
+            return asdict(rounds.measure(workspace, timeout_s, lambda text: print(text, file=sys.stderr)))
+        return verified(workspace, timeout_s)
+
+
+def verified(workspace: Workspace, timeout_s: float) -> dict:
+    """{status, message} of a quick verification, for an agent to mend what is wrong."""
+    task = subject.of_workspace(workspace)
+    with Sandbox("cuda", workspace.cache) as sandbox:
+        found = verify.verify(
+            sandbox,
+            task.kernel,
+            task.reference,
+            task.dtype,
+            task.tolerance,
+            libraries=task.libraries,
+            variants=not task.only_these_shapes,
+            timeout_s=timeout_s,
+        )
+    return {"status": found["status"], "message": found["summary"]}
+
+
+if __name__ == "__main__":
+    try:
+        result = main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3] else None)
+    except errors.ToolError as error:
+        kinds = (errors.UsageError, errors.EnvironmentLacks, errors.TimedOut)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), errors.Refused)
+        result = {"error": kind.__name__, "message": str(error)}
+    print(json.dumps(result, allow_nan=False))
