@@ -134,6 +134,32 @@ def test_the_whole_way_on_a_small_problem(tmp_path):
     assert run_tool("check_goal.py", root).returncode in (0, 1)
 
 
+AGENT = """cat > {folder}/brief-$$.txt
+if mkdir {folder}/first 2>/dev/null; then cp {example}/one_pass.py kernel.py; else sed -i 's/BLOCK=BLOCK)/BLOCK=BLOCK, num_warps=8)/' kernel.py; fi
+cp {example}/one_pass_plan.md plan.md"""
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_an_agent_is_driven_to_the_target(tmp_path, executor):
+    """Two scripted agents a round, one of which knows the answer; on several GPUs they are judged side by side."""
+    if executor == "ray":
+        pytest.importorskip("ray")
+    platform = tool_json("gpu_specs.py", "detect")["platform"]
+    options = [*SOFTMAX, "--root", tmp_path, "--platform", platform, "--framework", "triton"]
+    root = Path(run_tool("workspace_init.sh", "loop", EXAMPLE / "three_passes.py", *options).stdout.strip())
+    tool_json("estimate_work.py", "--workspace", root)
+    tool_json("compute_utilization.py", "--workspace", root, "--set-targets")
+    assert tool_json("run_gate.py", "--workspace", root, "--version", "v0")["accepted"]
+    agent = AGENT.format(folder=tmp_path, example=EXAMPLE)
+    arguments = ["--agent", agent, "--rounds", 2, "--candidates", 2, "--executor", executor]
+    found = tool_json("optimize_kernel.py", "--workspace", root, *arguments)
+    assert found["met"] and found["rounds"] == 1 and "targets are met" in found["reason"]
+    assert found["final"]["v0"]["verdict"] == "FASTER" and found["final"]["torch.compile"]["speedup"]["point"] > 0.5
+    briefs = [path.read_text() for path in tmp_path.glob("brief-*.txt")]
+    assert len(briefs) == 2 and all("excess_dram_traffic" in text for text in briefs)
+    assert run_tool("render_report.py", root).returncode == 0
+
+
 def test_a_kernel_that_launches_nothing_has_no_profile(tmp_path):
     (tmp_path / "k.py").write_text("def kernel_function(x):\n    return x\n")
     (tmp_path / "r.py").write_text(

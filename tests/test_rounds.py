@@ -205,6 +205,19 @@ def test_step_0_writes_work_and_targets_for_people_and_tools(session):
     assert (given["flops"], given["bytes_min"], given["source"]) == (7, 9, "given")
 
 
+def test_a_stricter_target_is_a_share_that_the_audit_follows(session):
+    tool_json("estimate_work.py", "--workspace", session.root)
+    (ninety,) = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")["targets"]
+    (strict,) = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", "--share", 97)[
+        "targets"
+    ]
+    assert strict["target"] == pytest.approx(ninety["target"] * 97 / 90, rel=1e-4)
+    assert "97 % of measured_copy_bandwidth" in session.readme.read_text()
+    assert run_tool("check_citations.py", session.root).returncode == 0
+    session.update_readme({**session.task(), "targets": [{**strict, "share_pct": 90.0}]}, {})
+    assert "is not 90 % of its basis" in run_tool("check_citations.py", session.root).stdout
+
+
 def test_targets_that_no_longer_fit_the_work_are_gone(session):
     tool_json("estimate_work.py", "--workspace", session.root)
     tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")

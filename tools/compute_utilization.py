@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Roofline of a whole problem: rates, shares of the peaks, floor time, each hardware value cited from the wiki.
 
-With --set-targets (Step 0) the workspace's Stop Conditions are computed and written into its README: 90 % of the
-attainable rate, measured maximum preferred. A share of the floor of 100 is the floor itself."""
+With --set-targets (Step 0) the workspace's Stop Conditions are computed and written into its README: 90 % (--share) of
+the attainable rate, measured maximum preferred. A share of the floor of 100 is the floor itself."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from kernelopt.memory import Memory
 from kernelopt.workspace import Workspace
 
 EXAMPLES = """examples:
-  compute_utilization.py --workspace W --set-targets
+  compute_utilization.py --workspace W --set-targets --share 95
   compute_utilization.py --workspace W --version v1
   compute_utilization.py --platform H200 --dtype bf16 --time-us 210 --flops 137438953472 --bytes 100663296"""
 
@@ -25,6 +25,8 @@ def main() -> int:
         return explicit(args)
     if explicit_values(args) or bool(args.version) == args.set_targets:
         raise UsageError("with --workspace pass either --version vN or --set-targets, and nothing else")
+    if args.share and not args.set_targets:
+        raise UsageError("--share goes with --set-targets")
     workspace = Workspace(args.workspace)
     return set_targets(workspace, args) if args.set_targets else of_version(workspace, args)
 
@@ -95,7 +97,8 @@ def set_targets(workspace: Workspace, args) -> int:
     task, page = workspace.task(), product(workspace, args)
     roofs = {name: roof_of(page, work["dtype"], work["flops"]) for name, work in known_work(task).items()}
     main = task["work"]["default"]
-    task["targets"] = [roofline.target("default", main["flops"], main["bytes_min"], roofs["default"])]
+    work = (main["flops"], main["bytes_min"], roofs["default"])
+    task["targets"] = [roofline.target("default", *work, args.share or roofline.TARGET_SHARE_PCT)]
     citations = list(dict.fromkeys(line for roof in roofs.values() for line in roof.citations()))
     sections = {
         "Hardware Spec": "\n".join(f"- {line}" for line in citations),
@@ -126,8 +129,10 @@ def roofline_line(name: str, work: dict, roof: roofline.Roof) -> str:
 
 
 def stop_line(target: dict) -> str:
-    share = f"{roofline.TARGET_SHARE:.0%}"
-    return f"- {target['workload']}: {target['metric']} >= {target['target']} {target['unit']}, {share} of {target['basis']}"
+    return (
+        f"- {target['workload']}: {target['metric']} >= {target['target']} {target['unit']}, {target['share_pct']:g} % of "
+        f"{target['basis']}"
+    )
 
 
 def arguments():
@@ -136,6 +141,9 @@ def arguments():
     parser.add_argument("--version", help="with --workspace: judge the recorded latency of this version")
     parser.add_argument(
         "--set-targets", action="store_true", help="with --workspace: write roofline and Stop Conditions"
+    )
+    parser.add_argument(
+        "--share", type=cli.percentage, help="with --set-targets: percent of the attainable rate (default 90)"
     )
     parser.add_argument("--platform", help="target GPU as the wiki names it")
     parser.add_argument("--dtype", choices=sorted(roofline.COMPUTE_ROWS), help="of the arithmetic; int: none")

@@ -12,7 +12,7 @@ from . import bundle, wiki
 from .citations import CITATION, Context, Problem, audit
 from .errors import Refused, UsageError
 from .memory import Memory
-from .roofline import TARGET_SHARE
+from .roofline import TARGET_SHARE_PCT
 from .units import number
 from .workspace import Workspace, parse_task
 
@@ -147,8 +147,9 @@ def check_targets(workspace: Workspace, task: dict, found: Audit) -> None:
         cited = CITATION.search(target["basis"])
         if cited is None or (base := number(cited["value"])) is None:
             continue
-        if abs(target["target"] - TARGET_SHARE * base) > 0.001 * base:
-            message = f"{target['metric']} {target['target']} is not {TARGET_SHARE:.0%} of its basis {cited['value']}"
+        share = target.get("share_pct", TARGET_SHARE_PCT)
+        if abs(target["target"] - share / 100 * base) > 0.001 * base:
+            message = f"{target['metric']} {target['target']} is not {share:g} % of its basis {cited['value']}"
             found.add(
                 workspace.readme, 1, [Problem(1, "target", f"{message}; run: compute_utilization.py --set-targets")]
             )

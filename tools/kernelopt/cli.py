@@ -90,6 +90,11 @@ def tolerance(text: str) -> float:
     return number(text, float, lambda value: 0 < value < 1, "a number between 0 and 1")
 
 
+def percentage(text: str) -> float:
+    """An argparse type."""
+    return number(text, float, lambda value: 0 < value <= 100, "a number above 0, up to 100")
+
+
 def natural(text: str) -> int:
     """An argparse type."""
     return number(text, int, lambda value: value >= 0, "a whole number from 0 on")

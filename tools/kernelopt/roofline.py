@@ -25,7 +25,7 @@ COMPUTE_ROWS = {
 LIMIT_ROWS = {"fp32": ("peak_tf32_tensor", "peak_fp32")}
 UNITS = {"bandwidth": "GB/s", "capacity": "MB", "int8": "TOPS"}  # of a row, by a word in its name; else TFLOPS
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
-TARGET_SHARE = 0.90  # of the attainable; the Stop Condition of the skills
+TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, unless the user asks for another
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,17 @@ def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
     return 0 < bytes_min <= roof.l2_bytes
 
 
-def target(workload: str, flops: int, bytes_min: int, roof: Roof) -> dict:
-    """The Stop Condition of a workload: 90 % of the attainable rate of whatever bounds it."""
+def target(workload: str, flops: int, bytes_min: int, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> dict:
+    """The Stop Condition of a workload: `share_pct` of the attainable rate of whatever bounds it."""
     if bound(flops, bytes_min, roof)["bound"] == "compute":
         row, metric, unit = roof.compute, "tflops", "TFLOPS"
     else:
         row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
-    value = round(TARGET_SHARE * row.value, 2)
-    return {"workload": workload, "metric": metric, "target": value, "unit": unit, "basis": row.citation}
+    return {
+        "workload": workload,
+        "metric": metric,
+        "target": round(share_pct / 100 * row.value, 2),
+        "unit": unit,
+        "share_pct": share_pct,
+        "basis": row.citation,
+    }
