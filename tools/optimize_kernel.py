@@ -17,6 +17,7 @@ from kernelopt import (
     gate,
     loop,
     memory,
+    opponents,
     profile_report,
     rounds,
     strategies,
@@ -33,16 +34,6 @@ EXAMPLES = """examples:
   optimize_kernel.py --workspace W --agent 'codex exec --full-auto -' --rounds 12 --budget-minutes 90
   optimize_kernel.py --workspace W --agent 'gemini --yolo' --resume"""
 TOOLS = Path(__file__).resolve().parent
-COMPILED = """
-
-class ModelNew(Model):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.compiled = torch.compile(super().forward)
-
-    def forward(self, *inputs):
-        return self.compiled(*inputs)
-"""
 INSTRUCTIONS = """
 ## What to leave here
 
@@ -151,12 +142,12 @@ def final(workspace: Workspace, timeout_s: float) -> dict[str, dict]:
     with Sandbox("cuda", workspace.cache) as sandbox:
         kernel = workspace.extract(best["git_commit_hash"], sandbox.scratch)
         compiled = sandbox.scratch / "compiled.py"
-        compiled.write_bytes(workspace.first_reference() + COMPILED.encode())
-        opponents = {"torch.compile": compiled}
+        compiled.write_bytes(opponents.source(workspace.first_reference(), "torch.compile"))
+        others = {"torch.compile": compiled}
         if best["version"] != "v0" and first["git_commit_hash"]:
-            opponents["v0"] = workspace.extract(first["git_commit_hash"], sandbox.scratch)
+            others["v0"] = workspace.extract(first["git_commit_hash"], sandbox.scratch)
         cases = timing.inputs(sandbox, what.reference, what.dtype, ["default"], timeout_s)
-        for name, opponent in opponents.items():
+        for name, opponent in others.items():
             try:
                 measured = timing.measure(sandbox, kernel, opponent, cases, timeout_s=timeout_s)
                 found[name] = gate.paired_verdict(measured["default"]["rounds"])

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Every worked example against what a user would run instead: PyTorch, torch.compile, and the files in its opponents/ folder.
+
+On an H200: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified, then timed in turn with each opponent in three
+processes. Prints the table of docs/results.md; with --json writes what it rests on. `--table FILE` prints it again from such a file.
+exit 1 when a kernel is wrong."""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from kernelopt import gate, memory, opponents, roofline, rounds, subject, timing, verify
+from kernelopt.errors import ToolError
+from kernelopt.sandbox import Sandbox
+from kernelopt.workspace import Workspace
+
+EXAMPLES = ROOT / "examples"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", help="which examples (default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", metavar="FILE", help="measure nothing, print these measurements"
+    )
+    args = parser.parse_args()
+    if args.table:
+        rows = [row for file in args.table for row in json.loads(file.read_text())]
+    else:
+        names = args.name or sorted(path.parent.name for path in EXAMPLES.glob("*/git-log.txt"))
+        rows = [measured(name) for name in names]
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+    sys.exit(any(row["status"] != "OK" for row in rows))
+
+
+def measured(name: str) -> dict:
+    """One example: {name, status, shapes, latency_us, floor_us, against: {opponent: {verdict, speedup, us}}, gpu_state, rounds}."""
+    print(f"{name} …", file=sys.stderr, flush=True)
+    workspace = Workspace(EXAMPLES / name)
+    task = subject.of_workspace(workspace)
+    with Sandbox("cuda") as sandbox:
+        verdict = verify.verify(sandbox, task.kernel, task.reference, task.dtype, task.tolerance, seeds=3)
+        row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
+        row |= {"shapes": workspace.task()["shapes"]["default"], "dtype": task.dtype, "against": {}}
+        row["rounds"] = len(memory.Memory(workspace).versions())
+        if verdict["status"] != "OK":
+            return row
+        cases = timing.inputs(sandbox, task.reference, task.dtype, ["default"], 600)
+        for opponent, path in files(workspace, sandbox.scratch).items():
+            try:
+                found = timing.measure(sandbox, task.kernel, path, cases, timeout_s=600)["default"]
+            except ToolError as error:
+                row["against"][opponent] = {"error": str(error)}
+                continue
+            row |= {key: found[key] for key in ("latency_us", "gpu_us", "gpu_state")}
+            theirs = statistics.median(time for run in found["rounds"] for pair in run["b_us"] for time in pair)
+            row["against"][opponent] = {**gate.paired_verdict(found["rounds"]), "us": theirs}
+    work = workspace.task()["work"]["default"]
+    roof = roofline.roof(rounds.product_of_task(workspace), work["dtype"])
+    row["floor_us"] = roofline.bound(work["flops"], work["bytes_min"], roof)["floor_us"]
+    return row
+
+
+def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
+    """{opponent: its file}"""
+    found = {}
+    for number, name in enumerate(opponents.MODES):
+        found[name] = scratch / f"opponent_{number}.py"
+        found[name].write_bytes(opponents.source(workspace.reference.read_bytes(), name))
+    own = sorted((workspace.root / "opponents").glob("*.py"))
+    return found | {path.stem.replace("_", " "): path for path in own}
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown; times in microseconds, ratios are their time over ours, measured in turn."""
+    names = list(opponents.MODES)
+    lines = [
+        "| problem | shapes | ours (us) | floor (us) | share of the floor | " + " | ".join(names) + " | others |",
+        "|---|---|---|---|---|" + "---|" * (len(names) + 1),
+    ]
+    for row in rows:
+        if row["status"] != "OK":
+            lines.append(f"| {row['name']} | {row['shapes']} | {row['summary']} |" + " |" * (len(names) + 3))
+            continue
+        ours, floor = row["latency_us"]["median"], row["floor_us"]
+        others = [f"{name}: {cell(found)}" for name, found in row["against"].items() if name not in names]
+        cells = [cell(row["against"][name]) for name in names] + ["; ".join(others) or "–"]
+        lines.append(
+            f"| {row['name']} | {row['shapes']} | {ours:.1f} | {floor:.1f} | {100 * floor / ours:.1f} % | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def cell(found: dict) -> str:
+    """ "1150.2 us, 1.15x (1.14 to 1.16)" """
+    if "error" in found:
+        return f"not run: {found['error']}"
+    low, high = found["speedup"]["ci95"]
+    return f"{found['us']:.1f} us, {found['speedup']['point']:.3f}x ({low:.3f} to {high:.3f})"
+
+
+if __name__ == "__main__":
+    main()
