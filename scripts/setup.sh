@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with what the tools need; idempotent. Prints the Python to use.
 #   bash scripts/setup.sh            what the tools need
-#   bash scripts/setup.sh test checks    also these groups of pyproject.toml (test checks distributed), as far as they can be had
+#   bash scripts/setup.sh test checks    also these groups of pyproject.toml (test checks distributed plots), as far as they can be had
 # An importable torch (of $PYTHON, default python3) is used and never replaced. With no network: pip's own
 # PIP_FIND_LINKS and PIP_NO_INDEX name a folder of wheels.
 set -euo pipefail
@@ -11,9 +11,9 @@ host=${PYTHON:-python3}
 
 for group in "$@"; do
   case $group in
-    test | checks | distributed) ;;
+    test | checks | distributed | plots) ;;
     -h | --help) sed -n '2,6s/^# //p' "$0"; exit 0 ;;
-    *) echo "setup: there is no group $group; groups: test checks distributed" >&2; exit 2 ;;
+    *) echo "setup: there is no group $group; groups: test checks distributed plots" >&2; exit 2 ;;
   esac
 done
 

@@ -198,23 +198,23 @@ def test_markdown_says_the_same_and_its_citations_hold(example, tmp_path):
 
 def test_the_tool_writes_the_page_and_says_where(tmp_path):
     out = tmp_path / "new" / "page.html"
-    found = tool_json("render_report.py", "--workspace", EXAMPLE, "--out", out)
+    found = tool_json("render_report.py", EXAMPLE, "--out", out)
     assert found["report"] == str(out) and found["best"] == "v1" and found["goal"]["met"] is True
     assert found["speedup_over_v0"]["point"] == pytest.approx(1.98611207) and found["masked"] == 0
     assert read(out.read_text()).text.startswith("Kernel optimisation: row_softmax_demo")
-    done = run_tool("render_report.py", "--workspace", EXAMPLE, "--markdown")
+    done = run_tool("render_report.py", EXAMPLE, "--markdown")
     assert done.returncode == 0 and done.stdout.startswith("# Kernel optimisation: row_softmax_demo")
 
 
 def test_the_page_lies_in_the_workspace_unless_told_otherwise(session):
-    done = run_tool("render_report.py", "--workspace", session.root)
+    done = run_tool("render_report.py", session.root)
     assert done.returncode == 0 and done.stdout.strip() == str(session.root / "report.html")
     read((session.root / "report.html").read_text())
 
 
 @pytest.mark.parametrize("arguments", [["--out", "."], ["--out", ""], ["--json", "--markdown"], ["--png", ""]])
 def test_wrong_calls(session, arguments):
-    done = run_tool("render_report.py", "--workspace", session.root, *arguments, cwd=session.root)
+    done = run_tool("render_report.py", session.root, *arguments, cwd=session.root)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert not (session.root / "report.html").exists()
 
@@ -266,7 +266,7 @@ def test_a_broken_record_is_named_and_what_rests_on_it_is_unknown(matmul):
         "Goal: UNKNOWN: a record cannot be read" in reader.text
         and reader.text.count("UNKNOWN: a record cannot be read") == 3
     )
-    found = tool_json("render_report.py", "--workspace", matmul.root)
+    found = tool_json("render_report.py", matmul.root)
     assert found["goal"]["met"] is None and found["best"] is None and len(found["gaps"]) == 1
 
 
@@ -449,14 +449,14 @@ def test_many_versions_keep_their_names_apart():
 
 def test_png_without_matplotlib_says_what_to_install(session, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EnvironmentLacks, match="pip install matplotlib"):
+    with pytest.raises(EnvironmentLacks, match="setup.sh plots"):
         plots.png(plots.trajectory([plots.Mark("v0", 0, 1.0, "accepted", "")], None), tmp_path / "x.png")
     assert EnvironmentLacks.exit_code == 3 and not (tmp_path / "x.png").exists()
 
 
 def test_png_with_matplotlib(matmul, tmp_path):
     pytest.importorskip("matplotlib")
-    found = tool_json("render_report.py", "--workspace", matmul.root, "--png", tmp_path / "png")
+    found = tool_json("render_report.py", matmul.root, "--png", tmp_path / "png")
     assert [Path(path).name for path in found["plots"]] == ["roofline.png", "trajectory.png"]
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in found["plots"])
 

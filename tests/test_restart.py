@@ -44,7 +44,7 @@ def masked(session) -> list[str]:
 
 
 def begin(session, *arguments) -> dict:
-    return tool_json("partial_restart.py", "--workspace", session.root, *arguments)
+    return tool_json("partial_restart.py", session.root, *arguments)
 
 
 def journal(session) -> list[dict]:
@@ -94,7 +94,7 @@ def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck):
     third = begin(stuck, "--seed", 3)["masked"]
     assert begin(stuck, "--undo")["unmasked"] == third and begin(stuck, "--undo")["unmasked"] == first
     assert masked(stuck) == [] and [bool(entry["undone"]) for entry in journal(stuck)] == [True] * 3
-    done = run_tool("partial_restart.py", "--workspace", stuck.root, "--undo")
+    done = run_tool("partial_restart.py", stuck.root, "--undo")
     assert done.returncode == 1 and "no restart to undo" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -139,7 +139,7 @@ def test_the_brief_holds_what_a_round_needs(stuck):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed):
     Memory(stuck).set_masked(["v1"], True)  # which the others were held against
-    done = run_tool("partial_restart.py", "--workspace", stuck.root, "--seed", seed)
+    done = run_tool("partial_restart.py", stuck.root, "--seed", seed)
     hidden = masked(stuck)
     assert len(hidden) == 5 and "left out: 5 masked records" in done.stderr
     told = done.stdout.replace(str(stuck.root), "").replace(str(BUNDLE), "")
@@ -153,7 +153,7 @@ def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed):
 def test_too_few_records_are_one_sentence_and_nothing_changes(session):
     for number in range(3):
         put(session, f"v{number}", 9, accepted=number == 1)
-    done = run_tool("partial_restart.py", "--workspace", session.root)
+    done = run_tool("partial_restart.py", session.root)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "1 of the records may be masked" in done.stderr
     assert not done.stdout and masked(session) == [] and not (session.memory / "restarts.json").exists()
 
@@ -169,7 +169,7 @@ def test_without_an_accepted_version_the_brief_says_so(session):
 @pytest.mark.parametrize("text", ["{", "{}", '[{"masked": []}]'])
 def test_a_list_of_restarts_that_is_none_is_kept_and_nothing_is_masked(stuck, text):
     (stuck.memory / "restarts.json").write_text(text)
-    done = run_tool("partial_restart.py", "--workspace", stuck.root)
+    done = run_tool("partial_restart.py", stuck.root)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "mend or remove it" in done.stderr
     assert (stuck.memory / "restarts.json").read_text() == text and masked(stuck) == []
 
@@ -197,7 +197,7 @@ def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
 
 def test_a_kernel_that_is_not_the_best_is_told(stuck):
     stuck.kernel.write_text(stuck.kernel.read_text() + "\n# an attempt\n")
-    done = run_tool("partial_restart.py", "--workspace", stuck.root)
+    done = run_tool("partial_restart.py", stuck.root)
     assert done.returncode == 0 and f"checkout {'a' * 40} -- kernel.py" in done.stderr
 
 

@@ -129,7 +129,7 @@ def check(executor, workspace: Workspace, kernel: Path, plan: Path, timeout_s: f
 
 def restart(workspace: Workspace) -> str | None:
     """A partial restart; None when there is too little to mask."""
-    command = [sys.executable, TOOLS / "partial_restart.py", "--workspace", workspace.root]
+    command = [sys.executable, TOOLS / "partial_restart.py", workspace.root]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 else None
 

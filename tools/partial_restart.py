@@ -15,9 +15,9 @@ from kernelopt.memory import Memory, now
 from kernelopt.workspace import Workspace, digest
 
 EXAMPLES = """examples:
-  partial_restart.py --workspace W > /tmp/brief.md
-  partial_restart.py --workspace W --seed 7 --json
-  partial_restart.py --workspace W --undo"""
+  partial_restart.py W > /tmp/brief.md
+  partial_restart.py W --seed 7 --json
+  partial_restart.py W --undo"""
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def journal(memory: Memory) -> list[dict]:
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--seed",

@@ -12,9 +12,9 @@ from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
 EXAMPLES = """examples:
-  render_report.py --workspace W
-  render_report.py --workspace W --out softmax.html --png plots
-  render_report.py --workspace W --markdown"""
+  render_report.py W
+  render_report.py W --out softmax.html --png plots
+  render_report.py W --markdown"""
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def write_plots(page: report.Page, folder: Path) -> list[Path]:
-    plots.require_matplotlib()
+    bundle.require("matplotlib", group="plots")
     charts = {folder / f"{chart.name}.png": chart for chart in page.charts()}
     for path, chart in charts.items():
         plots.png(chart, path)
@@ -47,7 +47,7 @@ def write_plots(page: report.Page, folder: Path) -> list[Path]:
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
     parser.add_argument("--out", type=cli.folder, metavar="FILE", help="where the page goes (default W/report.html)")
     parser.add_argument("--png", type=cli.folder, metavar="DIR", help="also write the plots as PNG (needs matplotlib)")
     form = parser.add_mutually_exclusive_group()

@@ -4,13 +4,12 @@ The SVG has no colours of its own: its classes are styled by the page (reference
 """
 
 import html
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import EnvironmentLacks
+from . import bundle
 
 WIDTH, HEIGHT = 480, 300  # of the SVG's own coordinates; the page scales it
 LEFT, RIGHT, TOP, BOTTOM = 50, 126, 28, 40  # margins; names of lines stand in the right one
@@ -280,17 +279,9 @@ def mark_names(chart: Chart) -> list[str]:
 # --- PNG ----------------------------------------------------------------------------------------------------------
 
 
-def require_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EnvironmentLacks(
-            "--png needs matplotlib, which is not installed; run: python -m pip install matplotlib "
-            "(the HTML page has its plots without it)"
-        )
-
-
 def png(chart: Chart, path: Path) -> None:
     """Write the chart as a PNG; EnvironmentLacks without matplotlib."""
-    require_matplotlib()
+    bundle.require("matplotlib", group="plots")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
