@@ -13,7 +13,7 @@ def raw(**changes) -> dict:
         "solo_us": [200.0] * 8,
         "bench_us": [102.0] * 9,
         "wall_us": {"gpu": 98.0, "fresh": 99.0, "call": 99.0},
-        "after": {"call_us": 100.0, "stray_us": 6.0},
+        "after": {"call_us": 100.0, "stray_us": 6.0, "idle_us": 6.0},
         "sets": 8,
     }
     return {**honest, **changes}
@@ -32,7 +32,7 @@ def test_an_honest_kernel_is_believed():
         ({"a_us": [[900.0, 100.0]] * 7 + [[100.0, 100.0]] * 53}, "it keeps results"),
         ({"solo_us": [100.0] * 8}, "became slower"),
         ({"bench_us": [50.0] * 9}, "50 us in do_bench"),
-        ({"after": {"call_us": 100.0, "stray_us": 60.0}}, "another stream"),
+        ({"after": {"call_us": 100.0, "stray_us": 60.0, "idle_us": 6.0}}, "another stream"),
     ],
 )
 def test_times_that_cannot_be_believed_are_told(changes, said):
@@ -40,12 +40,21 @@ def test_times_that_cannot_be_believed_are_told(changes, said):
 
 
 @pytest.mark.parametrize(
-    ("call", "stray", "hidden"), [(10, 8, 0), (300, 12, 0), (2000, 90, 0), (5, 16, 1), (2000, 500, 1)]
+    ("call", "stray", "idle", "hidden"),
+    [
+        (10, 8, 5, 0),
+        (126, 21, 19, 0),
+        (300, 12, 6, 0),
+        (2000, 90, 6, 0),
+        (5, 17, 6, 1),
+        (126, 41, 20, 1),
+        (2000, 500, 6, 1),
+    ],
 )
-def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, hidden):
+def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, idle, hidden):
     times = raw(
         bench_us=[call],
-        after={"call_us": call, "stray_us": stray},
+        after={"call_us": call, "stray_us": stray, "idle_us": idle},
         a_us=[[call, call]] * 60,
         wall_us={"gpu": call, "fresh": call},
     )
@@ -72,11 +81,15 @@ def test_processes_that_descend_from_this_one_are_not_foreign():
 def test_the_parent_times_the_stretches_by_its_own_clock():
     from kernelopt.sandbox import Outcome
 
-    marks = {"w: sleep begins": (0.0, 0), "w: sleep ends": (0.010, 0), "w: gpu begins": (1.0, 10)}
-    marks |= {"w: gpu ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
-    marks |= {"w: fresh begins": (3.0, 5), "w: fresh ends": (3.011, 5)}
+    marks = {"w: sleep 0 begins": (0.0, 0), "w: sleep 0 ends": (0.010, 0), "w: gpu 0 begins": (1.0, 10)}
+    marks |= {"w: gpu 0 ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
+    marks |= {"w: fresh 0 begins": (3.0, 5), "w: fresh 0 ends": (3.011, 5)}
     outcome = Outcome({}, 0, None, False, 1.0, "", marks)
     assert timing.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "fresh": 200.0, "call": 300.0})
+    marks |= {"w: sleep 1 begins": (4.0, 0), "w: sleep 1 ends": (4.030, 0), "w: gpu 1 begins": (5.0, 5)}
+    marks |= {"w: gpu 1 ends": (5.031, 5), "w: fresh 1 begins": (6.0, 5), "w: fresh 1 ends": (6.0302, 5)}
+    again = timing.stretches(Outcome({}, 0, None, False, 1.0, "", marks), "w")
+    assert again == pytest.approx({"gpu": 100.0, "fresh": 40.0, "call": 300.0})
 
 
 def test_a_time_that_no_hardware_allows_is_told(problem, session):

@@ -29,6 +29,7 @@ FRESH_CALLS = 64  # in a stretch in which each call gets memory of its own
 FRESH_BYTES = 2 << 30  # of that memory
 WALL_US = 20_000.0  # so long takes a stretch that the parent's clock times, whose ends are known to about 0.1 ms
 HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
+STRETCH_ATTEMPTS = 3  # with ever longer sleeps; a host that is busy with other things launches slowly
 GATE_CYCLES = 20_000  # about 10 us
 REMEMBERED_BYTES = 4 << 30  # of outputs that later calls are held against
 CLOSE = 0.05  # atomics in another order differ by far less, a former result by far more
@@ -152,7 +153,7 @@ class Race:
         found["overwritten"] = not all(all_identical(live, copy) for _, live, copy in kept)
         found["window"] = [since, time.time()]
         if self.context.device == "cuda":
-            found["after"] = after_the_call(call)
+            found["after"] = after_the_call(call, self.timer)
             if trace:
                 found |= traced(call, self.timer)
                 found["graph_us"] = graph_us(call, self.timer)
@@ -197,14 +198,24 @@ class Race:
         return {"set": number, "output": path}
 
     def _stretches(self, call, about_us: float, kept: list) -> None:
-        """Calls in a row between two marks, which the parent times by its own clock: "gpu" behind a sleep that holds the
-        stream until all are launched ("sleep" is that alone), so that the GPU's time is left; "call" as a caller sees them;
-        "fresh" like "gpu", but each call on memory that it never saw, so that kept results help nobody. `kept` takes what a
-        fresh call returned."""
-        calls = max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
-        self._stretch("sleep", [], calls)
-        self._stretch("gpu", [call] * calls, calls)
-        self._stretch("call", [call] * calls, 0)
+        """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them; "gpu" behind a
+        sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's time is left; "fresh" like
+        "gpu", but each call on memory that it never saw, so that kept results help nobody. Where the host launched too slowly for
+        the sleep, all but the first once more behind a longer one. `kept` takes what a fresh call returned."""
+        calls = self._calls_in_a_row(about_us)
+        self._stretch("call", [call] * calls)
+        for attempt in range(STRETCH_ATTEMPTS):
+            calls = self._calls_in_a_row(about_us)
+            self._stretch(f"sleep {attempt}", [], calls)
+            held = self._stretch(f"gpu {attempt}", [call] * calls, calls)
+            if self._fresh_stretch(f"fresh {attempt}", calls, kept) and held:
+                break
+            self.timer.enqueue_us *= 3
+
+    def _calls_in_a_row(self, about_us: float) -> int:
+        return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
+
+    def _fresh_stretch(self, name: str, calls: int, kept: list) -> bool:
         size = sum(tensor.nbytes for tensor in self.memory[0])
         number = randbelow(len(self.sets))
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(size, 1) + 1)
@@ -217,19 +228,21 @@ class Race:
             result = problem.call(self.kernels["a"], arguments[at])
             outputs[0] = result if at == chosen else outputs[0]
 
-        self._stretch("fresh", [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
+        held = self._stretch(name, [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
         self._look_at("a", number, returned(outputs[0]), kept if self._outputs_are_small() or not kept else None)
+        return held
 
-    def _stretch(self, name: str, calls: list, held: int) -> None:
-        """The calls between two marks, behind a sleep that covers so many launches."""
+    def _stretch(self, name: str, calls: list, hold: int = 0) -> bool:
+        """The calls between two marks, behind a sleep that covers `hold` launches; did it last until all were launched?"""
         self.context.synchronize()
         self.context.mark(f"{self.name}: {name} begins", len(calls))
-        if held:
-            self.timer.hold(held)
+        holds = self.timer.hold(hold) if hold else None
         for call in calls:
             call()
+        held = holds is None or holds()
         self.context.synchronize()
         self.context.mark(f"{self.name}: {name} ends", len(calls))
+        return held
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -255,8 +268,8 @@ class HostTimer:
     def prepare(self, call) -> None:
         pass
 
-    def hold(self, calls: int) -> None:
-        pass
+    def hold(self, calls: int):
+        return lambda: True
 
     def __call__(self, call) -> tuple[float, object]:
         start = perf_counter()
@@ -275,7 +288,7 @@ class GatedTimer:
     def __init__(self):
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         self._others = torch.zeros(2 * cache_bytes // 4, device="cuda")
-        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._start, self._end, self._awake = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         self._cycles_per_us = self._measured_cycles_per_us()
         self.enqueue_us = 0.0
         self.empty_us = sorted(self(lambda: None)[0] for _ in range(EMPTY_CALLS))[EMPTY_CALLS // 2]
@@ -297,9 +310,11 @@ class GatedTimer:
         self.enqueue_us = max(self.enqueue_us, (perf_counter() - start) * 1e6)
         torch.cuda.synchronize()
 
-    def hold(self, calls: int = 1) -> None:
-        """Hold the stream while so many calls are launched."""
+    def hold(self, calls: int = 1):
+        """Hold the stream while so many calls are launched. Returns a function that says whether it still does."""
         torch.cuda._sleep(int(2 * calls * self.enqueue_us * self._cycles_per_us) + GATE_CYCLES)
+        self._awake.record()
+        return lambda: not self._awake.query()
 
     def flush(self) -> None:
         """Fill the L2 by reading: after writing, as do_bench does, the kernel would have to write the lines back."""
@@ -321,22 +336,26 @@ class GatedTimer:
         return [1000 * t for t in do_bench(call, warmup=warmup_ms, rep=rep_ms, return_mode="all")]
 
 
-def after_the_call(call) -> dict:
-    """{call_us, stray_us}: how long a call takes on its stream, and how long the GPU goes on working after that, medians
-    of some calls. Work on another stream escapes a pair of events, and shows here."""
+def after_the_call(call, timer: GatedTimer) -> dict:
+    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU goes on working after that, and how long
+    it takes to see that it is idle after a kernel of torch's own; medians of some calls in turn. Work on another stream escapes a
+    pair of events, and shows here."""
+    found = [(*after_one(call), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
+    taken, stray, idle = (sorted(column)[len(found) // 2] for column in zip(*found, strict=True))
+    return {"call_us": taken, "stray_us": stray, "idle_us": idle}
+
+
+def after_one(call) -> tuple[float, float]:
+    """Microseconds of a call between two events, and from its end to an idle GPU by the host's clock."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    found = []
-    for _ in range(STRAY_CALLS):
-        torch.cuda.synchronize()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        since = perf_counter()
-        torch.cuda.synchronize()
-        found.append((start.elapsed_time(end) * 1000, (perf_counter() - since) * 1e6))
-    taken, stray = (sorted(column)[len(found) // 2] for column in zip(*found, strict=True))
-    return {"call_us": taken, "stray_us": stray}
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    since = perf_counter()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1000, (perf_counter() - since) * 1e6
 
 
 def traced(call, timer: GatedTimer) -> dict:
