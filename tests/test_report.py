@@ -449,7 +449,7 @@ def test_many_versions_keep_their_names_apart():
 
 def test_png_without_matplotlib_says_what_to_install(session, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(EnvironmentLacks, match="setup.sh plots"):
+    with pytest.raises(EnvironmentLacks, match=r"setup\.sh plots"):
         plots.png(plots.trajectory([plots.Mark("v0", 0, 1.0, "accepted", "")], None), tmp_path / "x.png")
     assert EnvironmentLacks.exit_code == 3 and not (tmp_path / "x.png").exists()
 

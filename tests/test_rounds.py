@@ -158,6 +158,15 @@ def test_a_refused_baseline_may_be_tried_again_as_v0(session):
         rounds.check_ready(session, "v0")
 
 
+def test_without_an_accepted_baseline_nothing_else_is_judged(session):
+    session.kernel.write_text("x = 1\n")
+    evidence = recorded("v0", session)
+    evidence.verify = {**evidence.verify, "status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
+    rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
+    with pytest.raises(UsageError, match="judge v0 first"):
+        propose(session, "v1")
+
+
 def test_a_second_gate_on_the_same_workspace_is_kept_out(session):
     with session.locked():
         done = run_tool("run_gate.py", "--workspace", session.root, "--version", "v0")

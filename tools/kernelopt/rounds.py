@@ -85,7 +85,9 @@ def check_citations(workspace: Workspace) -> None:
 
 
 def check_version(records: memory.Memory, version: str, best: dict | None) -> None:
-    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted."""
+    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted, and nothing before that."""
+    if best is None and version != "v0":
+        raise UsageError("no baseline is accepted yet; judge v0 first")
     if version not in records.versions():
         if version != records.next_version():
             raise UsageError(f"{version} is out of order; the next version is {records.next_version()}")
