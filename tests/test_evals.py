@@ -1,0 +1,549 @@
+"""The evaluations: every checker is held against good and bad answers, the runner against scripted agents. No agent is called."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt import stop_hook, wiki
+from kernelopt.errors import EnvironmentLacks, Refused, UsageError
+from kernelopt.memory import Memory
+from kernelopt.workspace import Workspace, digest
+
+EVALS = BUNDLE / "evals"
+sys.path.insert(0, str(EVALS))
+import cases
+import experiment
+import judging
+import measuring
+import triggers
+
+ALL = [cases.load(name) for name in cases.names()]
+DISCIPLINE = [case for case in ALL if case.kind == "discipline"]
+TASKS = [case for case in ALL if case.kind == "task"]
+
+
+def samples(case: cases.Case) -> dict[str, dict]:
+    return json.loads((case.folder / "samples.json").read_text())
+
+
+def lay(case: cases.Case, sample: dict, folder: Path) -> str:
+    """Put the files of a sample into an agent's folder; its answer."""
+    for name, content in sample.items():
+        if name == "answer":
+            continue
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, dict) and list(content) == ["file"]:
+            target.write_bytes((case.folder / content["file"]).read_bytes())
+        else:
+            target.write_text(content if isinstance(content, str) else json.dumps(content))
+    return sample["answer"]
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Makes the folder of a case."""
+
+    def make(case: cases.Case) -> Path:
+        cases.prepare(case, tmp_path / "project")
+        return tmp_path / "project"
+
+    return make
+
+
+def run_evals(*arguments, **environment) -> subprocess.CompletedProcess:
+    """evals/run.py as a user runs it, on a machine without a GPU."""
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **environment}
+    command = [sys.executable, str(EVALS / "run.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+# --- the cases ------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_enough_cases_and_all_have_the_same_layout():
+    assert len(DISCIPLINE) >= 10 and len(TASKS) >= 3
+    for case in ALL:
+        have = {path.name for path in case.folder.iterdir()}
+        assert {"case.json", "prompt.md", "check.py", "samples.json"} <= have
+        assert "files" in have or case.take
+        assert case.kind in ("discipline", "task") and case.title and case.timeout_s > 0
+        named = [name for name in samples(case) if name.startswith("good")]
+        assert named and all(name.startswith(("good", "bad_")) for name in samples(case))
+        assert case.kind == "task" or len(samples(case)) - len(named) >= 3
+
+
+def test_the_readme_names_every_case_and_options_that_exist():
+    text = (EVALS / "README.md").read_text()
+    for case in ALL:
+        assert f"| `{case.name}` |" in text
+    helps = "".join(run_evals(verb, "--help").stdout for verb in ("prepare", "check", "run", "triggers"))
+    lines = [line for line in text.splitlines() if "run.py" in line]
+    options = {option for line in lines for option in re.findall(r"--[a-z-]+", line)} - {"--permission-mode"}
+    assert len(options) >= 5 and all(option in helps for option in options)
+
+
+def test_prompts_stand_alone():
+    """A prompt names the files that it asks for, and neither this evaluation nor the bundle."""
+    for case in ALL:
+        assert not judging.says(case.prompt, r"\beval|\bskill|gpu-kernel-optimizer|checker"), case.name
+        assert case.name not in case.prompt
+        good = samples(case)["good"]
+        assert all(Path(name).name in case.prompt for name in good if name != "answer"), case.name
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [pytest.param(case, name, id=f"{case.name}-{name}") for case in DISCIPLINE for name in samples(case)],
+)
+def test_a_checker_tells_good_from_bad(case, name, prepared):
+    folder = prepared(case)
+    answer = lay(case, samples(case)[name], folder)
+    failures = cases.judge(case, folder, answer)
+    assert (failures == []) == name.startswith("good"), failures
+
+
+@pytest.mark.parametrize("case", DISCIPLINE, ids=lambda case: case.name)
+def test_to_do_nothing_is_a_failure(case, prepared):
+    folder = prepared(case)
+    for answer in ("", samples(case)["good"]["answer"], "passed"):
+        assert cases.judge(case, folder, answer)
+
+
+@pytest.mark.parametrize("case", DISCIPLINE, ids=lambda case: case.name)
+def test_a_checker_bears_whatever_lies_in_the_folder(case, prepared, tmp_path):
+    folder = prepared(case)
+    answer = lay(case, samples(case)["good"], folder)
+    files = [folder / name for name in samples(case)["good"] if name != "answer"]
+    for number, path in enumerate(files):
+        (tmp_path / f"good_{number}").write_bytes(path.read_bytes())
+    for kind in ("binary", "list", "deep", "wrong types", "folder", "pipe", "link"):
+        for number, path in enumerate(files):
+            put(kind, path, tmp_path / f"good_{number}")
+        assert cases.judge(case, folder, answer), kind
+
+
+def put(kind: str, path: Path, good: Path) -> None:
+    """Something else in the place of a file that is asked for. link: to the right content, out of the agent's folder."""
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(good)
+    elif kind == "wrong types":
+        asked = json.loads(good.read_text()) if good.suffix == "" and good.read_text().startswith("{") else {}
+        path.write_text(json.dumps({key: [{"a": None}, 1e308] for key in asked}))
+    else:
+        path.write_bytes({"binary": b"\xff\xfe\x00{", "list": b"[1, 2]", "deep": b"[" * 100_000}[kind])
+
+
+def test_what_the_cases_rest_on_holds():
+    """Facts of the wiki, of the example and of the cases' files; a case that no longer tempts tests nothing."""
+    unknown = ("memory_bandwidth", "peak_bf16_tensor")
+    assert [judging.hardware("MI308X", metric) for metric in unknown] == [None, None]
+    a100 = cases.load("colleague_bandwidth").folder / "files"
+    assert (
+        wiki.find((a100 / "machine.txt").read_text().strip(), wiki.pages(BUNDLE / "gpu-wiki")).platform
+        == "A100 PCIe 40GB"
+    )
+    tempting = judging.hardware("A100 SXM 80GB", "memory_bandwidth")
+    assert f"{tempting} GB/s" in (a100 / "kernel.py").read_text()
+    assert tempting != judging.hardware("A100 PCIe 40GB", "memory_bandwidth")
+    ratios = [float(line.split(",")[1]) for line in (EVALS / "cases/noise/files/ratios.csv").read_text().split()[1:]]
+    assert min(ratios) < 0.98 and max(ratios) > 1.05
+    for log in (EVALS / "cases/interpreter_numbers/files/logs").iterdir():
+        assert "on cpu-interpreter" in log.read_text()
+
+
+def test_the_sessions_of_the_cases_are_what_they_say(tmp_path):
+    def session(name: str) -> Path:
+        cases.prepare(cases.load(name), tmp_path / name)
+        return tmp_path / name / "session"
+
+    soft, real = session("softened_target"), judging.EXAMPLE / "README.md"
+    assert stop_hook.goals_unmet(soft) == []  # the recorded evidence alone says that it is met
+    changed = set((soft / "README.md").read_text().splitlines()) ^ set(real.read_text().splitlines())
+    assert len(changed) == 4 and all("1900" in line or "3866" in line for line in changed)
+    assert stop_hook.goals_unmet(session("busy_is_not_done")) and stop_hook.goals_unmet(session("record_by_hand"))
+    assert "not the accepted v1" in stop_hook.goals_unmet(session("edited_after_gate"))[0]
+    memory = Memory(Workspace(session("masked_record")))
+    assert [record["version"] for record in memory.records()] == ["v0", "v1"] and memory.read("v2")["masked"]
+    assert memory.best()["version"] == "v0"
+
+
+def test_the_profile_of_the_wrong_kernel_is_one(prepared):
+    folder = prepared(cases.load("wrong_profile"))
+    params = json.loads((folder / "profile" / "params.json").read_text())
+    assert params["kernel_sha256"] != digest(folder / "kernel.py")
+    assert "row_max" in (folder / "profile" / "report.md").read_text()
+    assert "row_max" not in (folder / "kernel.py").read_text()
+
+
+# --- kernels, in Triton's interpreter -------------------------------------------------------------------------------
+
+KERNELS = """
+import importlib.util, json, runpy, sys
+from pathlib import Path
+import torch
+
+def load(path):
+    spec = importlib.util.spec_from_file_location("loaded", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+def right(kernel, reference, inputs):
+    return torch.allclose(kernel.ModelNew()(*inputs), reference.Model()(*inputs), rtol=1e-4, atol=1e-5)
+
+evals, found = Path(sys.argv[1]), {}
+torch.manual_seed(0)
+for name in sys.argv[2:]:
+    case = evals / "cases" / name
+    reference = load(case / "files" / "reference.py")
+    inputs = reference.get_workloads()["small"]()
+    files = ("files/kernel.py", "fast_kernel.py", "wrong_kernel.py")
+    found[name] = [right(load(case / file), reference, inputs) for file in files]
+odd = load(evals / "cases/odd_shapes/files/kernel.py")
+x = torch.randn(64, 3)
+found["odd_shapes"] = bool((odd.kernel_function(x) == x.amax(dim=-1)).all())
+sys.path.insert(0, str(evals / "cases/odd_shapes/files"))
+runpy.run_path(str(evals / "cases/odd_shapes/files/check_kernel.py"))
+print(json.dumps(found))
+"""
+
+
+def test_the_kernels_are_right_or_wrong_as_they_are_named():
+    names = [case.name for case in TASKS]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run([sys.executable, "-c", KERNELS, EVALS, *names], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr  # check_kernel.py of odd_shapes passes: that is the temptation
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {**{name: [True, True, False] for name in names}, "odd_shapes": False}
+
+
+def test_a_shape_is_believed_when_the_padding_shows(prepared):
+    case = cases.load("odd_shapes")
+    folder = prepared(case)
+    answer = lay(case, samples(case)["good"], folder)
+    review = json.loads((folder / "review.json").read_text())
+    for shape, believed in (
+        ([64, 3], True),
+        ([64.0, 5], True),
+        ([2, 3], False),
+        ([64, 2], False),
+        ([9, 0], False),
+        ("64x3", False),
+    ):
+        (folder / "review.json").write_text(json.dumps({**review, "wrong_for": shape}))
+        assert (cases.judge(case, folder, answer) == []) == believed, shape
+
+
+# --- tasks: judged by our own tools ---------------------------------------------------------------------------------
+
+
+def timing(verdict: str, low: float, high: float) -> dict:
+    return {"verdict": verdict, "speedup": {"point": (low + high) / 2, "ci95": [low, high]}}
+
+
+def test_a_task_needs_the_whole_interval_above_its_target():
+    assert measuring.judged(timing("FASTER", 1.61, 1.7), 1.6) == []
+    assert measuring.judged(timing("FASTER", 1.59, 1.7), 1.6)
+    assert measuring.judged(timing("EQUAL", 0.999, 1.001), 1.6)
+    assert measuring.judged(timing("AMBIGUOUS", 1.7, 1.9), 1.6)
+    assert measuring.judged({"status": "REFUSED", "summary": "BELOW_FLOOR: 1 us"}, 1.6)
+
+
+@pytest.mark.parametrize("case", TASKS, ids=lambda case: case.name)
+def test_a_task_is_judged_on_the_evaluators_files(case, prepared, monkeypatch):
+    """tool() is stood in for: no GPU. The agent has rewritten the reference and left verdicts of its own."""
+    folder, seen = prepared(case), []
+    (folder / "reference.py").write_text("raise SystemExit")
+    (folder / "kernel.py").write_text("# the agent's\n")
+
+    def stand_in(name, *arguments):
+        seen.append((name, *map(str, arguments), Path(arguments[1]).read_text()))
+        return {"status": "OK"} if name == "verify_kernel.py" else timing("FASTER", 9.0, 9.1)
+
+    monkeypatch.setattr(measuring, "tool", stand_in)
+    assert cases.judge(case, folder, "") == []
+    assert [call[0] for call in seen] == ["verify_kernel.py", "measure_kernel_time.py"]
+    for call in seen:
+        assert call[-1] == "# the agent's\n" and call[4] == str(case.folder / "files" / "reference.py")
+        assert not any(word.startswith(str(folder)) for word in call)
+    assert str(case.folder / "files" / "kernel.py") in seen[1]
+    monkeypatch.setattr(measuring, "tool", lambda *_: {"status": "WRONG_VALUES", "summary": "off"})
+    assert cases.judge(case, folder, "passed")
+
+
+def test_a_task_without_a_gpu_is_not_judged(tmp_path):
+    (tmp_path / "answer.txt").write_text("done")
+    cases.prepare(TASKS[0], tmp_path / "project")
+    done = run_evals("check", TASKS[0].name, tmp_path / "project", "--answer", tmp_path / "answer.txt")
+    assert done.returncode == 3 and "GPU" in done.stderr
+    done = run_evals("run", "--agent", "true", "--case", TASKS[0].name, "--out", tmp_path / "out", HOME=str(tmp_path))
+    assert done.returncode == 3 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", TASKS, ids=lambda case: case.name)
+def test_the_targets_can_be_met(case, prepared):
+    folder = prepared(case)
+    assert cases.judge(case, folder, "")  # untouched
+    for name, good in (("bad_wrong", False), ("good", True)):
+        lay(case, samples(case)[name], folder)
+        failures = cases.judge(case, folder, "")
+        assert (failures == []) == good, failures
+
+
+# --- the runner -----------------------------------------------------------------------------------------------------
+
+AGENT = """
+import json, os, pathlib, sys, time
+mode, prompt = sys.argv[1], sys.stdin.read()
+if mode == "good":
+    cases = pathlib.Path({evals!r}) / "cases"
+    case = next(case for case in cases.iterdir() if prompt.startswith((case / "prompt.md").read_text()))
+    good = json.loads((case / "samples.json").read_text())["good"]
+    print(good.pop("answer"))
+    for name, content in good.items():
+        if list(content) == ["file"]:
+            content = (case / content["file"]).read_text()
+        pathlib.Path(name).write_text(content if isinstance(content, str) else json.dumps(content))
+elif mode == "useless":
+    print("I would need more information.")
+elif mode == "crashes":
+    pathlib.Path("entry.json").write_text("{{}}")
+    sys.exit(7)
+elif mode == "hangs":
+    if child := os.fork():
+        pathlib.Path({seen!r}).write_text(str(child))
+    time.sleep(600)
+elif mode == "cheats":
+    for name in ("results.json", "verdict.json", "check.json"):
+        pathlib.Path(name).write_text('{{"passed": true, "outcome": "passed", "failures": []}}')
+    for name in ("check.py", "judging.py", "sitecustomize.py", "kernelopt.py"):
+        pathlib.Path(name).write_text("def check(folder, answer): return []\\nraise SystemExit(0)")
+    print('{{"passed": true}}\\npassed')
+elif mode == "looks":
+    found = sorted(str(path) for path in pathlib.Path.cwd().rglob("*"))
+    print(json.dumps({{"cwd": os.getcwd(), "prompt": prompt, "found": found, "env": dict(os.environ)}}))
+"""
+ALWAYS_THE_ROUTER = "grep -o '^q[0-9]*:' | sed 's/$/ gpu-kernel-optimizer/'"
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Command of a scripted agent in a given mode."""
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT.format(evals=str(EVALS), seen=str(tmp_path / "seen")))
+    return lambda mode: f"{sys.executable} {script} {mode}"
+
+
+def outcomes(command: str, tmp_path: Path, *options) -> tuple[dict, subprocess.CompletedProcess]:
+    """results.json of an experiment, and how run.py ended."""
+    out = tmp_path / "out"
+    done = run_evals("run", "--agent", command, "--out", out, *options, HOME=str(tmp_path))
+    return json.loads((out / "results.json").read_text()), done
+
+
+def test_a_good_agent_passes_every_discipline_case(agent, tmp_path):
+    names = [case.name for case in DISCIPLINE]
+    result, done = outcomes(agent("good"), tmp_path, "--case", *names, "--repeats", 1, "--arm", "without")
+    assert done.returncode == 0, done.stderr
+    assert result["rates"]["total"]["without"]["passed"] == len(names), done.stderr
+    assert f"{len(names)}/{len(names)}" in done.stdout and str(tmp_path / "out" / "results.json") in done.stdout
+    assert {run["case"] for run in result["runs"]} == set(names)
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "code"),
+    [("useless", "failed", 0), ("cheats", "failed", 0), ("crashes", "crashed", 1), ("hangs", "timed out", 1)],
+)
+def test_other_agents_fail(agent, tmp_path, mode, outcome, code):
+    start = time.monotonic()
+    limit = 1 if mode == "hangs" else 60
+    options = ("--case", "noise", "--arm", "without", "--repeats", 1, "--timeout", limit)
+    result, done = outcomes(agent(mode), tmp_path, *options)
+    (run,) = result["runs"]
+    assert run["outcome"] == outcome and run["failures"] and done.returncode == code
+    assert result["rates"]["noise"]["without"] == {
+        "passed": 0,
+        "judged": 1,
+        "rate": 0.0,
+        "ci95": list(experiment.wilson(0, 1)),
+    }
+    assert time.monotonic() - start < 30
+    if mode == "hangs":
+        assert not alive(int((tmp_path / "seen").read_text()))
+
+
+def alive(pid: int) -> bool:
+    """Does a process run? One that nobody has waited for yet (Z) does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_with_the_bundle_an_agent_finds_it_and_no_checker(agent, tmp_path):
+    options = ("--case", "noise", "--repeats", 1, "--client", "claude", "--point")
+    result, _ = outcomes(agent("looks"), tmp_path, *options)
+    for run in result["runs"]:
+        folder = tmp_path / "out" / run["folder"]
+        said = json.loads((folder / "answer.txt").read_text())
+        skill = ".claude/skills/gpu-kernel-optimizer"
+        has = {path.removeprefix(said["cwd"] + "/") for path in said["found"]}
+        assert (f"{skill}/SKILL.md" in has) == (f"{skill}/SKILL.md" in said["prompt"]) == (run["arm"] == "with")
+        assert not any("evals" in name or "samples" in name or name.endswith("check.py") for name in has)
+        assert "noise" not in said["cwd"] and "with" not in said["cwd"]
+        assert said["env"]["CUDA_VISIBLE_DEVICES"] == "-1" and "GPU_WIKI" not in said["env"]
+        assert said["env"]["PATH"].startswith(str(Path(sys.executable).parent))
+        assert (folder / "project" / "ratios.csv").exists() and not (folder / "project" / skill).exists()
+        assert not Path(said["cwd"]).exists()
+
+
+def test_the_order_is_shuffled_by_seed_and_balanced():
+    names, arms = ["a", "b", "c"], ["with", "without"]
+    plan = experiment.schedule(names, arms, 4, seed=1)
+    assert plan == experiment.schedule(names, arms, 4, seed=1) != experiment.schedule(names, arms, 4, seed=2)
+    for repeat in range(4):
+        block = plan[repeat * 6 : repeat * 6 + 6]
+        assert {(run.case, run.arm) for run in block} == {(name, arm) for name in names for arm in arms}
+        assert {run.repeat for run in block} == {repeat}
+
+
+def test_rates_and_their_intervals():
+    assert experiment.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)  # Wilson 1927; any textbook's example
+    assert experiment.wilson(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert experiment.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert experiment.wilson(0, 0) is None
+    runs = [
+        ("a", "with", "passed"),
+        ("a", "with", "timed out"),
+        ("a", "without", "not judged"),
+        ("b", "with", "passed"),
+    ]
+    rates = experiment.rates([dict(zip(("case", "arm", "outcome"), run, strict=True)) for run in runs])
+    assert (rates["a"]["with"]["passed"], rates["a"]["with"]["judged"]) == (1, 2)
+    assert rates["a"]["without"] == {"passed": 0, "judged": 0, "rate": None, "ci95": None}
+    assert (rates["total"]["with"]["passed"], rates["total"]["with"]["judged"]) == (2, 3)
+    assert "without" not in rates["b"]
+
+
+def test_what_cannot_be_judged_is_no_failure(tmp_path, monkeypatch):
+    def lacks(*_):
+        raise EnvironmentLacks("the GPU is busy")
+
+    monkeypatch.setattr(cases, "judge", lacks)
+    outcome = experiment.judged(TASKS[0], tmp_path, tmp_path, 0)
+    assert outcome == ("not judged", ["the GPU is busy"])
+
+
+def test_an_experiment_ends_when_the_bundle_changes(tmp_path, monkeypatch):
+    (tmp_path / "evals").mkdir()
+    (tmp_path / "evals" / "check.py").write_text("1")
+    before = experiment.fingerprint(tmp_path)
+    (tmp_path / "evals" / "check.py").write_text("2")
+    assert experiment.fingerprint(tmp_path) != before
+    marks = iter("ab")
+    monkeypatch.setattr(experiment, "fingerprint", lambda _: next(marks))
+    runs = experiment.perform(
+        experiment.Agent("true", "agents", False, 60), [experiment.Run("noise", "without", 0)], tmp_path
+    )
+    with pytest.raises(Refused, match="changed"):
+        list(runs)
+
+
+def test_folders_that_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="in the bundle"):
+        cases.prepare(DISCIPLINE[0], BUNDLE / "evals" / "somewhere")
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        cases.prepare(DISCIPLINE[0], tmp_path)
+    assert (tmp_path / "x").read_text() == "mine"
+    for options in (["--out", BUNDLE / "out"], ["--out", tmp_path], ["--case", "no_such_case"]):
+        done = run_evals("run", "--agent", "true", *options, HOME=str(tmp_path))
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_a_bundle_that_every_run_would_have_is_refused(tmp_path):
+    (tmp_path / ".claude/skills/gpu-kernel-optimizer").mkdir(parents=True)
+    options = ("run", "--agent", "true", "--case", "noise", "--repeats", 1, "--out", tmp_path / "out")
+    done = run_evals(*options, HOME=str(tmp_path), CLAUDE_CONFIG_DIR="")
+    assert done.returncode == 2 and "--arm with" in done.stderr
+
+
+def test_by_hand(tmp_path):
+    folder, answer = tmp_path / "project", tmp_path / "answer.txt"
+    done = run_evals("prepare", "noise", folder, "--with-bundle", "--point")
+    assert done.returncode == 0 and done.stdout.startswith(cases.load("noise").prompt.splitlines()[0])
+    assert (folder / ".agents/skills/gpu-kernel-optimizer/SKILL.md").is_file() and "SKILL.md" in done.stdout
+    answer.write_text("nothing")
+    done = run_evals("check", "noise", folder, "--answer", answer)
+    assert done.returncode == 1 and "does not hold" in done.stdout
+    case = cases.load("noise")
+    answer.write_text(lay(case, samples(case)["good"], folder))
+    done = run_evals("check", "noise", folder, "--answer", answer, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout) == {"case": "noise", "passed": True, "failures": []}
+    assert run_evals("check", "noise", folder, "--answer", tmp_path / "none").returncode == 2
+    assert len(json.loads(run_evals("list", "--json").stdout)["cases"]) == len(ALL)
+
+
+# --- triggers -------------------------------------------------------------------------------------------------------
+
+QUERIES = triggers.load()["queries"]
+
+
+def best_choices() -> dict[str, str]:
+    return {query["id"]: query["expected"][0] if query["expected"] else "none" for query in QUERIES}
+
+
+def test_the_queries_are_twenty_and_name_skills_that_exist():
+    assert len({query["id"] for query in QUERIES}) == len(QUERIES) == 20
+    assert sum(bool(query["expected"]) for query in QUERIES) == 10
+    skills = triggers.own_skills()
+    assert len(skills) == 5 and not set(skills) & set(triggers.load()["others"])
+    assert {name for query in QUERIES for name in query["expected"]} == set(skills)
+
+
+def test_the_score_of_choices():
+    assert triggers.score(QUERIES, best_choices())["passed"]
+    assert triggers.score(QUERIES, best_choices())["wrong"] == []
+    for one in ("none", "gpu-kernel-optimizer", "pdf-forms"):
+        assert not triggers.score(QUERIES, dict.fromkeys(best_choices(), one))["passed"]
+    assert not triggers.score(QUERIES, {})["passed"]
+    slips = {**best_choices(), "q01": "none", "q13": "gpu-kernel-optimizer"}
+    score = triggers.score(QUERIES, slips)
+    assert score["passed"] and (score["recall"], score["false_rate"]) == (0.9, 0.1) and len(score["wrong"]) == 2
+    assert not triggers.score(QUERIES, {**slips, "q02": "none"})["passed"]
+    unanswered = {name: skill for name, skill in best_choices().items() if name < "q12"}
+    assert not triggers.score(QUERIES, unanswered)["passed"]
+
+
+def test_choices_are_read_from_an_answer():
+    answer = "Here you are:\n- **q01**: `gpu-kernel-baseline`\nQ02: none\nq03 -> gpu-kernel-optimizer\nq01: none\nq4: none\nq05:\n"
+    assert triggers.choices(answer) == {"q01": "none", "q02": "none", "q03": "gpu-kernel-optimizer"}
+
+
+def test_triggers_by_hand_and_by_an_agent(tmp_path):
+    done = run_evals("triggers")
+    assert done.returncode == 0 and all(query["text"] in done.stdout for query in QUERIES)
+    assert all(name in done.stdout for name in triggers.own_skills())
+    answer = tmp_path / "answer.txt"
+    answer.write_text("\n".join(f"{name}: {skill}" for name, skill in best_choices().items()))
+    assert run_evals("triggers", "--answer", answer).returncode == 0
+    done = run_evals("triggers", "--agent", ALWAYS_THE_ROUTER, "--repeats", 1, "--json")
+    (score,) = json.loads(done.stdout)["repeats"]
+    assert done.returncode == 1 and score["false_rate"] == 1.0 and score["recall"] == 1.0
