@@ -1,0 +1,75 @@
+"""The worked examples hold together: records, commits, kernels, citations, pictures and the table of results say the same."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import BUNDLE, run_tool, tool_json
+from kernelopt import memory, opponents
+from kernelopt.workspace import Workspace, digest
+
+EXAMPLES = sorted(path.parent for path in (BUNDLE / "examples").glob("**/git-log.txt"))
+RESULTS = BUNDLE / "docs" / "results.json"
+BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: str(folder.relative_to(BUNDLE / "examples")))
+def test_an_example_is_a_finished_workspace_whose_parts_agree(folder):
+    workspace = Workspace(folder)
+    records = memory.Memory(workspace)
+    best = records.best()
+    assert digest(workspace.kernel) == best["kernel_sha256"], "kernel.py is not the best version"
+    log = (folder / "git-log.txt").read_text()
+    for record in records.records(masked=True):
+        assert record["quality_gate"]["result"] in ("PASS", "FAIL", "TIMEOUT_FAIL")
+        commit, version = record["git_commit_hash"], record["version"]
+        assert (commit in log) if commit else (folder / "rejected" / f"{version}_kernel.py").exists()
+        assert version == "v0" or workspace.plan(version).exists()
+    assert not records.broken
+    assert tool_json("check_citations.py", folder)["problems"] == []
+    assert run_tool("check_goal.py", folder).returncode == 0
+    assert "TBD" not in workspace.readme.read_text()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert size < 1 << 20, f"{size} bytes; an example is kept under 1 MB"
+
+
+def test_an_opponent_is_the_reference_behind_torch_compile(tmp_path):
+    reference = b"import torch\nclass Model(torch.nn.Module):\n    def __init__(self, by):\n        super().__init__()\n        self.by = by\n    def forward(self, x): return x * self.by\n"
+    for name, mode in opponents.MODES.items():
+        found: dict = {}
+        exec(compile(opponents.source(reference, name), name, "exec"), found)
+        assert ("ModelNew" in found) == (mode is not None)
+        if mode:
+            assert isinstance(found["ModelNew"](3), found["Model"])
+
+
+def test_the_table_of_results_is_what_was_measured():
+    if not RESULTS.exists():
+        pytest.skip("no results yet")
+    printed = subprocess.run([sys.executable, BENCHMARK, "--table", RESULTS], capture_output=True, text=True)
+    rows = json.loads(RESULTS.read_text())
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.strip() in (BUNDLE / "docs" / "results.md").read_text()
+    assert {row["name"] for row in rows} == {folder.name for folder in EXAMPLES if folder.name != "h200"}
+
+
+def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_too(tmp_path):
+    compared = {"speedup": {"point": 1.5, "ci95": [1.4, 1.6]}, "us": 15.0}
+    row = {"name": "a", "shapes": "8 -> 8", "status": "OK", "latency_us": {"median": 10.0}, "floor_us": 9.0}
+    row["against"] = {
+        "eager": compared,
+        "torch.compile": compared,
+        "torch.compile max-autotune": {"error": "OOM"},
+        "library": compared,
+    }
+    wrong = {"name": "b", "shapes": "8 -> 8", "status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
+    (tmp_path / "rows.json").write_text(json.dumps([row, wrong]))
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, "--table", tmp_path / "rows.json"], capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 1
+        and "| a | 8 -> 8 | 10.0 | 9.0 | 90.0 % | 15.0 us, 1.500x (1.400 to 1.600) |" in done.stdout
+    )
+    assert "not run: OOM" in done.stdout and "library: 15.0 us" in done.stdout and "WRONG_VALUES: off" in done.stdout
