@@ -339,6 +339,13 @@ def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_
         trial.examine("verify", b"no archive", 60)
 
 
+def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypatch):
+    (tmp_path / "jsonschema.py").write_text("raise SystemExit('the one on PYTHONPATH')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(Refused, match="the one on PYTHONPATH"):
+        trial.examine("verify", trial.pack(ready, b"x = 1\n"), 60)
+
+
 def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready):
     pytest.importorskip("ray")
     import ray

@@ -47,7 +47,8 @@ def examine(
     UUID; None takes the first visible. The ToolError that the process met is raised here; Refused when it died.
     """
     command = [sys.executable, "-m", "kernelopt.trial", what, str(timeout_s), str(cache or "")]
-    environment = {**os.environ, "PYTHONPATH": str(bundle.ROOT / "tools")}
+    paths = [str(bundle.ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     done = subprocess.run(command, input=packed, env=environment, capture_output=True)
