@@ -1,0 +1,134 @@
+"""The wiki's pages of advice: size, sources, the parts of each technique, and that what they name is collected."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt import diagnosis
+
+WIKI = BUNDLE / "gpu-wiki"
+TECHNIQUE_PAGES = sorted((WIKI / "docs/optimization").glob("*.md"))
+PITFALL_PAGES = sorted((WIKI / "docs/pitfalls").glob("*.md"))
+PAGES = TECHNIQUE_PAGES + PITFALL_PAGES
+MOST_WORDS = 1500
+TECHNIQUE_PARTS = ["Trigger", "Change", "Effect", "Confirm", "Measured"]
+PITFALL_PARTS = ["Attempted", "Observed", "Cause", "Lesson"]
+PLAIN = {"Sources", "What does not help", "Which stall, which change"}  # sections that are no technique
+
+NCU = json.loads((BUNDLE / "reference/ncu_metrics.json").read_text())["metrics"]
+ROCPROF = json.loads((BUNDLE / "reference/rocprof_metrics.json").read_text())["metrics"]
+THRESHOLDS = json.loads((BUNDLE / "reference/thresholds.json").read_text())["thresholds"]
+KEYS = {metric["key"] for metric in NCU}
+NSIGHT_NAMES = {name for metric in NCU for name in metric["names"]}
+
+
+def sections(text: str) -> dict[str, str]:
+    """{heading: body} of the second-level sections."""
+    pieces = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def parts(body: str) -> dict[str, str]:
+    """{label: text} of the `- **Label:** text` items of a section, in their order."""
+    return dict(re.findall(r"^- \*\*(\w+):\*\* (.*?)(?=^- \*\*|\Z)", body, re.MULTILINE | re.DOTALL))
+
+
+def entries(pages: list[Path]) -> list:
+    """(page, heading, parts) of every section that must have parts."""
+    return [
+        pytest.param(page, heading, parts(body), id=f"{page.stem}: {heading}")
+        for page in pages
+        for heading, body in sections(page.read_text()).items()
+        if heading not in PLAIN
+    ]
+
+
+def names(text: str) -> set[str]:
+    """What stands in backticks and looks like the name of a metric, a threshold or a finding."""
+    return set(re.findall(r"`([a-z0-9]+(?:_+[a-z0-9]+)+(?:\.[a-z_.]+)?|duration)`", text))
+
+
+def findings() -> dict[str, str]:
+    """{finding: page} of all calls of `finding` in diagnosis.py."""
+    tree = ast.parse(Path(diagnosis.__file__).read_text())
+    found = dict.fromkeys(diagnosis.STALL_ADVICE, "latency-hiding.md")
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "finding":
+            id_, page = call.args[0], call.args[5].value
+            if isinstance(id_, ast.Constant):
+                found[id_.value] = page
+            elif isinstance(id_, ast.JoinedStr):  # f"uncoalesced_{what}s"
+                found |= dict.fromkeys(("uncoalesced_loads", "uncoalesced_stores"), page)
+    return found
+
+
+def misquoted(text: str) -> list[str]:
+    """Thresholds that a text names without their value before them, as in: below 16 (`low_bytes_per_sector`)."""
+    quoted = {
+        key for value, key in re.findall(r"(\d+(?:\.\d+)?)(?: [\w%]+)?\s\(`(\w+)`\)", text)
+        if key in THRESHOLDS and float(value) == THRESHOLDS[key]["value"]
+    }  # fmt: skip
+    return sorted(names(text) & set(THRESHOLDS) - KEYS - quoted)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_short_and_names_its_sources(page):
+    text = page.read_text()
+    assert len(text.split()) <= MOST_WORDS
+    *_, (last, sources) = sections(text).items()
+    assert last == "Sources"
+    assert re.search(r"^- .*(https://|measured|compiled|observed)", sources, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_index_leads_to_every_page(page):
+    assert f"]({page.relative_to(WIKI)})" in (WIKI / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("page", "heading", "found"), entries(TECHNIQUE_PAGES))
+def test_a_technique_says_when_what_and_how_to_tell(page, heading, found):
+    assert list(found) == TECHNIQUE_PARTS
+    assert re.search(r"\d|[Nn]ot measured|[Nn]ot run", found["Measured"])
+    keys = KEYS if page.stem != "cdna" else {metric["key"] for metric in ROCPROF}
+    known = keys | NSIGHT_NAMES | set(THRESHOLDS) | set(findings())
+    for part in ("Trigger", "Confirm"):
+        assert names(found[part]) & keys, f"{part} names no metric"
+        assert names(found[part]) <= known, f"{part}: {names(found[part]) - known}"
+        assert misquoted(found[part]) == []
+
+
+@pytest.mark.parametrize(("page", "heading", "found"), entries(PITFALL_PAGES))
+def test_a_pitfall_says_what_was_tried_and_learnt(page, heading, found):
+    assert list(found) == PITFALL_PARTS
+
+
+@pytest.mark.parametrize(("finding", "page"), findings().items())
+def test_a_finding_leads_to_a_page_that_treats_it(finding, page):
+    assert f"`{finding}`" in (WIKI / "docs/optimization" / page).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_in_pages_is_python(page):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        ast.parse(block)
+
+
+def test_the_page_on_amd_says_that_nothing_ran_there():
+    assert "run on AMD hardware" in (WIKI / "docs/optimization/cdna.md").read_text()
+
+
+def test_these_checks_can_fail():
+    assert names("`stall_wait` of `sm__throughput.avg.pct` and `BLOCK`, `tl.dot`") == {
+        "stall_wait",
+        "sm__throughput.avg.pct",
+    }
+    assert misquoted("below 16 (`low_bytes_per_sector`)") == []
+    assert misquoted("below 17 (`low_bytes_per_sector`)") == ["low_bytes_per_sector"]
+    assert (
+        list(parts("- **Trigger:** a\n- **Change:** b\n```python\nx = 1\n```\n- **Effect:** c\n"))
+        == TECHNIQUE_PARTS[:3]
+    )
+    assert findings()["small_grid"] == "occupancy.md"
