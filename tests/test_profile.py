@@ -135,6 +135,9 @@ def test_findings_follow_from_their_counters():
     assert findings_of(**IDLE, achieved_occupancy=10.0, limit_registers=1.0, limit_warps=4.0) == ["low_occupancy"]
     assert findings_of(**IDLE, stall_barrier=9.0, warp_latency=10.0) == ["stall_barrier"]
     assert findings_of(**{**IDLE, "waves_per_sm": 0.1}) == ["small_grid"]
+    assert findings_of(**IDLE | {"waves_per_sm": 0.48}, cycles_active=50.0, cycles_active_most=100.0) == ["small_grid"]
+    one_block_each = {**IDLE, "waves_per_sm": 0.48, "cycles_active": 96.0, "cycles_active_most": 100.0}
+    assert "small_grid" not in findings_of(**one_block_each)  # each SM has its block: the GPU is filled, if thinly
     matrix = {"flops": 10**12, "bytes_min": 10**6, "dtype": "bf16"}
     assert findings_of(matrix, **BUSY, tensor_cycles=0.0) == ["tensor_cores_unused"]
     assert findings_of(matrix, **BUSY, tensor_cycles=50.0) == []

@@ -148,9 +148,8 @@ def idle_class(m: dict, reasons: list[str], limits: dict) -> dict:
     if duration is not None and duration < limits["short_kernel_us"]:
         reason = f"{duration:.1f} us: starting and ending the launch is a good part of that"
         return {"class": "underutilized", "limiter": "launch overhead", "reasons": [*reasons, reason]}
-    waves = m.get("waves_per_sm")
-    if waves is not None and waves < 1:
-        reason = f"{waves:.2f} waves per SM: the grid does not fill the GPU"
+    if (idle := idle_share(m, limits)) is not None:
+        reason = f"{m['waves_per_sm']:.2f} waves per SM: the grid leaves {idle:.0%} of the GPU without work"
         return {"class": "underutilized", "limiter": "small grid", "reasons": [*reasons, reason]}
     stall, share = top_stall(m)
     if stall:
@@ -178,6 +177,19 @@ def busiest(m: dict, units: dict) -> str | None:
 def described(m: dict, units: dict) -> list[str]:
     known = sorted((key for key in units if m.get(key) is not None), key=lambda key: -m[key])
     return [f"{units[key]} {m[key]:.1f} %" for key in known]
+
+
+def idle_share(m: dict, limits: dict) -> float | None:
+    """The share of the SMs' time that less than a wave of blocks leaves idle; None when the grid fills the GPU.
+
+    Less than a wave may still put a block on each SM: then the SMs work equally long, and only occupancy is low.
+    """
+    waves, average, most = (m.get(key) for key in ("waves_per_sm", "cycles_active", "cycles_active_most"))
+    if waves is None or waves >= 1:
+        return None
+    if not average or not most:
+        return 1 - waves
+    return 1 - average / most if most / average > limits["imbalance_ratio"] else None
 
 
 def top_stall(m: dict) -> tuple[str | None, float]:
@@ -276,7 +288,10 @@ def scattered_access(kernels, main, work, classification, limits):
                 gain_of(main, share * (1 - used / 32)) if classification["class"] == "memory" else None,
                 [(f"{what}_bytes_per_sector", used, "byte"), (f"share of {what}_sectors", share, "%")],
                 f"global {what}s use {used:.1f} of the 32 bytes of each sector",
-                ["let neighbouring threads touch neighbouring addresses; transpose through shared memory"],
+                [
+                    "let neighbouring threads touch neighbouring addresses; transpose through shared memory; where they do, the "
+                    "compiler lost the vector width: a stride, offset or mask bound that does not divide by 16"
+                ],
                 "memory-access.md",
                 "bytes per sector rise and the time does not fall",
             )
@@ -345,8 +360,13 @@ def unfilled_gpu(kernels, main, work, classification, limits):
     """Too few blocks, or too few warps to hide latency."""
     m = main["metrics"]
     if classification["limiter"] == "small grid":
-        gain = gain_of(main, 100 * (1 - m["waves_per_sm"]))
-        evidence = [("waves_per_sm", m["waves_per_sm"], "wave"), ("grid_size", m.get("grid_size"), "block")]
+        gain = gain_of(main, 100 * idle_share(m, limits))
+        evidence = [
+            ("waves_per_sm", m["waves_per_sm"], "wave"),
+            ("grid_size", m.get("grid_size"), "block"),
+            ("cycles_active", m.get("cycles_active"), "cycle"),
+            ("cycles_active_most", m.get("cycles_active_most"), "cycle"),
+        ]
         yield finding(
             "small_grid",
             gain,
