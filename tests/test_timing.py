@@ -1,5 +1,7 @@
 """What makes measured times unbelievable, as pure functions of recorded times, and the tool on the CPU."""
 
+import contextlib
+
 import pytest
 from conftest import REFERENCE, kernel_text, run_tool
 from kernelopt import floor, gpu, subject, timing
@@ -15,6 +17,8 @@ def raw(**changes) -> dict:
         "wall_us": {"gpu": 98.0, "fresh": 99.0, "call": 99.0},
         "after": {"call_us": 100.0, "stray_us": 6.0, "idle_us": 6.0},
         "sets": 8,
+        "overwritten": False,
+        "differing": 0,
     }
     return {**honest, **changes}
 
@@ -59,6 +63,28 @@ def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, idle
         wall_us={"gpu": call, "fresh": call},
     )
     assert ("another stream" in (timing.suspicious(times, on_gpu=True) or "")) == bool(hidden)
+
+
+@pytest.mark.parametrize(("stalls", "believed"), [(0, True), (2, True), (3, False)])
+def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(monkeypatch, stalls, believed):
+    """A stand-in for the GPU: the host stalls in the first processes."""
+    answers = [raw(wall_us={"gpu": 2749.0, "fresh": 99.0, "call": 99.0})] * stalls + [raw()] * 4
+
+    class StandIn:
+        gpu = {"name": "stand-in"}
+
+        def run(self, *_):
+            return answers.pop(0)
+
+    monkeypatch.setattr(timing.gpu, "Watch", contextlib.nullcontext)
+    monkeypatch.setattr(
+        timing, "raw_times", lambda times, watch, on_gpu: timing.refuse(times, on_gpu) or {"default": times}
+    )
+    if believed:
+        assert timing.one_process(StandIn(), {}, 60, []) == {"default": raw()} and len(answers) == 3
+    else:
+        with pytest.raises(timing.KernelFailed, match="2749 us by the clock of another process"):
+            timing.one_process(StandIn(), {}, 60, [])
 
 
 def test_warnings_name_what_a_reader_should_know():
