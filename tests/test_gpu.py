@@ -152,7 +152,7 @@ def test_an_agent_is_driven_to_the_target(tmp_path, executor):
     assert tool_json("run_gate.py", "--workspace", root, "--version", "v0")["accepted"]
     agent = AGENT.format(folder=tmp_path, example=EXAMPLE)
     arguments = ["--agent", agent, "--rounds", 2, "--candidates", 2, "--executor", executor]
-    found = tool_json("optimize_kernel.py", "--workspace", root, *arguments)
+    found = tool_json("optimize_kernel.py", "--workspace", root, *arguments, timeout=600)
     assert found["met"] and found["rounds"] == 1 and "targets are met" in found["reason"]
     assert found["final"]["v0"]["verdict"] == "FASTER" and found["final"]["torch.compile"]["speedup"]["point"] > 0.5
     briefs = [path.read_text() for path in tmp_path.glob("brief-*.txt")]

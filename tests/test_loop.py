@@ -103,7 +103,8 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
     assert result["best"] == "v3" == memory.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
-    assert status["rounds_left"] == 0 and status["best"] == "v3"
+    assert status["rounds_left"] == 0 and status["best"] == "v3" and status["now"] == "stopped: 3 rounds are over"
+    assert 60 > status["minutes_left"] == pytest.approx(60 - result["minutes"], abs=0.02)
 
 
 @pytest.mark.parametrize(

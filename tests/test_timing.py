@@ -68,7 +68,7 @@ def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, idle
 @pytest.mark.parametrize(("stalls", "believed"), [(0, True), (2, True), (3, False)])
 def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(monkeypatch, stalls, believed):
     """A stand-in for the GPU: the host stalls in the first processes."""
-    answers = [raw(wall_us={"gpu": 2749.0, "fresh": 99.0, "call": 99.0})] * stalls + [raw()] * 4
+    answers: list = [raw(wall_us={"gpu": 2749.0, "fresh": 99.0, "call": 99.0})] * stalls + [raw()] * 4
 
     class StandIn:
         gpu = {"name": "stand-in"}

@@ -81,6 +81,7 @@ class Loop:
         self.folder = workspace.root / ".loop"
         self.records = memory.Memory(workspace)
         self.state = State()
+        self.stopped: str | None = None
         self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
@@ -97,16 +98,15 @@ class Loop:
             self.state = State(**bundle.read_json(kept))
         elif kept.exists():
             raise UsageError(f"{kept} is of a run that did not end; go on with --resume, or remove it")
+        self._since = time.monotonic() - self.state.spent_s
 
     def run(self, resume: bool = False) -> dict:
         """{reason, met, best, rounds, …} when a rule says stop."""
         self.begin(resume)
-        since = time.monotonic()
-        spent = self.state.spent_s
         if self.state.waiting:
             self.judge_what_waits()
         while True:
-            self.state.spent_s = spent + time.monotonic() - since
+            self.save()
             reason = stop_reason(self.state, self.limits, self.workspace.task()["targets"], self.records.best())
             if reason == STUCK and self.restarted():
                 continue
@@ -247,11 +247,14 @@ class Loop:
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
 
     def now(self) -> str:
+        if self.stopped:
+            return f"stopped: {self.stopped}"
         if self.state.waiting:
             return f"round {self.state.rounds}: judging {', '.join(self.state.waiting)}"
-        return f"round {self.state.rounds}: asking the agent"
+        return f"round {self.state.rounds}: asking the agent" if self.state.rounds else "beginning"
 
     def save(self) -> None:
+        self.state.spent_s = time.monotonic() - self._since
         bundle.write_json(self.folder / "state.json", asdict(self.state))
         best = self.records.best()
         bundle.write_json(
@@ -272,7 +275,9 @@ class Loop:
         best = self.records.best()
         if digest(self.workspace.kernel) != best["kernel_sha256"]:
             self.put_best_back()
+        self.stopped = reason
         self.note("stop", None, reason)
+        self.save()
         (self.folder / "state.json").unlink(missing_ok=True)
         return {
             "reason": reason,
