@@ -34,6 +34,21 @@ def test_an_example_is_a_finished_workspace_whose_parts_agree(folder):
     assert size < 1 << 20, f"{size} bytes; an example is kept under 1 MB"
 
 
+def test_the_readmes_figures_are_those_of_the_records():
+    text = (BUNDLE / "README.md").read_text()
+    for folder in EXAMPLES:
+        if folder.name == "h200":
+            continue  # test_house.py holds the table of the demo
+        records = memory.Memory(Workspace(folder))
+        first, best = records.read("v0")["performance"], records.best()["performance"]
+        ratio = 1.0
+        for record in records.records():
+            if record["git_commit_hash"] and record["version"] != "v0":
+                ratio *= record["performance"]["comparison_with_previous"]["speedup"]
+        times = f"| {first['latency_us']:.1f} us | {best['latency_us']:.1f} us |"
+        assert f"{times} {ratio:.2f}x | {best['floor_share_pct']:.1f} % |" in text, folder.name
+
+
 def test_an_opponent_is_the_reference_behind_torch_compile(tmp_path):
     reference = b"import torch\nclass Model(torch.nn.Module):\n    def __init__(self, by):\n        super().__init__()\n        self.by = by\n    def forward(self, x): return x * self.by\n"
     for name, mode in opponents.MODES.items():

@@ -15,7 +15,7 @@ from conftest import BUNDLE
 DOCUMENTS = [
     path
     for path in BUNDLE.rglob("*.md")
-    if not {".venv", ".git", ".pytest_cache"} & set(path.relative_to(BUNDLE).parts)
+    if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
 ]
 BUDGETS = {"SKILL.md": (600, 110)} | {
     f"skills/{name}/SKILL.md": (1200, 180)
