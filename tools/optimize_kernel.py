@@ -163,13 +163,10 @@ def arguments():
     parser.add_argument("--rounds", type=cli.positive_int, default=10, help="at most so many (default 10)")
     parser.add_argument("--candidates", type=cli.positive_int, default=1, help="side by side in a round (default 1)")
     parser.add_argument(
-        "--beam",
-        type=cli.positive_int,
-        metavar="WIDTH",
-        help="start from so many fastest versions, not from the best alone",
+        "--beam", type=cli.positive_int, metavar="N", help="start from the N fastest right versions in turn"
     )
     parser.add_argument(
-        "--executor", choices=list(executors.EXECUTORS), default="local", help="this machine's GPUs, or a Ray cluster's"
+        "--executor", choices=list(executors.EXECUTORS), default="local", help="whose GPUs (default local)"
     )
     parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="at most so long (default 240)")
     parser.add_argument("--agent-calls", type=cli.positive_int, default=40, help="at most so many (default 40)")
