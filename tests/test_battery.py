@@ -69,7 +69,7 @@ def test_an_honest_kernel_passes(path, interpreter, tmp_path):
 @pytest.mark.parametrize("path", files("cheats", gpu=False))
 def test_a_cheat_lands_in_its_status(path, interpreter, tmp_path):
     hangs = constant(path, "STATUS") == {"TIMEOUT"}
-    status, message = judged(interpreter, path, tmp_path, constant(path, "CAUGHT_BY"), timeout_s=5 if hangs else 60)
+    status, message = judged(interpreter, path, tmp_path, constant(path, "CAUGHT_BY"), timeout_s=2 if hangs else 60)
     assert status in constant(path, "STATUS"), message
 
 

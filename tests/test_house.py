@@ -13,9 +13,7 @@ import pytest
 from conftest import BUNDLE
 
 DOCUMENTS = [
-    path
-    for path in BUNDLE.rglob("*.md")
-    if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
+    path for path in BUNDLE.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
 ]
 BUDGETS = {"SKILL.md": (600, 110)} | {
     f"skills/{name}/SKILL.md": (1200, 180)
