@@ -80,6 +80,28 @@ def get_workloads():
     )  # shapes alone: no memory
 
 
+@pytest.mark.parametrize(
+    ("call", "pairs"),
+    [
+        ("F.scaled_dot_product_attention(q, k, v)", 100 * 100),
+        ("F.scaled_dot_product_attention(q, k, v, is_causal=True)", 100 * 101 // 2),
+        ("F.scaled_dot_product_attention(q, k, v, None, 0.0, True)", 100 * 101 // 2),
+        ("F.scaled_dot_product_attention(q[:, :, :60], k, v, is_causal=True)", 60 * 61 // 2),
+        ("F.scaled_dot_product_attention(q, k[:, :, :60], v[:, :, :60], is_causal=True)", 60 * 61 // 2 + 40 * 60),
+        ("F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=True, enable_gqa=True)", 100 * 101 // 2),
+    ],
+)
+def test_work_of_attention_is_what_the_causal_mask_leaves(tmp_path, call, pairs):
+    text = f"""
+import torch, torch.nn as nn, torch.nn.functional as F
+class Model(nn.Module):
+    def forward(self, q, k, v): return {call}
+def get_inputs(): return [torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 32)]
+"""
+    found = problem.estimate(reference(tmp_path, text), "default", "bf16", "cpu")
+    assert found["flops"] == 2 * 2 * 4 * pairs * (16 + 32)
+
+
 def test_work_of_products_with_a_vector(tmp_path):
     text = """
 import torch, torch.nn as nn

@@ -302,7 +302,7 @@ def estimate(reference: Reference, workload: str, dtype: str | None, device: str
     """Least work of a workload: FLOPs by torch's counter, bytes of the tensors that go in and come out.
 
     The counter (`torch.utils.flop_counter`) knows matrix products, convolutions and attention (products with a
-    vector are added here); element-wise and reduction arithmetic counts 0. Shapes alone are run (fake tensors); a reference that looks at values
+    vector are added here, the half that a causal mask spares is taken off); element-wise and reduction arithmetic counts 0. Shapes alone are run (fake tensors); a reference that looks at values
     runs for real, on `device`.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -328,18 +328,43 @@ def _count(reference: Reference, workload: str, dtype: str | None, device: str) 
         aten.dot: product_flops,
         aten.addmv: lambda _, *args, **rest: product_flops(*args),
     }
-    with FlopCounterMode(display=False, custom_mapping=vectors) as counter, sdpa_kernel(SDPBackend.MATH), plain:
+    causal = CausalAttention()
+    with FlopCounterMode(display=False, custom_mapping=vectors) as counter, sdpa_kernel(SDPBackend.MATH), plain, causal:
         outputs = tensors(call(model, inputs))
     arguments = input_tensors(inputs)
     incoming = arguments + list(model.state_dict().values())
     return {
-        "flops": int(counter.get_total_flops()),
+        "flops": int(counter.get_total_flops()) - causal.spared,
         "bytes_in": least_bytes(incoming),
         "bytes_out": least_bytes(outputs),
         "bytes_min": least_bytes(incoming) + least_bytes(outputs),
         "dtype": dominant_dtype(incoming + outputs),
         "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
     }
+
+
+class CausalAttention(torch.overrides.TorchFunctionMode):
+    """Counts in `spared` the FLOPs of attention that a causal mask takes away: torch's counter takes the whole square."""
+
+    def __init__(self):
+        super().__init__()
+        self.spared = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.spared += self._spared(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def _spared(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_) -> int:
+        """query: (..., L, E), key: (..., S, E), value: (..., S, V); query i sees the keys up to i."""
+        if not is_causal:
+            return 0
+        rows, columns = query.shape[-2], key.shape[-2]
+        seen = sum(min(row + 1, columns) for row in range(rows))
+        products = 2 * math.prod(query.shape[:-2]) * (query.shape[-1] + value.shape[-1])
+        return products * (rows * columns - seen)
 
 
 def product_flops(matrix: tuple, vector: tuple, *_, **__) -> int:
