@@ -6,28 +6,28 @@ set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 3
 case " $* " in *" -h "* | *" --help "*) sed -n '2,4s/^# //p' scripts/test.sh; exit 0 ;; esac
 python=$(bash scripts/setup.sh test checks) || exit 3
-bin=$(dirname "$python")
+PATH=$(dirname "$python"):$PATH # programs of the environment that setup.sh built upon are found too
 failed=()
 skipped=()
 
 check() { # name, program, arguments…
   local name=$1 program=$2
   shift 2
-  if [ ! -x "$bin/$program" ]; then
+  if ! command -v "$program" >/dev/null; then
     skipped+=("$name")
     return
   fi
   echo "== $name"
-  "$bin/$program" "$@" || failed+=("$name")
+  "$program" "$@" || failed+=("$name")
 }
 
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "shellcheck" shellcheck scripts/*.sh reference/*.sh tools/*.sh .ci/run
 PYTHONPATH=tools check "layers (import-linter)" lint-imports --no-cache
-if [ -x "$bin/agentskills" ]; then
+if agentskills=$(command -v agentskills); then
   echo "== skills-ref"
-  bash scripts/validate_skills.sh "$bin/agentskills" || failed+=("skills-ref")
+  bash scripts/validate_skills.sh "$agentskills" || failed+=("skills-ref")
 else
   skipped+=("skills-ref")
 fi

@@ -71,7 +71,7 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
     answers: list = [raw(wall_us={"gpu": 2749.0, "fresh": 99.0, "call": 99.0})] * stalls + [raw()] * 4
 
     class StandIn:
-        gpu = {"name": "stand-in"}
+        gpu = "stand-in"
 
         def run(self, *_):
             return answers.pop(0)
