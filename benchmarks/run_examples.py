@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from kernelopt import gate, memory, opponents, roofline, rounds, subject, timing, verify
+from kernelopt import cli, gate, memory, opponents, roofline, rounds, subject, timing, verify
 from kernelopt.errors import ToolError
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace
@@ -21,7 +21,7 @@ from kernelopt.workspace import Workspace
 EXAMPLES = ROOT / "examples"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", help="which examples (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
@@ -37,7 +37,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
-    sys.exit(any(row["status"] != "OK" for row in rows))
+    return int(any(row["status"] != "OK" for row in rows))
 
 
 def measured(name: str) -> dict:
@@ -107,4 +107,4 @@ def cell(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -4,6 +4,7 @@
 python scripts/archive_workspace.py W examples/NAME"""
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -49,10 +50,24 @@ def archive(workspace: Path, folder: Path) -> None:
         for name in PROFILE:
             if (report.parent / name).exists():
                 shutil.copyfile(report.parent / name, target / name)
+    versions(workspace, folder / "versions")
     for name in ("README.md", "test_kernel.py"):
         relocate(folder / name)
     log = subprocess.run(["git", "-C", workspace, "log", "--stat"], check=True, capture_output=True)
     (folder / "git-log.txt").write_bytes(log.stdout)
+
+
+def versions(workspace: Path, folder: Path) -> None:
+    """Every accepted kernel as vN_kernel.py; the history itself stays behind."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for path in sorted((workspace / "memory").glob("v*.json")):
+        commit = json.loads(path.read_text())["git_commit_hash"]
+        if commit:
+            kernel = subprocess.run(
+                ["git", "-C", workspace, "show", f"{commit}:kernel.py"], check=True, capture_output=True
+            )
+            (folder / f"{path.stem}_kernel.py").write_bytes(kernel.stdout)
 
 
 def relocate(path: Path) -> None:

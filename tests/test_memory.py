@@ -463,3 +463,12 @@ def test_a_masked_record_stays_out_of_planning_and_is_counted(memory, session):
         assert done.returncode == 1 and "v1 is masked" in done.stderr and "SECRET" not in done.stdout + done.stderr
     done = run_tool("compute_utilization.py", "--workspace", session.root, "--version", "v1")
     assert done.returncode == 1 and "v1 is masked" in done.stderr
+
+
+def test_a_record_that_is_gone_is_named(memory, session):
+    for version in ("v0", "v1", "v2"):
+        memory.create(version)
+    memory.path("v1").unlink()
+    assert (
+        "no record of v1: the file is gone" in run_tool("memory_manager.py", "list", "--workspace", session.root).stderr
+    )

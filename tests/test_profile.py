@@ -142,6 +142,11 @@ def test_findings_follow_from_their_counters():
     assert findings_of(matrix, **BUSY, tensor_cycles=0.0) == ["tensor_cores_unused"]
     assert findings_of(matrix, **BUSY, tensor_cycles=50.0) == []
     assert findings_of(**BUSY) == []  # an absent counter proves nothing
+    least = {"flops": 0, "bytes_min": 1000, "dtype": "bf16"}
+    moved = {"dram_bytes_read": 9000.0, "dram_bytes_written": 100.0}
+    assert findings_of(least, **IDLE, **moved, dram_throughput=37.0) == ["excess_dram_traffic"]  # the L2 keeps nothing
+    assert findings_of(least, **IDLE, **moved, dram_throughput=5.0) == []
+    assert findings_of(least, **IDLE, dram_bytes_read=2800.0, dram_bytes_written=0.0, dram_throughput=37.0) == []
 
 
 def test_every_counter_that_a_rule_reads_is_in_the_schema():

@@ -198,10 +198,19 @@ def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
 def test_a_kernel_that_is_not_the_best_is_told(stuck):
     stuck.kernel.write_text(stuck.kernel.read_text() + "\n# an attempt\n")
     done = run_tool("partial_restart.py", stuck.root)
-    assert done.returncode == 0 and f"checkout {'a' * 40} -- kernel.py" in done.stderr
+    assert done.returncode == 2 and f"checkout {'a' * 40} -- kernel.py" in done.stderr
 
 
 def test_the_list_of_restarts_is_no_foreign_record(stuck):
     begin(stuck)
     done = run_tool("memory_manager.py", "summary", "--workspace", stuck.root)
     assert done.stderr == "memory_manager.py: left out: 4 masked records\n"
+
+
+def test_a_met_goal_leaves_nothing_to_restart_for(stuck):
+    target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us", "basis": "the user"}
+    stuck.update_readme({**stuck.task(), "targets": [target]}, {})
+    done = run_tool("partial_restart.py", stuck.root)
+    met = Memory(stuck).best()["performance"]["latency_us"] is not None
+    assert met and done.returncode == 1 and "nothing to restart for" in done.stderr
+    assert not any(record["masked"] for record in Memory(stuck).records(masked=True))

@@ -186,3 +186,10 @@ def test_scratch_of_the_dead_is_removed_and_of_the_living_kept(tmp_path):
         with Sandbox("cpu-interpreter", tmp_path):
             assert living.scratch.exists()
     assert not list(tmp_path.glob("kernelopt-*"))
+
+
+def test_flops_may_be_written_as_people_write_them():
+    options = ["--platform", "H200", "--dtype", "bf16", "--time-us", 210, "--bytes", "1e8"]
+    found = tool_json("compute_utilization.py", *options, "--flops", "1.5e9")
+    assert found["arithmetic_intensity"] == 15.0
+    assert run_tool("compute_utilization.py", *options, "--flops", "1.5").returncode == 2

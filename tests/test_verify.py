@@ -208,6 +208,18 @@ def test_a_triton_kernel_runs_in_the_interpreter(interpreter):
         assert found["status"] == "OK" and found["device"] == "cpu-interpreter"
 
 
+def test_packages_reached_through_a_link_are_libraries_all_the_same(tmp_path):
+    """Triton's interpreter walks frames; its files are then named by the link."""
+    import triton
+
+    (tmp_path / "packages").symlink_to(Path(triton.__file__).parents[1])
+    example = BUNDLE / "examples" / "row_softmax"
+    files = ["--kernel", example / "one_pass.py", "--reference", example / "reference.py", "--workload", "small"]
+    options = ["--dtype", "fp16", "--device", "cpu-interpreter"]
+    done = run_tool("verify_kernel.py", *files, *options, env={"PYTHONPATH": str(tmp_path / "packages")})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_last_seed_is_secret_and_new_each_time():
     first, second = verify.draw_seeds(3), verify.draw_seeds(3)
     assert first[:2] == [0, 1] and first[2] != second[2]

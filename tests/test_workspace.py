@@ -175,3 +175,16 @@ def test_an_inherited_git_dir_leads_nowhere_else(tmp_path, problem):
     done = init(*arguments, env={"GIT_DIR": str(mine / ".git"), "GIT_WORK_TREE": str(mine)})
     assert done.returncode == 0 and (tmp_path / "kernel_opt_x/.git").is_dir()
     assert subprocess.run(["git", "-C", mine, "log"], capture_output=True).returncode != 0  # still without a commit
+
+
+def test_a_session_that_lost_a_file_is_told_how_to_take_it_back(session):
+    session.readme.unlink()
+    done = run_tool("check_goal.py", session.root)
+    assert (
+        done.returncode == 2
+        and f"lacks README.md; take it back: git -C {session.root} checkout -- README.md" in done.stderr
+    )
+    session.git("checkout", "--", "README.md")
+    session.kernel.unlink()
+    done = run_tool("verify_kernel.py", "--workspace", session.root, "--device", "cpu-interpreter")
+    assert done.returncode == 2 and "checkout -- kernel.py" in done.stderr

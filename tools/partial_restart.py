@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, restart
-from kernelopt.errors import UsageError
+from kernelopt import bundle, cli, gate, restart
+from kernelopt.errors import Refused, UsageError
 from kernelopt.memory import Memory, now
 from kernelopt.workspace import Workspace, digest
 
@@ -35,16 +35,18 @@ def main() -> int:
 def begin(workspace: Workspace, memory: Memory, seed: int) -> tuple[dict, list[str]]:
     """Mask, and write the brief. It is noted before it is done, so that --undo also mends a restart that died half-way."""
     past, best = journal(memory), memory.best()
+    if gate.goal(workspace.task()["targets"], best)["met"]:
+        raise Refused(f"the targets are met by {best['version']}; there is nothing to restart for")
+    if best and best["kernel_sha256"] != digest(workspace.kernel):
+        raise UsageError(
+            f"kernel.py is not the accepted {best['version']}; put it back: "
+            f"git -C {workspace.root} checkout {best['git_commit_hash']} -- kernel.py"
+        )
     before = [record["version"] for record in memory.scan()]
     chosen = restart.draw(before, best and best["version"], seed)
     entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
     bundle.write_json(memory.restarts, [*past, entry])
     memory.set_masked(chosen, True)
-    if best and best["kernel_sha256"] != digest(workspace.kernel):
-        cli.say(
-            f"partial_restart.py: kernel.py is not the accepted {best['version']}; put it back: "
-            f"git -C {workspace.root} checkout {best['git_commit_hash']} -- kernel.py"
-        )
     cli.say(f"partial_restart.py: masked {' '.join(chosen)}; --undo takes them back")
     records = memory.records()
     hidden = set(memory.versions()) - {record["version"] for record in records} - {best["version"] if best else ""}

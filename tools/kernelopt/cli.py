@@ -95,14 +95,24 @@ def percentage(text: str) -> float:
     return number(text, float, lambda value: 0 < value <= 100, "a number above 0, up to 100")
 
 
+def whole(text: str) -> int:
+    """int("12"), and 10**9 for 1e9, as people write FLOPs; ValueError for 1.5."""
+    try:
+        return int(text)
+    except ValueError:
+        if not (value := float(text)).is_integer():
+            raise
+        return int(value)
+
+
 def natural(text: str) -> int:
     """An argparse type."""
-    return number(text, int, lambda value: value >= 0, "a whole number from 0 on")
+    return number(text, whole, lambda value: value >= 0, "a whole number from 0 on")
 
 
 def positive_int(text: str) -> int:
     """An argparse type."""
-    return number(text, int, lambda value: value >= 1, "a whole number from 1 on")
+    return number(text, whole, lambda value: value >= 1, "a whole number from 1 on")
 
 
 def filled(text: str) -> str:

@@ -223,11 +223,14 @@ def finding(
 
 
 def excess_traffic(kernels, main, work, classification, limits):
-    """More bytes through DRAM than the problem needs, in a call that memory limits."""
+    """More bytes through DRAM than the problem needs: where memory limits, or where so many that the L2 keeps nothing."""
     moved = [k["metrics"].get(key) for k in kernels for key in ("dram_bytes_read", "dram_bytes_written")]
-    if not work or None in moved or classification["class"] != "memory":
+    if not work or None in moved:
         return
-    ratio = sum(moved) / work["bytes_min"]
+    ratio, in_memory = sum(moved) / work["bytes_min"], classification["class"] == "memory"
+    busy = main["metrics"].get("dram_throughput") or 0.0
+    if not in_memory and (ratio < limits["missed_reuse_ratio"] or busy < limits["relevant_dram_pct"]):
+        return
     evidence = [
         ("dram bytes, all kernels of the call", sum(moved), "byte"),
         ("least bytes of the problem", work["bytes_min"], "byte"),
@@ -235,7 +238,7 @@ def excess_traffic(kernels, main, work, classification, limits):
     if ratio >= limits["excess_traffic_ratio"]:
         yield finding(
             "excess_dram_traffic",
-            100 * (1 - 1 / ratio) if classification["limiter"] == "dram" else None,
+            100 * (1 - 1 / ratio) if in_memory and classification["limiter"] == "dram" else None,
             evidence,
             f"the call moves {ratio:.2f} times the least bytes"
             + (

@@ -125,6 +125,10 @@ class Memory:
         named = [
             f"{self.folder / stem}.json is no record (records are v0.json, v1.json, …)" for stem in sorted(foreign)
         ]
+        numbers = {version_number(version) for version in self.versions()}
+        gaps = [f"v{n}" for n in range(max(numbers, default=-1)) if n not in numbers]
+        if gaps:
+            named.append(f"no record of {', '.join(gaps[:5])}{' …' * (len(gaps) > 5)}: the file is gone")
         masked = [f"{self.masked} masked record{'s' if self.masked > 1 else ''}"] if self.masked else []
         return [*self.broken, *named, *masked]
 

@@ -29,7 +29,13 @@ def resolve(args) -> Subject:
     if args.workspace:
         if args.kernel or args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --kernel, --reference and --dtype")
-        return of_workspace(Workspace(args.workspace))
+        what = of_workspace(Workspace(args.workspace))
+        if not what.kernel.is_file():
+            root = args.workspace
+            raise UsageError(
+                f"{what.kernel} does not exist; the last accepted one: git -C {root} checkout -- kernel.py"
+            )
+        return what
     if not args.kernel or not args.reference:
         raise UsageError("pass --workspace W, or --kernel FILE with --reference FILE")
     for path in (args.kernel, args.reference):

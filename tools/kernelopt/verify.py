@@ -407,8 +407,10 @@ def verdict(
 
 def remarks(cases: list[dict]) -> list[str]:
     """What a reader should know of a kernel that is right."""
-    declined = [case["variant"] for case in cases if case["status"] == "DECLINED"]
     judged = [case for case in cases if case["status"] == "OK"]
+    served = {case["variant"] for case in judged}
+    refused = dict.fromkeys(case["variant"] for case in cases if case["status"] == "DECLINED")
+    declined = [f"{variant}{' in part' * (variant in served)}" for variant in refused]
     bare = sum(case["fails_guarded"] for case in judged)
     said = [f"declines {', '.join(declined)}"] if declined else []
     said += [

@@ -91,7 +91,10 @@ class Workspace:
         self.reference = self.root / "reference.py"
         self.cache = self.root / ".cache"
         self.memory = self.root / "memory"
-        if not self.readme.is_file() or not self.reference.is_file():
+        lost = [path.name for path in (self.readme, self.reference) if not path.is_file()]
+        if lost and self.memory.is_dir():
+            raise UsageError(f"{self.root} lacks {lost[0]}; take it back: git -C {self.root} checkout -- {lost[0]}")
+        if lost:
             raise UsageError(f"{self.root} is no workspace; make one: bash reference/workspace_init.sh NAME KERNEL")
 
     def plan(self, version: str) -> Path:

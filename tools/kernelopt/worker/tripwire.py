@@ -43,7 +43,10 @@ class Tripwire:
         self.writable = tuple(os.path.realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
         self.hidden = {os.path.realpath(path) for path in hidden}
         self.found: list[str] = []
-        self._libraries = tuple(os.path.realpath(path) + "/" for path in sys.path if path)
+        spelt = [spell(path) for path in sys.path if path for spell in (os.path.realpath, os.path.abspath)]
+        self._libraries = tuple(
+            path + "/" for path in dict.fromkeys(spelt)
+        )  # code names its file as sys.path spells it
         self._harness = threading.get_ident()
         self._judging = False
         sys.addaudithook(self._hook)
