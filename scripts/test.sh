@@ -35,7 +35,7 @@ fi
 workers=auto
 case " $* " in *" -m gpu "*) workers=0 ;; esac
 echo "== pytest"
-"$python" -m pytest -q -n "$workers" "$@" || failed+=("pytest")
+"$python" -m pytest -q -n "$workers" --dist worksteal "$@" || failed+=("pytest")
 
 [ ${#skipped[@]} -eq 0 ] || echo "NOT RUN, their tools could not be installed: ${skipped[*]}"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }
