@@ -2,7 +2,7 @@
 """Every worked example against what a user would run instead: PyTorch, torch.compile, and the files in its opponents/ folder.
 
 On an H200: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified, then timed in turn with each opponent in three
-processes. Prints the table of docs/results.md; with --json writes what it rests on. `--table FILE` prints it again from such a file.
+processes. Prints a Markdown table; with --json writes what it rests on. `--table FILE` prints it again from such a file.
 exit 1 when a kernel is wrong."""
 
 import argparse

@@ -58,16 +58,17 @@ def archive(workspace: Path, folder: Path) -> None:
 
 
 def versions(workspace: Path, folder: Path) -> None:
-    """Every accepted kernel as vN_kernel.py; the history itself stays behind."""
+    """Every accepted kernel but the last, which is kernel.py, as vN_kernel.py; the history itself stays behind."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for path in sorted((workspace / "memory").glob("v*.json")):
         commit = json.loads(path.read_text())["git_commit_hash"]
-        if commit:
-            kernel = subprocess.run(
-                ["git", "-C", workspace, "show", f"{commit}:kernel.py"], check=True, capture_output=True
-            )
-            (folder / f"{path.stem}_kernel.py").write_bytes(kernel.stdout)
+        if not commit:
+            continue
+        show = ["git", "-C", workspace, "show", f"{commit}:kernel.py"]
+        kernel = subprocess.run(show, check=True, capture_output=True).stdout
+        if kernel != (workspace / "kernel.py").read_bytes():
+            (folder / f"{path.stem}_kernel.py").write_bytes(kernel)
 
 
 def relocate(path: Path) -> None:

@@ -12,6 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "reference"
 
 
+def python_path() -> str:
+    """PYTHONPATH for a child process: this bundle's tools, then what the caller has there."""
+    return os.pathsep.join([str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def require(*packages: str, group: str = "") -> None:
     """EnvironmentLacks when a package cannot be imported; none of them is imported here. group: of pyproject.toml."""
     if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:

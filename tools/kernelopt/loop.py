@@ -221,15 +221,11 @@ class Loop:
             diagnosis = profile_report.evidence_for_round(self.workspace, version)
             result = rounds.settle(self.workspace, version, plan, evidence, diagnosis)
         except (UsageError, Refused) as error:
-            self.put_best_back()  # the plan says nothing, a figure is not cited, the kernel is the best
+            rounds.put_best_back(self.workspace)  # the plan says nothing, a figure is not cited, the kernel is the best
             return self.settled(version, False, f"not judged: {error}", outcome="refused plan")
         slower = slowdown(result)
         outcome = "diverged" if slower and slower > DIVERGED else None
         return self.settled(version, result["accepted"], result["reason"], outcome)
-
-    def put_best_back(self) -> None:
-        best = self.records.best()
-        bundle.write_bytes(self.workspace.kernel, self.workspace.file_at(best["git_commit_hash"], "kernel.py"))
 
     def settled(self, version: str, accepted: bool, reason: str, outcome: str | None = None) -> bool:
         self.state.gained |= accepted
@@ -274,7 +270,7 @@ class Loop:
         """The result; the state is put away, so that the next run begins afresh."""
         best = self.records.best()
         if digest(self.workspace.kernel) != best["kernel_sha256"]:
-            self.put_best_back()
+            rounds.put_best_back(self.workspace)
         self.stopped = reason
         self.note("stop", None, reason)
         self.save()

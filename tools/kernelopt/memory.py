@@ -121,11 +121,12 @@ class Memory:
 
     def left_out(self) -> list[str]:
         """What the last scan did not serve: broken records and foreign files by name, masked records by their number."""
-        foreign = [stem for stem in self._stems() if not VERSION.match(stem) and stem != self.restarts.stem]
+        stems = self._stems()
+        foreign = [stem for stem in stems if not VERSION.match(stem) and stem != self.restarts.stem]
         named = [
             f"{self.folder / stem}.json is no record (records are v0.json, v1.json, …)" for stem in sorted(foreign)
         ]
-        numbers = {version_number(version) for version in self.versions()}
+        numbers = {version_number(stem) for stem in stems if VERSION.match(stem)}
         gaps = [f"v{n}" for n in range(max(numbers, default=-1)) if n not in numbers]
         if gaps:
             named.append(f"no record of {', '.join(gaps[:5])}{' …' * (len(gaps) > 5)}: the file is gone")

@@ -335,6 +335,10 @@ def set_aside(workspace: Workspace, version: str) -> None:
     shutil.copyfile(
         workspace.kernel, folder / (f"{version}_kernel_{taken + 1}.py" if taken else f"{version}_kernel.py")
     )
-    best = memory.Memory(workspace).best()
-    if best:
+    put_best_back(workspace)
+
+
+def put_best_back(workspace: Workspace) -> None:
+    """kernel.py is the best version again, where there is one."""
+    if best := memory.Memory(workspace).best():
         bundle.write_bytes(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))

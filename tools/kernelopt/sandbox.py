@@ -176,9 +176,8 @@ class Sandbox:
             (self.open / name).mkdir(exist_ok=True)
         own = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
         own["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home are found all the same
-        paths = [str(bundle.ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
         kept = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
-        own |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        own |= {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
         environment = {**kept, **caches, **own}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"

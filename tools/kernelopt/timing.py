@@ -155,16 +155,22 @@ DISAGREEMENT = {True: 1.3, False: 4.0}
 SLACK_US = {True: 10.0, False: 200.0}
 
 
+def worked_on(call_us: float, stray_us: float, idle_us: float) -> str | None:
+    """What to say of a call that its stream does not hold whole; None of any other. Pure."""
+    if stray_us - idle_us <= max(STRAY_US, STRAY_SHARE * call_us):
+        return None
+    return (
+        f"the GPU worked on for {stray_us:.0f} us after the end of a call of {call_us:.0f} us "
+        f"({idle_us:.0f} us after a kernel of torch's): the kernel runs on another stream than the current one"
+    )
+
+
 def suspicious(raw: dict, on_gpu: bool) -> str | None:
     """Why these raw times cannot be believed; None when nothing speaks against them. Pure."""
     factor, slack = DISAGREEMENT[on_gpu], SLACK_US[on_gpu]
     own = statistics.median(flat(raw["a_us"]))
-    after = raw["after"] if on_gpu else {"call_us": 0.0, "stray_us": 0.0, "idle_us": 0.0}
-    if after["stray_us"] - after["idle_us"] > max(STRAY_US, STRAY_SHARE * after["call_us"]):
-        return (
-            f"the GPU worked on for {after['stray_us']:.0f} us after the end of a call of {after['call_us']:.0f} us "
-            f"({after['idle_us']:.0f} us after a kernel of torch's): the kernel runs on another stream than the current one"
-        )
+    if on_gpu and (said := worked_on(**raw["after"])):
+        return said
     for name, where in (("gpu", "on the same memory"), ("fresh", "on memory that is new to it")):
         if (outside := raw["wall_us"][name]) > factor * own + slack:
             return f"a call {where} takes {outside:.0f} us by the clock of another process and {own:.0f} us by that of its own"

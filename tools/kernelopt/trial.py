@@ -47,8 +47,7 @@ def examine(
     UUID; None takes the first visible. The ToolError that the process met is raised here; Refused when it died.
     """
     command = [sys.executable, "-m", "kernelopt.trial", what, str(timeout_s), str(cache or "")]
-    paths = [str(bundle.ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     done = subprocess.run(command, input=packed, env=environment, capture_output=True)

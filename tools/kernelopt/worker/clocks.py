@@ -202,8 +202,7 @@ class Race:
         sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's time is left; "fresh" like
         "gpu", but each call on memory that it never saw, so that kept results help nobody. Where the host launched too slowly for
         the sleep, all but the first once more behind a longer one. `kept` takes what a fresh call returned."""
-        calls = self._calls_in_a_row(about_us)
-        self._stretch("call", [call] * calls)
+        self._stretch("call", [call] * self._calls_in_a_row(about_us))
         for attempt in range(STRETCH_ATTEMPTS):
             calls = self._calls_in_a_row(about_us)
             self._stretch(f"sleep {attempt}", [], calls)
