@@ -1,5 +1,6 @@
 """The audit of hardware values: planted errors of many kinds are found, and clean texts pass."""
 
+import json
 import shutil
 
 import pytest
@@ -139,6 +140,14 @@ def test_a_prediction_may_name_rates_but_not_the_hardware():
     assert kinds("bandwidth rises to 4000 GB/s, about twice", prediction=True) == []
     assert "uncited" in kinds("bandwidth rises to the 4800 GB/s of the card", prediction=True)
     assert "uncited" in kinds("bandwidth rises to 4000 GB/s")
+
+
+def test_a_prediction_stays_one_in_the_record_that_takes_it_over(tmp_path):
+    written = {"expected_impact": "4000 GB/s; from 8.6 to 5.4 GB, L2 is idle", "action_description": "4000 GB/s"}
+    (tmp_path / "v1.json").write_text(json.dumps({"optimization": written}, indent=2))
+    found = audit.Audit()
+    audit.of_file(tmp_path / "v1.json", CONTEXT, found)
+    assert [problem.line for _, problem in found.problems] == [4]
 
 
 def test_without_a_platform_the_value_must_hold_all_the_same():

@@ -347,15 +347,22 @@ def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypat
         trial.examine("verify", trial.pack(ready, b"x = 1\n"), 60)
 
 
-def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, monkeypatch):
+def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     import ray
 
+    def carried():
+        return sorted(path.name for path in Path.cwd().iterdir()), Path("gpu-wiki/docs/hardware/h200.md").exists()
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     executor = executors.Ray(num_cpus=2, num_gpus=2, include_dashboard=False)  # it believes us that there are two GPUs
     try:
         assert executor.slots == 2
         with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
             executors.measured(executor, ready, [b"x = 1", b"x = 2"], 60)
+        assert ray.get(ray.remote(carried).remote()) == (sorted(executors.SHIPPED), True)
+        assert not (tmp_path / ".ray").exists()  # nobody's home is written to
         monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
         with pytest.raises(EnvironmentLacks, match="the Ray cluster has no GPU"):
             executors.Ray()

@@ -17,7 +17,8 @@ from .units import number
 from .workspace import Workspace, parse_task
 
 NOT_AUDITED = {"profiles", "rejected", ".cache", ".git"}
-PREDICTION = re.compile(r"^## Expected effect\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+# of a plan, and of the record that takes it over
+PREDICTION = re.compile(r'^## Expected effect\n.*?(?=^## |\Z)|^ *"expected_impact": [^\n]*', re.DOTALL | re.MULTILINE)
 
 
 @dataclass
@@ -114,8 +115,7 @@ def of_file(path: Path, context: Context, found: Audit) -> None:
         return
     if path.suffix == ".json":
         text = unescaped(text)
-    expected = PREDICTION.search(text) if path.suffix == ".md" else None
-    for part, start, prediction in split(text, expected):
+    for part, start, prediction in split(text, PREDICTION.search(text)):
         checked, problems = audit(part, context, prediction)
         found.add(path, checked, [Problem(p.line + start, p.kind, p.message, p.fix) for p in problems])
 

@@ -47,7 +47,7 @@ _size = "KB|KiB|MB|MiB|GB|GiB"
 FIGURE = re.compile(
     rf"(?P<number>{NUMBER})[ -]?(?P<unit>(?i:{either(ANY_CASE)})|{either((POWER, MULTIPROCESSORS, COMPUTE_UNITS))})"
     rf"(?![\w/]|-\w)"
-    rf"|(?P<size>{NUMBER})[ -]?(?P<size_unit>{_size})(?:\)?,? (?:of )?)(?:{CAPACITIES})\b"
+    rf"|(?P<size>{NUMBER})[ -]?(?P<size_unit>{_size})(?:\)? (?:of )?)(?:{CAPACITIES})\b"
     rf"|\b(?:{CAPACITIES})\b[^.;|\n\d]{{0,25}}?(?P<size2>{NUMBER})[ -]?(?P<size_unit2>{_size})(?![\w/])"
     rf"|(?P<count>{NUMBER})(?P<count_unit> {PER_UNIT})"
     rf"|\b(?:{NAMED})\s*(?P<bare>\d[\d,]*(?:\.\d+)?)(?![\w.]*\w)"

@@ -1,6 +1,8 @@
 """Where candidates are examined: on this machine's GPUs, or as tasks of a Ray cluster. One candidate a GPU at a time."""
 
+import os
 import queue
+import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +11,7 @@ from . import bundle, gpu, rounds, trial
 from .errors import EnvironmentLacks, Refused
 from .workspace import Workspace
 
-NOT_SHIPPED = [".git", ".venv", "tests", "examples", "benchmarks", "evals", "docs"]
+SHIPPED = {"tools", "reference", "gpu-wiki"}  # what a trial needs of the bundle
 
 
 class Local:
@@ -41,9 +43,11 @@ class Ray:
     def __init__(self, **options):
         """options: of ray.init, for tests. EnvironmentLacks when Ray is not installed or the cluster has no GPU."""
         bundle.require("ray", group="distributed")
+        bring_a_token()
         import ray
 
-        shipped = {"working_dir": str(bundle.ROOT), "excludes": NOT_SHIPPED}
+        left_out = [f"/{path.name}" for path in bundle.ROOT.iterdir() if path.name not in SHIPPED]
+        shipped = {"working_dir": str(bundle.ROOT), "excludes": left_out}
         ray.init(runtime_env=shipped, log_to_driver=False, ignore_reinit_error=True, **options)
         self.slots = int(ray.cluster_resources().get("GPU", 0))
         if not self.slots:
@@ -62,6 +66,12 @@ class Ray:
     def examine(self, what: str, packed: bytes, timeout_s: float):
         """trial.examine as a task, on one GPU of the cluster."""
         return self._get(self._task.remote(what, packed, timeout_s))
+
+
+def bring_a_token() -> None:
+    """A token for a cluster of this process alone where the user has none: Ray would write one to ~/.ray."""
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 EXECUTORS: dict[str, Callable] = {"local": lambda workspace: Local(workspace.cache), "ray": lambda workspace: Ray()}
