@@ -6,6 +6,7 @@ processes. Prints a Markdown table; with --json writes what it rests on. `--tabl
 exit 1 when a kernel is wrong."""
 
 import argparse
+import datetime
 import json
 import statistics
 import sys
@@ -41,7 +42,8 @@ def main() -> int:
 
 
 def measured(name: str) -> dict:
-    """One example: {name, status, shapes, latency_us, floor_us, against: {opponent: {verdict, speedup, us}}, gpu_state, rounds}."""
+    """One example: {name, status, shapes, latency_us, what roofline.utilization makes of it, against: {opponent: {verdict, speedup,
+    us}}, gpu_state, rounds, minutes}. minutes: from the first verdict to the last, profiles included, exploration not."""
     print(f"{name} …", file=sys.stderr, flush=True)
     workspace = Workspace(EXAMPLES / name)
     task = subject.of_workspace(workspace)
@@ -49,7 +51,8 @@ def measured(name: str) -> dict:
         verdict = verify.verify(sandbox, task.kernel, task.reference, task.dtype, task.tolerance, seeds=3)
         row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
         row |= {"shapes": workspace.task()["shapes"]["default"], "dtype": task.dtype, "against": {}}
-        row["rounds"] = len(memory.Memory(workspace).versions())
+        records = memory.Memory(workspace).records(masked=True)
+        row |= {"rounds": len(records) - 1, "minutes": minutes(records[0]["timestamp"], records[-1]["timestamp"])}
         if verdict["status"] != "OK":
             return row
         cases = timing.inputs(sandbox, task.reference, task.dtype, ["default"], 600)
@@ -64,8 +67,13 @@ def measured(name: str) -> dict:
             row["against"][opponent] = {**gate.paired_verdict(found["rounds"]), "us": theirs}
     work = workspace.task()["work"]["default"]
     roof = roofline.roof(rounds.product_of_task(workspace), work["dtype"])
-    row["floor_us"] = roofline.bound(work["flops"], work["bytes_min"], roof)["floor_us"]
-    return row
+    return row | roofline.utilization(row["latency_us"]["median"], work["flops"], work["bytes_min"], roof)
+
+
+def minutes(first: str, last: str) -> float:
+    """Between two timestamps of records."""
+    times = [datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (first, last)]
+    return round((times[1] - times[0]).total_seconds() / 60, 1)
 
 
 def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
@@ -81,21 +89,30 @@ def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
 def table(rows: list[dict]) -> str:
     """Markdown; times in microseconds, ratios are their time over ours, measured in turn."""
     names = list(opponents.MODES)
-    lines = [
-        "| problem | shapes | ours (us) | floor (us) | share of the floor | " + " | ".join(names) + " | others |",
-        "|---|---|---|---|---|" + "---|" * (len(names) + 1),
-    ]
+    titles = ["problem", "shapes", "ours (us)", "share of the floor", "rate", *names, "others", "rounds", "minutes"]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
-        if row["status"] != "OK":
-            lines.append(f"| {row['name']} | {row['shapes']} | {row['summary']} |" + " |" * (len(names) + 3))
-            continue
-        ours, floor = row["latency_us"]["median"], row["floor_us"]
-        others = [f"{name}: {cell(found)}" for name, found in row["against"].items() if name not in names]
-        cells = [cell(row["against"][name]) for name in names] + ["; ".join(others) or "–"]
-        lines.append(
-            f"| {row['name']} | {row['shapes']} | {ours:.1f} | {floor:.1f} | {100 * floor / ours:.1f} % | {' | '.join(cells)} |"
-        )
+        cells = [
+            row["name"],
+            row["shapes"],
+            *(measured_cells(row, names) if row["status"] == "OK" else [row["summary"]]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |" + " |" * (len(titles) - len(cells)))
     return "\n".join(lines)
+
+
+def measured_cells(row: dict, names: list[str]) -> list[str]:
+    others = [f"{name}: {cell(found)}" for name, found in row["against"].items() if name not in names]
+    rate = f"{row['tflops']:.0f} TFLOPS" if row["bound"] == "compute" else f"{row['bandwidth_gbps']:.0f} GB/s"
+    return [
+        f"{row['latency_us']['median']:.1f}",
+        f"{row['floor_share_pct']:.1f} % of {row['floor_us']:.1f} us",
+        rate,
+        *(cell(row["against"][name]) for name in names),
+        "; ".join(others) or "–",
+        str(row["rounds"]),
+        f"{row['minutes']:.0f}",
+    ]
 
 
 def cell(found: dict) -> str:

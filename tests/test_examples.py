@@ -74,7 +74,15 @@ def test_the_table_of_results_is_what_was_measured():
 
 def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_too(tmp_path):
     compared = {"speedup": {"point": 1.5, "ci95": [1.4, 1.6]}, "us": 15.0}
-    row = {"name": "a", "shapes": "8 -> 8", "status": "OK", "latency_us": {"median": 10.0}, "floor_us": 9.0}
+    row = {
+        "name": "a",
+        "shapes": "8 -> 8",
+        "status": "OK",
+        "latency_us": {"median": 10.0},
+        "floor_us": 9.0,
+        "floor_share_pct": 90.0,
+    }
+    row |= {"bound": "memory", "tflops": 1.0, "bandwidth_gbps": 3900.4, "rounds": 5, "minutes": 6.4}
     row["against"] = {
         "eager": compared,
         "torch.compile": compared,
@@ -88,6 +96,7 @@ def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_to
     )
     assert (
         done.returncode == 1
-        and "| a | 8 -> 8 | 10.0 | 9.0 | 90.0 % | 15.0 us, 1.500x (1.400 to 1.600) |" in done.stdout
+        and "| a | 8 -> 8 | 10.0 | 90.0 % of 9.0 us | 3900 GB/s | 15.0 us, 1.500x (1.400 to 1.600) |" in done.stdout
     )
+    assert done.stdout.count("| 5 | 6 |\n") == 1 and len({line.count("|") for line in done.stdout.splitlines()}) == 1
     assert "not run: OOM" in done.stdout and "library: 15.0 us" in done.stdout and "WRONG_VALUES: off" in done.stdout

@@ -1,6 +1,10 @@
 """On a real GPU: pytest -m gpu. Each test runs the tools as a user does."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -139,17 +143,23 @@ if mkdir {folder}/first 2>/dev/null; then cp {example}/one_pass.py kernel.py; el
 cp {example}/one_pass_plan.md plan.md"""
 
 
-@pytest.mark.parametrize("executor", ["local", "ray"])
-def test_an_agent_is_driven_to_the_target(tmp_path, executor):
-    """Two scripted agents a round, one of which knows the answer; on several GPUs they are judged side by side."""
-    if executor == "ray":
-        pytest.importorskip("ray")
+def session_with_baseline(tmp_path) -> Path:
+    """The shipped softmax, its targets set and v0 accepted."""
     platform = tool_json("gpu_specs.py", "detect")["platform"]
     options = [*SOFTMAX, "--root", tmp_path, "--platform", platform, "--framework", "triton"]
     root = Path(run_tool("workspace_init.sh", "loop", EXAMPLE / "three_passes.py", *options).stdout.strip())
     tool_json("estimate_work.py", "--workspace", root)
     tool_json("compute_utilization.py", "--workspace", root, "--set-targets")
     assert tool_json("run_gate.py", "--workspace", root, "--version", "v0")["accepted"]
+    return root
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_an_agent_is_driven_to_the_target(tmp_path, executor):
+    """Two scripted agents a round, one of which knows the answer; on several GPUs they are judged side by side."""
+    if executor == "ray":
+        pytest.importorskip("ray")
+    root = session_with_baseline(tmp_path)
     agent = AGENT.format(folder=tmp_path, example=EXAMPLE)
     arguments = ["--agent", agent, "--rounds", 2, "--candidates", 2, "--executor", executor]
     found = tool_json("optimize_kernel.py", "--workspace", root, *arguments, timeout=600)
@@ -158,6 +168,19 @@ def test_an_agent_is_driven_to_the_target(tmp_path, executor):
     briefs = [path.read_text() for path in tmp_path.glob("brief-*.txt")]
     assert len(briefs) == 2 and all("excess_dram_traffic" in text for text in briefs)
     assert run_tool("render_report.py", root).returncode == 0
+
+
+def test_a_loop_that_is_killed_while_it_measures_goes_on(tmp_path):
+    root = session_with_baseline(tmp_path)
+    agent = f"cat > /dev/null; cp {EXAMPLE}/one_pass.py kernel.py; cp {EXAMPLE}/one_pass_plan.md plan.md"
+    command = [sys.executable, BUNDLE / "tools" / "optimize_kernel.py", "--workspace", root, "--agent", agent]
+    with subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        said = next(line for line in process.stderr if line.startswith("measuring "))
+        os.killpg(process.pid, signal.SIGKILL)
+    assert said and not (root / "memory" / "v1.json").exists()
+    found = tool_json("optimize_kernel.py", "--workspace", root, "--agent", agent, "--resume", timeout=600)
+    assert found["met"] and found["best"] == "v1" and "targets are met" in found["reason"]
+    assert workspace.Workspace(root).git("worktree", "list").count("\n") == 0
 
 
 def test_a_kernel_that_launches_nothing_has_no_profile(tmp_path):

@@ -91,6 +91,17 @@ def test_a_size_that_the_reference_or_an_index_needs_stays(tmp_path):
     assert changed == {(0, 1), (1, 0)}  # the 300 rows that are indexed stay
 
 
+def test_rows_with_an_index_each_change_however_large_they_are_together(tmp_path):
+    losses = "import torch\nclass Model(torch.nn.Module):\n"
+    losses += (
+        "    def forward(self, x, targets): return torch.nn.functional.cross_entropy(x, targets, reduction='none')\n"
+    )
+    losses += "def get_inputs(): return [torch.zeros(9000, 2000), torch.full((9000,), 1999)]\n"  # 72 MB
+    found = found_variants(tmp_path, losses)
+    assert sizes_of(found["prime sizes"]) == {(0, 0, 127), (1, 0, 127)}  # all 2000 classes stay
+    assert sizes_of(found["9000 -> 1 (input 0, dimension 0)"]) == {(0, 0, 1), (1, 0, 1)}
+
+
 def test_a_case_is_cut_to_its_first_elements_and_gets_other_values():
     case = problem.Case([torch.arange(12.0).view(4, 3), 7], [], {}, None)
     cut = variants.of_case(case, variants.variant("small", [[0, 0, 2]]))

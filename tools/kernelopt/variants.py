@@ -16,7 +16,7 @@ NARROW = 3
 MOST_DIMENSIONS = 16  # that are tried
 MOST_ONES = 4  # groups that are set to 1, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
-RUN_BYTES = 16 << 20  # so large may inputs be for the reference to be run on the CPU
+RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
 VALUES = ("mixed signs", "64 times the inputs")
 LAYOUTS = ("transposed inputs", "first input transposed", "outer dimensions swapped", "misaligned inputs")
 
@@ -161,12 +161,13 @@ class Shapes:
         """Integers among the inputs may be indices, whose values no shape tells."""
         if not self._has_indices:
             return True
-        if sum(tensor.nbytes for tensor in self.inputs) > RUN_BYTES:
+        changed = cut(self._given, sizes)
+        if sum(tensor.nbytes for tensor in problem.input_tensors(changed)) > RUN_BYTES:
             return min(new for _, _, new in sizes) > self._largest_index
         reference, workload, dtype = self._arguments
         try:
             model, _, _ = reference.build(workload, 0, dtype, "cpu")
-            problem.call(model, cut(problem.on_cpu(self._given), sizes))
+            problem.call(model, problem.on_cpu(changed))
             return True
         except Exception:
             return False
