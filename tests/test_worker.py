@@ -63,6 +63,8 @@ def test_sizes_change_in_the_dimensions_that_hang_together(tmp_path):
     found = found_variants(tmp_path, PRODUCT)  # 300 x 64 @ 64 x 20
     assert sizes_of(found["300 -> 1 (input 0, dimension 0)"]) == {(0, 0, 1)}
     assert sizes_of(found["64 -> 1 (input 0, dimension 1)"]) == {(0, 1, 1), (1, 0, 1)}
+    assert sizes_of(found["300 -> 127 (input 0, dimension 0)"]) == {(0, 0, 127)}
+    assert sizes_of(found["64 -> 61 (input 0, dimension 1)"]) == {(0, 1, 61), (1, 0, 61)}
     assert sizes_of(found["prime sizes"]) == {(0, 0, 127), (0, 1, 61), (1, 0, 61), (1, 1, 13)}
     assert sizes_of(found["block - 1"]) == {(0, 0, 127), (0, 1, 31), (1, 0, 31), (1, 1, 15)}
     assert sizes_of(found["block + 1"]) == {(0, 0, 129), (0, 1, 33), (1, 0, 33), (1, 1, 17)}

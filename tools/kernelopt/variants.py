@@ -14,7 +14,7 @@ SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 STRUCTURE = 3  # a dimension of so many and below is a structure (a pair, a colour, a window), not a size
 NARROW = 3
 MOST_DIMENSIONS = 16  # that are tried
-MOST_ONES = 4  # groups that are set to 1, the largest first
+MOST_ALONE = 4  # groups that change alone, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
 VALUES = ("mixed signs", "64 times the inputs")
@@ -24,21 +24,24 @@ Group = list[tuple[int, int, int]]  # (input, dimension, size): dimensions that 
 
 
 def of_workload(reference: problem.Reference, workload: str, dtype: str | None, inputs: list, full: bool) -> list[dict]:
-    """Variants of a workload with such inputs. full: 1 in one place at a time, small primes, block - 1 and block + 1, a narrow
+    """Variants of a workload with such inputs. full: 1 and a small prime in one place at a time, small primes, block - 1 and block + 1, a narrow
     last dimension, other layouts and values; in any case primes just below the workload's own sizes."""
     shapes = Shapes(reference, workload, dtype, inputs)
     groups = shapes.groups()
     wanted = {"primes just below": resized(groups, just_below(inputs))} if groups else {}
     small = shapes.possible(resized(groups, small_prime))
     if full:
-        for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ONES]:
-            number, dimension, size = group[0]
-            wanted[f"{size} -> 1 (input {number}, dimension {dimension})"] = resized([group], lambda _: 1)
         last = [group for group in groups if group[0][1] == len(shapes.inputs[group[0][0]].shape) - 1]
         wanted["prime sizes"] = small
         wanted["narrow"] = resized(last, lambda _: NARROW) + [s for s in small if not changes(last, s)]
         wanted["block - 1"] = resized(groups, lambda size: block(size) - 1)
         wanted["block + 1"] = resized(groups, lambda size: block(size) + 1 if block(size) + 1 < size else size)
+        for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
+            for size_of in (
+                lambda _: 1,
+                small_prime,
+            ):  # a kernel may be bound to one size, a head's width, and free in others
+                wanted[alone(group, size_of)] = resized([group], size_of)
     found, seen = [], []
     for name, sizes in wanted.items():
         sizes = shapes.possible(sizes)
@@ -49,6 +52,12 @@ def of_workload(reference: problem.Reference, workload: str, dtype: str | None, 
         found += [variant(values, small, values=values) for values in VALUES if shapes.floating()]
         found += [variant(layout, small, layout) for layout in LAYOUTS if applies(layout, shapes.inputs)]
     return found
+
+
+def alone(group: Group, size_of) -> str:
+    """ "300 -> 127 (input 0, dimension 0)" """
+    number, dimension, size = group[0]
+    return f"{size} -> {size_of(size)} (input {number}, dimension {dimension})"
 
 
 def variant(name: str, sizes: list, layout: str = "contiguous", values: str | None = None) -> dict:
