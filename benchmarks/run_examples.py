@@ -96,7 +96,18 @@ def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
 def table(rows: list[dict]) -> str:
     """Markdown; times in microseconds, ratios are their time over ours, measured in turn."""
     names = list(opponents.MODES)
-    titles = ["problem", "shapes", "ours (us)", "share of the floor", "rate", *names, "others", "rounds", "minutes"]
+    titles = [
+        "problem",
+        "shapes",
+        "ours (us)",
+        "alone (us)",
+        "share of the floor",
+        "rate",
+        *names,
+        "others",
+        "rounds",
+        "minutes",
+    ]
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = [
@@ -113,6 +124,7 @@ def measured_cells(row: dict, names: list[str]) -> list[str]:
     rate = f"{row['tflops']:.0f} TFLOPS" if row["bound"] == "compute" else f"{row['bandwidth_gbps']:.0f} GB/s"
     return [
         f"{row['ours_us']:.1f}",
+        f"{row['latency_us']['median']:.1f}",
         f"{row['floor_share_pct']:.1f} % of {row['floor_us']:.1f} us",
         rate,
         *(cell(row["against"][name]) for name in names),

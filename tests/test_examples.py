@@ -88,6 +88,7 @@ def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_to
         "shapes": "8 -> 8",
         "status": "OK",
         "ours_us": 10.0,
+        "latency_us": {"median": 10.5},
         "floor_us": 9.0,
         "floor_share_pct": 90.0,
     }
@@ -105,7 +106,8 @@ def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_to
     )
     assert (
         done.returncode == 1
-        and "| a | 8 -> 8 | 10.0 | 90.0 % of 9.0 us | 3900 GB/s | 15.0 us, 1.500x (1.400 to 1.600) |" in done.stdout
+        and "| a | 8 -> 8 | 10.0 | 10.5 | 90.0 % of 9.0 us | 3900 GB/s | 15.0 us, 1.500x (1.400 to 1.600) |"
+        in done.stdout
     )
     assert done.stdout.count("| 5 | 6 |\n") == 1 and len({line.count("|") for line in done.stdout.splitlines()}) == 1
     assert "not run: OOM" in done.stdout and "library: 15.0 us" in done.stdout and "WRONG_VALUES: off" in done.stdout
