@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, task, tool_json
@@ -134,6 +135,12 @@ def test_a_clean_line_has_no_problem(line):
 @pytest.mark.parametrize(("kind", "line"), [(kind, line) for kind, lines in PLANTED.items() for line in lines])
 def test_a_planted_error_is_found(kind, line):
     assert kind in kinds(line)
+
+
+def test_a_long_word_costs_no_time():
+    start = time.process_time()
+    assert kinds("a" * 60_000 + " peak of 989 TFLOPS dense") == ["uncited"]
+    assert time.process_time() - start < 1
 
 
 def test_a_prediction_may_name_rates_but_not_the_hardware():

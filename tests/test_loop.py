@@ -1,6 +1,7 @@
 """The loop with scripted agents of several characters. What needs a GPU is stood in for: a kernel's time is what it says of itself,
 and the evidence of its round is a recorded one of an H200 with that time put in."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -90,6 +91,7 @@ def run(workspace, command: str, machine=None, limits=LIMITS, resume=False, stra
     """(the loop's result, the lines of rounds.jsonl)"""
     made = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None, strategy)
     result = made.run(resume)
+    made.done()
     return result, [json.loads(line) for line in (workspace.root / ".loop" / "rounds.jsonl").read_text().splitlines()]
 
 
@@ -134,6 +136,166 @@ def test_whatever_an_agent_does_has_a_name_and_leaves_the_best(ready, command, o
     assert outcomes(lines) == [outcome, "stop"], lines
     assert says in lines[0]["message"] and result["best"] == "v0" and ready.kernel.read_bytes() == before
     assert (ready.memory / "v0.json").read_bytes() == record and ready.git("rev-list", "--count", "HEAD") == commits
+
+
+W = "../../.."  # the workspace, from a desk
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        f"mkdir {W}/plans/v1_plan.md",
+        f"mkfifo {W}/memory/v7.json",
+        f"rm -r {W}/memory; touch {W}/memory",
+        f"rm {W}/kernel.py; mkdir {W}/kernel.py",
+        f"rm -r {W}/plans; ln -s /tmp {W}/plans",
+        f"echo x > {W}/notes.txt",
+        f"git -C {W} config core.fsmonitor /bin/false; git -C {W} config core.bare true",
+        f"echo 'kernel.py filter=x' > {W}/.git/info/attributes",
+        f"git -C {W} symbolic-ref HEAD refs/heads/other",
+        f"rm -r {W}/*.md {W}/*.py",
+    ],
+)
+def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes_on(ready, evil):
+    before = agents.seen(ready.root, agents.OWN)
+    command = agent(f"if [ ! -e {W}/.loop/done ]; then touch {W}/.loop/done; {evil}; fi; " + kernel(50))
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
+    result, lines = run(ready, command, limits=limits)
+    assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
+    assert "in the workspace itself" in lines[0]["message"] and result["best"] == "v1"
+    after = agents.seen(ready.root, agents.OWN)
+    assert all(after[name] == before[name] for name in before if name != "kernel.py")
+    assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
+
+
+def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years")
+    links = f"rm -rf {W}/memory; for name in rejected memory; do ln -s {tmp_path}/precious {W}/$name; done"
+    _, lines = run(ready, agent(links + "; " + kernel(50)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == ["forbidden files", "stop"] and not ready.memory.is_symlink()
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        f"git -C {W} update-index --skip-worktree kernel.py",
+        f"git -C {W} update-index --assume-unchanged kernel.py",
+        f"touch {W}/.git/index.lock",
+        "rm -rf .git",
+        f"rm -rf {W}/.loop/state.json; mkdir {W}/.loop/state.json",
+        f"git -C {W} replace -f HEAD:kernel.py $(echo 'us = 500' | git -C {W} hash-object -w --stdin)",
+    ],
+)
+def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
+    _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == ["accepted", "stop"], lines
+    record = memory.Memory(ready).read("v1")
+    assert record["performance"]["comparison_with_previous"]["speedup"] == pytest.approx(100 / 90)
+    assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record["kernel_sha256"]
+
+
+def test_where_one_of_a_round_meddles_none_counts_and_no_forgery_stays(ready):
+    forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.0/' {W}/memory/v0.json"""
+    command = SEVERAL.replace("cat > kernel.py", "[ $n = 0 ] && " + forge + "; sleep 0.3; cat > kernel.py", 1)
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 2})
+    record = (ready.memory / "v0.json").read_bytes()
+    _, lines = run(ready, command, limits=limits)
+    assert outcomes(lines) == ["forbidden files"] * 2 + ["stop"] and (ready.memory / "v0.json").read_bytes() == record
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        ("printf '(%.0s' $(seq 3000) >> kernel.py", "diverged"),
+        ("printf 'x = %s\\n' \"$(printf '0x%06000d' 1)\" >> kernel.py", "diverged"),
+        ("head -c 2000000 /dev/zero | tr '\\0' '#' >> kernel.py", "too large"),
+        ("head -c 100000 /dev/zero | tr '\\0' x >> plan.md", "too large"),
+        ("rm kernel.py; mkfifo kernel.py", "no answer"),
+        ("rm kernel.py; ln -s reference.py kernel.py", "no answer"),
+        ("printf '\\033[2J\\a'; exit 3", "failed"),
+    ],
+)
+def test_odd_texts_have_a_name_too(ready, body, outcome):
+    _, lines = run(ready, agent(kernel(500) + body), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == [outcome, "stop"], lines
+    assert lines[0]["message"].isprintable()
+
+
+def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
+    """The plan is handed back; a figure that stays uncited costs that candidate alone, and its kernel may come again."""
+    machine = stand_in(ready)
+    status = iter([("PLAN", "no Category"), *[("OK", "OK")] * 9])
+    machine = loop.Machine(machine.brief, lambda *_: next(status), machine.measure, machine.restart)
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    result, lines = run(ready, agent(kernel(50)), machine, limits)
+    assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
+    bad = agent(kernel(40), plan=PLAN.replace("One pass.", "One pass at 3.9 TB/s."))
+    (ready.root / ".loop" / "rounds.jsonl").unlink()
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
+    command = f"if [ -e {W}/.loop/second ]; then {agent(kernel(40))}else touch {W}/.loop/second; {bad}fi"
+    _, lines = run(ready, command, limits=limits)
+    assert outcomes(lines) == ["refused plan", "accepted", "stop"], lines
+
+
+def test_what_an_agent_leaves_running_is_ended_with_it(ready, tmp_path):
+    leaves = f"set -m; sleep 301 & echo $! > {tmp_path}/a; setsid sleep 302 & sleep 0.2; echo $! > {tmp_path}/b"
+    _, lines = run(ready, agent(kernel(50) + leaves), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == ["accepted", "stop"]
+    assert not running("301") and not running("302")
+
+
+def running(word: str) -> list[Path]:
+    """Processes with that word among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [path] * (word.encode() in path.read_bytes().split(b"\0"))
+    return found
+
+
+def test_the_budget_of_calls_is_kept_with_several_candidates(ready):
+    limits = loop.Limits(**{**vars(LIMITS), "candidates": 4, "agent_calls": 2, "rounds": 9})
+    result, _ = run(ready, agent(kernel(500)), limits=limits)
+    assert result["agent_calls"] == 2 and "calls of the agent" in result["reason"]
+
+
+def test_a_kernel_of_a_former_run_is_not_judged_again(ready):
+    one = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    run(ready, agent(kernel(500)), limits=one)
+    _, lines = run(ready, agent(kernel(500)), limits=one)
+    assert outcomes(lines)[2:] == ["tried before", "stop"]
+
+
+def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
+    run(ready, agent(kernel(500)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    run(ready, agent(kernel(90)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))  # commits the plan of v1 too
+    memory.Memory(ready).set_masked(["v1"], True)
+    looks = f"ls plans > {tmp_path}/plans; git log --oneline > {tmp_path}/log"
+    run(ready, looks, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert (tmp_path / "plans").read_text().split() == ["v2_plan.md"]
+    assert (tmp_path / "log").read_text().count("\n") == 1
+
+
+def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of_a_killed_one(ready, tmp_path):
+    script = KILLED.replace("loop.Loop(", "signal.signal(15, lambda *_: sys.exit(143))\nloop.Loop(")
+    names = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(ready.root), "place": ""}
+    code = script.format(agent=f"echo > {tmp_path}/began; sleep 303", **names).replace(
+        "import os", "import signal, os", 1
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process = subprocess.Popen([sys.executable, "-c", code.replace(".run()", f".run({number == 9})")])
+        while not (tmp_path / "began").exists():
+            time.sleep(0.05)
+        start = time.monotonic()
+        process.send_signal(number)
+        process.wait()
+        assert time.monotonic() - start < 5
+        (tmp_path / "began").unlink()
+    _, lines = run(ready, "true", limits=loop.Limits(**{**vars(LIMITS), "rounds": 3}), resume=True)
+    assert "stop" in outcomes(lines)
+    assert not running("303")
 
 
 def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
@@ -207,6 +369,9 @@ if place == "before the record":
 elif place == "after the record":
     settle = rounds.settle
     rounds.settle = lambda *arguments: (settle(*arguments), die())
+elif place == "between line and state":
+    note = loop.Loop.note
+    loop.Loop.note = lambda *arguments: (note(*arguments), die())
 elif place == "before the verdict":
     machine = loop.Machine(machine.brief, machine.check, die, machine.restart)
 elif place == "while the agent works":
@@ -216,7 +381,8 @@ loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print, test_loop.GREE
 
 
 @pytest.mark.parametrize(
-    "place", ["while the agent works", "before the verdict", "before the record", "after the record"]
+    "place",
+    ["while the agent works", "before the verdict", "before the record", "after the record", "between line and state"],
 )
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
     names = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(ready.root), "agent": GOOD}
@@ -227,7 +393,8 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(read
     accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
     assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
     assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
-    assert ready.git("worktree", "list").count("\n") == 0
+    subjects = ready.git("log", "--format=%s").splitlines()
+    assert len(subjects) == len(set(subjects)) == len(accepted) + 1  # and the session's start
     times = [
         ready.file_at(r["git_commit_hash"], "kernel.py").decode().partition("us = ")[2].split()[:1]
         for r in records.records()[1:]

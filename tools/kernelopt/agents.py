@@ -1,23 +1,42 @@
 """An agent's command, run on a brief in a git worktree of its own: what it answered, and what it did besides.
 
 Whatever the command does has a name (OUTCOMES); nothing of it is taken but kernel.py and the plan. It runs with the user's
-rights, as every coding agent does; what it changes in the workspace itself is found and named.
+rights, as every coding agent does; what it changes in the workspace itself is found, named and put back.
 """
 
 import ast
+import contextlib
 import hashlib
+import os
 import shutil
+import signal
+import stat
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import bundle
+from . import bundle, memory
 from .sandbox import Pump, Tail, kill_group
-from .workspace import Workspace, environment_without_git, run_git
+from .workspace import IGNORED, Workspace, environment_without_git, run_git
 
 PLAN = "plan.md"
-OUTCOMES = ("answered", "timed out", "failed", "no answer", "no plan", "unchanged", "tried before", "forbidden files")
+MOST_BYTES = {"kernel.py": 1 << 20, PLAN: 1 << 16}
+OUTCOMES = (
+    "answered",
+    "timed out",
+    "failed",
+    "no answer",
+    "no plan",
+    "too large",
+    "unchanged",
+    "tried before",
+    "forbidden files",
+    "no call left",
+)
+MARK = "KERNELOPT_DESK"  # in the environment of all that an agent starts
+KEPT_BYTES = 4 << 20  # a larger file of the workspace is compared by its size and time, and not put back
+OWN = (".git", ".loop", ".cache", "__pycache__")  # of the workspace's folder: what its tools change meanwhile
 
 
 @dataclass(frozen=True)
@@ -34,7 +53,8 @@ class Answer:
 class Desk:
     """The worktree in which an agent works on one candidate, which it may leave as kernel.py and plan.md.
 
-    kernel: what kernel.py holds when it begins.
+    It is a clone of the last commit alone: whatever the agent does to its git, the workspace's own is another one, and masked rounds are
+    not in its history. kernel: what kernel.py holds when it begins.
     """
 
     def __init__(self, workspace: Workspace, name: str, kernel: bytes):
@@ -43,100 +63,163 @@ class Desk:
 
     def __enter__(self) -> "Desk":
         self.remove()
-        self.base = self.workspace.git("rev-parse", "HEAD")
-        self.workspace.git("worktree", "add", "--quiet", "--detach", str(self.path), self.base)
+        source = f"file://{self.workspace.root.resolve()}"
+        self.workspace.git("clone", "--quiet", "--depth", "1", "--template=", source, str(self.path))
+        run_git(self.path, "remote", "remove", "origin")
+        for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
+            run_git(self.path, "config", setting, self.workspace.git("config", setting))
+        for record in memory.Memory(self.workspace).records(masked=True):
+            if record["masked"]:
+                (self.path / "plans" / f"{record['version']}_plan.md").unlink(missing_ok=True)
         bundle.write_bytes(self.path / "kernel.py", self.kernel)
+        self.before = seen(self.path, IGNORED_NAMES)
         return self
 
     def __exit__(self, *_) -> None:
         self.remove()
 
     def remove(self) -> None:
-        run_git(self.workspace.root, "worktree", "remove", "--force", str(self.path))
-        run_git(self.workspace.root, "worktree", "prune")
+        end_marked(self.path)
+        remove(self.path)
 
     def ask(self, command: str, brief: str, timeout_s: float, tried: set[str]) -> Answer:
         """The agent's answer to a brief. tried: fingerprints of kernels that were judged already."""
-        before = Kept(self.workspace)
         code, log, wall_s = run(command, brief, self.path, timeout_s)
-        outcome, message = self._judged(code, log, timeout_s, before.put_back(), tried)
-        kernel, plan = (self._text(name) for name in ("kernel.py", PLAN))
-        return Answer(outcome, message, kernel, plan, wall_s)
+        texts = {name: self._text(name) for name in (*MOST_BYTES,)}  # once: what is judged is what is taken
+        outcome, message = self._judged(code, log, timeout_s, texts, tried)
+        return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)
 
-    def _judged(
-        self, code: int | None, log: str, timeout_s: float, meddled: list[str], tried: set[str]
-    ) -> tuple[str, str]:
-        """(outcome, message); the first that holds. meddled: what was changed in the workspace itself."""
-        if changed := sorted(name for name in self.touched() if name not in ("kernel.py", PLAN)):
+    def _judged(self, code: int | None, log: str, timeout_s: float, texts: dict, tried: set[str]) -> tuple[str, str]:
+        """(outcome, message); the first that holds."""
+        if changed := self.touched():
             return "forbidden files", f"it touched {', '.join(changed[:5])}; only kernel.py and {PLAN} are its own"
-        if meddled:
-            return "forbidden files", f"it changed {', '.join(meddled[:5])} in the workspace itself; that is put back"
         if code is None:
             return "timed out", f"no answer within {timeout_s:.0f} s"
         if code:
             return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it said nothing'}"
-        kernel = self._text("kernel.py")
+        for name, most in MOST_BYTES.items():
+            if texts[name] is not None and len(texts[name].encode()) > most:
+                return "too large", f"{name} is larger than {most >> 10} KB"
+        kernel = texts["kernel.py"]
         if not kernel or not kernel.strip():
             return "no answer", "it left no kernel.py"
         if fingerprint(kernel) == fingerprint(self.kernel.decode()):
             return "unchanged", "kernel.py is what it was, but for comments and layout"
         if fingerprint(kernel) in tried:
             return "tried before", "this kernel was judged already, but for comments and layout"
-        if not self._text(PLAN):
+        if not texts[PLAN]:
             return "no plan", f"it left no {PLAN}"
         return "answered", "a kernel and a plan"
 
-    def touched(self) -> set[str]:
-        """Files that differ from the commit it began with, committed or not, new ones too."""
-        changed = run_git(self.path, "diff", "--name-only", "-z", self.base).stdout
-        new = run_git(self.path, "ls-files", "--others", "--exclude-standard", "-z").stdout
-        return {name for name in (changed + new).decode(errors="replace").split("\0") if name}
+    def touched(self) -> list[str]:
+        """What differs from how the desk was laid, new files too; kernel.py and the plan are the agent's."""
+        now = seen(self.path, IGNORED_NAMES)
+        changed = {name for name in {*now, *self.before} if now.get(name) != self.before.get(name)}
+        return sorted(changed - {"kernel.py", PLAN})
 
     def _text(self, name: str) -> str | None:
-        path = self.path / name
-        if path.is_symlink() or not path.is_file():
+        """The file's text, up to a little more than it may have; None when it is no plain file."""
+        try:
+            handle = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
             return None
-        return path.read_text(encoding="utf-8", errors="replace")
+        with open(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                return None
+            return file.read(MOST_BYTES[name] + 8).decode("utf-8", errors="replace")
+
+
+IGNORED_NAMES = (".git", *(name.rstrip("/") for name in IGNORED))
+
+
+def seen(root: Path, ignored: tuple[str, ...]) -> dict[str, bytes | str]:
+    """All that lies in a folder, by name: the bytes of plain files, a word for anything else; no link is followed.
+
+    ignored: names at the top; __pycache__ is left out everywhere.
+    """
+    found: dict[str, bytes | str] = {}
+    for folder, folders, files in os.walk(root):
+        top = Path(folder) == root
+        folders[:] = [name for name in folders if name != "__pycache__" and not (top and name in ignored)]
+        for name in (*folders, *files):
+            if not (top and name in ignored):
+                path = Path(folder, name)
+                with contextlib.suppress(OSError):  # gone again
+                    found[str(path.relative_to(root))] = content(path)
+        folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
+    return found
+
+
+def content(path: Path) -> bytes | str:
+    what = path.lstat()
+    if stat.S_ISDIR(what.st_mode):
+        return "folder"
+    if stat.S_ISLNK(what.st_mode):
+        return f"link to {path.readlink()}"
+    if not stat.S_ISREG(what.st_mode):
+        return "special"
+    return path.read_bytes() if what.st_size <= KEPT_BYTES else f"{what.st_size} bytes of {what.st_mtime_ns}"
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a folder with all in it, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def clear_desks(workspace: Workspace) -> None:
-    """Remove what a killed run left."""
-    shutil.rmtree(workspace.root / ".loop" / "desks", ignore_errors=True)
-    run_git(workspace.root, "worktree", "prune")
+    """End and remove what a killed run left: agents, desks, locks of its git commands, files half written. The workspace is ours."""
+    end_marked(workspace.root / ".loop" / "desks")
+    remove(workspace.root / ".loop" / "desks")
+    for lock in (workspace.root / ".git").glob("*.lock"):
+        lock.unlink()
+    for pattern in (".kernel.py.*", "plans/.v*_plan.md.*", "rejected/.v*_kernel*"):
+        for half_written in workspace.root.glob(pattern):
+            half_written.unlink()
 
 
 class Kept:
-    """The workspace's commit and the files of the session, as they were before an agent worked."""
+    """The workspace as it was before agents worked: its commit, its git's settings and all files but what its tools change meanwhile."""
 
     def __init__(self, workspace: Workspace):
         self.workspace = workspace
         self._head = workspace.git("rev-parse", "HEAD")
-        self._files = {path: path.read_bytes() for path in self._paths()}
+        self._files = self._now()
 
-    def _paths(self) -> list[Path]:
-        files = [self.workspace.readme, self.workspace.kernel, self.workspace.reference]
-        for folder in ("memory", "plans", "rejected"):
-            files += sorted(path for path in (self.workspace.root / folder).rglob("*") if path.is_file())
-        return files
+    def _now(self) -> dict[str, bytes | str]:
+        git = self.workspace.root / ".git"
+        settings = [git / name for name in ("HEAD", "config", "info", "info/attributes", "info/exclude")]
+        found = {f".git/{path.relative_to(git)}": content(path) for path in settings if os.path.lexists(path)}
+        return found | seen(self.workspace.root, OWN)
 
     def put_back(self) -> list[str]:
         """Restore what was changed or removed; what is new goes to .loop/taken. Returns what that was."""
-        meddled = []
-        if self.workspace.git("rev-parse", "HEAD") != self._head:
-            self.workspace.git("reset", "--quiet", "--soft", self._head)
+        root, now, meddled = self.workspace.root, self._now(), []
+        for name in sorted(now):
+            before = self._files.get(name)
+            if before != now[name] and not (isinstance(before, bytes) and isinstance(now[name], bytes)):
+                meddled += [name] * self._put_aside(root / name)
+        for name, before in self._files.items():
+            if isinstance(before, bytes) and now.get(name) != before:
+                bundle.write_bytes(root / name, before)
+                meddled += [name] * (name not in meddled)
+        for lock in (root / ".git").glob("*.lock"):
+            lock.unlink()
+        if run_git(root, "rev-parse", "HEAD").stdout.decode().strip() != self._head:
+            self.workspace.git("update-ref", "HEAD", self._head)
             meddled.append("the history (HEAD)")
-        for path, content in self._files.items():
-            if not path.is_file() or path.read_bytes() != content:
-                bundle.write_bytes(path, content)
-                meddled.append(str(path.relative_to(self.workspace.root)))
-        for path in self._paths():
-            if path not in self._files:
-                name = str(path.relative_to(self.workspace.root))
-                taken = self.workspace.root / ".loop" / "taken" / name
-                taken.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(taken)
-                meddled.append(name)
         return meddled
+
+    def _put_aside(self, path: Path) -> bool:
+        """Move it into .loop/taken, links themselves and not what they lead to; False when it went with its folder already."""
+        if not os.path.lexists(path):
+            return False
+        taken = self.workspace.root / ".loop" / "taken"
+        taken.mkdir(parents=True, exist_ok=True)
+        path.rename(taken / f"{len(list(taken.iterdir()))}_{path.name}")
+        return True
 
 
 def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int | None, str, float]:
@@ -145,7 +228,7 @@ def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int |
     process = subprocess.Popen(
         ["bash", "-c", command],
         cwd=folder,
-        env=environment_without_git(),
+        env={**environment_without_git(), MARK: str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -159,22 +242,49 @@ def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int |
         code = None
     finally:
         kill_group(process)
+        end_marked(folder)
     feeder.join(Pump.GRACE_S)
     log.finish()
     return code, log.reader.text(), time.monotonic() - start
 
 
+def end_marked(folder: Path) -> None:
+    """Kill all that was started at a desk in `folder`, also what left its session."""
+    mark = f"{MARK}={folder}".encode()
+    for _ in range(10):
+        found = [pid for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if is_marked(pid, mark)]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.02)
+
+
+def is_marked(pid: int, mark: bytes) -> bool:
+    """Has a living process the mark, of the folder itself or of one in it?"""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # empty of a zombie
+    except OSError:
+        return False
+    return any(entry == mark or entry.startswith(mark + b"/") for entry in environment)
+
+
 def fingerprint(kernel: str) -> str:
-    """The same for two kernels that differ in comments, docstrings and layout alone; of text that is no Python, of the
+    """The same for two kernels that differ in comments, docstrings and layout alone; of text that Python cannot take apart, of the
     text."""
     try:
-        tree = ast.parse(kernel)
-    except (SyntaxError, ValueError):
-        return hashlib.sha256(kernel.strip().encode()).hexdigest()
+        return hashlib.sha256(code_alone(kernel).encode()).hexdigest()
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return hashlib.sha256(kernel.strip().encode(errors="replace")).hexdigest()
+
+
+def code_alone(kernel: str) -> str:
+    tree = ast.parse(kernel)
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
             and ast.get_docstring(node, clean=False) is not None
         ):
             node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return ast.dump(tree)

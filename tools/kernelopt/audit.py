@@ -16,7 +16,7 @@ from .roofline import TARGET_SHARE_PCT
 from .units import number
 from .workspace import Workspace, parse_task
 
-NOT_AUDITED = {"profiles", "rejected", ".cache", ".git"}
+NOT_AUDITED = {"profiles", "rejected", ".cache", ".git", ".loop"}
 # of a plan, and of the record that takes it over
 PREDICTION = re.compile(r'^## Expected effect\n.*?(?=^## |\Z)|^ *"expected_impact": [^\n]*', re.DOTALL | re.MULTILINE)
 
@@ -49,6 +49,13 @@ def of_workspace(workspace: Workspace) -> Audit:
         of_file(path, context, found)
     check_targets(workspace, task, found)
     return found
+
+
+def of_plan(workspace: Workspace, plan: Path) -> list[Problem]:
+    """What is wrong in a plan that lies elsewhere, as if it were one of the workspace's."""
+    task, found = workspace.task(), Audit()
+    of_file(plan, make_context(wiki.root(task["gpu_wiki_path"]), task["platform"], measured(workspace, task)), found)
+    return [problem for _, problem in found.problems]
 
 
 def of_files(paths: list[Path], root: Path, platform: str | None) -> Audit:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -82,6 +82,7 @@ class Loop:
         self.records = memory.Memory(workspace)
         self.state = State()
         self.stopped: str | None = None
+        self.judged: set[str] = set()  # fingerprints of all recorded kernels
         self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
@@ -90,14 +91,18 @@ class Loop:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
+        kept = self.folder / "state.json"
+        if kept.exists() and not resume:
+            raise UsageError(f"{kept} is of a run that did not end; go on with --resume, or remove it")
         self.folder.mkdir(exist_ok=True)
         agents.clear_desks(self.workspace)
+        rounds.forget_unrecorded_commit(self.workspace)
         bundle.write_text(self.folder / ".gitignore", "*\n")
-        kept = self.folder / "state.json"
-        if resume and kept.exists():
-            self.state = State(**bundle.read_json(kept))
-        elif kept.exists():
-            raise UsageError(f"{kept} is of a run that did not end; go on with --resume, or remove it")
+        if kept.exists():
+            self.state = read_state(kept)
+        elif resume:
+            self.say("no run is unfinished here: this one begins anew")
+        self.judged = {agents.fingerprint(text) for text in kernels(self.workspace, self.records)}
         self._since = time.monotonic() - self.state.spent_s
 
     def run(self, resume: bool = False) -> dict:
@@ -116,9 +121,15 @@ class Loop:
 
     def restarted(self) -> bool:
         """A partial restart, while the limits and the records allow one."""
-        if self.state.restarts >= self.limits.restarts or (said := self.machine.restart()) is None:
+        if self.state.restarts >= self.limits.restarts:
             return False
-        self.state.restarts, self.state.without_gain = self.state.restarts + 1, 0
+        self.state.restarts += 1
+        self.save()  # first: killed after the masking, it must not mask a second half
+        said = self.machine.restart()
+        if said is None:
+            self.state.restarts -= 1
+            return False
+        self.state.without_gain = 0
         self.note("restart", None, said)
         self.save()
         return True
@@ -128,7 +139,8 @@ class Loop:
         self.state.rounds += 1
         self.state.gained = False
         self.save()
-        starts = self.strategy.starts(self.records, self.limits.candidates)
+        calls_left = self.limits.agent_calls - self.state.agent_calls
+        starts = self.strategy.starts(self.records, min(self.limits.candidates, calls_left))
         briefs = [self.machine.brief(version, number) for number, version in enumerate(starts)]
         kernels = [rounds.kernel_of(self.workspace, self.records.read(version)) for version in starts]
         names = [f"round{self.state.rounds}-{number}" for number in range(len(starts))]
@@ -137,8 +149,16 @@ class Loop:
                 stack.enter_context(agents.Desk(self.workspace, name, kernel))
                 for name, kernel in zip(names, kernels, strict=True)
             ]
+            kept = agents.Kept(self.workspace)
             with ThreadPoolExecutor(len(desks)) as pool:
-                answers = list(pool.map(self.answered, desks, briefs))
+                try:
+                    answers = list(pool.map(self.answered, desks, briefs))
+                except BaseException:  # told to stop: the pool would wait for the agents
+                    agents.end_marked(self.folder / "desks")
+                    raise
+            meddled = kept.put_back()
+        if meddled:
+            answers = [refused(meddled)] * len(answers)
         for name, answer in zip(names, answers, strict=True):
             self.take(name, answer)
         self.save()
@@ -146,37 +166,48 @@ class Loop:
 
     def answered(self, desk: agents.Desk, brief: str) -> agents.Answer:
         """The agent's answer, handed back with the verifier's words until it is right or the refinements are used up."""
-        tried = set(self.state.tried)
+        tried = self.judged | set(self.state.tried)
+        answer = agents.Answer("no call left", "the calls of the agent were used up")
         for attempt in range(1 + self.limits.refinements):
             with self._lock:
+                if self.state.agent_calls >= self.limits.agent_calls:
+                    return answer
                 self.state.agent_calls += 1
                 self.say(f"{desk.name}: asking the agent, call {self.state.agent_calls}")
                 self.save()
-            answer = desk.ask(self.agent, brief, self.limits.agent_timeout_s, tried)
+            answer = desk.ask(self.agent, brief, self.seconds_left(), tried)
             if answer.outcome != "answered":
                 return answer
-            status, message = self.machine.check(desk.path / "kernel.py", desk.path / agents.PLAN)
-            if (
-                status == "OK"
-                or attempt == self.limits.refinements
-                or self.state.agent_calls >= self.limits.agent_calls
-            ):
+            status, message = self.machine.check(*self.put_down(desk.name, answer))
+            if status == "OK" or attempt == self.limits.refinements:
                 return answer
             self.note("refined", desk.name, message)
-            tried.add(agents.fingerprint(answer.kernel))
-            brief += REFINE.format(status=status, message=message)
+            if status not in ("PLAN", "CRASH"):  # the kernel itself is wrong: it may not come back as it is
+                tried.add(agents.fingerprint(answer.kernel))
+            brief += REFINE.format(status=status, message=message, file="plan.md" if status == "PLAN" else "kernel.py")
         return answer
+
+    def put_down(self, name: str, answer: agents.Answer) -> tuple[Path, Path]:
+        """A candidate's kernel and plan as files of the loop's own, which no agent's desk takes away."""
+        paths = [self.folder / "candidates" / f"{name}{ending}" for ending in (".py", ".md")]
+        for path, text in zip(paths, (answer.kernel, answer.plan), strict=True):
+            bundle.write_text(path, text)
+        return tuple(paths)
+
+    def seconds_left(self) -> float:
+        """For the next call of the agent: its own time-out, or what the budget leaves."""
+        left = 60 * self.limits.minutes - (time.monotonic() - self._since)
+        return max(1.0, min(self.limits.agent_timeout_s, left))
 
     def take(self, name: str, answer: agents.Answer) -> None:
         """Put a candidate on disk, to be gated; or say why it is none."""
         outcome, message = answer.outcome, answer.message
-        if outcome == "answered" and agents.fingerprint(answer.kernel) in self.state.tried:
+        if outcome == "answered" and agents.fingerprint(answer.kernel) in {*self.state.tried, *self.judged}:
             outcome, message = "tried before", "another candidate of this round is the same"
         if outcome != "answered":
             self.note(outcome, name, message)
             return
-        bundle.write_text(self.folder / "candidates" / f"{name}.py", answer.kernel)
-        bundle.write_text(self.folder / "candidates" / f"{name}.md", answer.plan)
+        self.put_down(name, answer)
         self.state.tried.append(agents.fingerprint(answer.kernel))
         self.state.waiting.append(name)
 
@@ -202,7 +233,8 @@ class Loop:
         version = self.state.version
         result = version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]
         if result:
-            self.settled(version, result == "PASS", "recorded before the stop")
+            noted = self.last_noted() == version  # it was killed between that line and the state
+            self.settled(version, result == "PASS", "recorded before the stop", noted=noted)
         return bool(result)
 
     def settle(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
@@ -218,29 +250,53 @@ class Loop:
         bundle.write_bytes(self.workspace.plan(version), candidate.with_suffix(".md").read_bytes())
         try:
             plan = rounds.check_ready(self.workspace, version)
-            diagnosis = profile_report.evidence_for_round(self.workspace, version)
-            result = rounds.settle(self.workspace, version, plan, evidence, diagnosis)
         except (UsageError, Refused) as error:
             rounds.put_best_back(self.workspace)  # the plan says nothing, a figure is not cited, the kernel is the best
+            self.state.tried.remove(agents.fingerprint(candidate.with_suffix(".py").read_text(encoding="utf-8")))
             return self.settled(version, False, f"not judged: {error}", outcome="refused plan")
+        diagnosis = profile_report.evidence_for_round(self.workspace, version)
+        result = rounds.settle(self.workspace, version, plan, evidence, diagnosis)
         slower = slowdown(result)
         outcome = "diverged" if slower and slower > DIVERGED else None
         return self.settled(version, result["accepted"], result["reason"], outcome)
 
-    def settled(self, version: str, accepted: bool, reason: str, outcome: str | None = None) -> bool:
+    def settled(
+        self, version: str, accepted: bool, reason: str, outcome: str | None = None, noted: bool = False
+    ) -> bool:
         self.state.gained |= accepted
         self.state.waiting.pop(0)
         self.state.version = None
-        self.note(outcome or ("accepted" if accepted else "rejected"), version, reason)
+        if not noted:
+            self.note(outcome or ("accepted" if accepted else "rejected"), version, reason)
         self.save()
         return accepted
 
+    def last_noted(self) -> str | None:
+        """What the last line of rounds.jsonl is of."""
+        path = self.file("rounds.jsonl")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        try:
+            return json.loads(lines[-1])["of"] if lines else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
     def note(self, outcome: str, of: str | None, message: str) -> None:
         """A line of rounds.jsonl, and of progress; of: a version, or a candidate that became none."""
+        message = "".join(
+            letter if letter.isprintable() else " " for letter in message
+        )  # an agent's words, maybe for a terminal
         line = {"at": memory.now(), "round": self.state.rounds, "of": of, "outcome": outcome, "message": message[:500]}
-        with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+        with open(self.file("rounds.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
+
+    def file(self, name: str) -> Path:
+        """A file of the loop's own; what an agent may have put in its place is removed."""
+        path = self.folder / name
+        self.folder.mkdir(exist_ok=True)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            agents.remove(path)
+        return path
 
     def now(self) -> str:
         if self.stopped:
@@ -251,10 +307,10 @@ class Loop:
 
     def save(self) -> None:
         self.state.spent_s = time.monotonic() - self._since
-        bundle.write_json(self.folder / "state.json", asdict(self.state))
+        bundle.write_json(self.file("state.json"), asdict(self.state))
         best = self.records.best()
         bundle.write_json(
-            self.folder / "status.json",
+            self.file("status.json"),
             {
                 "now": self.now(),
                 "best": best["version"],
@@ -266,15 +322,18 @@ class Loop:
             },
         )
 
+    def done(self) -> None:
+        """Put the state away, so that the next run begins afresh; until then, --resume comes to the same end again."""
+        (self.folder / "state.json").unlink(missing_ok=True)
+
     def ended(self, reason: str) -> dict:
-        """The result; the state is put away, so that the next run begins afresh."""
+        """The result."""
         best = self.records.best()
         if digest(self.workspace.kernel) != best["kernel_sha256"]:
             rounds.put_best_back(self.workspace)
         self.stopped = reason
         self.note("stop", None, reason)
         self.save()
-        (self.folder / "state.json").unlink(missing_ok=True)
         return {
             "reason": reason,
             "met": gate.goal(self.workspace.task()["targets"], best)["met"],
@@ -294,8 +353,31 @@ REFINE = """
 
 The verifier says {status}: {message}
 
-Mend kernel.py in this folder; keep plan.md, or put it right.
+Mend {file} in this folder, and leave both kernel.py and plan.md there.
 """
+
+
+def read_state(path: Path) -> State:
+    """UsageError when the file holds something else."""
+    try:
+        return State(**bundle.read_json(path))
+    except (TypeError, OSError):
+        raise UsageError(f"{path} is no state of a run; remove it to begin anew") from None
+
+
+def kernels(workspace: Workspace, records: memory.Memory) -> Iterator[str]:
+    """The texts of all recorded kernels that are still there, masked ones too."""
+    for record in records.records(masked=True):
+        with contextlib.suppress(UsageError):
+            yield rounds.kernel_of(workspace, record).decode(errors="replace")
+
+
+def refused(meddled: list[str]) -> agents.Answer:
+    """The answer of a round in which somebody changed the workspace: whose it was cannot be told, so none counts."""
+    return agents.Answer(
+        "forbidden files",
+        f"{', '.join(meddled[:5])} in the workspace itself was changed in this round; that is put back",
+    )
 
 
 def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -> str | None:

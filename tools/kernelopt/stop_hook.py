@@ -32,7 +32,7 @@ def main(root: str) -> int:
 def why_not(root: Path) -> str | None:
     """Why the turn may not end yet; None when it may. Counts how often it said so, and disarms when the goal is met."""
     armed = root / ARMED
-    if not armed.exists():
+    if not armed.is_file():
         return None
     said = json.loads(armed.read_text())["blocks"]
     unmet = goals_unmet(root)

@@ -145,6 +145,7 @@ class Workspace:
 
     def commit(self, message: str) -> str:
         """Commit everything that git does not ignore; the new commit's full hash."""
+        self.git("read-tree", "--empty")  # an index from nothing: no flag in the old one keeps a change back
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
         return self.git("rev-parse", "HEAD")
@@ -185,10 +186,12 @@ def parse_task(readme: bytes, what: str) -> dict:
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository."""
+    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository, and to replaced objects."""
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, env=environment_without_git()
+            ["git", "--no-replace-objects", "-C", str(folder), *arguments],
+            capture_output=True,
+            env=environment_without_git(),
         )
     except FileNotFoundError:
         raise EnvironmentLacks("git is not installed; install it, for example: apt-get install git") from None
