@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, run_tool, tool_json
-from kernelopt import diagnosis, memory, metrics, profile_pages, profile_report
+from kernelopt import diagnosis, findings, memory, metrics, profile_analysis, profile_pages, profile_report
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import ncu
 from kernelopt.sandbox import Outcome
@@ -89,6 +89,38 @@ def metrics_of(**values) -> dict:
         ),
         ({"sm_throughput": 70.0, "memory_throughput": 85.0, "tensor_cycles": 65.0}, ("compute", "tensor pipe")),
         ({"sm_throughput": 70.0, "memory_throughput": 68.0}, ("balanced", None)),
+        (  # the L2's figure is not one of the memory throughput's parts: DRAM's is, and warps wait
+            {
+                "sm_throughput": 50.0,
+                "memory_throughput": 64.0,
+                "dram_throughput": 64.0,
+                "l2_throughput": 82.0,
+                "warp_latency": 10.0,
+                "stall_long_scoreboard": 7.7,
+            },
+            ("latency", "long scoreboard"),
+        ),
+        (  # a full queue is a busy unit's mark
+            {
+                "sm_throughput": 78.0,
+                "memory_throughput": 43.0,
+                "xu_instructions": 79.4,
+                "issue_active": 0.79,
+                "warp_latency": 10.0,
+                "stall_mio_throttle": 3.3,
+            },
+            ("compute", "xu pipe"),
+        ),
+        (  # neither DRAM nor the L1 is what the memory throughput is of
+            {
+                "sm_throughput": 40.0,
+                "memory_throughput": 85.8,
+                "dram_throughput": 11.0,
+                "l1_throughput": 68.9,
+                "l2_throughput": 85.0,
+            },
+            ("memory", "l2"),
+        ),
         ({"sm_throughput": 3.0, "memory_throughput": 2.0, "waves_per_sm": 0.01}, ("underutilized", "small grid")),
         (
             {
@@ -118,27 +150,39 @@ IDLE = {"sm_throughput": 10.0, "memory_throughput": 20.0, "waves_per_sm": 4.0}
 
 
 def test_findings_follow_from_their_counters():
-    sectors = {"load_sectors": 90.0, "store_sectors": 10.0}
+    sectors = {"load_sectors": 90.0, "store_sectors": 10.0, "tma_cycles": 0.0}
     assert findings_of(**BUSY, **sectors, load_bytes_per_sector=4.0, store_bytes_per_sector=32.0) == [
         "uncoalesced_loads"
     ]
     assert findings_of(**BUSY, **sectors, load_bytes_per_sector=32.0, store_bytes_per_sector=32.0) == []
-    reduction = {"load_sectors": 99.0, "store_sectors": 1.0}  # one result a row: its store costs nothing
+    reduction = {
+        "load_sectors": 99.0,
+        "store_sectors": 1.0,
+        "tma_cycles": 0.0,
+    }  # one result a row: its store costs nothing
     assert findings_of(**BUSY, **reduction, load_bytes_per_sector=32.0, store_bytes_per_sector=4.0) == []
     assert findings_of(**BUSY, local_load_sectors=10.0, local_store_sectors=0.0) == ["local_memory_traffic"]
     assert findings_of(**BUSY, registers_per_thread=255.0, local_load_sectors=0.0, local_store_sectors=0.0) == []
     conflicts = {"shared_bank_conflicts": 50.0, "shared_wavefronts": 100.0}
-    assert findings_of(**{**BUSY, "dram_throughput": 10.0}, l1_throughput=90.0, **conflicts) == [
-        "shared_bank_conflicts"
-    ]
-    assert findings_of(**BUSY, **conflicts) == []  # DRAM limits: conflicts cost nothing
+    shared = {**BUSY, "dram_throughput": 10.0, "l1_throughput": 90.0, **conflicts, "warp_latency": 10.0}
+    assert findings_of(**shared, stall_short_scoreboard=2.5) == ["shared_bank_conflicts"]
+    assert findings_of(**shared, stall_short_scoreboard=0.9) == []  # nobody waits for shared memory
+    assert findings_of(**BUSY, **conflicts, stall_short_scoreboard=2.5, warp_latency=10.0) == []  # DRAM limits
     assert findings_of(**IDLE, achieved_occupancy=10.0, limit_registers=1.0, limit_warps=4.0) == ["low_occupancy"]
     assert findings_of(**IDLE, stall_barrier=9.0, warp_latency=10.0) == ["stall_barrier"]
     assert findings_of(**{**IDLE, "waves_per_sm": 0.1}) == ["small_grid"]
     assert findings_of(**IDLE | {"waves_per_sm": 0.48}, cycles_active=50.0, cycles_active_most=100.0) == ["small_grid"]
     one_block_each = {**IDLE, "waves_per_sm": 0.48, "cycles_active": 96.0, "cycles_active_most": 100.0}
     assert "small_grid" not in findings_of(**one_block_each)  # each SM has its block: the GPU is filled, if thinly
+    copied = {**sectors, "tma_cycles": 0.5, "load_bytes_per_sector": 4.0}  # bulk copies, which the sectors do not hold
+    assert findings_of(**BUSY, **copied, dram_bytes_read=32e6, dram_bytes_written=0.0) == []
+    assert findings_of(**BUSY, **copied) == []  # how much they carry is unknown
+    assert findings_of(**BUSY, **{**copied, "tma_cycles": None}, compute_capability=8) == ["uncoalesced_loads"]
+    spilled = {"local_load_sectors": 10.0, "local_store_sectors": 0.0, "load_sectors": 2000.0, "store_sectors": 0.0}
+    assert findings_of(**BUSY, **spilled, tma_cycles=0.0, spill_instructions=1.0) == []  # half a percent
     matrix = {"flops": 10**12, "bytes_min": 10**6, "dtype": "bf16"}
+    stencil = {**matrix, "flops": 4 * 10**6}  # the vector units do that beside the least bytes
+    assert findings_of(stencil, **BUSY, tensor_cycles=0.0) == []
     assert findings_of(matrix, **BUSY, tensor_cycles=0.0) == ["tensor_cores_unused"]
     assert findings_of(matrix, **BUSY, tensor_cycles=50.0) == []
     assert findings_of(**BUSY) == []  # an absent counter proves nothing
@@ -152,8 +196,9 @@ def test_findings_follow_from_their_counters():
 def test_every_counter_that_a_rule_reads_is_in_the_schema():
     known = {metric.key for metric in metrics.schema()}
     assert {f"{what}_{rest}" for what in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
-    source = Path(diagnosis.__file__).read_text()
-    for group in (diagnosis.PIPES, diagnosis.MEMORY_UNITS, diagnosis.OCCUPANCY_LIMITS, diagnosis.STALL_ADVICE):
+    source = Path(diagnosis.__file__).read_text() + Path(findings.__file__).read_text()
+    groups = (findings.PIPES, diagnosis.QUEUES, findings.OCCUPANCY_LIMITS)
+    for group in (*groups, findings.STALL_ADVICE, findings.WGMMA_ADVICE, *findings.EXPLAINED.values()):
         assert set(group) <= known
     read = set(re.findall(r'(?:m|\["metrics"\])(?:\.get\(|\[)"([a-z0-9_]+)"', source))
     assert read and read <= known, read - known
@@ -161,7 +206,7 @@ def test_every_counter_that_a_rule_reads_is_in_the_schema():
 
 def test_every_finding_names_a_page_that_exists():
     bundle = Path(diagnosis.__file__).parents[2]
-    pages = set(re.findall(r'"([a-z-]+\.md)"', Path(diagnosis.__file__).read_text()))
+    pages = set(re.findall(r'"([a-z-]+\.md)"', Path(findings.__file__).read_text()))
     assert len(pages) >= 5
     assert all((bundle / "gpu-wiki/docs/optimization" / page).is_file() for page in pages)
 
@@ -183,7 +228,7 @@ def test_the_report_compares_with_the_version_before(session):
     store(session, "v1", "one_pass.ncu-rep", "1" * 64)
     profile = profile_report.load(session.profile("v1", profile_report.MODE))
     (before,) = profile_report.earlier(session, profile["params"])
-    text = profile_pages.page(profile, profile_report.analysed(profile, [before]), before)
+    text = profile_pages.page(profile, profile_analysis.analysed(profile, [before]), before)
     assert "## Against v0" in text and "| all kernels (us) | 509 | 258 | -49.3 % |" in text
     assert "recorded on NVIDIA H200" in text and "| section | counter | v1 | v0 | unit |" in text
     for metric in metrics.schema():

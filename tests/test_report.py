@@ -22,6 +22,7 @@ EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 BY_HAND = "made by hand"
+BASIS = "measured_copy_bandwidth: 4296 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L36"
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\"'></style></title></pre></svg>]]>-->"
     "```\n`````\n`` [x](javascript:alert(3)) <b> | @BODY@ \0 \ud800 \u202e \\ &lt;"
@@ -138,8 +139,13 @@ def example() -> Reader:
 @pytest.mark.parametrize(
     "words",
     [
-        "Goal: met by v1",
-        "v1, 262.46 us (261.63 to 263.78)",
+        "Goal: met since v1; v1 is the best version",
+        "row_softmax_demo_20261121_071539 on H200; goal: default at least 3866.4 GB/s (90 % of measured_copy_bandwidth).",
+        "v1, 1.986x as fast as v0: Compute maximum, sum and result in one kernel",
+        "What remains no target is open.",
+        "Profile of v0 said ncu; memory;",
+        "three kernels in the call, DRAM-bound, several times the least bytes moved",
+        "v1, median 262.46 us (p20 261.63 to p80 263.78); share of the floor 95.2 %; 1.986x as fast as v0 (measured in pairs)",
         "1.986x (95 % interval 1.985 to 1.989), measured in pairs",
         "95.2 %",
         "2 accepted, 1 rejected",
@@ -238,7 +244,12 @@ def test_a_workspace_with_nothing_recorded_has_a_page(session):
 def test_a_baseline_alone_has_a_page(session):
     put(session, "v0", performance=timed(10))
     reader = read_page(session)
-    for words in ("v0, 10.00 us (9.90 to 10.20)", "none: v0 is the best version", "No roofline", "v0 is not profiled"):
+    for words in (
+        "v0, median 10.00 us (p20 9.90 to p80 10.20)",
+        "none: v0 is the best version",
+        "No roofline",
+        "v0 is not profiled",
+    ):
         assert words in reader.text
     assert [chart.name for chart in page_of(session).charts()] == ["trajectory"]
     assert "torch.clamp" in reader.text  # its kernel.py
@@ -338,9 +349,132 @@ def test_a_chain_that_breaks_gives_no_speedup(matmul, against):
     assert report.speedup_over_v0(session) is None and report.speedup_line(session).startswith("UNKNOWN: v3")
 
 
+@pytest.mark.parametrize(
+    ("reached", "since"),
+    [((300, 650, 620), "v1"), ((650, 640, 620), "v0"), ((650, 600, 620), "v3"), ((300, 300, 620), "v3")],
+)
+def test_a_goal_is_met_since_the_version_after_which_it_was_never_lost(matmul, reached, since):
+    for (version, against), tflops in zip((("v0", None), ("v1", "v0"), ("v3", "v1")), reached, strict=True):
+        put(matmul, version, performance=timed(220, against, 1.1, tflops=tflops))
+    assert f"Goal: met since {since}; v3 is the best version" in read_page(matmul).text
+    assert report.summary(report.gather(matmul))["goal"]["since"] == since
+
+
+def test_the_summary_names_the_steps_that_gave_most(matmul):
+    long = "Stage the tiles through shared memory " + "and so on " * 20
+    put(matmul, "v4", optimization={"action_description": long}, performance=timed(100, "v3", 2.5, tflops=560))
+    facts = dict(
+        next(block for block in report.overview(report.gather(matmul), False) if isinstance(block, report.Facts)).rows
+    )
+    assert facts["Asked"] == "test on H200; goal: default at least 612 TFLOPS (90 % of measured_bf16_matmul)."
+    assert facts["Reached"] == (
+        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of the floor not recorded; "
+        "20.000x as fast as v0 (the product of 3 paired steps)."
+    )
+    first, second = facts["What gave most"].split("; ")
+    assert first == "v1, 4.000x as fast as v0: v1 made by hand"
+    assert second.startswith("v4, 2.500x as fast as v3: Stage the tiles") and second.endswith("and so on …")
+    assert facts["What remains"] == "default tflops: 560.00 of 612 TFLOPS, 1.09 times as fast is asked."
+
+
+def test_what_the_median_hides_is_said(matmul):
+    assert not list(report.cautions(report.gather(matmul)))
+    put(matmul, "v3", performance=timed(200, "v1", 2.0, p20_us=182, p80_us=208, floor_share_pct=101.0))
+    wide, above = report.cautions(report.gather(matmul))
+    assert "p20 to p80 spans 13.0 % of the median" in wide and above.startswith("Above 100 %")
+
+
+def test_a_version_has_one_share_of_the_floor_the_measured_one(example):
+    assert "Share of the floor 95.2 %" in example.text
+    assert "Under the profiler 254.59 us in kernels, which is not the measured latency" in example.text
+    assert "Stop? yes: 95.2 % of the floor" in example.text and "98.2 %" not in example.text
+
+
+def test_lessons_that_lie_beside_the_page_are_linked(session):
+    assert run_tool("render_report.py", session.root).returncode == 0
+    assert "lessons.md" not in (session.root / "report.html").read_text()
+    (session.root / "lessons.md").write_text("Measure first.")
+    for form, link in ([], '<a href="lessons.md">lessons.md</a>'), (["--markdown"], "[lessons.md](lessons.md)"):
+        out = session.root / "page"
+        assert run_tool("render_report.py", session.root, *form, "--out", out).returncode == 0
+        assert link in out.read_text()
+
+
+# --- the plan's evidence ------------------------------------------------------------------------------------------
+
+TABLE = """# Plan for v1
+
+## Evidence
+
+| source (profile, gpu-wiki) | query | finding | actionability |
+|---|:---:|---|---|
+| timing of v0 | tile? | 1.085 ms, `a \\| b` | loads run ahead |
+| arithmetic | short row |
+| too | many | cells | here | and there |
+
+## Action
+
+One change.
+"""
+
+
+def test_the_evidence_of_a_plan_is_its_own_table():
+    assert report.evidence_rows(TABLE) == [
+        ["source", "query", "finding", "actionability"],
+        ["timing of v0", "tile?", "1.085 ms, `a | b`", "loads run ahead"],
+        ["arithmetic", "short row", "", ""],
+        ["too", "many", "cells", "here | and there"],
+    ]
+    assert report.evidence_rows("## Evidence\n\nThe clock says so.\n## Action\n") == [
+        ["evidence"],
+        ["The clock says so."],
+    ]
+    assert report.evidence_rows("## Action\n\n| a |\n|---|\n| b |\n") == report.evidence_rows("## Evidence\n\n") == []
+
+
+def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
+    found = {
+        "tool_used": "ncu",
+        "bottleneck_type": "memory",
+        "evidence_summary": "dram 91 %",
+        "evidence_chain": "tensor_cycles = 0 % -> the tensor pipe is idle -> tl.dot",
+    }
+    put(matmul, "v1", performance=timed(500, "v0", 4.0, tflops=274.9), profile_evidence=found)
+    matmul.plan("v1").write_text(TABLE)
+    session = report.gather(matmul)
+    before, after = (Memory(matmul).read(version) for version in ("v1", "v3"))
+    assert report.evidence(session, before).startswith("timing of v0: 1.085 ms, `a | b`; arithmetic")
+    assert report.evidence(session, after) == "none in plans/v3_plan.md"
+    said = "ncu; memory; dram 91 %; its first finding: tensor_cycles = 0 % → the tensor pipe is idle → tl.dot"
+    assert report.profile_before(session, before) == ("Profile of v0 said", said)
+    assert report.profile_before(session, after) == ("Profile of v1 said", "nothing: not profiled")
+    text = read_page(matmul).text
+    assert "loads run ahead" in text and text.index("loads run ahead") < text.index("Profile of v0 said")
+    assert "Evidence: none in plans/v3_plan.md." in text
+
+
+def test_a_citation_is_never_cut():
+    cited = "measured_copy_bandwidth: 4296 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L36"
+    assert report.one_line(f"{'long ' * 40}{cited}").endswith(cited)
+    assert document.plain(f"at `{cited}` | x") == f"at `{cited}` \\| x"
+    assert document.plain("a | b <- c") == "a \\| b \\<- c"
+
+
+def test_an_archive_has_its_kernels_in_versions(matmul):
+    source = kernel_text("return x  # the old way")
+    (matmul.root / "versions").mkdir()
+    (matmul.root / "versions" / "v0_kernel.py").write_text(source)
+    Memory(matmul).save({**Memory(matmul).read("v0"), "kernel_sha256": hashlib.sha256(source.encode()).hexdigest()})
+    text = page_of(matmul).markdown()
+    assert "--- v0/kernel.py\n+++ v1/kernel.py" in text and "-        return x  # the old way" in text
+
+
+# --- a goal -------------------------------------------------------------------------------------------------------
+
+
 def test_a_goal_is_not_met_by_another_kernel_than_was_measured(matmul):
     put(matmul, "v3", performance=timed(200, "v1", 2.0, tflops=687.0))
-    assert "Goal: met by v3" in read_page(matmul).text
+    assert "Goal: met since v3" in read_page(matmul).text
     matmul.kernel.write_text(kernel_text("return x"))
     assert "Goal: NOT met: kernel.py is not the accepted v3" in read_page(matmul).text
     assert report.goal(report.gather(matmul))["met"] is False
@@ -395,8 +529,52 @@ def test_a_problem_with_flops_has_a_roofline(matmul):
     assert roofline.name == "roofline" and roofline.x.log and roofline.y.log
     assert marks(roofline) == ["accepted"] * 3 and "Not on the plot, no rate recorded: v2." in read(page.html()).text
     assert marks(trajectory) == ["accepted", "accepted", "rejected", "accepted"]
-    assert {line.name for line in roofline.lines} == {"measured 680", "documented 989.5", "target 612"}
+    assert {line.name for line in roofline.lines} == {"measured 680", "documented 989.5", "target 612 TFLOPS"}
     assert all(mark.at == pytest.approx(1365.33, abs=0.01) for mark in roofline.marks)
+
+
+def test_a_bandwidth_target_has_its_own_plot_and_keeps_its_unit(matmul):
+    target = {"workload": "default", "metric": "bandwidth_gbps", "target": 3866.4, "unit": "GB/s", "basis": BASIS}
+    matmul.update_readme(task(work={"default": MATMUL}, targets=[target]), {})
+    put(matmul, "v3", performance=timed(250, "v1", 2.0, tflops=549.8, bandwidth_gbps=402.6))
+    charts = page_of(matmul).charts()
+    assert [chart.name for chart in charts] == ["roofline", "bandwidth", "trajectory"]
+    for chart in charts[:2]:
+        assert "target 3866.4 GB/s" in {line.name for line in chart.lines}
+    (line,) = (line for line in charts[0].lines if line.kind == "target")
+    assert line.points[0][1] == pytest.approx(
+        3866.4 * 1365.33 / 1e3, rel=1e-5
+    )  # TFLOPS at that intensity, above the roofs
+    assert all(0 <= charts[0].y.share(y) <= 1 for _, y in line.points)
+
+
+def test_a_latency_target_is_a_line_of_the_trajectory(matmul):
+    target = {"workload": "default", "metric": "latency_us", "target": 240, "unit": "us", "basis": BASIS}
+    matmul.update_readme(task(work={"default": MATMUL}, targets=[target]), {})
+    roofline, trajectory = page_of(matmul).charts()
+    assert {line.name for line in trajectory.lines} == {"floor 202.1 us", "target 240 us", ""}
+    assert "target" not in {line.kind for line in roofline.lines}
+
+
+def test_every_axis_of_figures_says_its_scale(matmul):
+    roofline, trajectory = page_of(matmul).charts()
+    titles = [axis.title for chart in (roofline, trajectory) for axis in (chart.x, chart.y)]
+    scales = ["arithmetic intensity, FLOP/byte (logarithmic)", "TFLOPS (logarithmic)", "version"]
+    assert titles == [*scales, "latency, us (logarithmic)"]
+    assert plots.trajectory([plots.Mark("v0", 0, 3.0, "accepted", "")], 2.0).y.title == "latency, us (linear)"
+    assert all(title in plots.svg(roofline) for title in titles[:2])
+
+
+def test_the_first_and_the_best_version_are_always_named():
+    spot = [plots.Mark(f"v{n}", 2.0, 5.0, "rejected", "", best=n == 3) for n in range(6)]
+    chart = plots.roofline(spot, 2.0, [("documented", 4000.0, 800.0)], None)
+    assert [(mark.name, side) for mark, side in plots.named_marks(chart)] == [("v0", "left"), ("v3", "right")]
+    assert ">v3 (best)<" in plots.svg(chart) and ">v0<" in plots.svg(chart)
+    apart = [dataclasses.replace(mark, value=10.0**n) for n, mark in enumerate(spot)]
+    chart = plots.roofline(apart, 2.0, [("documented", 4000.0, 800.0)], None)
+    assert {mark.name for mark, _ in plots.named_marks(chart)} == {f"v{n}" for n in range(6)}
+    many = [plots.Mark(f"v{n}", n, 100.0, "accepted", "", best=n == 33) for n in range(60)]
+    assert "v33 (best)" in plots.svg(plots.trajectory(many, None))  # the axis has no room for it
 
 
 def test_a_roof_bends_at_its_ridge_and_stays_inside():
@@ -441,7 +619,7 @@ def test_many_versions_keep_their_names_apart():
     assert len(marks(chart)) == 60 and len(chart.x.ticks()) <= 10
     cloud = plots.roofline([dataclasses.replace(m, at=2.0) for m in many], 2.0, [("documented", 4000.0, 800.0)], None)
     heights = sorted(
-        float(t.get("y")) for t in ElementTree.fromstring(plots.svg(cloud)).iter("text") if t.text[0] == "v"
+        float(t.get("y")) for t in ElementTree.fromstring(plots.svg(cloud)).iter("text") if re.match("v[1-9]", t.text)
     )
     assert len(heights) > 3 and all(b - a >= plots.LINE_HEIGHT for a, b in itertools.pairwise(heights))
     assert plots.apart([10.0, 12.0, 80.0]) == [10.0, 23.0, 80.0]
@@ -497,6 +675,8 @@ def hostile_session(session: workspace.Workspace) -> workspace.Workspace:
             pitfalls_and_fixes=[lesson],
             references=[where],
         )
+    table = "\n".join(f"| {' | '.join(row)} |" for row in ([HOSTILE] * 4, ["---"] * 4, [HOSTILE] * 4, ["finding", ""]))
+    session.plan("v1").write_bytes(f"## Evidence\n\n{table}\n".encode("utf-8", "replace"))
     (session.root / "rejected").mkdir()
     shutil.copyfile(session.kernel, session.root / "rejected" / "v1_kernel.py")
     shutil.copytree(EXAMPLE / "profiles" / "v0", session.root / "profiles" / "v0")
@@ -517,8 +697,8 @@ def hostile(session):
 def test_hostile_strings_stay_text(hostile, example):
     page = page_of(hostile).html()
     reader = read(page)
-    assert reader.tags <= example.tags | {"rect"}
-    assert {name for name, _ in reader.attributes} <= {name for name, _ in example.attributes}
+    assert reader.tags <= example.tags | {"rect", "span"}
+    assert {name for name, _ in reader.attributes} <= {name for name, _ in example.attributes} | {"title"}
     assert {v for n, v in reader.attributes if n == "href"} == {"#v0", "#v1"}
     assert reader.styles == Reader(page_of(workspace.Workspace(EXAMPLE)).html()).styles
     assert reader.text.count("<script>alert(1)</script>") > 20 and "@BODY@" in reader.text
@@ -560,6 +740,23 @@ def test_hostile_names_stay_text_in_plots():
             "g",
             "circle",
         }
+
+
+def test_a_long_name_is_shortened_in_the_middle_and_whole_in_its_title():
+    name = f"kernel_cutlass_{'tensorptrbf16gmem_' * 9}32_8_0"
+    reader = read(document.Facts([("Kernel", document.Name(name)), ("Short", document.Name("strip"))]).html())
+    assert ("title", name) in reader.attributes and reader.attributes == [("title", name)]
+    assert (
+        "kernel_cutlass_tensorptr…" in reader.text
+        and reader.text.endswith("32_8_0 Short strip")
+        and name not in reader.text
+    )
+    assert name in document.Facts([("Kernel", document.Name(name))]).markdown()
+
+
+def test_every_cell_names_its_column_for_cards():
+    reader = read(document.Table(("version", '"><b>'), [("v0", "x")], linked=True).html())
+    assert [value for name, value in reader.attributes if name == "data-head"] == ["version", '"><b>']
 
 
 def test_placeholders_are_filled_once():

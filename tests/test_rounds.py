@@ -66,10 +66,31 @@ def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
     assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_bytes()
     assert record["kernel_sha256"] == digest(with_v0.kernel)
     assert "plans/v1_plan.md" in with_v0.git("show", "--name-only", "--format=", "HEAD")
-    assert with_v0.git("log", "-1", "--format=%s").startswith("V1: 2")
+    subject = with_v0.git("log", "-1", "--format=%s")
+    assert subject == "V1: 263.81 us, 1.963x as fast as v0 | One pass in place of three."
     assert record["optimization"]["action_description"] == "One pass in place of three."
     assert record["performance"]["comparison_with_previous"]["against"] == "v0"
     assert with_v0.git("status", "--porcelain") == ""
+
+
+def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
+    record = memory.empty("v4")
+    record["performance"] |= {
+        "latency_us": 1753.31,
+        "comparison_with_previous": {"against": "v3", "verdict": "FASTER", "speedup": 1.011, "ci95": [1.01, 1.012]},
+    }
+    record["profile_evidence"]["bottleneck_type"] = "compute"
+    action = (
+        "Persistent thread blocks that take tiles from a counter, with the producer running ahead into the next tile."
+    )
+    record["optimization"]["action_description"] = action
+    subject, whole, bottleneck = rounds.commit_message(record).split("\n\n")
+    assert subject.startswith("V4: 1753.31 us, 1.011x as fast as v3 | Persistent") and subject.endswith("into the …")
+    assert " ".join(whole.split()) == action
+    assert bottleneck == "Bottleneck in the profile of v3, which it started from: compute."
+    first = memory.empty("v0")
+    first["performance"]["latency_us"] = 9.5
+    assert rounds.commit_message(first) == "V0: 9.50 us | baseline kernel"
 
 
 def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0):

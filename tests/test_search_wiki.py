@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import diagnosis, wiki_search
+from kernelopt import findings as rules
+from kernelopt import wiki_search
 from kernelopt.sandbox import Sandbox
 from kernelopt.verify import verify
 
@@ -145,9 +146,7 @@ def unresolved(link: str, folder: Path) -> str | None:
 
 def test_links_of_findings_lead_to_a_page_and_a_heading():
     constants = [
-        node.value
-        for node in ast.walk(ast.parse(Path(diagnosis.__file__).read_text()))
-        if isinstance(node, ast.Constant)
+        node.value for node in ast.walk(ast.parse(Path(rules.__file__).read_text())) if isinstance(node, ast.Constant)
     ]
     links = {text for text in constants if isinstance(text, str) and re.fullmatch(r"[\w/-]+\.md(#[\w-]+)?", text)}
     assert len(links) >= 6

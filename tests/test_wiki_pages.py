@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import diagnosis
+from kernelopt import findings as rules
 
 WIKI = BUNDLE / "gpu-wiki"
 TECHNIQUE_PAGES = sorted((WIKI / "docs/optimization").glob("*.md"))
@@ -52,9 +52,10 @@ def names(text: str) -> set[str]:
 
 
 def findings() -> dict[str, str]:
-    """{finding: page} of all calls of `finding` in diagnosis.py."""
-    tree = ast.parse(Path(diagnosis.__file__).read_text())
-    found = dict.fromkeys(diagnosis.STALL_ADVICE, "latency-hiding.md")
+    """{finding: page} of all calls of `finding` in findings.py, and of its tables of advice."""
+    tree = ast.parse(Path(rules.__file__).read_text())
+    found = dict.fromkeys(rules.STALL_ADVICE, "latency-hiding.md")
+    found |= {id_: "tensor-cores.md" for id_, _, _ in rules.PIPE_ADVICE.values()}
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "finding":
             id_, page = call.args[0], call.args[5].value

@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import (
+    audit,
     brief,
     bundle,
     cli,
@@ -18,6 +19,7 @@ from kernelopt import (
     loop,
     memory,
     opponents,
+    profile_analysis,
     profile_report,
     rounds,
     strategies,
@@ -25,7 +27,8 @@ from kernelopt import (
     timing,
     trial,
 )
-from kernelopt.errors import Refused, ToolError, UsageError
+from kernelopt.errors import EnvironmentLacks, ToolError, UsageError
+from kernelopt.restart import without_names
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace
 
@@ -37,7 +40,7 @@ TOOLS = Path(__file__).resolve().parent
 INSTRUCTIONS = """
 ## What to leave here
 
-You are in a git worktree of the workspace. Write these two files, and nothing else:
+You are in a git worktree of your own, a copy of the workspace. Write these two files, and nothing else:
 
 - `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function).
 - `plan.md`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
@@ -70,8 +73,10 @@ def main() -> int:
     )
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     with workspace.locked():
-        result = loop.Loop(workspace, args.agent, limits, machine, cli.say, strategy).run(args.resume)
+        driven = loop.Loop(workspace, args.agent, limits, machine, cli.say, strategy)
+        result = driven.run(args.resume)
         result["final"] = final(workspace, args.timeout)
+        driven.done()
     cli.emit(result, args.json, lines(result))
     return 0 if result["met"] else 1
 
@@ -95,14 +100,19 @@ def brief_of(workspace: Workspace, version: str, number: int) -> str:
     instructions = INSTRUCTIONS.format(template=bundle.REFERENCE / "plan.md")
     if not (folder / "metrics.json").exists():
         return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
-    profile = profile_report.load(folder)
-    found = profile_report.analysed(profile, [])
-    kernel = rounds.kernel_of(workspace, memory.Memory(workspace).read(version)).decode()
+    try:
+        profile = profile_report.load(folder)
+        found = profile_analysis.analysed(profile, [])
+    except ToolError as error:
+        return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
+    records = memory.Memory(workspace)
+    kernel = rounds.kernel_of(workspace, records.read(version)).decode()
     parts, left_out = brief.of_workspace(workspace, profile, found, kernel)
     for what in left_out:
         cli.say(f"optimize_kernel.py: not in the brief: {what}")
     prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
-    return f"{prompts['system']}\n\n{prompts['user']}"
+    masked = {record["version"] for record in records.records(masked=True) if record["masked"]}
+    return without_names(f"{prompts['system']}\n\n{prompts['user']}", masked)
 
 
 def direction(findings: list[dict], number: int) -> str:
@@ -120,10 +130,14 @@ def check(executor, workspace: Workspace, kernel: Path, plan: Path, timeout_s: f
         rounds.plan_fields(plan)
     except UsageError as error:
         return "PLAN", str(error)
+    if problems := audit.of_plan(workspace, plan):
+        return "PLAN", f"plan.md, line {problems[0].line}: {problems[0].message}"
     try:
         found = executor.examine("verify", trial.pack(workspace, kernel.read_bytes()), timeout_s)
-    except Refused as refused:
-        return "CRASH", str(refused)
+    except EnvironmentLacks:
+        raise
+    except ToolError as error:
+        return "CRASH", str(error)
     return found["status"], found["message"]
 
 
@@ -135,10 +149,21 @@ def restart(workspace: Workspace) -> str | None:
 
 
 def final(workspace: Workspace, timeout_s: float) -> dict[str, dict]:
-    """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}."""
+    """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}.
+
+    What cannot be compared is named and left out: the rounds were worth something without it."""
+    found: dict[str, dict] = {}
+    try:
+        compare_at_the_end(workspace, timeout_s, found)
+    except ToolError as error:
+        cli.say(f"optimize_kernel.py: no comparison at the end: {error}")
+    return found
+
+
+def compare_at_the_end(workspace: Workspace, timeout_s: float, found: dict[str, dict]) -> None:
     records = memory.Memory(workspace)
     best, first = records.best(), records.read("v0")
-    what, found = subject.of_workspace(workspace), {}
+    what = subject.of_workspace(workspace)
     with Sandbox("cuda", workspace.cache) as sandbox:
         kernel = workspace.extract(best["git_commit_hash"], sandbox.scratch)
         compiled = sandbox.scratch / "compiled.py"
@@ -153,7 +178,6 @@ def final(workspace: Workspace, timeout_s: float) -> dict[str, dict]:
                 found[name] = gate.paired_verdict(measured["default"]["rounds"])
             except ToolError as error:
                 cli.say(f"optimize_kernel.py: not compared with {name}: {error}")
-    return found
 
 
 def arguments():

@@ -22,15 +22,15 @@ def main() -> int:
     if args.out and args.out.is_dir():
         raise UsageError(f"--out {args.out} is a folder; name a file")
     workspace = Workspace(args.workspace)
+    path = args.out or workspace.root / "report.html"
     session = report.gather(workspace)
-    page = report.page(session)
+    page = report.page(session, has_lessons=path.with_name(report.LESSONS).is_file())
     pngs = write_plots(page, args.png) if args.png else []
     for gap in session.gaps:
         cli.say(f"render_report.py: left out: {gap}")
     if args.markdown and args.out is None:
         print(page.markdown(), end="")
         return 0
-    path = args.out or workspace.root / "report.html"
     bundle.write_text(path, page.markdown() if args.markdown else page.html())
     paths = [str(path), *(str(png) for png in pngs)]
     cli.emit({"report": paths[0], "plots": paths[1:], **report.summary(session)}, args.json, paths)

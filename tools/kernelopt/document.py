@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import bundle, plots
+from .citations import CITATION
 from .workspace import VERSION
 
 TEMPLATE = "report.html"
 # Control characters, lone surrogates and what turns the direction of writing: shown, never obeyed.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-SPECIAL = re.compile(r"([\\`*\[\]<|])")  # of Markdown, in text that is none
+NAME_END = 24  # characters of a long name that stay at each end
+SPECIAL = re.compile(r"[\\`*\[\]<|]")  # of Markdown, in text that is none
+CITED = re.compile(f"`?(?P<citation>{CITATION.pattern})`?|{SPECIAL.pattern}")
 
 
 def shown(value: str) -> str:
@@ -27,9 +30,30 @@ def escaped(value: str) -> str:
     return html.escape(shown(value))
 
 
+class Name(str):
+    """A name that a compiler made and nobody reads to its end: a page shows its two ends, and the whole as a title."""
+
+    def html(self) -> str:
+        if len(self) <= 2 * NAME_END + 1:
+            return escaped(self)
+        return f'<span title="{escaped(self)}">{escaped(self[:NAME_END])}…{escaped(self[-NAME_END:])}</span>'
+
+
+def cell(value: str) -> str:
+    """What stands in a table or a list of facts."""
+    return value.html() if isinstance(value, Name) else escaped(value)
+
+
 def plain(value: str) -> str:
-    """Text inside Markdown, on one line."""
-    return SPECIAL.sub(r"\\\1", " ".join(shown(value).split()))
+    """Text inside Markdown, on one line. A citation, of which every character counts, is a code span."""
+    return CITED.sub(written_special, " ".join(shown(value).split()))
+
+
+def written_special(match: re.Match) -> str:
+    citation = match["citation"]
+    if citation and not set("|`") & set(citation):  # these would end the cell or the span
+        return quoted(citation)
+    return SPECIAL.sub(r"\\\g<0>", match[0])
 
 
 def quoted(value: str) -> str:
@@ -65,7 +89,7 @@ class Facts:
     rows: Sequence[tuple[str, str]]
 
     def html(self) -> str:
-        pairs = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in self.rows)
+        pairs = "".join(f"<dt>{escaped(name)}</dt><dd>{cell(value)}</dd>" for name, value in self.rows)
         return f"<dl>{pairs}</dl>"
 
     def markdown(self) -> str:
@@ -73,21 +97,38 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A file that lies beside the page. words: what stands before its name."""
+
+    words: str
+    name: str
+
+    def html(self) -> str:
+        return f'<p>{escaped(self.words)} <a href="{escaped(self.name)}">{escaped(self.name)}</a></p>'
+
+    def markdown(self) -> str:
+        return f"{plain(self.words)} [{plain(self.name)}]({self.name})"
+
+
+@dataclass(frozen=True)
 class Table:
+    """Each cell carries the name of its column: on a phone a row is a card that names them."""
+
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     linked: bool = False  # the first column names versions that have a Fold on this page
 
     def html(self) -> str:
         head = "".join(f"<th>{escaped(cell)}</th>" for cell in self.head)
-        rows = "".join(f"<tr>{''.join(self._cell(*cell) for cell in enumerate(row))}</tr>" for row in self.rows)
+        rows = "".join(f"<tr>{''.join(self._cell(*place) for place in enumerate(row))}</tr>" for row in self.rows)
         return (
             f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         )
 
     def _cell(self, column: int, value: str) -> str:
         linked = self.linked and column == 0 and VERSION.match(value)
-        return f'<td><a href="#{value}">{value}</a></td>' if linked else f"<td>{escaped(value)}</td>"
+        content = f'<a href="#{value}">{value}</a>' if linked else cell(value)
+        return f'<td data-head="{escaped(self.head[column])}">{content}</td>'
 
     def markdown(self) -> str:
         lines = [self.head, ["---"] * len(self.head), *self.rows]

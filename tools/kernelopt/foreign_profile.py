@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from . import diagnosis, metrics, profile_report, wiki
+from . import diagnosis, metrics, profile_analysis, profile_report, wiki
 from .profilers import ncu_csv, rocprof
 
 
 def load(path: Path) -> dict:
-    """The profile {kernels, work, params} of a folder of ours, a .ncu-rep or a CSV of Nsight Compute; of rocprofv3's output
-    with {invalid, origin}."""
+    """The profile {kernels, work, params} of a folder of ours, a .ncu-rep or a CSV of Nsight Compute; of rocprofv3's output with
+    {invalid, origin}."""
     if is_rocprof(path):
         return rocprof.read(path)
     if path.suffix == ".csv" and path.is_file():
@@ -17,9 +17,9 @@ def load(path: Path) -> dict:
 
 
 def analysed(profile: dict, earlier: list[dict], platform: str | None) -> dict:
-    """The analysis of a profile. earlier: profiles of the versions before (profile_report.analysed). platform: the AMD product,
+    """The analysis of a profile. earlier: profiles of the versions before (profile_analysis.analysed). platform: the AMD product,
     whose documented bandwidth the DRAM traffic is held against."""
-    return of_rocprof(profile, platform) if "invalid" in profile else profile_report.analysed(profile, earlier)
+    return of_rocprof(profile, platform) if "invalid" in profile else profile_analysis.analysed(profile, earlier)
 
 
 def is_rocprof(path: Path) -> bool:

@@ -39,6 +39,7 @@ class Mark:
     note: str
     low: float | None = None
     high: float | None = None
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Axis:
     high: float
     log: bool = False
     names: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The label, and the scale of its figures."""
+        return self.label if self.names else f"{self.label} ({'logarithmic' if self.log else 'linear'})"
 
     def share(self, value: float) -> float:
         """Where a value stands, from 0 (low) to 1 (high)."""
@@ -117,15 +123,17 @@ def known(marks: Sequence[Mark]) -> list[Mark]:
     return [mark for mark in marks if mark.value is not None]
 
 
-def trajectory(marks: Sequence[Mark], floor_us: float | None) -> Chart:
-    """Latency over versions (marks: `at` counts from 0), the course of the accepted ones, and the floor where it is
-    known; microseconds."""
-    floor = [floor_us] if floor_us else []
-    values = [v for mark in known(marks) for v in (mark.value, mark.low, mark.high) if v is not None] + floor
+def trajectory(marks: Sequence[Mark], floor_us: float | None, target_us: float | None = None) -> Chart:
+    """Latency over versions (marks: `at` counts from 0), the course of the accepted ones, and the floor and the target
+    where there are such; microseconds."""
+    limits = [limit for limit in (floor_us, target_us) if limit]
+    values = [v for mark in known(marks) for v in (mark.value, mark.low, mark.high) if v is not None] + limits
     log = bool(values) and max(values) > LOG_FROM * min(values)
     low = min(values) / 1.3 if log else 0.0
     x = versions_axis(marks)
-    lines = [Line(f"floor {floor_us:.4g}", "floor", level(x, floor_us))] if floor_us else []
+    lines = [Line(f"floor {floor_us:.4g} us", "floor", level(x, floor_us))] if floor_us else []
+    if target_us:
+        lines.append(Line(f"target {target_us:.4g} us", "target", level(x, target_us)))
     accepted = [mark for mark in known(marks) if mark.kind == "accepted"]
     if accepted:
         lines.append(Line("", "best", tuple(steps(accepted, x.high))))
@@ -150,16 +158,17 @@ def bandwidth(marks: Sequence[Mark], roofs: Sequence[tuple[str, float]], target_
     x = versions_axis(marks)
     lines = [Line(f"{kind} {gbps:.5g}", kind, level(x, gbps)) for kind, gbps in roofs]
     if target_gbps:
-        lines.append(Line(f"target {target_gbps:.5g}", "target", level(x, target_gbps)))
+        lines.append(Line(f"target {target_gbps:.5g} GB/s", "target", level(x, target_gbps)))
     values = [*(mark.value for mark in known(marks)), *(line.points[0][1] for line in lines)]
     y = Axis("GB/s, least bytes over latency", 0.0, max(values) * 1.08)
     return Chart("bandwidth", "Bandwidth of each version", x, y, tuple(lines), tuple(marks))
 
 
 def roofline(
-    marks: Sequence[Mark], intensity: float, roofs: Sequence[tuple[str, float, float]], target_tflops: float | None
+    marks: Sequence[Mark], intensity: float, roofs: Sequence[tuple[str, float, float]], target: tuple[str, float] | None
 ) -> Chart:
-    """Achieved TFLOPS over arithmetic intensity, FLOP/byte, both logarithmic. roofs: (kind, GB/s, TFLOPS).
+    """Achieved TFLOPS over arithmetic intensity, FLOP/byte, both logarithmic. roofs: (kind, GB/s, TFLOPS). target: (name
+    with its own unit, TFLOPS).
 
     marks: `at` is the intensity of the whole problem, so all versions stand above one another.
     """
@@ -167,16 +176,36 @@ def roofline(
     x = Axis("arithmetic intensity, FLOP/byte", min(intensity, *ridges) / 10, max(intensity, *ridges) * 10, log=True)
     reached = [mark.value for mark in known(marks)]
     attainable = [min(tflops, intensity * gbps / 1e3) for _, gbps, tflops in roofs]
-    low = min(reached + attainable) / 3
-    y = Axis("TFLOPS", low, max([*reached, *(tflops for _, _, tflops in roofs)]) * 2, log=True)
+    wanted = [target[1]] if target else []
+    low = min(reached + attainable + wanted) / 3
+    y = Axis("TFLOPS", low, max([*reached, *wanted, *(tflops for _, _, tflops in roofs)]) * 2, log=True)
     lines = []
     for (kind, gbps, tflops), ridge in zip(roofs, ridges, strict=True):
         start = max(x.low, 1e3 * low / gbps)
         points = ((start, start * gbps / 1e3), (ridge, tflops), (x.high, tflops))
         lines.append(Line(f"{kind} {tflops:.4g}", kind, points))
-    if target_tflops and y.low < target_tflops < y.high:
-        lines.append(Line(f"target {target_tflops:.4g}", "target", level(x, target_tflops)))
+    if target:
+        lines.append(Line(target[0], "target", level(x, target[1])))
     return Chart("roofline", "Roofline", x, y, tuple(lines), tuple(marks))
+
+
+def named_marks(chart: Chart) -> list[tuple[Mark, str]]:
+    """(mark, where its name stands: above, left or right of it). The best version always has one. Where versions have an
+    axis that is all; else the first stands on the left, and on the right each that covers no other (marks have titles)."""
+    marks = known(chart.marks)
+    best, rest = [mark for mark in marks if mark.best], [mark for mark in marks if not mark.best]
+    if chart.x.names:
+        return [(mark, "above") for mark in best]
+    last_first = rest[:0:-1]
+    right: list[Mark] = []
+    for mark in [*best, *sorted(last_first, key=lambda mark: mark.kind != "accepted")]:
+        if all(abs(py(chart, mark.value) - py(chart, other.value)) >= LINE_HEIGHT for other in right):
+            right.append(mark)
+    return [*((mark, "left") for mark in rest[:1]), *((mark, "right") for mark in right)]
+
+
+def mark_label(mark: Mark) -> str:
+    return f"{mark.name} (best)" if mark.best else mark.name
 
 
 # --- SVG ----------------------------------------------------------------------------------------------------------
@@ -201,7 +230,7 @@ def svg(chart: Chart) -> str:
             *(drawn_line(chart, line) for line in chart.lines),
             *line_names(chart),
             *(drawn_mark(chart, mark) for mark in chart.marks),
-            *([] if chart.x.names else mark_names(chart)),
+            *(mark_name(chart, mark, side) for mark, side in named_marks(chart)),
             "</svg>",
         ]
     )
@@ -214,7 +243,7 @@ def text(x: float, y: float, anchor: str, words: str, kind: str = "label") -> st
 def frame(chart: Chart) -> list[str]:
     """Axes, grid, ticks, labels."""
     foot, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts = [text(2, 14, "start", chart.y.label), text(right, HEIGHT - 4, "end", chart.x.label)]
+    parts = [text(2, 14, "start", chart.y.title), text(right, HEIGHT - 4, "end", chart.x.title)]
     for value, label in chart.y.ticks():
         y = py(chart, value)
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{right}" y2="{y}"/>')
@@ -264,16 +293,15 @@ def drawn_mark(chart: Chart, mark: Mark) -> str:
     return f'<g class="{css}"><title>{html.escape(mark.note)}</title>{whisker}{shapes[mark.kind]}</g>'
 
 
-def mark_names(chart: Chart) -> list[str]:
-    """The versions' names beside their marks, the last first; one that would cover another is left out (its mark has
-    a title)."""
-    names, taken = [], []
-    for mark in reversed(known(chart.marks)):
-        y = py(chart, mark.value)
-        if all(abs(y - other) >= LINE_HEIGHT for other in taken):
-            taken.append(y)
-            names.append(text(px(chart, mark.at) + 9, y + 4, "start", mark.name))
-    return names
+def mark_name(chart: Chart, mark: Mark, side: str) -> str:
+    x, y = px(chart, mark.at), py(chart, mark.value)
+    top = y if mark.high is None else py(chart, mark.high)
+    places = {
+        "right": (x + 9, y + 4, "start"),
+        "left": (x - 9, y + 4, "end"),
+        "above": (x, round(top - 9, 1), "middle"),
+    }
+    return text(*places[side], mark_label(mark), "name version")
 
 
 # --- PNG ----------------------------------------------------------------------------------------------------------
@@ -294,12 +322,14 @@ def png(chart: Chart, path: Path) -> None:
         axes.plot(mark.at, height, MARKERS[mark.kind], color=COLOURS[mark.kind], clip_on=False)
         if mark.low is not None and mark.high is not None:
             axes.vlines(mark.at, mark.low, mark.high, color=COLOURS[mark.kind])
-        if not chart.x.names:
-            axes.annotate(mark.name, (mark.at, height), xytext=(6, -3), textcoords="offset points")
+    for mark, side in named_marks(chart):
+        height = mark.value if mark.high is None or side != "above" else mark.high
+        offset, aligned = {"right": ((6, -3), "left"), "left": ((-6, -3), "right"), "above": ((0, 7), "center")}[side]
+        axes.annotate(mark_label(mark), (mark.at, height), xytext=offset, textcoords="offset points", ha=aligned)
     for axis, side in ((chart.x, "x"), (chart.y, "y")):
         places, labels = zip(*axis.ticks(), strict=True)
         scale = {f"{side}scale": "log" if axis.log else "linear"}
-        axes.set(**scale, **{f"{side}lim": (axis.low, axis.high), f"{side}label": axis.label})
+        axes.set(**scale, **{f"{side}lim": (axis.low, axis.high), f"{side}label": axis.title})
         axes.set(**{f"{side}ticks": places, f"{side}ticklabels": labels})
     axes.minorticks_off()
     axes.set_title(chart.title)

@@ -1,13 +1,15 @@
 """The pages of a profile folder, in Markdown, all of it rendered from recorded data: report.md in the form that an orchestrating
 agent expects, report-verbose.md, the timeline, the entry for a development log. Pure but for `write`."""
 
+import textwrap
 from pathlib import Path
 
-from . import bundle, metrics, profile_report
+from . import bundle, metrics, profile_analysis, profile_report
 from .profile_report import evidence_text, finding_lines, main_metrics, number, origin, summary_line, total_us
 from .workspace import Workspace
 
 TOP = 3
+WIDTH = 240  # characters of what a rule of NVIDIA's says; report-verbose.md has all of it
 CHANGES = ("duration", "tensor_cycles", "dram_throughput", "achieved_occupancy", "registers_per_thread")
 
 
@@ -20,7 +22,8 @@ def write(folder: Path, mode: str, profile: dict, workspace: Workspace) -> tuple
         return {"timeline": profile["timeline"]}, [timeline_line(profile["timeline"])]
     bundle.write_json(folder / "metrics.json", {"kernels": profile["kernels"], "work": profile["work"]})
     earlier = profile_report.earlier(workspace, profile["params"])
-    found = profile_report.analysed(profile, earlier)
+    recorded_us = profile_analysis.recorded_us(workspace.memory, profile["params"])
+    found = profile_analysis.analysed({**profile, "recorded_us": recorded_us}, earlier)
     bundle.write_text(folder / "report.md", page(profile, found, profile_report.parent(workspace, earlier)))
     if mode == "ncu" and (folder / "hotspots.json").is_file():
         hotspots = bundle.read_json(folder / "hotspots.json")
@@ -36,8 +39,11 @@ def page(profile: dict, found: dict, before: dict | None) -> str:
             "",
             "## Findings",
             "",
+            *capped(found),
             *(line for finding in found["findings"] for line in finding_lines(finding)),
             *([] if found["findings"] else ["None: no rule fired on these counters."]),
+            "",
+            *second_opinion(found),
             "",
             "## Counters",
             "",
@@ -47,6 +53,21 @@ def page(profile: dict, found: dict, before: dict | None) -> str:
             "",
         ]
     )
+
+
+def capped(found: dict) -> list[str]:
+    basis = found["speed_of_light"]["floor_basis"]
+    return [f"No gain below goes beyond the floor {basis}.", ""] if basis and found["findings"] else []
+
+
+def second_opinion(found: dict) -> list[str]:
+    """What NVIDIA's rules say of the longest kernel, the largest estimate first."""
+    rules = sorted(found["second_opinion"], key=lambda rule: -(rule["speedup_pct"] or 0))
+    title = "## NVIDIA's rules, a second opinion"
+    lines = [
+        rule_line({**rule, "message": textwrap.shorten(rule["message"], WIDTH, placeholder=" …")}) for rule in rules
+    ]
+    return [title, "", *(lines or ["None spoke up."])]
 
 
 def summary(profile: dict, found: dict, before: dict | None) -> list[str]:
@@ -102,14 +123,17 @@ def stages(profile: dict, found: dict) -> list[str]:
 
 
 def root_cause(found: dict) -> str:
-    """At most two sentences: what limits, and the first finding's inference."""
+    """At most two sentences: what limits, and the first finding's inference, if that finding may gain anything."""
     judged = found["classification"]
     first = (
         f"{judged['limiter']} limits `{judged['of']}`."
         if judged["limiter"]
         else f"{judged['reasons'][0]}; no unit leads."
     )
-    return f"{first} {found['findings'][0]['inference'].capitalize()}." if found["findings"] else first
+    if not found["findings"] or found["findings"][0]["estimated_gain_pct"] == 0:
+        return first
+    inference = found["findings"][0]["inference"]
+    return f"{first} {inference[0].upper()}{inference[1:]}."
 
 
 def opportunities(found: dict) -> list[str]:

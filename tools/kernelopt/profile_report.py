@@ -6,7 +6,7 @@ kernel of the marked call. report.md: the diagnosis and the table against the ve
 
 from pathlib import Path
 
-from . import bundle, diagnosis, metrics, roofline, sol, wiki
+from . import bundle, diagnosis, profile_analysis
 from .errors import Refused, UsageError
 from .memory import Memory
 from .profilers import ncu
@@ -16,7 +16,9 @@ MODE = "annotation"
 
 
 def load(path: Path) -> dict:
-    """A profile {kernels, work, params} from a profile folder, its metrics.json or a bare .ncu-rep (params None)."""
+    """A profile {kernels, work, params, recorded_us} from a profile folder, its metrics.json or a bare .ncu-rep (params None).
+
+    recorded_us: of a folder W/profiles/vN/MODE, the latency that W recorded of that kernel; None where it has none."""
     if path.is_dir():
         reports = sorted(path.glob("*.ncu-rep"))
         if (path / "metrics.json").is_file():
@@ -30,12 +32,14 @@ def load(path: Path) -> dict:
     if not path.is_file():
         raise UsageError(f"{path} does not exist")
     if path.suffix == ".ncu-rep":
-        return {"kernels": ncu.read(path), "work": None, "params": None}
+        return {"kernels": ncu.read(path), "work": None, "params": None, "recorded_us": None}
     found = bundle.read_json(path)
     if not isinstance(found, dict) or not found.get("kernels"):
         raise Refused(f"{path} holds no kernel")
-    params = path.with_name("params.json")
-    return {**found, "params": bundle.read_json(params) if params.is_file() else None}
+    beside = path.with_name("params.json")
+    params = bundle.read_json(beside) if beside.is_file() else None
+    records = path.resolve().parent.joinpath("..", "..", "..", "memory")
+    return {**found, "params": params, "recorded_us": profile_analysis.recorded_us(records, params)}
 
 
 def origin(params: dict | None) -> str:
@@ -67,19 +71,9 @@ def parent(workspace: Workspace, profiles: list[dict]) -> dict | None:
     return (made_from or profiles or [None])[-1]
 
 
-def analysed(profile: dict, earlier: list[dict]) -> dict:
-    """diagnosis.analyse of a profile, and speed_of_light (sol.analyse) with the floor where the work and the GPU are known.
-    earlier: profiles of the versions before, oldest first."""
-    limits = metrics.thresholds()
-    found = diagnosis.analyse(profile, limits)
-    efficiencies = [sol.analyse(main_metrics(before), None, [], limits)["efficiency_pct"] for before in earlier]
-    known = [value for value in efficiencies if value is not None]
-    return {**found, "speed_of_light": sol.analyse(found["metrics"], floor_share_pct(profile), known, limits)}
-
-
 def main_metrics(profile: dict) -> dict:
     """The counters of the longest kernel."""
-    return diagnosis.analyse(profile, metrics.thresholds())["metrics"]
+    return diagnosis.longest(profile["kernels"])["metrics"]
 
 
 def total_us(profile: dict) -> float | None:
@@ -88,22 +82,9 @@ def total_us(profile: dict) -> float | None:
     return None if None in times else sum(times)
 
 
-def floor_share_pct(profile: dict) -> float | None:
-    """Floor over the time of all kernels of the call, in percent; None where the work, the GPU or a duration is not known."""
-    work, params, time_us = profile.get("work"), profile.get("params"), total_us(profile)
-    if not work or not params or time_us is None:
-        return None
-    try:
-        roof = roofline.roof(wiki.find(params["device"], wiki.pages(wiki.root(None))), work["dtype"])
-    except Refused:
-        return None
-    if roofline.lacking(roof, work["flops"], work["dtype"]):
-        return None
-    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)["floor_share_pct"]
-
-
 def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
-    """profile_evidence for the record of `version`: the diagnosis of the best version, which the plan starts from.
+    """profile_evidence for the record of `version`: the diagnosis of the best version, which the round starts from, whether or
+    not its plan uses it (the plan's own evidence stays in the plan).
 
     None when that version has no profile of the default workload, or the profile is of another kernel.
     """
@@ -117,7 +98,7 @@ def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
     of = profile["params"]
     if not of or of["kernel_sha256"] != best["kernel_sha256"] or of["workload"] != "default":
         return None
-    found = diagnosis.analyse(profile, metrics.thresholds())
+    found = profile_analysis.analysed(profile, [])
     top = found["findings"][0] if found["findings"] else None
     return {
         "tool_used": "ncu",
@@ -140,9 +121,14 @@ def number(value: float | None) -> str:
 
 def summary_line(found: dict) -> str:
     """ "memory (dram): memory throughput 91 %; …, of kernel `x`" """
+    return f"{bottleneck_line(found)}, of kernel `{found['classification']['of']}`"
+
+
+def bottleneck_line(found: dict) -> str:
+    """ "memory (dram): memory throughput 91 %; …" """
     c = found["classification"]
     limiter = f" ({c['limiter']})" if c["limiter"] else ""
-    return f"{c['class']}{limiter}: {'; '.join(c['reasons'])}, of kernel `{c['of']}`"
+    return f"{c['class']}{limiter}: {'; '.join(c['reasons'])}"
 
 
 def finding_lines(finding: dict) -> list[str]:

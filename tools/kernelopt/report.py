@@ -7,24 +7,35 @@ that no file recorded, but for the products and differences that say so.
 import contextlib
 import difflib
 import hashlib
+import itertools
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from . import gate, plots, profile_report, rounds
-from .document import Citations, Code, Facts, Figure, Fold, Page, Section, Table, Text
+from . import gate, plots, profile_analysis, profile_report, rounds
+from .citations import CITATION
+from .document import Citations, Code, Facts, Figure, Fold, Link, Name, Page, Section, Table, Text
 from .errors import Refused, ToolError, UsageError
 from .memory import Memory
 from .profile_report import number
-from .roofline import Roof, lacking, roof
+from .roofline import TARGET_SHARE_PCT, Roof, lacking, roof
 from .workspace import Workspace, digest, version_number
 
 MODES = (profile_report.MODE, "ncu")  # profile folders that hold counters, the first that is there
 TOP = 3  # findings shown of the best version's profile
+GREATEST = 2  # steps told in the summary
+LINE, CELL = (
+    160,
+    90,
+)  # characters of an action, and of a row of evidence, where a line tells it; the fold of its round has all
+WIDE_PCT = 5  # p20 to p80 over the median; the calls of most kernels stay within 3 %
+LESSONS = "lessons.md"  # what a person or an agent wrote about the session, beside the report
+KEPT = ("versions", "rejected")  # folders with kernels of other versions
 UNKNOWN = "UNKNOWN"
 NOT_RECORDED = "not recorded"
 NOT_PROFILED = "not profiled"
-STEPS = ("Finding behind it", "which means", "so it advises")  # evidence -> inference -> action
+CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown
 KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
 
 
@@ -36,8 +47,8 @@ class Session:
     """All that a report is made of.
 
     records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
-    by version, where a file with the recorded SHA-256 was found. profiles: by version, of unmasked ones. found: the
-    analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
+    by version, where a file with the recorded SHA-256 was found. plans: the Evidence table of each version's plan, where
+    there is one. profiles: by version, of unmasked ones. found: the analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
     """
 
     name: str
@@ -48,6 +59,7 @@ class Session:
     best_is_known: bool
     kernel_is_best: bool
     sources: dict[str, str]
+    plans: dict[str, list[list[str]]]
     profiles: dict[str, dict]
     found: dict | None
     roof: Roof | None
@@ -82,6 +94,7 @@ def gather(workspace: Workspace) -> Session:
         best_is_known=not memory.broken,
         kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best["kernel_sha256"],
         sources={version: source for version, source in sources if source is not None},
+        plans={r["version"]: rows for r in visible if (rows := plan_evidence(workspace, r["version"]))},
         profiles={version: profile for version, (profile, _) in profiles.items()},
         found=profiles[best["version"]][1] if best and best["version"] in profiles else None,
         roof=roof_found,
@@ -96,6 +109,31 @@ def heading(workspace: Workspace) -> str:
     return found[1].strip() if found else workspace.root.name
 
 
+def plan_evidence(workspace: Workspace, version: str) -> list[list[str]]:
+    """The Evidence table of a version's plan; [] when there is no plan, or nothing in its place."""
+    path = workspace.plan(version)
+    return evidence_rows(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
+
+
+def evidence_rows(plan: str) -> list[list[str]]:
+    """The table under '## Evidence', its head first, every row as long as the head; other text there becomes its only cell."""
+    body = rounds.plan_sections(plan).get("Evidence", "").strip()
+    lines = [line.strip() for line in body.splitlines() if line.strip().startswith("|")]
+    rows = [CELL_END.split(line.removeprefix("|").removesuffix("|")) for line in lines]
+    rows = [[cell.replace("\\|", "|").strip() for cell in row] for row in rows if not set("".join(row)) <= set("-: ")]
+    if len(rows) < 2:
+        return [["evidence"], [body]] if body else []
+    head = [re.sub(r" *\(.*?\)", "", cell) for cell in rows[0]]  # the template lists the kinds of source in brackets
+    return [head, *(fitted(row, len(head)) for row in rows[1:])]
+
+
+def fitted(row: list[str], length: int) -> list[str]:
+    """A row with that many cells: empty ones are added, those too many go into the last."""
+    return (
+        [*row[: length - 1], " | ".join(row[length - 1 :])] if len(row) >= length else row + [""] * (length - len(row))
+    )
+
+
 def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dict, dict] | None:
     """(profile, its analysis) of a version; None when there is none, or when it cannot be read, which `gaps` is told."""
     folders = (workspace.profile(version, mode) for mode in MODES)
@@ -105,7 +143,7 @@ def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dic
     try:
         profile = profile_report.load(folder)
         profile_report.origin(profile["params"])  # fails now if it would fail on the page
-        return profile, profile_report.analysed(profile, [])
+        return profile, profile_analysis.analysed(profile, [])
     except ToolError as error:
         gaps.append(str(error))
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # no schema guards this file
@@ -129,8 +167,8 @@ def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
 
 
 def source_of(workspace: Workspace, record: dict) -> str | None:
-    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from rejected/, or
-    as it lies in the workspace. None when none of them is it."""
+    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from versions/ (an
+    archive has that in its place), from rejected/, or as it lies in the workspace. None when none of them is it."""
     for content in candidates(workspace, record):
         if hashlib.sha256(content).hexdigest() == record["kernel_sha256"]:
             return content.decode("utf-8", "replace")
@@ -141,8 +179,8 @@ def candidates(workspace: Workspace, record: dict) -> Iterator[bytes]:
     if commit := record["git_commit_hash"]:
         with contextlib.suppress(ToolError):  # a workspace that was copied without its history
             yield workspace.file_at(commit, "kernel.py")
-    rejected = sorted((workspace.root / "rejected").glob(f"{record['version']}_kernel*.py"))
-    for path in (*rejected, workspace.kernel):
+    copies = [sorted((workspace.root / name).glob(f"{record['version']}_kernel*.py")) for name in KEPT]
+    for path in (*itertools.chain(*copies), workspace.kernel):
         if path.is_file():
             yield path.read_bytes()
 
@@ -166,12 +204,12 @@ def verdict_line(record: dict) -> str:
 
 
 def latency(record: dict) -> str:
-    """ "262.46 us (261.63 to 263.78)": median, p20 to p80."""
+    """ "262.46 us (p20 261.63 to p80 263.78)": the median first."""
     performance = record["performance"]
     if performance["latency_us"] is None:
         return NOT_RECORDED
     low, high = performance["p20_us"], performance["p80_us"]
-    between = f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    between = f" (p20 {low:.2f} to p80 {high:.2f})" if low is not None and high is not None else ""
     return f"{performance['latency_us']:.2f} us{between}"
 
 
@@ -186,16 +224,46 @@ def gain(record: dict) -> str:
     return f"{ratio(compared['speedup'], compared['ci95'])} against {compared['against']}"
 
 
-def evidence(record: dict) -> str:
-    """What the plan of a round rested on: evidence and inference of the finding, in short."""
-    found = record["profile_evidence"]
-    if steps := found["evidence_chain"]:
-        return " → ".join(steps.split(" -> ")[:2])
-    return found["evidence_summary"] or no_evidence(record)
+def share_of_floor(record: dict) -> str:
+    """By the measured median. The profiler's own time gives another one, which is named as its."""
+    share = record["performance"]["floor_share_pct"]
+    return NOT_RECORDED if share is None else f"{share:.1f} %"
+
+
+def change_words(record: dict) -> str:
+    change = record["optimization"]
+    return change["action_description"] or change["action_category"] or NOT_RECORDED
+
+
+def one_line(words: str, width: int = LINE) -> str:
+    """Whole words of a text, as many as fit; a text with a citation is left as it is, for a cut one would hold no more."""
+    if CITATION.search(words):
+        return words
+    return textwrap.shorten(words, width, placeholder=" …")
+
+
+def evidence(session: Session, record: dict) -> str:
+    """What the plan of a round gives as its evidence, in short: source and finding of each row."""
+    rows = session.plans.get(record["version"])
+    if rows is None:
+        return no_evidence(record)
+    at = rows[0].index("finding") if "finding" in rows[0] else len(rows[0]) - 1
+    return "; ".join(one_line(": ".join(dict.fromkeys((row[0], row[at]))), CELL) for row in rows[1:])
 
 
 def no_evidence(record: dict) -> str:
-    return "none: the baseline" if record["version"] == "v0" else NOT_PROFILED
+    version = record["version"]
+    return "none, it is the baseline" if version == "v0" else f"none in plans/{version}_plan.md"
+
+
+def profile_before(session: Session, record: dict) -> tuple[str, str]:
+    """What the gate found in the profile of the version that a round started from, whether or not the plan used it."""
+    before, found = parent(session, record), record["profile_evidence"]
+    parts = [part for part in (found["tool_used"], found["bottleneck_type"], found["evidence_summary"]) if part]
+    if found["evidence_chain"]:
+        parts.append(f"its first finding: {found['evidence_chain'].replace(' -> ', ' → ')}")
+    name = before["version"] if before else "the version before"
+    return f"Profile of {name} said", "; ".join(parts) or f"nothing: {NOT_PROFILED}"
 
 
 def chain(records: list[dict], best: dict) -> tuple[list[dict], str]:
@@ -247,10 +315,18 @@ def speedup_line(session: Session) -> str:
 
 
 def goal(session: Session) -> dict:
-    """{met, targets}: gate.goal for the best version; met is None when there is no target, or no best version to tell."""
+    """{met, since, targets}: gate.goal for the best version; met is None when there is no target, or no best version to
+    tell. since: the version that met it first and after which no accepted one lost it again."""
     found = gate.goal(session.task["targets"], session.best)
     untold = not found["targets"] or not session.best_is_known
-    return {**found, "met": None if untold else found["met"] and session.kernel_is_best}
+    met = None if untold else found["met"] and session.kernel_is_best
+    return {**found, "met": met, "since": met_since(session) if met else None}
+
+
+def met_since(session: Session) -> str:
+    accepted = [record for record in session.records if verdict(record) == "accepted"]
+    holds = itertools.takewhile(lambda r: gate.goal(session.task["targets"], r)["met"], reversed(accepted))
+    return min((record["version"] for record in holds), key=version_number)
 
 
 def no_best(session: Session) -> str:
@@ -267,14 +343,14 @@ def goal_line(session: Session) -> str:
         return "NOT met: no version is accepted yet"
     if not session.kernel_is_best:
         return f"NOT met: kernel.py is not the accepted {session.best['version']}; what was measured is another kernel"
-    return f"met by {session.best['version']}" if found["met"] else "NOT met"
+    return f"met since {found['since']}; {session.best['version']} is the best version" if found["met"] else "NOT met"
 
 
 # --- sections -----------------------------------------------------------------------------------------------------
 
 
-def page(session: Session) -> Page:
-    """The report; a workspace with nothing recorded has one, too."""
+def page(session: Session, has_lessons: bool = False) -> Page:
+    """The report; a workspace with nothing recorded has one, too. has_lessons: LESSONS lies where the page goes."""
     task = session.task
     asked = (
         task["platform"] or f"platform {UNKNOWN}",
@@ -286,7 +362,7 @@ def page(session: Session) -> Page:
         session.name,
         " · ".join(part for part in asked if part),
         [
-            Section("State", list(state(session))),
+            Section("Summary", list(overview(session, has_lessons))),
             Section("Task", list(asked_for(session))),
             Section("Plots", list(figures(session))),
             Section("Rounds", list(all_rounds(session))),
@@ -297,32 +373,112 @@ def page(session: Session) -> Page:
     )
 
 
-def state(session: Session) -> Iterator:
+def overview(session: Session, has_lessons: bool) -> Iterator:
+    """Four sentences, then the targets and what qualifies them."""
     tone = {True: "good", False: "bad", None: "note"}[goal(session)["met"]]
     yield Text(f"Goal: {goal_line(session)}", tone)
-    verdicts = [verdict(record) for record in session.visible]
-    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
-    best, performance = session.best, (session.best or {}).get("performance", {})
-    share = performance.get("floor_share_pct")
     yield Facts(
         [
-            ("Best version", f"{best['version']}, {latency(best)}" if best else no_best(session)),
-            ("Speed-up over v0", speedup_line(session)),
-            ("Share of the floor", f"{share:.1f} %" if share is not None else NOT_RECORDED),
-            ("Versions", counts if verdicts else "nothing is recorded yet"),
-            ("Masked", f"{session.masked} left out of this report"),
+            ("Asked", asked_line(session)),
+            ("Reached", reached_line(session)),
+            ("What gave most", steps_line(session)),
+            ("What remains", remains_line(session)),
         ]
     )
+    for caution in cautions(session):
+        yield Text(caution, "note")
     for gap in session.gaps:
         yield Text(f"Left out: {gap}", "bad")
     if targets := goal(session)["targets"]:
         yield Table(("workload", "metric", "target", "achieved", "state"), [target_row(target) for target in targets])
+    verdicts = [verdict(record) for record in session.visible]
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
+    yield Facts(
+        [
+            ("Speed-up over v0", speedup_line(session)),
+            ("Versions", counts if verdicts else "nothing is recorded yet"),
+            ("Masked", f"{session.masked} left out of this report"),
+        ]
+    )
+    if has_lessons:
+        yield Link("What the session taught, in words:", LESSONS)
+
+
+def asked_line(session: Session) -> str:
+    goals = [
+        f"{target['workload']} at {'most' if gate.sign(target['metric']) == '<=' else 'least'} {wanted(target)} ({basis(target)})"
+        for target in session.task["targets"]
+    ]
+    asked = f"{session.name.removeprefix('Kernel optimisation: ')} on {session.task['platform'] or UNKNOWN}"
+    return f"{asked}; goal: {', '.join(goals)}." if goals else f"{asked}; no targets are set."
+
+
+def wanted(target: dict) -> str:
+    """ "612 TFLOPS" """
+    return f"{target['target']:.10g} {target['unit']}"
+
+
+def basis(target: dict) -> str:
+    """ "90 % of measured_bf16_matmul" """
+    return f"{target.get('share_pct', TARGET_SHARE_PCT):g} % of {target['basis'].split(':')[0]}"
+
+
+def reached_line(session: Session) -> str:
+    best = session.best
+    if best is None:
+        return f"{no_best(session)}."
+    found = speedup_over_v0(session)
+    gained = f"speed-up over v0 {UNKNOWN}"
+    if best["version"] == "v0":
+        gained = "the baseline itself"
+    elif found:
+        count = len(found["ratios"])
+        how = "measured in pairs" if count == 1 else f"the product of {count} paired steps"
+        gained = f"{found['point']:.3f}x as fast as v0 ({how})"
+    return f"{best['version']}, median {latency(best)}; share of the floor {share_of_floor(best)}; {gained}."
+
+
+def steps_line(session: Session) -> str:
+    """The accepted steps with the greatest paired ratios, each with its action."""
+    links = chain(session.records, session.best)[0] if session.best else []
+    steps = [(link["performance"]["comparison_with_previous"], link) for link in links if not link["masked"]]
+    steps.sort(key=lambda step: -step[0]["speedup"])
+    told = [
+        f"{link['version']}, {compared['speedup']:.3f}x as fast as {compared['against']}: {one_line(change_words(link)).rstrip('.')}"
+        for compared, link in steps[:GREATEST]
+    ]
+    words = "; ".join(told) or "no step that can be shown"
+    return words if words.endswith("…") else f"{words}."
+
+
+def remains_line(session: Session) -> str:
+    if not session.task["targets"]:
+        return "no targets are set."
+    still = [target for target in goal(session)["targets"] if not target["met"]]
+    told = [f"{target['workload']} {target['metric']}: {distance(target)}" for target in still]
+    return f"{'; '.join(told) or 'no target is open'}."
+
+
+def cautions(session: Session) -> Iterator[str]:
+    """What the median and the share of the floor do not say by themselves."""
+    if session.best is None:
+        return
+    version, performance = session.best["version"], session.best["performance"]
+    low, high, share = performance["p20_us"], performance["p80_us"], performance["floor_share_pct"]
+    if low is not None and high is not None:
+        spread = 100 * (high - low) / performance["latency_us"]
+        if spread > WIDE_PCT:
+            yield (
+                f"The calls of {version} differ: p20 to p80 spans {spread:.1f} % of the median, so the median alone does not "
+                "say how long a call takes. Verdicts rest on the paired ratios."
+            )
+    if share is not None and share > 100 and session.roof and roof_pairs(session.roof)[0][0] == "measured":
+        yield "Above 100 %: the floor is made of rates that other kernels reached (Hardware values); a kernel may pass them."
 
 
 def target_row(target: dict) -> tuple[str, ...]:
     achieved = NOT_RECORDED if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
-    wanted = f"{target['target']} {target['unit']}"
-    return target["workload"], target["metric"], wanted, achieved, "met" if target["met"] else "NOT met"
+    return target["workload"], target["metric"], wanted(target), achieved, "met" if target["met"] else "NOT met"
 
 
 def asked_for(session: Session) -> Iterator:
@@ -346,7 +502,7 @@ def asked_for(session: Session) -> Iterator:
     else:
         yield Text("Shapes and work are not counted yet (estimate_work.py --workspace W).", "note")
     for target in task["targets"]:
-        yield Text(f"Target: {target['workload']} {target['metric']} {target['target']} {target['unit']}, from")
+        yield Text(f"Target: {target['workload']} {target['metric']} {wanted(target)}, from")
         yield Citations([target["basis"]])
     yield Fold("reference.py: what is to be computed", [Code(session.reference, "python")])
 
@@ -361,49 +517,59 @@ def figures(session: Session) -> Iterator:
     if not session.visible:
         yield Text("No plot: nothing is recorded yet.", "note")
         return
+    target = next((target for target in session.task["targets"] if target["workload"] == "default"), None)
     if session.roof is None:
         yield Text(f"No roofline: {session.no_roof}.", "note")
     else:
-        yield limits_figure(session)
-    marks = [mark(place, record, "latency_us") for place, record in enumerate(session.visible)]
+        yield from limits(session, target)
+    marks = [mark(session, place, record, "latency_us") for place, record in enumerate(session.visible)]
     floors = [record["performance"]["floor_us"] for record in session.visible]
     floor = next((floor for floor in reversed(floors) if floor), None)
     yield Figure(
-        plots.trajectory(marks, floor),
+        plots.trajectory(marks, floor, limit(target, "latency_us")),
         f"Median of each version, p20 to p80 as a bar. {KEY}; at the foot: no latency recorded. Latencies of different "
         "times are no verdict: the paired ratios below are.",
     )
 
 
-def mark(place: float, record: dict, metric: str) -> plots.Mark:
+def limit(target: dict | None, metric: str) -> float | None:
+    """A target of that metric, as a height on a plot of it."""
+    return target["target"] if target and target["metric"] == metric else None
+
+
+def mark(session: Session, place: float, record: dict, metric: str) -> plots.Mark:
     """A version on a plot; its interval only where the plot is of the latency."""
     performance = record["performance"]
     value = performance[metric]
     ends = (performance["p20_us"], performance["p80_us"]) if metric == "latency_us" and value else (None, None)
     note = f"{record['version']}: {latency(record)}, {verdict(record)}"
-    return plots.Mark(record["version"], place, value, verdict(record), note, *ends)
+    is_best = session.best is not None and record["version"] == session.best["version"]
+    return plots.Mark(record["version"], place, value, verdict(record), note, *ends, best=is_best)
 
 
-def limits_figure(session: Session) -> Figure:
-    """The roofline, or the bandwidth of each version where the problem has no FLOPs."""
-    work = session.task["work"]["default"]
-    pairs = roof_pairs(session.roof)
-    target = next((t for t in session.task["targets"] if t["workload"] == "default"), None)
-    if not work["flops"]:
-        marks = [mark(place, record, "bandwidth_gbps") for place, record in enumerate(session.visible)]
-        wanted = target["target"] if target and target["metric"] == "bandwidth_gbps" else None
+def limits(session: Session, target: dict | None) -> Iterator[Figure]:
+    """The roofline, where the problem has FLOPs; the bandwidth of each version, where memory is the roof or the goal."""
+    flops = session.task["work"]["default"]["flops"]
+    if flops:
+        yield roofline_figure(session, target)
+    if not flops or limit(target, "bandwidth_gbps"):
+        why = "The goal is a bandwidth." if flops else "The problem has 0 FLOPs, so memory is its roof."
+        pairs = roof_pairs(session.roof)
+        marks = [mark(session, place, record, "bandwidth_gbps") for place, record in enumerate(session.visible)]
         roofs = [(kind, bandwidth.value) for kind, (bandwidth, _) in pairs]
-        caption = (
-            f"The problem has 0 FLOPs, so memory is its roof. {said(pairs, 1)}. {KEY}; at the foot: no rate recorded."
-        )
-        return Figure(plots.bandwidth(marks, roofs, wanted), caption)
+        caption = f"{why} {said(pairs, 1)}. {KEY}; at the foot: no rate recorded."
+        yield Figure(plots.bandwidth(marks, roofs, limit(target, "bandwidth_gbps")), caption)
+
+
+def roofline_figure(session: Session, target: dict | None) -> Figure:
+    work, pairs = session.task["work"]["default"], roof_pairs(session.roof)
     intensity = work["flops"] / work["bytes_min"]
-    marks = [mark(intensity, record, "tflops") for record in session.visible]
+    marks = [mark(session, intensity, record, "tflops") for record in session.visible]
     roofs = [(kind, bandwidth.value, compute.value) for kind, (bandwidth, compute) in pairs if compute]
     off = [m.name for m in marks if m.value is None]
     absent = f" Not on the plot, no rate recorded: {', '.join(off)}." if off else ""
     return Figure(
-        plots.roofline([m for m in marks if m.value], intensity, roofs, target_tflops(target, intensity)),
+        plots.roofline(plots.known(marks), intensity, roofs, target_line(target, intensity)),
         f"FLOPs over least bytes of the whole problem: {intensity:.4g} FLOP/byte, the same for every version. "
         f"{said(pairs, 2)}. {KEY}.{absent}",
     )
@@ -423,34 +589,30 @@ def said(pairs: list[tuple[str, tuple]], count: int) -> str:
     return "; ".join(f"{kind}: {', '.join(f'{r.metric} {r.text} {r.unit}' for r in rows)}" for kind, rows in roofs)
 
 
-def target_tflops(target: dict | None, intensity: float) -> float | None:
-    """The height of a target on the roofline."""
+def target_line(target: dict | None, intensity: float) -> tuple[str, float] | None:
+    """(name in the target's own unit, its height on the roofline in TFLOPS)."""
     if target is None or target["metric"] == "latency_us":
         return None
-    return target["target"] if target["metric"] == "tflops" else target["target"] * intensity / 1e3
+    tflops = target["target"] if target["metric"] == "tflops" else target["target"] * intensity / 1e3
+    return f"target {target['target']:.5g} {target['unit']}", tflops
 
 
 def all_rounds(session: Session) -> Iterator:
     if not session.visible:
         yield Text("None is recorded yet.", "note")
         return
-    head = ("version", "change", "evidence", "verdict", "latency (p20 to p80)", "gain")
-    yield Table(head, [round_row(record) for record in session.visible], linked=True)
+    head = ("version", "change", "evidence of its plan", "verdict", "latency", "gain")
+    yield Table(head, [round_row(session, record) for record in session.visible], linked=True)
     for record in session.visible:
         title = f"{record['version']}: {record['optimization']['action_category'] or NOT_RECORDED}, {verdict(record)}"
         yield Fold(title, list(one_round(session, record)), anchor=record["version"])
 
 
-def change_words(record: dict) -> str:
-    change = record["optimization"]
-    return change["action_description"] or change["action_category"] or NOT_RECORDED
-
-
-def round_row(record: dict) -> tuple[str, ...]:
+def round_row(session: Session, record: dict) -> tuple[str, ...]:
     return (
         record["version"],
-        change_words(record),
-        evidence(record),
+        one_line(change_words(record)),
+        evidence(session, record),
         verdict_line(record),
         latency(record),
         gain(record),
@@ -458,25 +620,21 @@ def round_row(record: dict) -> tuple[str, ...]:
 
 
 def one_round(session: Session, record: dict) -> Iterator:
-    """Plan, finding, outcome, and the difference to the parent."""
-    change, found, performance = record["optimization"], record["profile_evidence"], record["performance"]
-    profile = (found["tool_used"], found["bottleneck_type"], found["evidence_summary"])
-    times = performance["latency_us_by_workload"] or {}
+    """Plan, its evidence, what the profile before said, outcome, and the difference to the parent."""
+    change = record["optimization"]
     yield Facts(
         [
             ("Change", change_words(record)),
             ("Expected", change["expected_impact"] or NOT_RECORDED),
             ("Risk", change["risks_and_rollback"] or NOT_RECORDED),
-            *zip(STEPS, (found["evidence_chain"] or no_evidence(record)).split(" -> ", 2), strict=False),
-            ("Profile it started from", ": ".join(part for part in profile if part) or no_evidence(record)),
-            ("Correctness", record["correctness"]["summary"] or record["correctness"]["status"] or NOT_RECORDED),
-            ("Verdict", verdict_line(record)),
-            ("Latency", "; ".join(f"{name} {us:.2f} us" for name, us in times.items()) or NOT_RECORDED),
-            ("Gain", gain(record)),
-            ("Recorded", f"{record['timestamp']} on {record['device'] or UNKNOWN}"),
-            ("Commit", record["git_commit_hash"] or "none"),
         ]
     )
+    if rows := session.plans.get(record["version"]):
+        yield Text("Evidence, as its plan gives it:")
+        yield Table(rows[0], rows[1:])
+    else:
+        yield Text(f"Evidence: {no_evidence(record)}.", "note")
+    yield Facts(list(outcome(session, record)))
     for title, entries in (
         ("Pitfalls and lessons", record["pitfalls_and_fixes"]),
         ("Searched", record["search_log"]),
@@ -487,6 +645,20 @@ def one_round(session: Session, record: dict) -> Iterator:
             names = list(entries[0])
             yield Table([name.replace("_", " ") for name in names], [[entry[n] for n in names] for entry in entries])
     yield from difference(session, record)
+
+
+def outcome(session: Session, record: dict) -> Iterator[tuple[str, str]]:
+    """What programs found: in the profile before, and of this version."""
+    times = record["performance"]["latency_us_by_workload"] or {}
+    if record["version"] != "v0":
+        yield profile_before(session, record)
+    yield "Correctness", record["correctness"]["summary"] or record["correctness"]["status"] or NOT_RECORDED
+    yield "Verdict", verdict_line(record)
+    yield "Latency", "; ".join(f"{name} {us:.2f} us" for name, us in times.items()) or NOT_RECORDED
+    yield "Share of the floor", share_of_floor(record)
+    yield "Gain", gain(record)
+    yield "Recorded", f"{record['timestamp']} on {record['device'] or UNKNOWN}"
+    yield "Commit", record["git_commit_hash"] or "none"
 
 
 def parent(session: Session, record: dict) -> dict | None:
@@ -523,7 +695,7 @@ def difference(session: Session, record: dict) -> Iterator:
 
 
 def no_source(version: str) -> str:
-    return f"no file here has the SHA-256 that {version} was judged with (history, rejected/, kernel.py)"
+    return f"no file here has the SHA-256 that {version} was judged with (history, versions/, rejected/, kernel.py)"
 
 
 def remains(session: Session) -> Iterator:
@@ -542,35 +714,51 @@ def remains(session: Session) -> Iterator:
             "note",
         )
         return
-    params = session.profiles[best["version"]]["params"]
+    yield from profile_says(session)
+
+
+def profile_says(session: Session) -> Iterator:
+    """The diagnosis of the best version's profile."""
+    best, found = session.best, session.found
+    profile = session.profiles[best["version"]]
+    params, findings = profile["params"], found["findings"]
     if params and params["kernel_sha256"] != best["kernel_sha256"]:
         yield Text(f"The profile in profiles/{best['version']} is of another kernel.", "bad")
     yield Facts(
         [
             (f"Profile of {best['version']}", profile_report.origin(params)),
-            ("Bottleneck", profile_report.summary_line(session.found)),
-            ("Stop, by its own times?", stop_line(session.found["speed_of_light"])),
+            ("Longest kernel", Name(found["classification"]["of"])),
+            ("Bottleneck", profile_report.bottleneck_line(found)),
+            ("Under the profiler", profiler_time(profile)),
+            ("Stop?", stop_line(found["speed_of_light"])),
         ]
     )
-    findings = session.found["findings"]
+    if findings:
+        yield Text("Rules that fired on its counters; their gains are estimates that nothing measured:")
+    else:
+        yield Text("No rule fired on its counters.", "note")
     for finding in findings[:TOP]:
         yield Fold(f"{finding['id']} ({finding['severity']}, {estimate(finding)})", [Facts(finding_facts(finding))])
     if len(findings) > TOP:
         yield Text(f"{len(findings) - TOP} more; analyze_profile.py lists them all.", "note")
-    if not findings:
-        yield Text("No rule fired on its counters.", "note")
 
 
 def distance(target: dict) -> str:
     """How far a target that is not met is away."""
     if target["achieved"] is None:
-        return f"{NOT_RECORDED}, target {target['target']} {target['unit']}"
+        return f"{NOT_RECORDED}, target {wanted(target)}"
     share = target["achieved"] / target["target"]
     factor = share if target["metric"] == "latency_us" else 1 / share
-    return f"{target['achieved']:.2f} of {target['target']} {target['unit']}, {factor:.2f} times as fast is asked"
+    return f"{target['achieved']:.2f} of {wanted(target)}, {factor:.2f} times as fast is asked"
+
+
+def profiler_time(profile: dict) -> str:
+    time_us = profile_report.total_us(profile)
+    return UNKNOWN if time_us is None else f"{time_us:.2f} us in kernels, which is not the measured latency"
 
 
 def stop_line(found: dict) -> str:
+    """ "yes: 95.2 % of the floor, at the copy rate, by the recorded latency …" """
     return f"{'yes' if found['should_stop'] else 'no'}: {found['reason']}"
 
 

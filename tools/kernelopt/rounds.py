@@ -1,7 +1,9 @@
 """A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
 
+import hashlib
 import re
 import shutil
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ PLAN_FIELDS = {
     "risks_and_rollback": "Risk",
 }
 SEEDS = 10
+SUBJECT = 100  # characters of the action in the first line of a commit message
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Evidence:
 def judge(workspace: Workspace, version: str, timeout_s: float, say, sandbox_kind: str = "auto") -> dict:
     """One gate, whole: run_gate.py's result. UsageError when the round cannot be judged at all; see the four steps."""
     plan = check_ready(workspace, version)
+    forget_unrecorded_commit(workspace)
     diagnosis = profile_report.evidence_for_round(workspace, version)
     if diagnosis is None and version != "v0":
         say("the best version has no profile; the plan rests on no counter (profile_kernel.sh)")
@@ -113,7 +117,7 @@ def plan_fields(path: Path) -> dict:
         text = path.read_text(encoding="utf-8").replace("\0", "")
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text") from None
-    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    sections = plan_sections(text)
     plan = {field: " ".join(sections.get(title, "").split()) for field, title in PLAN_FIELDS.items()}
     for field, title in PLAN_FIELDS.items():
         if not plan[field]:
@@ -122,6 +126,11 @@ def plan_fields(path: Path) -> dict:
         if "TBD" in body:
             raise UsageError(f"{path}: '## {title}' still holds a TBD")
     return plan
+
+
+def plan_sections(text: str) -> dict[str, str]:
+    """The text below each `## Title` of a plan."""
+    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
 
 
 def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "auto") -> Evidence:
@@ -241,7 +250,7 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
         record["optimization"] = plan
         record["profile_evidence"] = diagnosis or record["profile_evidence"]
         if decision["accepted"]:
-            record["git_commit_hash"] = workspace.commit(commit_message(record))
+            record["git_commit_hash"] = committed(workspace, commit_message(record), evidence.kernel_sha256)
         else:
             set_aside(workspace, version)
     return {
@@ -253,6 +262,27 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
         "utilization": evidence.utilization,
         "commit": record["git_commit_hash"],
     }
+
+
+def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
+    """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end setting)."""
+    commit = workspace.commit(message)
+    if hashlib.sha256(workspace.file_at(commit, "kernel.py")).hexdigest() != kernel_sha256:
+        forget_unrecorded_commit(workspace)
+        raise UsageError(
+            "git stored another kernel.py than the one that was judged; look for a filter: "
+            f"git -C {workspace.root} check-attr -a kernel.py"
+        )
+    return commit
+
+
+def forget_unrecorded_commit(workspace: Workspace) -> None:
+    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again."""
+    subject = re.match(r"V(\d+): ", workspace.git("log", "-1", "--format=%s"))
+    records = memory.Memory(workspace)
+    version = subject and f"v{subject[1]}"
+    if version in records.versions() and records.read(version)["quality_gate"]["result"] is None:
+        workspace.git("update-ref", "HEAD", "HEAD^")
 
 
 def measured_fields(evidence: Evidence, decision: dict) -> dict:
@@ -310,11 +340,19 @@ def performance(evidence: Evidence) -> dict:
 
 
 def commit_message(record: dict) -> str:
-    """ "V1: 143.2 us | one pass instead of three (bottleneck: memory)" """
-    latency = record["performance"]["latency_us"]
+    """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is longer, and
+    the bottleneck in the profile of the version that this one was held against."""
+    performance, compared = record["performance"], record["performance"]["comparison_with_previous"]
     action = record["optimization"]["action_description"] or "baseline kernel"
-    bottleneck = record["profile_evidence"]["bottleneck_type"] or "not profiled"
-    return f"{record['version'].upper()}: {latency:.2f} us | {action[:100]} (bottleneck: {bottleneck})"
+    short = textwrap.shorten(action, SUBJECT, placeholder=" …")
+    bottleneck = record["profile_evidence"]["bottleneck_type"]
+    gain = f", {compared['speedup']:.3f}x as fast as {compared['against']}" if compared else ""
+    paragraphs = [f"{record['version'].upper()}: {performance['latency_us']:.2f} us{gain} | {short}"]
+    if short != action:
+        paragraphs.append(textwrap.fill(action, 100, break_long_words=False, break_on_hyphens=False))
+    if compared and bottleneck:
+        paragraphs.append(f"Bottleneck in the profile of {compared['against']}, which it started from: {bottleneck}.")
+    return "\n\n".join(paragraphs)
 
 
 def kernel_of(workspace: Workspace, record: dict) -> bytes:

@@ -1,42 +1,56 @@
 """Speed of light: how close a profiled kernel runs to what the hardware gives, and whether to go on. Pure functions.
 
 Two different questions. At the roofline: DRAM or an arithmetic pipe is used up by what this kernel does (a saturated L1 or L2 with
-an idle DRAM is not that: other code for the same problem may not need it). At the floor: the problem itself allows little more;
-that decides.
+an idle DRAM is not that: other code for the same problem may not need it). At the floor: at the rate that the floor is reckoned
+with, the problem allows little more; that decides. Without a floor nobody knows, and nothing says stop but a standstill.
 """
 
 PIPES = ("tensor_cycles", "fma_cycles", "alu_cycles", "fp64_cycles", "xu_instructions")
+FLOOR_UNKNOWN = "floor unknown: no count of the least work (estimate_work.py), or no such GPU in the wiki"
 NEEDED = ("sm_throughput", "memory_throughput", "dram_throughput", "tensor_cycles")
 
 
-def analyse(m: dict, floor_share_pct: float | None, earlier_pct: list[float], limits: dict) -> dict:
-    """{compute_sol_pct, memory_sol_pct, efficiency_pct, headroom_pct, at_roofline, uses_tensor_cores, floor_share_pct, converged,
-    should_stop, reason, warnings} of a kernel's metrics.
+def analyse(
+    m: dict,
+    floor_share_pct: float | None,
+    earlier_pct: list[float],
+    limits: dict,
+    basis: str = "by the profile's duration",
+) -> dict:
+    """{compute_sol_pct, memory_sol_pct, efficiency_pct, headroom_pct, at_roofline, uses_tensor_cores, floor_share_pct,
+    floor_basis, converged, should_stop, reason, warnings} of a kernel's metrics.
 
     efficiency: the higher of the two SOL figures. floor_share_pct: floor over time of the whole call, None unknown. earlier_pct:
-    efficiencies of the versions before, oldest first.
+    efficiencies of the versions before, oldest first. basis: the rate and the clock of the floor's share, in words.
     """
-    compute, memory = m.get("sm_throughput"), m.get("memory_throughput")
-    known = [value for value in (compute, memory) if value is not None]
-    efficiency = max(known) if known else None
+    efficiency = efficiency_pct(m)
     ends = {key: m[key] for key in ("dram_throughput", *PIPES) if m.get(key) is not None}
     at_roofline = max(ends.values()) >= limits["at_roofline_pct"] if ends else None
     tensor = m.get("tensor_cycles")
     converged = has_converged([*earlier_pct, efficiency] if efficiency is not None else [], limits)
-    stop, reason = should_stop(floor_share_pct, at_roofline, converged, limits)
+    share = None if floor_share_pct is None else f"{floor_share_pct:.1f} % of the floor {basis}".rstrip()
+    at_floor = floor_share_pct is not None and floor_share_pct >= limits["at_floor_pct"]
+    stop, reason = should_stop(share, at_floor, at_roofline, converged, limits)
     return {
-        "compute_sol_pct": compute,
-        "memory_sol_pct": memory,
+        "compute_sol_pct": m.get("sm_throughput"),
+        "memory_sol_pct": m.get("memory_throughput"),
         "efficiency_pct": efficiency,
         "headroom_pct": None if efficiency is None else max(0.0, 100 - efficiency),
         "at_roofline": at_roofline,
         "uses_tensor_cores": None if tensor is None else tensor >= limits["tensor_idle_pct"],
         "floor_share_pct": floor_share_pct,
+        "floor_basis": None if floor_share_pct is None else basis,
         "converged": converged,
         "should_stop": stop,
         "reason": reason,
         "warnings": [f"{key} was not collected" for key in NEEDED if m.get(key) is None],
     }
+
+
+def efficiency_pct(m: dict) -> float | None:
+    """The higher of SM and memory throughput; None when neither was collected."""
+    known = [m[key] for key in ("sm_throughput", "memory_throughput") if m.get(key) is not None]
+    return max(known, default=None)
 
 
 def has_converged(efficiencies_pct: list[float], limits: dict) -> bool:
@@ -46,23 +60,17 @@ def has_converged(efficiencies_pct: list[float], limits: dict) -> bool:
 
 
 def should_stop(
-    floor_share_pct: float | None, at_roofline: bool | None, converged: bool, limits: dict
+    share: str | None, at_floor: bool, at_roofline: bool | None, converged: bool, limits: dict
 ) -> tuple[bool, str]:
-    """(stop, why)"""
-    if floor_share_pct is not None and floor_share_pct >= limits["at_floor_pct"]:
-        return True, f"{floor_share_pct:.1f} % of the floor: the problem allows little more"
-    if floor_share_pct is not None and at_roofline:
-        return False, (
-            f"the hardware is used up, at {floor_share_pct:.1f} % of the floor: the kernel does more work than the problem needs"
-        )
-    if floor_share_pct is None and at_roofline:
-        return (
-            True,
-            "the hardware is used up; whether the problem needs that work is unknown (no count of it, estimate_work.py)",
-        )
+    """(stop, why). share: the floor's share in words, None unknown."""
+    if at_floor:
+        return True, f"{share}: at that rate little is left"
     if converged:
-        return (
-            True,
-            f"the last {limits['converged_rounds']:.0f} profiles show the same: another direction, or a partial restart",
-        )
-    return False, "neither at the floor nor at the roofline"
+        standstill = f"the last {limits['converged_rounds']:.0f} profiles show the same"
+        return True, f"{standstill}, {share or FLOOR_UNKNOWN}: another direction, or a partial restart"
+    used = "the hardware is used up" if at_roofline else None
+    if share is None:
+        return False, "; ".join(part for part in (FLOOR_UNKNOWN, used) if part)
+    if used:
+        return False, f"{used}, at {share}: the kernel does more work than the problem needs, or does it badly"
+    return False, f"{share}; neither DRAM nor a pipe is used up"

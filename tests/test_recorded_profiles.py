@@ -1,0 +1,178 @@
+"""What the analyser says of every profile that the worked examples recorded on an H200, held against a reading of their counters.
+
+EXPECTED was written from the counters, not from the output: each line ends with those that decide it. Shares of stalls are of the
+warp latency, "floor" is its share by the recorded latency.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt import diagnosis, foreign_profile, metrics, profile_analysis, profile_pages
+
+EXAMPLES = BUNDLE / "examples"
+LIMITS = metrics.thresholds()
+WAITS, DRAM = ("latency", "long scoreboard"), ("memory", "dram")
+TENSOR, ISSUE, XU = ("compute", "tensor pipe"), ("compute", "instruction issue"), ("compute", "xu pipe")
+L1 = ("memory", "l1")
+OCCUPANCY, SPILLS, CONFLICTS = "low_occupancy", "register_spills", "shared_bank_conflicts"
+NO_MMA, LOADS, STORES = "tensor_cores_unused", "uncoalesced_loads", "uncoalesced_stores"
+LONG, WAIT, BARRIER = "stall_long_scoreboard", "stall_wait", "stall_barrier"
+LEAST, EXCESS, UNEVEN = "near_least_traffic", "excess_dram_traffic", "uneven_work"
+STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
+    "starved_tensor_pipe",
+    "busy_tensor_pipe",
+    "busy_special_functions",
+    "busy_issue_slots",
+)
+
+EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
+    # wgmma; 27 times the least bytes at DRAM 37 %, tensor 30 % where arithmetic bounds, wait 30 %
+    "attention v0": (("latency", "wait"), EXCESS, {STARVED, WAIT}, {OCCUPANCY}),
+    # tensor 56 %, barrier 39 % beside it; bytes 1.4 times the least, DRAM 4 %
+    "attention v1": (("latency", "barrier"), STARVED, {BARRIER}, {OCCUPANCY, EXCESS}),
+    "attention v2": (TENSOR, TENSOR_BUSY, {BARRIER}, {OCCUPANCY}),  # tensor 66 %, barrier 32 %
+    "attention v3": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER}),  # tensor 78 %, no stall above 30 %
+    "attention v4": (TENSOR, TENSOR_BUSY, {WAIT}, {SPILLS}),  # tensor 80 %, wait 30.1 %; 0.07 of 295 MB are local
+    "cross_entropy v0": (ISSUE, ISSUE_BUSY, set(), {XU_BUSY}),  # issue 88 %, XU 67 %, DRAM 36 %
+    "cross_entropy v1": (XU, XU_BUSY, set(), {WAIT}),  # XU 79.4 %, issue 79.1 %, MIO throttle 33 % (its queue)
+    "cross_entropy v2": (XU, XU_BUSY, set(), {LEAST}),  # XU 95 %, DRAM 79 %
+    "cross_entropy v3": (DRAM, LEAST, {XU_BUSY}, {EXCESS}),  # DRAM 90 %, XU 82 %
+    "cross_entropy v4": (DRAM, LEAST, {XU_BUSY}, {EXCESS}),  # DRAM 91 %, XU 84 %
+    # L1 98.6 %, 7.2 of 32 bytes on 96 % of the sectors; 4.5 FLOP/byte are no work for tensor cores
+    "depthwise_conv v0": (L1, LOADS, set(), {NO_MMA, OCCUPANCY}),
+    "depthwise_conv v1": (WAITS, LONG, {OCCUPANCY}, {NO_MMA, LOADS}),  # DRAM 64 %, 77 % long scoreboard, occupancy 47 %
+    "depthwise_conv v2": (WAITS, LONG, set(), {NO_MMA, OCCUPANCY, CONFLICTS}),  # DRAM 76 %, 57 %; occupancy 73 %
+    "depthwise_conv v3": (DRAM, LEAST, set(), {NO_MMA, LOADS, STORES}),  # DRAM 85 %; loads are 34 MB of 1049
+    # wgmma at 45 % of the pipe, wait 31 %; one block an SM is how such tiles run
+    "gemm_fused v0": (("latency", "wait"), STARVED, {WAIT}, {OCCUPANCY, EXCESS}),
+    "gemm_fused v1": (TENSOR, TENSOR_BUSY, {SPILLS}, {BARRIER}),  # tensor 82 %; local 5.8 % at most, bulk copies unseen
+    "gemm_fused v2": (TENSOR, TENSOR_BUSY, set(), {BARRIER, SPILLS, LOADS}),  # tensor 83 %; loads are 4 of 249 MB
+    "gemm_fused v3": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 87 %
+    "gemm_fused v4": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 90 %
+    "matvec v0": (DRAM, LEAST, set(), {NO_MMA, LONG}),  # DRAM 87 %, least bytes, 1 FLOP/byte
+    "matvec v1": (DRAM, LEAST, {"several_kernels"}, {NO_MMA, LONG}),  # DRAM 91 %, a second kernel of 0.3 %
+    "matvec v2": (DRAM, LEAST, {BARRIER}, {NO_MMA, CONFLICTS}),  # DRAM 95 %; barrier 32 %; shared memory 7 %
+    "maxpool3d v0": (
+        ISSUE,
+        ISSUE_BUSY,
+        {LOADS},
+        {NO_MMA},
+    ),  # issue 64 %, ALU 58 %, no stall above 30 %; 3.7 bytes a sector
+    "maxpool3d v1": (WAITS, LONG, {OCCUPANCY}, {EXCESS}),  # DRAM 75 %, 61 % long scoreboard, occupancy 43 %
+    "maxpool3d v2": (DRAM, LEAST, {STORES, SPILLS}, {LONG}),  # DRAM 87 %, least bytes; local 6.8 % of the sectors
+    "maxpool3d v3": (DRAM, LEAST, {STORES}, {SPILLS, LONG}),  # DRAM 90 %, wrote 241 MB of 244
+    "rmsnorm v0": (DRAM, EXCESS, set(), {LONG}),  # DRAM 87 %, 1.5 times the least bytes
+    "rmsnorm v1": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 86 %; conflicts, and 19 % wait for shared memory
+    # L1 68 % beside DRAM 48 %; half of the passes conflict, 58 % wait for shared memory
+    "rmsnorm_cutedsl v0": (L1, CONFLICTS, {"stall_mio_throttle"}, {LEAST}),
+    "rmsnorm_cutedsl v1": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 85 %
+    "rmsnorm_cutedsl v2": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 86 %
+    "row_softmax v0": (DRAM, EXCESS, {"several_kernels"}, {LEAST}),  # three kernels, DRAM 84 to 91 %, twice the bytes
+    "row_softmax v1": (DRAM, LEAST, set(), {LONG}),  # DRAM 84.5 %
+    "transposed_conv3d v0": (L1, LOADS, set(), {NO_MMA}),  # L1 82 %, 2.4 of 32 bytes; wgmma runs (0.5 %)
+    "transposed_conv3d v1": (("latency", "wait"), WAIT, set(), {OCCUPANCY, NO_MMA}),  # wait 35 %, nothing above 46 %
+    "transposed_conv3d v2": (("latency", "wait"), WAIT, {UNEVEN}, {OCCUPANCY, CONFLICTS}),  # wait 32 %; busiest SM 1.16
+    "transposed_conv3d v3": (WAITS, LONG, set(), {OCCUPANCY, CONFLICTS, UNEVEN}),  # L2 67 %, DRAM 49 %; 1.09
+    "transposed_conv3d v4": (WAITS, LONG, {UNEVEN}, {OCCUPANCY, CONFLICTS}),  # L2 65 %, DRAM 57 %; 1.13
+}
+
+
+def folders() -> dict[str, Path]:
+    found = EXAMPLES.glob("**/profiles/v*/annotation/metrics.json")
+    return {f"{path.relative_to(EXAMPLES).parts[0]} {path.parts[-3]}": path.parent for path in found}
+
+
+@cache
+def analysed(name: str) -> tuple[dict, dict]:
+    """(profile, its analysis)"""
+    profile = foreign_profile.load(folders()[name])
+    return profile, foreign_profile.analysed(profile, [], None)
+
+
+def recorded_share(name: str) -> float:
+    """The floor's share by the latency in the version's record."""
+    folder = folders()[name]
+    record = json.loads((folder.parents[2] / "memory" / f"{folder.parent.name}.json").read_text())
+    return record["performance"]["floor_share_pct"]
+
+
+def test_every_recorded_profile_is_in_the_table():
+    assert set(folders()) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_class_limiter_and_findings(name):
+    judged, first, others, absent = EXPECTED[name]
+    found = analysed(name)[1]
+    ids = [finding["id"] for finding in found["findings"]]
+    assert (found["classification"]["class"], found["classification"]["limiter"]) == judged
+    assert ids[0] == first and others <= set(ids) and not absent & set(ids)
+
+
+def test_the_memory_unit_is_the_one_that_nvidias_rule_names():
+    named = {}
+    for name in EXPECTED:
+        found = analysed(name)[1]
+        said = " ".join(rule["message"] for rule in found["second_opinion"])
+        if match := re.search(r"to identify the (\w+) bottleneck", said):
+            named[name] = (match[1].lower(), diagnosis.memory_unit(found["metrics"], LIMITS))
+    assert len(named) >= 5 and all(theirs == ours for theirs, ours in named.values()), named
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_gain_is_above_what_the_recorded_latency_leaves_to_the_floor(name):
+    gains = [finding["estimated_gain_pct"] for finding in analysed(name)[1]["findings"]]
+    known = [gain for gain in gains if gain is not None]
+    assert known == sorted(known, reverse=True) and gains[: len(known)] == known  # unknown ones come last
+    assert all(gain <= max(0.0, 100 - recorded_share(name)) + 0.06 for gain in known)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_stop_is_said_by_the_recorded_latency_at_a_named_rate(name):
+    light, share = analysed(name)[1]["speed_of_light"], recorded_share(name)
+    assert light["floor_share_pct"] == pytest.approx(share, rel=1e-3)
+    assert light["should_stop"] == (share >= LIMITS["at_floor_pct"])
+    assert f"{light['floor_share_pct']:.1f} % of the floor at " in light["reason"]
+    assert " rate" in light["reason"] and "by the recorded latency" in light["reason"]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_page_holds_nvidias_estimates(name):
+    profile, found = analysed(name)
+    text = profile_pages.page(profile, found, None)
+    section = text.split("## NVIDIA's rules, a second opinion\n")[1].split("\n## ")[0]
+    estimates = [rule for rule in found["second_opinion"] if rule["speedup_pct"]]
+    assert section.count("NVIDIA estimates") == len(estimates)
+
+
+def test_without_a_record_of_this_kernel_the_profiles_own_duration_counts_and_is_named():
+    profile, _ = analysed("attention v3")
+    found = foreign_profile.analysed({**profile, "recorded_us": None}, [], None)
+    reason = found["speed_of_light"]["reason"]
+    assert reason.startswith("101.2 % of the floor") and "by the profile's duration" in reason
+
+
+def test_a_bound_problem_that_mostly_reads_is_said_to_be_able_to_beat_a_copy():
+    assert "mostly reads" in analysed("matvec v0")[1]["speed_of_light"]["reason"]
+    assert "mostly reads" not in analysed("rmsnorm v1")[1]["speed_of_light"]["reason"]
+
+
+@pytest.mark.parametrize("name", ["attention v2", "attention v1"])
+def test_a_barrier_under_wgmma_gets_no_gain_and_no_advice_against_syncthreads_alone(name):
+    (barrier,) = (finding for finding in analysed(name)[1]["findings"] if finding["id"] == BARRIER)
+    assert barrier["estimated_gain_pct"] is None and "may be the warpgroup" in barrier["inference"]
+    assert "tensor pipe fed" in barrier["actions"][0]
+
+
+def test_a_latency_of_another_kernel_workload_or_gpu_is_not_taken(tmp_path):
+    params, records = analysed("matvec v0")[0]["params"], EXAMPLES / "matvec" / "memory"
+    assert profile_analysis.recorded_us(records, params) == pytest.approx(1036.7, abs=0.1)
+    for other in ({"kernel_sha256": "0" * 64}, {"workload": "small"}, {"device": "NVIDIA H100"}):
+        assert profile_analysis.recorded_us(records, {**params, **other}) is None
+    assert profile_analysis.recorded_us(records, None) is profile_analysis.recorded_us(tmp_path, params) is None
+    (tmp_path / "v0.json").write_text("{")
+    assert profile_analysis.recorded_us(tmp_path, params) is None
