@@ -63,8 +63,8 @@ class Desk:
 
     def __enter__(self) -> "Desk":
         self.remove()
-        source = f"file://{self.workspace.root.resolve()}"
-        self.workspace.git("clone", "--quiet", "--depth", "1", "--template=", source, str(self.path))
+        options = ("--quiet", "--no-local", "--depth", "1", "--template=")
+        self.workspace.git("clone", *options, str(self.workspace.root.resolve()), str(self.path.resolve()))
         run_git(self.path, "remote", "remove", "origin")
         for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
             run_git(self.path, "config", setting, self.workspace.git("config", setting))
@@ -85,7 +85,7 @@ class Desk:
     def ask(self, command: str, brief: str, timeout_s: float, tried: set[str]) -> Answer:
         """The agent's answer to a brief. tried: fingerprints of kernels that were judged already."""
         code, log, wall_s = run(command, brief, self.path, timeout_s)
-        texts = {name: self._text(name) for name in (*MOST_BYTES,)}  # once: what is judged is what is taken
+        texts = {name: self._text(name) for name in MOST_BYTES}  # once: what is judged is what is taken
         outcome, message = self._judged(code, log, timeout_s, texts, tried)
         return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)
 
