@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, kernel_text, run_tool, task, tool_json
-from kernelopt import audit, bundle, document, plots, report, workspace
+from kernelopt import audit, bundle, document, plots, report, sessions, workspace
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.memory import Memory, empty
 
@@ -69,7 +69,7 @@ def read(page: str) -> Reader:
 
 
 def page_of(session: workspace.Workspace) -> report.Page:
-    return report.page(report.gather(session))
+    return report.page(sessions.gather(session))
 
 
 def read_page(session: workspace.Workspace) -> Reader:
@@ -307,7 +307,7 @@ def test_the_state_of_the_gpu_may_be_missing_in_part(session):
             10, gpu_state={"sm_clock_mhz": {"min": 1755, "max": 1980}, "power_w": 7, "temperature_c": {"min": "x"}}
         ),
     )
-    rows = next(block for block in report.environment(report.gather(session)) if isinstance(block, report.Table)).rows
+    rows = next(block for block in report.environment(sessions.gather(session)) if isinstance(block, report.Table)).rows
     assert rows[0][2:] == ("1,755 to 1,980", *["not recorded"] * 4)
 
 
@@ -336,7 +336,7 @@ def test_a_ratio_of_a_masked_version_still_counts_and_its_kernel_stays_hidden(ma
 
 
 def test_chained_ratios_are_a_product_and_say_so(matmul):
-    found = report.speedup_over_v0(report.gather(matmul))
+    found = report.speedup_over_v0(sessions.gather(matmul))
     assert found["point"] == pytest.approx(8.0)
     assert found["ci95"] == pytest.approx([8 * 0.99**2, 8 * 1.01**2])
     assert "8.000x (7.841 to 8.161): the product of 2 paired ratios (v1 / v0, v3 / v1)" in read_page(matmul).text
@@ -345,7 +345,7 @@ def test_chained_ratios_are_a_product_and_say_so(matmul):
 @pytest.mark.parametrize("against", [None, "v9", "v3"])
 def test_a_chain_that_breaks_gives_no_speedup(matmul, against):
     put(matmul, "v3", performance=timed(250, against, 2.0))
-    session = report.gather(matmul)
+    session = sessions.gather(matmul)
     assert report.speedup_over_v0(session) is None and report.speedup_line(session).startswith("UNKNOWN: v3")
 
 
@@ -357,14 +357,14 @@ def test_a_goal_is_met_since_the_version_after_which_it_was_never_lost(matmul, r
     for (version, against), tflops in zip((("v0", None), ("v1", "v0"), ("v3", "v1")), reached, strict=True):
         put(matmul, version, performance=timed(220, against, 1.1, tflops=tflops))
     assert f"Goal: met since {since}; v3 is the best version" in read_page(matmul).text
-    assert report.summary(report.gather(matmul))["goal"]["since"] == since
+    assert report.summary(sessions.gather(matmul))["goal"]["since"] == since
 
 
 def test_the_summary_names_the_steps_that_gave_most(matmul):
     long = "Stage the tiles through shared memory " + "and so on " * 20
     put(matmul, "v4", optimization={"action_description": long}, performance=timed(100, "v3", 2.5, tflops=560))
     facts = dict(
-        next(block for block in report.overview(report.gather(matmul), False) if isinstance(block, report.Facts)).rows
+        next(block for block in report.overview(sessions.gather(matmul), False) if isinstance(block, report.Facts)).rows
     )
     assert facts["Asked"] == "test on H200; goal: default at least 612 TFLOPS (90 % of measured_bf16_matmul)."
     assert facts["Reached"] == (
@@ -378,9 +378,9 @@ def test_the_summary_names_the_steps_that_gave_most(matmul):
 
 
 def test_what_the_median_hides_is_said(matmul):
-    assert not list(report.cautions(report.gather(matmul)))
+    assert not list(report.cautions(sessions.gather(matmul)))
     put(matmul, "v3", performance=timed(200, "v1", 2.0, p20_us=182, p80_us=208, floor_share_pct=101.0))
-    wide, above = report.cautions(report.gather(matmul))
+    wide, above = report.cautions(sessions.gather(matmul))
     assert "p20 to p80 spans 13.0 % of the median" in wide and above.startswith("Above 100 %")
 
 
@@ -419,17 +419,19 @@ One change.
 
 
 def test_the_evidence_of_a_plan_is_its_own_table():
-    assert report.evidence_rows(TABLE) == [
+    assert sessions.evidence_rows(TABLE) == [
         ["source", "query", "finding", "actionability"],
         ["timing of v0", "tile?", "1.085 ms, `a | b`", "loads run ahead"],
         ["arithmetic", "short row", "", ""],
         ["too", "many", "cells", "here | and there"],
     ]
-    assert report.evidence_rows("## Evidence\n\nThe clock says so.\n## Action\n") == [
+    assert sessions.evidence_rows("## Evidence\n\nThe clock says so.\n## Action\n") == [
         ["evidence"],
         ["The clock says so."],
     ]
-    assert report.evidence_rows("## Action\n\n| a |\n|---|\n| b |\n") == report.evidence_rows("## Evidence\n\n") == []
+    assert (
+        sessions.evidence_rows("## Action\n\n| a |\n|---|\n| b |\n") == sessions.evidence_rows("## Evidence\n\n") == []
+    )
 
 
 def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
@@ -441,7 +443,7 @@ def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
     }
     put(matmul, "v1", performance=timed(500, "v0", 4.0, tflops=274.9), profile_evidence=found)
     matmul.plan("v1").write_text(TABLE)
-    session = report.gather(matmul)
+    session = sessions.gather(matmul)
     before, after = (Memory(matmul).read(version) for version in ("v1", "v3"))
     assert report.evidence(session, before).startswith("timing of v0: 1.085 ms, `a | b`; arithmetic")
     assert report.evidence(session, after) == "none in plans/v3_plan.md"
@@ -477,7 +479,7 @@ def test_a_goal_is_not_met_by_another_kernel_than_was_measured(matmul):
     assert "Goal: met since v3" in read_page(matmul).text
     matmul.kernel.write_text(kernel_text("return x"))
     assert "Goal: NOT met: kernel.py is not the accepted v3" in read_page(matmul).text
-    assert report.goal(report.gather(matmul))["met"] is False
+    assert report.goal(sessions.gather(matmul))["met"] is False
 
 
 def test_an_open_target_says_how_far_it_is(matmul):
@@ -511,7 +513,7 @@ def test_a_refused_round_is_held_against_what_it_started_from(matmul):
     assert "rejected: MISMATCH: 3 of 8 values differ" in text
     put(matmul, "v4", "FAIL")
     after = put(matmul, "v5", "FAIL")
-    assert report.parent(report.gather(matmul), after)["version"] == "v3"  # v4 was refused, too
+    assert report.parent(sessions.gather(matmul), after)["version"] == "v3"  # v4 was refused, too
 
 
 # --- plots --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, plots, report
+from kernelopt import bundle, cli, plots, report, sessions
 from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
@@ -23,7 +23,7 @@ def main() -> int:
         raise UsageError(f"--out {args.out} is a folder; name a file")
     workspace = Workspace(args.workspace)
     path = args.out or workspace.root / "report.html"
-    session = report.gather(workspace)
+    session = sessions.gather(workspace)
     page = report.page(session, has_lessons=path.with_name(report.LESSONS).is_file())
     pngs = write_plots(page, args.png) if args.png else []
     for gap in session.gaps:
