@@ -19,10 +19,7 @@ from .workspace import version_number
 
 TOP = 3  # findings shown of the best version's profile
 GREATEST = 2  # steps told in the summary
-LINE, CELL = (
-    160,
-    90,
-)  # characters of an action, and of a row of evidence, where a line tells it; the fold of its round has all
+LINE, CELL = 160, 90  # characters of an action and of a row of evidence on one line; the fold of a round has all
 WIDE_PCT = 5  # p20 to p80 over the median; the calls of most kernels stay within 3 %
 LESSONS = "lessons.md"  # what a person or an agent wrote about the session, beside the report
 UNKNOWN = "UNKNOWN"
