@@ -544,6 +544,11 @@ def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp
     (tmp_path / "plan.md").write_text("no plan")
     status, message = optimize_kernel.check(None, ready, ready.kernel, tmp_path / "plan.md", 60)
     assert status == "PLAN" and "Category" in message
+    uncited = ready.root / ".loop" / "candidates" / "round1-0.md"
+    uncited.parent.mkdir(parents=True)
+    uncited.write_text(PLAN.replace("\\n", "\n").replace("One pass.", "One pass at 3.9 TB/s."))
+    status, message = optimize_kernel.check(None, ready, ready.kernel, uncited, 60)
+    assert status == "PLAN" and "plan.md, line 4: '3.9 TB/s' is no citation" in message
 
 
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):

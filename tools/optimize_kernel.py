@@ -26,6 +26,7 @@ from kernelopt import (
     subject,
     timing,
     trial,
+    wiki,
 )
 from kernelopt.errors import EnvironmentLacks, ToolError, UsageError
 from kernelopt.restart import without_names
@@ -111,8 +112,7 @@ def brief_of(workspace: Workspace, version: str, number: int) -> str:
     for what in left_out:
         cli.say(f"optimize_kernel.py: not in the brief: {what}")
     prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
-    masked = {record["version"] for record in records.records(masked=True) if record["masked"]}
-    return without_names(f"{prompts['system']}\n\n{prompts['user']}", masked)
+    return without_names(f"{prompts['system']}\n\n{prompts['user']}", records.masked_versions())
 
 
 def direction(findings: list[dict], number: int) -> str:
@@ -130,8 +130,9 @@ def check(executor, workspace: Workspace, kernel: Path, plan: Path, timeout_s: f
         rounds.plan_fields(plan)
     except UsageError as error:
         return "PLAN", str(error)
-    if problems := audit.of_plan(workspace, plan):
-        return "PLAN", f"plan.md, line {problems[0].line}: {problems[0].message}"
+    if problems := audit.of_files([plan], wiki.root(None), None).problems:  # held against the workspace that it lies in
+        _, first = problems[0]
+        return "PLAN", f"plan.md, line {first.line}: {first.message}"
     try:
         found = executor.examine("verify", trial.pack(workspace, kernel.read_bytes()), timeout_s)
     except EnvironmentLacks:

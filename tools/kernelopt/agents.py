@@ -68,9 +68,8 @@ class Desk:
         run_git(self.path, "remote", "remove", "origin")
         for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
             run_git(self.path, "config", setting, self.workspace.git("config", setting))
-        for record in memory.Memory(self.workspace).records(masked=True):
-            if record["masked"]:
-                (self.path / "plans" / f"{record['version']}_plan.md").unlink(missing_ok=True)
+        for version in memory.Memory(self.workspace).masked_versions():
+            (self.path / "plans" / f"{version}_plan.md").unlink(missing_ok=True)
         bundle.write_bytes(self.path / "kernel.py", self.kernel)
         self.before = seen(self.path, IGNORED_NAMES)
         return self
@@ -103,9 +102,10 @@ class Desk:
         kernel = texts["kernel.py"]
         if not kernel or not kernel.strip():
             return "no answer", "it left no kernel.py"
-        if fingerprint(kernel) == fingerprint(self.kernel.decode()):
+        own = fingerprint(kernel)
+        if own == fingerprint(self.kernel.decode()):
             return "unchanged", "kernel.py is what it was, but for comments and layout"
-        if fingerprint(kernel) in tried:
+        if own in tried:
             return "tried before", "this kernel was judged already, but for comments and layout"
         if not texts[PLAN]:
             return "no plan", f"it left no {PLAN}"
@@ -173,11 +173,16 @@ def clear_desks(workspace: Workspace) -> None:
     """End and remove what a killed run left: agents, desks, locks of its git commands, files half written. The workspace is ours."""
     end_marked(workspace.root / ".loop" / "desks")
     remove(workspace.root / ".loop" / "desks")
-    for lock in (workspace.root / ".git").glob("*.lock"):
-        lock.unlink()
+    unlock_git(workspace)
     for pattern in (".kernel.py.*", "plans/.v*_plan.md.*", "rejected/.v*_kernel*"):
         for half_written in workspace.root.glob(pattern):
             half_written.unlink()
+
+
+def unlock_git(workspace: Workspace) -> None:
+    """Remove locks of git commands that are no more: nobody but us works on the workspace now."""
+    for lock in (workspace.root / ".git").glob("*.lock"):
+        lock.unlink()
 
 
 class Kept:
@@ -199,14 +204,15 @@ class Kept:
         root, now, meddled = self.workspace.root, self._now(), []
         for name in sorted(now):
             before = self._files.get(name)
-            if before != now[name] and not (isinstance(before, bytes) and isinstance(now[name], bytes)):
-                meddled += [name] * self._put_aside(root / name)
+            two_texts = isinstance(before, bytes) and isinstance(now[name], bytes)  # written over below
+            if before != now[name] and not two_texts and self._put_aside(root / name):
+                meddled.append(name)
         for name, before in self._files.items():
             if isinstance(before, bytes) and now.get(name) != before:
                 bundle.write_bytes(root / name, before)
-                meddled += [name] * (name not in meddled)
-        for lock in (root / ".git").glob("*.lock"):
-            lock.unlink()
+                if name not in meddled:
+                    meddled.append(name)
+        unlock_git(self.workspace)
         if run_git(root, "rev-parse", "HEAD").stdout.decode().strip() != self._head:
             self.workspace.git("update-ref", "HEAD", self._head)
             meddled.append("the history (HEAD)")

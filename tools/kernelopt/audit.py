@@ -51,13 +51,6 @@ def of_workspace(workspace: Workspace) -> Audit:
     return found
 
 
-def of_plan(workspace: Workspace, plan: Path) -> list[Problem]:
-    """What is wrong in a plan that lies elsewhere, as if it were one of the workspace's."""
-    task, found = workspace.task(), Audit()
-    of_file(plan, make_context(wiki.root(task["gpu_wiki_path"]), task["platform"], measured(workspace, task)), found)
-    return [problem for _, problem in found.problems]
-
-
 def of_files(paths: list[Path], root: Path, platform: str | None) -> Audit:
     """Audit single files. Their platform is that of the workspace they lie in, unless one is given."""
     found = Audit()

@@ -24,7 +24,7 @@ DIVERGED = 1.5  # a candidate that takes so many times the best's time is told a
 @dataclass
 class State:
     """Where the loop stands. waiting: candidates of this round that are to be judged, the first of them as `version` while its
-    verdict is recorded. tried: fingerprints of all kernels that were judged."""
+    verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too."""
 
     waiting: list[str] = field(default_factory=list)
     version: str | None = None
@@ -82,7 +82,6 @@ class Loop:
         self.records = memory.Memory(workspace)
         self.state = State()
         self.stopped: str | None = None
-        self.judged: set[str] = set()  # fingerprints of all recorded kernels
         self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
@@ -102,7 +101,8 @@ class Loop:
             self.state = read_state(kept)
         elif resume:
             self.say("no run is unfinished here: this one begins anew")
-        self.judged = {agents.fingerprint(text) for text in kernels(self.workspace, self.records)}
+        recorded = {agents.fingerprint(text) for text in kernels(self.workspace, self.records)}
+        self.state.tried += sorted(recorded - {*self.state.tried})
         self._since = time.monotonic() - self.state.spent_s
 
     def run(self, resume: bool = False) -> dict:
@@ -166,7 +166,7 @@ class Loop:
 
     def answered(self, desk: agents.Desk, brief: str) -> agents.Answer:
         """The agent's answer, handed back with the verifier's words until it is right or the refinements are used up."""
-        tried = self.judged | set(self.state.tried)
+        tried = set(self.state.tried)
         answer = agents.Answer("no call left", "the calls of the agent were used up")
         for attempt in range(1 + self.limits.refinements):
             with self._lock:
@@ -200,14 +200,13 @@ class Loop:
         return max(1.0, min(self.limits.agent_timeout_s, left))
 
     def take(self, name: str, answer: agents.Answer) -> None:
-        """Put a candidate on disk, to be gated; or say why it is none."""
+        """Let a candidate, whose files are put down, wait for the gate; or say why it is none."""
         outcome, message = answer.outcome, answer.message
-        if outcome == "answered" and agents.fingerprint(answer.kernel) in {*self.state.tried, *self.judged}:
+        if outcome == "answered" and agents.fingerprint(answer.kernel) in self.state.tried:
             outcome, message = "tried before", "another candidate of this round is the same"
         if outcome != "answered":
             self.note(outcome, name, message)
             return
-        self.put_down(name, answer)
         self.state.tried.append(agents.fingerprint(answer.kernel))
         self.state.waiting.append(name)
 
@@ -282,9 +281,8 @@ class Loop:
 
     def note(self, outcome: str, of: str | None, message: str) -> None:
         """A line of rounds.jsonl, and of progress; of: a version, or a candidate that became none."""
-        message = "".join(
-            letter if letter.isprintable() else " " for letter in message
-        )  # an agent's words, maybe for a terminal
+        # an agent's words, and maybe commands to a terminal
+        message = "".join(letter if letter.isprintable() else " " for letter in message)
         line = {"at": memory.now(), "round": self.state.rounds, "of": of, "outcome": outcome, "message": message[:500]}
         with open(self.file("rounds.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

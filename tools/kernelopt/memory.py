@@ -105,6 +105,10 @@ class Memory:
         """All sound records, lowest version first; masked ones only when asked. `self.broken` names the others."""
         return list(self.scan(masked))
 
+    def masked_versions(self) -> set[str]:
+        """The sound records that are masked."""
+        return {record["version"] for record in self.scan(masked=True) if record["masked"]}
+
     def history(self, name: str) -> list[dict]:
         """[{version, value}] of a field in the unmasked records, None where one lacks it; UsageError when all do."""
         found, lacking = [], []

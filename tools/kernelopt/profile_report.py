@@ -52,7 +52,7 @@ def origin(params: dict | None) -> str:
 def earlier(workspace: Workspace, params: dict) -> list[dict]:
     """The profiles of earlier versions that were taken of the same workload with the same cache setting, oldest first; none of a
     masked version."""
-    masked = {record["version"] for record in Memory(workspace).scan(masked=True) if record["masked"]}
+    masked = Memory(workspace).masked_versions()
     found = []
     for number in range(version_number(params["version"])):
         folder = workspace.profile(f"v{number}", MODE)
