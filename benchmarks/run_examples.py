@@ -48,7 +48,15 @@ def measured(name: str) -> dict:
     workspace = Workspace(EXAMPLES / name)
     task = subject.of_workspace(workspace)
     with Sandbox("cuda") as sandbox:
-        verdict = verify.verify(sandbox, task.kernel, task.reference, task.dtype, task.tolerance, seeds=3)
+        verdict = verify.verify(
+            sandbox,
+            task.kernel,
+            task.reference,
+            task.dtype,
+            task.tolerance,
+            libraries=task.libraries,
+            variants=not task.only_these_shapes,
+        )
         row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
         row |= {"shapes": workspace.task()["shapes"]["default"], "dtype": task.dtype, "against": {}}
         records = memory.Memory(workspace).records(masked=True)

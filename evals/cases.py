@@ -1,4 +1,4 @@
-"""The cases: one folder each, with case.json, prompt.md, files/, check.py and samples/. Prepares an agent's folder and judges it."""
+"""The cases: one folder each, with case.json, prompt.md, files/, check.py and samples.json. Prepares an agent's folder and judges it."""
 
 import json
 import shutil

@@ -128,7 +128,7 @@ def one(agent: Agent, run: Run, kept: Path) -> dict:
 
 
 def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, str]) -> tuple[int | None, float]:
-    """(exit code, or None after a time-out; seconds) of the agent. What it says goes to files; what it starts ends with it."""
+    """(exit code, or None after a time-out; seconds) of the agent. What it says goes to files; what it starts in its own session ends with it."""
     start = time.monotonic()
     with (
         (kept / "prompt.md").open("rb") as prompt,

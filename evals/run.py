@@ -173,7 +173,7 @@ def arguments():
 
     verb = verbs.add_parser("prepare", help="make the folder of a case and print its prompt", allow_abbrev=False)
     verb.add_argument("case", metavar="CASE")
-    verb.add_argument("folder", type=cli.folder, metavar="DIR", help="new or empty, outside the bundle")
+    verb.add_argument("folder", type=cli.path, metavar="DIR", help="new or empty, outside the bundle")
     arm = verb.add_mutually_exclusive_group(required=True)
     arm.add_argument("--with-bundle", action="store_true", help="with the bundle in the project's skills folder")
     arm.add_argument("--without", action="store_true", help="with the case's files alone")
@@ -182,8 +182,8 @@ def arguments():
 
     verb = verbs.add_parser("check", help="judge what an agent left", allow_abbrev=False)
     verb.add_argument("case", metavar="CASE")
-    verb.add_argument("folder", type=cli.folder, metavar="DIR", help="where the agent worked")
-    verb.add_argument("--answer", type=cli.folder, required=True, metavar="FILE", help="what it answered at last")
+    verb.add_argument("folder", type=cli.path, metavar="DIR", help="where the agent worked")
+    verb.add_argument("--answer", type=cli.path, required=True, metavar="FILE", help="what it answered at last")
     finish(verb, check)
 
     verb = verbs.add_parser("run", help="run an agent's command on cases, and count", allow_abbrev=False)
@@ -193,13 +193,13 @@ def arguments():
     verb.add_argument("--repeats", type=cli.positive_int, default=3, help="so many of each (default 3)")
     verb.add_argument("--timeout", type=cli.positive_float, help="seconds a run (default: each case's own)")
     verb.add_argument("--seed", type=cli.natural, default=0, help="of the order of runs (default 0)")
-    verb.add_argument("--out", type=cli.folder, metavar="DIR", help="new or empty (default: a new one in /tmp)")
+    verb.add_argument("--out", type=cli.path, metavar="DIR", help="new or empty (default: a new one in /tmp)")
     add_client(verb)
     finish(verb, run)
 
     verb = verbs.add_parser("triggers", help="which skill would be read? prints the question", allow_abbrev=False)
     how = verb.add_mutually_exclusive_group()
-    how.add_argument("--answer", type=cli.folder, metavar="FILE", help="judge an answer to the printed question")
+    how.add_argument("--answer", type=cli.path, metavar="FILE", help="judge an answer to the printed question")
     how.add_argument("--agent", type=cli.filled, metavar="COMMAND", help="ask it, one message a call")
     verb.add_argument("--repeats", type=cli.positive_int, default=3, help="with --agent (default 3)")
     verb.add_argument("--timeout", type=cli.positive_float, default=120, help="seconds a call (default 120)")

@@ -30,10 +30,10 @@ CLIENTS = {
 }
 # What a copy of the router holds beside the links to its sub-skills: what agents read and run.
 NEEDED = (
-    *("SKILL.md", "README.md", "pyproject.toml"),
+    *(".gitignore", "SKILL.md", "README.md", "pyproject.toml"),
     *("docs", "examples", "gpu-wiki", "reference", "scripts", "tools"),
 )
-MADE_BY_USE = {".venv", "__pycache__"}  # by scripts/setup.sh and by Python; not copied, and no change of a copy
+MADE_BY_USE = {".venv", "__pycache__", ".pytest_cache", ".ruff_cache"}  # not copied, and no change of a copy
 RECORD = f".{ROUTER}.json"  # in the skills folder: what this script put there
 SNIPPET = BUNDLE / "docs" / "agents-snippet.md"
 EXAMPLES = """examples:
@@ -124,7 +124,22 @@ def uninstall(skills: Path) -> list[str]:
 def read_record(skills: Path) -> dict:
     """{folders_made: how many levels from `skills` upwards, put: {name: fingerprint}}; empty where nothing was put."""
     path = skills / RECORD
-    return bundle.read_json(path) if path.is_file() else {"folders_made": 0, "put": {}}
+    if not path.is_file():
+        return {"folders_made": 0, "put": {}}
+    record = bundle.read_json(path)
+    if not is_record(record):
+        raise UsageError(f"{path} is no record of what this script put there; mend or remove it")
+    return record
+
+
+def is_record(found) -> bool:
+    """Nothing that leads out of the folder: the file may come with a project from anywhere."""
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("folders_made"), int)
+        and isinstance(found.get("put"), dict)
+        and all(name == Path(name).name and name not in ("", ".", "..") for name in found["put"])
+    )
 
 
 def make_folder(folder: Path) -> int:
@@ -229,7 +244,7 @@ def arguments():
         required=True,
         help="agents: .agents/skills, which Codex, Cursor, Gemini and OpenCode read",
     )
-    parser.add_argument("--project", type=cli.folder, metavar="DIR", help="for this project (default: for this user)")
+    parser.add_argument("--project", type=cli.path, metavar="DIR", help="for this project (default: for this user)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--copy", action="store_true", help="copies: for committing, and for clients that follow no links")
     how.add_argument("--uninstall", action="store_true", help="take it away again")

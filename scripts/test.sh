@@ -32,7 +32,7 @@ else
   skipped+=("skills-ref")
 fi
 
-workers=auto
+workers=$(($(nproc) * 3 / 2)) # more than cores, for tests that wait
 case " $* " in *" -m gpu "*) workers=0 ;; esac
 echo "== pytest"
 "$python" -m pytest -q -n "$workers" --dist worksteal "$@" || failed+=("pytest")

@@ -1,13 +1,19 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
+import contextlib
+import gc
+import io
 import json
 import os
+import runpy
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernelopt import gpu, workspace
+from kernelopt import floor, gpu, sandbox, workspace
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.sandbox import Sandbox
 
@@ -59,8 +65,34 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def interpreter():
     """A sandbox on the CPU, whose server is started once for all tests."""
-    with Sandbox("cpu-interpreter") as sandbox:
-        yield sandbox
+    with Sandbox("cpu-interpreter") as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
+    """`run_tool` in this process and on the shared sandbox, for tests that are not about processes: Python takes a tenth
+    of a second to start, torch in a sandbox of its own three."""
+
+    def shared(device: str, *_):
+        assert device == "cpu-interpreter"
+        return contextlib.nullcontext(interpreter)
+
+    def run(name: str, *arguments) -> subprocess.CompletedProcess:
+        command = [str(BUNDLE / "tools" / name), *map(str, arguments)]
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", command)
+            patch.setattr(sys, "path", list(sys.path))
+            patch.setattr(signal, "signal", lambda *_: None)
+            patch.setattr(gc, "disable", lambda: None)
+            patch.setattr(sandbox, "Sandbox", shared)
+            patch.setattr(floor, "Sandbox", shared)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+                runpy.run_path(command[0], run_name="__main__")
+        return subprocess.CompletedProcess(command, ended.value.code, out.getvalue(), err.getvalue())
+
+    return run
 
 
 @pytest.fixture
@@ -101,8 +133,8 @@ def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subproce
     return done
 
 
-def tool_json(name: str, *arguments, code: int = 0, **options) -> dict:
+def tool_json(name: str, *arguments, code: int = 0, run=run_tool, **options) -> dict:
     """The JSON object that a tool prints, after checking its exit code."""
-    done = run_tool(name, *arguments, "--json", **options)
+    done = run(name, *arguments, "--json", **options)
     assert done.returncode == code, done.stderr + done.stdout
     return json.loads(done.stdout)

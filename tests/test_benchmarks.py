@@ -32,11 +32,11 @@ def test_the_plot_shows_each_pattern_at_each_size():
     assert "C copy" in lines[-1]
 
 
-def test_the_ceiling_wants_the_work_of_a_problem(session):
+def test_the_ceiling_wants_the_work_of_a_problem(session, run_here):
     done = run_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
     assert done.returncode == 2 and "estimate_work.py" in done.stderr
     assert run_tool("measure_bandwidth_ceiling.py", "--bytes-in", 1).returncode == 2
-    tool_json("estimate_work.py", "--workspace", session.root, "--bytes", 100)
+    tool_json("estimate_work.py", "--workspace", session.root, "--bytes", 100, run=run_here)
     done = run_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
     assert done.returncode == 2 and "by hand" in done.stderr
     arguments = ["--bytes-in", 8, "--bytes-out", 8, "--dtype", "fp32"]

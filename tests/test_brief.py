@@ -3,11 +3,12 @@
 import copy
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, FIXTURES, task
-from kernelopt import brief, bundle, diagnosis, metrics, roofline, wiki
+from kernelopt import brief, bundle, diagnosis, metrics, profile_analysis, profile_report, roofline, wiki, workspace
 from kernelopt.errors import Refused, UsageError
 from kernelopt.profilers import ncu
 
@@ -31,7 +32,7 @@ def parts_of(report: str, **changes) -> brief.Parts:
             additional_notes="rows\nare long",
         ),
         specs=[H200.known(name).citation for name in ("sm_count", "memory_bandwidth")],
-        utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof), "time_us": 500.0},
+        utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof), "time_us": 500.0, "clock": "measured"},
         records=[json.loads(path.read_text()) for path in sorted((EXAMPLE / "memory").glob("v*.json"))],
     )
     return replace(whole, **changes)
@@ -300,3 +301,38 @@ def test_a_figure_is_the_reports_rounded_to_the_digits_that_are_cited(metric, ri
 
 def test_a_zero_is_cited_as_zero():
     assert brief.agrees(0, 0.0) and not brief.agrees(0.01, 0.0)
+
+
+def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_wherever_its_profile_lies(tmp_path):
+    folder = BUNDLE / "examples" / "attention"
+    record = json.loads((folder / "memory" / "v0.json").read_text())
+    shutil.copytree(folder / "profiles" / "v0" / "annotation", tmp_path / "copied")
+    profile = profile_report.load(tmp_path / "copied", workspace.Workspace(folder))
+    parts, _ = brief.of_workspace(workspace.Workspace(folder), profile, profile_analysis.analysed(profile, []))
+    assert parts.kernel == (folder / "versions" / "v0_kernel.py").read_text() != (folder / "kernel.py").read_text()
+    assert (
+        parts.utilization["time_us"] == record["performance"]["latency_us"] and parts.utilization["clock"] == "measured"
+    )
+    small = brief.utilization(
+        workspace.Workspace(folder), {**profile, "work": {**profile["work"], "flops": 10**9, "bytes_min": 10**6}}
+    )
+    assert small["floor_share_pct"] < 1
+    alone = profile_report.load(tmp_path / "copied")
+    assert alone["recorded_us"] is None
+    assert brief.utilization(workspace.Workspace(folder), alone)["clock"] == "profiled"
+
+
+def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
+    shutil.copytree(BUNDLE / "examples" / "rmsnorm", tmp_path / "w")
+    shutil.copytree(BUNDLE / "gpu-wiki", tmp_path / "wiki")
+    page = tmp_path / "wiki" / "docs" / "hardware" / "h200.md"
+    page.write_text(
+        page.read_text().replace("| measured_copy_bandwidth | 4296 |", "| measured_copy_bandwidth | 3000 |")
+    )
+    readme = tmp_path / "w" / "README.md"
+    readme.write_text(readme.read_text().replace('"gpu_wiki_path": null', f'"gpu_wiki_path": "{tmp_path / "wiki"}"'))
+    shares = [
+        profile_analysis.floor(profile_report.load(root / "profiles" / "v1" / "annotation"))["share_pct"]
+        for root in (BUNDLE / "examples" / "rmsnorm", tmp_path / "w")
+    ]
+    assert shares[1] == pytest.approx(shares[0] * 4296 / 3000)

@@ -5,7 +5,7 @@ import shutil
 import time
 
 import pytest
-from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, task, tool_json
+from conftest import BUNDLE, REFERENCE, kernel_text, task, tool_json
 from kernelopt import audit, citations, rounds, wiki, workspace
 from kernelopt.errors import UsageError
 
@@ -164,14 +164,14 @@ def test_without_a_platform_the_value_must_hold_all_the_same():
 
 
 @pytest.fixture(scope="module")
-def after_step_0(tmp_path_factory):
+def after_step_0(tmp_path_factory, run_here):
     """A workspace after Step 0, to be copied."""
     folder = tmp_path_factory.mktemp("step_0")
     for name, text in (("kernel.py", kernel_text()), ("reference.py", REFERENCE)):
         (folder / name).write_text(text)
     made = workspace.create(folder, "test", folder / "kernel.py", folder / "reference.py", task())
-    tool_json("estimate_work.py", "--workspace", made.root)
-    tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets")
+    tool_json("estimate_work.py", "--workspace", made.root, run=run_here)
+    tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets", run=run_here)
     return made.root
 
 
@@ -180,24 +180,24 @@ def cited(after_step_0, tmp_path):
     return workspace.Workspace(shutil.copytree(after_step_0, tmp_path / after_step_0.name))
 
 
-def test_what_step_0_writes_is_clean(cited):
-    found = tool_json("check_citations.py", cited.root)
+def test_what_step_0_writes_is_clean(cited, run_here):
+    found = tool_json("check_citations.py", cited.root, run=run_here)
     assert found["checked"] >= 6 and found["problems"] == []
 
 
-def test_nothing_to_check_is_no_pass(session, tmp_path):
-    done = run_tool("check_citations.py", session.root)
+def test_nothing_to_check_is_no_pass(session, tmp_path, run_here):
+    done = run_here("check_citations.py", session.root)
     assert done.returncode == 1 and "nothing was checked" in done.stderr
     (tmp_path / "empty.md").write_text("no figure here")
-    assert run_tool("check_citations.py", tmp_path / "empty.md").returncode == 1
+    assert run_here("check_citations.py", tmp_path / "empty.md").returncode == 1
 
 
-def test_problems_are_found_in_every_file_with_their_line(cited):
+def test_problems_are_found_in_every_file_with_their_line(cited, run_here):
     (cited.root / "plans/v1_plan.md").write_text(
         "# Plan\n## Evidence\nthe card has 132 SMs\n## Expected effect\n3900 GB/s\n"
     )
     (cited.root / "baseline_report.md").write_text("fine\n\nan L2 of 60 MB\n")
-    tool_json("memory_manager.py", "create", "--workspace", cited.root, "--version", "v0")
+    tool_json("memory_manager.py", "create", "--workspace", cited.root, "--version", "v0", run=run_here)
     lesson = (
         '[{"error_type": "x", "error_message": "-", "root_cause": "only 4.8 TB/s", "fix_applied": "-", "lesson": "-"}]'
     )
@@ -210,8 +210,9 @@ def test_problems_are_found_in_every_file_with_their_line(cited):
         "v0",
         "--set",
         f"pitfalls_and_fixes={lesson}",
+        run=run_here,
     )
-    found = tool_json("check_citations.py", cited.root, code=1)
+    found = tool_json("check_citations.py", cited.root, code=1, run=run_here)
     places = {(problem["file"].split("kernel_opt_test/")[1], problem["line"]) for problem in found["problems"]}
     record = (cited.memory / "v0.json").read_text().splitlines()
     at = next(number for number, line in enumerate(record, 1) if "4.8 TB/s" in line)
@@ -220,49 +221,49 @@ def test_problems_are_found_in_every_file_with_their_line(cited):
         rounds.check_citations(cited)
 
 
-def test_the_gate_refuses_before_it_measures(cited):
+def test_the_gate_refuses_before_it_measures(cited, run_here):
     text = cited.readme.read_text()
     cited.readme.write_text(text.replace("4800 GB/s", "5200 GB/s"))
-    done = run_tool("run_gate.py", "--workspace", cited.root, "--version", "v0")
+    done = run_here("run_gate.py", "--workspace", cited.root, "--version", "v0")
     assert done.returncode == 2 and "not cited rightly" in done.stderr and "4800" in done.stderr
     assert not list(cited.memory.glob("*.json"))
 
 
-def test_a_moved_line_is_put_right_and_a_wrong_value_is_left(cited):
+def test_a_moved_line_is_put_right_and_a_wrong_value_is_left(cited, run_here):
     text = cited.readme.read_text()
     cited.readme.write_text(text.replace(f"h200.md:L{LINE}", f"h200.md:L{LINE + 3}").replace(SMS, ""))
     (cited.root / "plans/v1_plan.md").write_text(SMS.replace("132", "99"))
-    assert tool_json("check_citations.py", cited.root, code=1)["fixed"] == 0
-    found = tool_json("check_citations.py", cited.root, "--fix", code=1)
+    assert tool_json("check_citations.py", cited.root, code=1, run=run_here)["fixed"] == 0
+    found = tool_json("check_citations.py", cited.root, "--fix", code=1, run=run_here)
     assert found["fixed"] >= 1 and [problem["kind"] for problem in found["problems"]] == ["wrong value"]
     assert cited.readme.read_text() == text.replace(SMS, "")
     (cited.root / "plans/v1_plan.md").unlink()
-    assert tool_json("check_citations.py", cited.root)["problems"] == []
+    assert tool_json("check_citations.py", cited.root, run=run_here)["problems"] == []
 
 
-def test_a_target_that_was_lowered_by_hand_is_found(cited):
+def test_a_target_that_was_lowered_by_hand_is_found(cited, run_here):
     task = cited.task()
     task["targets"][0]["target"] = 1000.0
     cited.update_readme(task, {})
-    found = tool_json("check_citations.py", cited.root, code=1)
+    found = tool_json("check_citations.py", cited.root, code=1, run=run_here)
     assert "target" in {problem["kind"] for problem in found["problems"]}
 
 
 @pytest.mark.parametrize("change", [{"platform": "H20"}, {"platform": "X9000"}, {"arch": "Ampere"}])
-def test_another_platform_in_the_task_block_is_found(cited, change):
+def test_another_platform_in_the_task_block_is_found(cited, change, run_here):
     cited.update_readme({**cited.task(), **change}, {})
-    found = tool_json("check_citations.py", cited.root, code=1)
+    found = tool_json("check_citations.py", cited.root, code=1, run=run_here)
     assert {problem["kind"] for problem in found["problems"]} & {"foreign", "platform"}
 
 
-def test_files_are_audited_for_the_platform_that_is_named(tmp_path):
+def test_files_are_audited_for_the_platform_that_is_named(tmp_path, run_here):
     (tmp_path / "report.md").write_text(f"- {BANDWIDTH}\n")
-    assert tool_json("check_citations.py", tmp_path / "report.md")["checked"] == 1
-    found = tool_json("check_citations.py", tmp_path / "report.md", "--platform", "H20", code=1)
+    assert tool_json("check_citations.py", tmp_path / "report.md", run=run_here)["checked"] == 1
+    found = tool_json("check_citations.py", tmp_path / "report.md", "--platform", "H20", code=1, run=run_here)
     assert [problem["kind"] for problem in found["problems"]] == ["foreign"]
-    assert run_tool("check_citations.py", tmp_path / "none.md").returncode == 2
-    assert run_tool("check_citations.py", tmp_path / "report.md", "--platform", "X9").returncode == 2
+    assert run_here("check_citations.py", tmp_path / "none.md").returncode == 2
+    assert run_here("check_citations.py", tmp_path / "report.md", "--platform", "X9").returncode == 2
 
 
-def test_the_shipped_example_is_clean():
-    assert tool_json("check_citations.py", BUNDLE / "examples" / "row_softmax" / "h200")["problems"] == []
+def test_the_shipped_example_is_clean(run_here):
+    assert tool_json("check_citations.py", BUNDLE / "examples" / "row_softmax" / "h200", run=run_here)["problems"] == []

@@ -356,25 +356,25 @@ def folder_of(tmp_path: Path, *names: str) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_folder_gives_the_newest_of_each_kernel_first(tmp_path):
+def test_a_folder_gives_the_newest_of_each_kernel_first(tmp_path, run_here):
     cache = folder_of(tmp_path, "matmul_hmma.sass", "matmul_spill.sass", "one_block.sass")
-    found = tool_json("extract_asm.py", cache)["kernels"]
+    found = tool_json("extract_asm.py", cache, run=run_here)["kernels"]
     assert [kernel["kernel"] for kernel in found] == ["tiled_matmul", "one_block", "tiled_matmul"]
     assert [Path(kernel["file"]).name for kernel in found][::2] == ["matmul_hmma.sass", "matmul_spill.sass"]
-    assert len(tool_json("extract_asm.py", cache, "--kernel", "matmul")["kernels"]) == 2
+    assert len(tool_json("extract_asm.py", cache, "--kernel", "matmul", run=run_here)["kernels"]) == 2
 
 
-def test_the_text_shows_what_stands_out():
-    done = run_tool("extract_asm.py", RECORDED / "matmul_spill.sass")
+def test_the_text_shows_what_stands_out(run_here):
+    done = run_here("extract_asm.py", RECORDED / "matmul_spill.sass")
     assert done.returncode == 0 and "96 registers, 328 bytes of stack" in done.stdout
     assert re.search(r"^  tensor +64 +64  HMMA.16816.F32.BF16$", done.stdout, re.MULTILINE)
     assert "  ! registers are spilled: " in done.stdout
 
 
-def test_a_listing_without_resource_usage_says_so(tmp_path):
+def test_a_listing_without_resource_usage_says_so(tmp_path, run_here):
     bare = tmp_path / "bare.sass"
     bare.write_text((RECORDED / "one_block.sass").read_text().replace("  REG:", "  "))
-    done = run_tool("extract_asm.py", bare)
+    done = run_here("extract_asm.py", bare)
     assert "unknown: add the output of cuobjdump -res-usage" in done.stdout and " 0 registers" not in done.stdout
 
 
@@ -396,14 +396,14 @@ def test_an_exact_name_is_preferred_to_a_part():
         ([RECORDED / "tile.sass", "--diff", RECORDED / "one_block.sass"], "no kernel is on both sides"),
     ],
 )
-def test_a_wrong_call_gets_one_sentence(arguments, said):
-    done = run_tool("extract_asm.py", *arguments)
+def test_a_wrong_call_gets_one_sentence(arguments, said, run_here):
+    done = run_here("extract_asm.py", *arguments)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_diff_lists_what_changed(tmp_path):
+def test_a_diff_lists_what_changed(tmp_path, run_here):
     before, after = RECORDED / "matmul_hmma.sass", RECORDED / "matmul_spill.sass"
-    found = tool_json("extract_asm.py", before, "--diff", after, "--out", tmp_path)
+    found = tool_json("extract_asm.py", before, "--diff", after, "--out", tmp_path, run=run_here)
     (diff,) = found["diffs"]
     changes = {row["what"]: (row["before"], row["after"]) for row in diff["changes"]}
     assert changes["registers"] == (92, 96) and changes["stack_bytes"] == (0, 328)
@@ -415,25 +415,27 @@ def test_a_diff_lists_what_changed(tmp_path):
     assert "+    STL.64 [R1+0x120], R22" in text and not re.search(r"/\*|0x[0-9a-f]{16}", text)
 
 
-def test_a_diff_of_the_same_code_in_two_dialects_is_empty(tmp_path):
+def test_a_diff_of_the_same_code_in_two_dialects_is_empty(tmp_path, run_here):
     one, two = (RECORDED / f"streaming_add.{tool}.sass" for tool in ("nvdisasm", "cuobjdump"))
-    done = run_tool("extract_asm.py", one, "--diff", two, "--out", tmp_path)
+    done = run_here("extract_asm.py", one, "--diff", two, "--out", tmp_path)
     assert "same counts, same code" in done.stdout
     assert (tmp_path / "diff.sass").read_text() == ""
 
 
-def test_two_lone_kernels_of_different_names_are_compared():
-    (diff,) = tool_json("extract_asm.py", RECORDED / "one_block.sass", "--diff", RECORDED / "strided_gather.sass")[
-        "diffs"
-    ]
+def test_two_lone_kernels_of_different_names_are_compared(run_here):
+    (diff,) = tool_json(
+        "extract_asm.py", RECORDED / "one_block.sass", "--diff", RECORDED / "strided_gather.sass", run=run_here
+    )["diffs"]
     assert diff["kernel"] == "one_block" and {"what": "registers", "before": 36, "after": 40} in diff["changes"]
 
 
-def test_each_target_is_compared_with_its_own(tmp_path):
+def test_each_target_is_compared_with_its_own(tmp_path, run_here):
     listing = (RECORDED / "scale.so.sass.txt").read_text()
     (tmp_path / "before.sass").write_text(listing)
     (tmp_path / "after.sass").write_text(listing.replace("REG:10", "REG:8", 1))
-    diffs = tool_json("extract_asm.py", tmp_path / "before.sass", "--diff", tmp_path / "after.sass")["diffs"]
+    diffs = tool_json("extract_asm.py", tmp_path / "before.sass", "--diff", tmp_path / "after.sass", run=run_here)[
+        "diffs"
+    ]
     assert {diff["arch"]: diff["changes"] for diff in diffs} == {
         "sm_80": [{"what": "registers", "before": 10, "after": 8}],
         "sm_90": [],

@@ -1,6 +1,5 @@
 """The repository itself: the direction of the layers, its documents, its set-up."""
 
-import functools
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, run_tool
 
 DOCUMENTS = [
     path for path in BUNDLE.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
@@ -74,18 +73,13 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-@functools.cache
-def help_text(name: str) -> str:
-    folder = next(f for f in ("tools", "reference", "scripts") if (BUNDLE / f / name).exists())
-    start = ["bash"] if name.endswith(".sh") else [sys.executable]
-    text = subprocess.run([*start, BUNDLE / folder / name, "--help"], capture_output=True, text=True).stdout
+def help_text(name: str, run) -> str:
+    text = run(name, "--help").stdout
     verbs = re.search(r"^ +((?:[a-z]+\|)+[a-z]+)$", text, re.MULTILINE)
-    for verb in verbs[1].split("|") if verbs else []:
-        text += subprocess.run([*start, BUNDLE / folder / name, verb, "--help"], capture_output=True, text=True).stdout
-    return text
+    return text + "".join(run(name, verb, "--help").stdout for verb in (verbs[1].split("|") if verbs else []))
 
 
-def test_commands_and_options_named_in_documents_exist():
+def test_commands_and_options_named_in_documents_exist(run_here):
     wanted: dict[str, set[str]] = {}
     for path in DOCUMENTS:
         if "examples" in path.parts or "gpu-wiki" in path.parts:
@@ -97,7 +91,8 @@ def test_commands_and_options_named_in_documents_exist():
                 wanted.setdefault(name, set()).update(options)
     assert len(wanted) >= 10
     for name, options in wanted.items():
-        lacking = {option for option in options if not re.search(rf"{option}(?![a-z-])", help_text(name))}
+        text = help_text(name, run_tool if name.endswith(".sh") else run_here)
+        lacking = {option for option in options if not re.search(rf"{option}(?![a-z-])", text)}
         assert not lacking, f"{name} has no {lacking}"
 
 

@@ -28,22 +28,22 @@ HOMES = {
 }
 PROJECTS = {**HOMES, "opencode": ".opencode/skills"}
 MODES = {"link": [], "copy": ["--copy"]}
-NOT_NEEDED = {".ci", ".claude-plugin", ".gitignore", "AGENTS.md", "benchmarks", "evals", "tests"}
+NOT_NEEDED = {".ci", ".claude-plugin", "AGENTS.md", "benchmarks", "evals", "tests"}
 
 
 class Machine:
-    """A home and a project in a scratch folder, and install.sh run in them."""
+    """A home and a project in a scratch folder, and a bundle's install.sh run in them."""
 
-    def __init__(self, root: Path):
-        self.home, self.project = root / "home", root / "project"
+    def __init__(self, root: Path, bundle: Path):
+        self.home, self.project, self.bundle = root / "home", root / "project", bundle
         self.home.mkdir()
         self.project.mkdir()
 
-    def run(self, *arguments, bundle: Path = BUNDLE, **variables) -> subprocess.CompletedProcess:
+    def run(self, *arguments, bundle: Path | None = None, **variables) -> subprocess.CompletedProcess:
         moved = ("CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME", "XDG_CONFIG_HOME")
         environment = {name: value for name, value in os.environ.items() if name not in moved}
         environment |= {"HOME": str(self.home), **{name: str(value) for name, value in variables.items()}}
-        command = ["bash", bundle / "scripts" / "install.sh", *arguments]
+        command = ["bash", (bundle or self.bundle) / "scripts" / "install.sh", *arguments]
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
         assert "Traceback" not in done.stderr, done.stderr
         return done
@@ -65,9 +65,20 @@ class Machine:
         return self.project / PROJECTS[client] if scope == "project" else self.home / HOMES[client]
 
 
+@pytest.fixture(scope="session")
+def shared_bundle(tmp_path_factory) -> Path:
+    return small_bundle(tmp_path_factory.mktemp("bundle"))
+
+
 @pytest.fixture
-def machine(tmp_path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path, shared_bundle) -> Machine:
+    return Machine(tmp_path, shared_bundle)
+
+
+@pytest.fixture
+def machine_of_this_bundle(tmp_path) -> Machine:
+    """Copies of all of it take time, so only what reads or runs the copy asks for them."""
+    return Machine(tmp_path, BUNDLE)
 
 
 def tree(root: Path) -> dict[str, object]:
@@ -82,10 +93,13 @@ def tree(root: Path) -> dict[str, object]:
 
 
 def small_bundle(folder: Path) -> Path:
-    """A bundle of its own, with all that its install.sh needs."""
-    for name in ("scripts", "skills", "docs", "tools", "reference", "gpu-wiki", "examples"):
+    """A bundle of its own, with all that its install.sh needs, and a file in place of what is large."""
+    for name in ("scripts", "skills", "docs", "tools"):
         shutil.copytree(BUNDLE / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("SKILL.md", "README.md", "pyproject.toml"):
+    for name in ("reference", "gpu-wiki", "examples"):
+        (folder / name).mkdir()
+        (folder / name / "README.md").write_text(name)
+    for name in (".gitignore", "SKILL.md", "README.md", "pyproject.toml"):
         shutil.copyfile(BUNDLE / name, folder / name)
     return folder
 
@@ -196,7 +210,7 @@ def test_links_made_by_hand_are_left_to_their_maker(machine):
     skills = machine.home / HOMES["claude"]
     skills.mkdir(parents=True)
     for name in SKILLS:
-        (skills / name).symlink_to(BUNDLE if name == ROUTER else BUNDLE / "skills" / name)
+        (skills / name).symlink_to(machine.bundle if name == ROUTER else machine.bundle / "skills" / name)
     before = tree(machine.home)
     machine.install("claude", "home")
     assert tree(machine.home) == before
@@ -301,8 +315,8 @@ def named_roots(skill: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_sub_skill_names_the_root_whether_links_are_resolved_or_not(machine, mode):
-    skills = machine.install("agents", "home", mode)
+def test_a_sub_skill_names_the_root_whether_links_are_resolved_or_not(machine_of_this_bundle, mode):
+    skills = machine_of_this_bundle.install("agents", "home", mode)
     for name in SUB_SKILLS:
         for folder in (skills / name, skills / ROUTER / "skills" / name):
             for read in (os.path.realpath, os.path.normpath):  # `..` as files are opened, and as `cd` understands it
@@ -312,18 +326,18 @@ def test_a_sub_skill_names_the_root_whether_links_are_resolved_or_not(machine, m
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_tools_run_from_there(machine, mode):
-    skills = machine.install("agents", "home", mode)
+def test_the_tools_run_from_there(machine_of_this_bundle, mode):
+    skills = machine_of_this_bundle.install("agents", "home", mode)
     for path in (skills / ROUTER, skills / ROUTER / "skills" / ".."):
         command = [sys.executable, path / "tools" / "gpu_specs.py", "list"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=machine.project)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=machine_of_this_bundle.project)
         assert done.returncode == 0 and "H200" in done.stdout, done.stderr
     start = ["bash", skills / ROUTER / "reference" / "workspace_init.sh", "--help"]
-    assert "KERNEL" in subprocess.run(start, capture_output=True, text=True, cwd=machine.project).stdout
+    assert "KERNEL" in subprocess.run(start, capture_output=True, text=True, cwd=machine_of_this_bundle.project).stdout
 
 
-def test_every_path_that_the_skills_name_is_in_a_copy(machine):
-    root = machine.install("agents", "home", "copy") / ROUTER
+def test_every_path_that_the_skills_name_is_in_a_copy(machine_of_this_bundle):
+    root = machine_of_this_bundle.install("agents", "home", "copy") / ROUTER
     texts = [root / "SKILL.md", *root.glob("skills/*/SKILL.md")]
     folders = "tools|skills|reference|gpu-wiki|scripts|examples|docs"
     named = {
@@ -348,11 +362,11 @@ def test_a_copy_holds_what_is_needed_and_no_more(machine, tmp_path):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_validator_of_skills_takes_them_there(machine, mode):
+def test_the_validator_of_skills_takes_them_there(machine_of_this_bundle, mode):
     program = Path(sys.executable).with_name("agentskills")
     if not program.exists():
         pytest.skip("skills-ref is not installed")
-    skills = machine.install("agents", "home", mode)
+    skills = machine_of_this_bundle.install("agents", "home", mode)
     for name in SKILLS:
         done = subprocess.run([program, "validate", skills / name], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -398,16 +412,36 @@ def test_no_folder_of_a_client_is_in_the_bundle():
     )
 
 
-def test_the_snippet_has_five_lines_and_is_pointed_to(machine):
+def test_the_snippet_has_five_lines_and_is_pointed_to(machine_of_this_bundle):
     path = BUNDLE / "docs" / "agents-snippet.md"
     snippet = re.search(r"```markdown\n(.*?)```", path.read_text(), re.DOTALL)[1]
     assert len(snippet.splitlines()) == 5 and f"`{ROUTER}`" in snippet
     for place in (".claude/skills", ".agents/skills"):
         assert place in snippet and place in PROJECTS.values()
-    assert str(path) in machine.run("--client", "agents").stdout
+    assert str(path) in machine_of_this_bundle.run("--client", "agents").stdout
 
 
 def test_the_clients_are_those_of_the_help_and_of_this_test():
     script = ast.parse((BUNDLE / "scripts" / "install.py").read_text())
     values = {node.targets[0].id: node.value for node in script.body if isinstance(node, ast.Assign)}
     assert set(ast.literal_eval(values["CLIENTS"])) == set(HOMES)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"folders_made": 9, "put": {"../../precious": "link:x"}}',
+        '{"folders_made": 0, "put": {"..": "link:x"}}',
+        "[]",
+        "{}",
+    ],
+)
+def test_a_record_from_elsewhere_leads_nowhere(tmp_path, record):
+    skills = tmp_path / ".claude" / "skills"
+    skills.mkdir(parents=True)
+    (tmp_path / "precious").symlink_to("x")
+    (skills / ".gpu-kernel-optimizer.json").write_text(record)
+    command = ["bash", BUNDLE / "scripts" / "install.sh", "--client", "claude", "--project", tmp_path, "--uninstall"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "is no record of what this script put there" in done.stderr
+    assert (tmp_path / "precious").is_symlink()

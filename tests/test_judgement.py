@@ -118,6 +118,9 @@ def test_a_gemm_is_compute_bound_by_its_whole_intensity():
     assert found["floor_us"] == pytest.approx(flops / roof.compute.value / 1e6)
     assert found["tflops_peak_utilization_pct"] == pytest.approx(100 * flops / 1e9 / roof.peak_compute.value)
     assert found["floor_share_pct"] < 100 and not found["below_physical_limit"]
+    assert "bench_matmul.py" in roofline.beyond_floor(
+        roofline.utilization(found["floor_us"] / 1.05, flops, moved, roof)
+    )
 
 
 def test_measured_maxima_are_preferred_and_cited():
@@ -142,6 +145,8 @@ def test_beating_the_documented_peak_is_impossible_and_beating_the_floor_a_littl
     roof = roofline.roof(H200, "bf16")
     moved = 1 << 30
     floor = roofline.bound(0, moved, roof)["floor_us"]
+    assert roofline.beyond_floor(roofline.utilization(floor / 1.01, 0, moved, roof)) is None
+    assert "measure_bandwidth_ceiling.py" in roofline.beyond_floor(roofline.utilization(floor / 1.04, 0, moved, roof))
     assert not roofline.utilization(0.97 * floor, 0, moved, roof)["below_physical_limit"]
     assert roofline.utilization(0.5 * floor, 0, moved, roof)["below_physical_limit"]
     assert roofline.utilization(1.0, 10**12, 1 << 20, roof)["below_physical_limit"]
@@ -186,3 +191,19 @@ def test_a_row_in_another_unit_is_refused_and_not_misread():
     text = (BUNDLE / "gpu-wiki/docs/hardware/h200.md").read_text().replace("| 4800 | GB/s |", "| 4.8 | TB/s |")
     with pytest.raises(UsageError, match="must be given in GB/s"):
         roofline.roof(wiki.parse_page(text, "h200.md"), "bf16")
+
+
+def test_a_target_below_its_share_of_its_basis_is_never_met():
+    target = roofline.target("default", 0, 10**9, roofline.roof(H200, "bf16"))
+    record = {"performance": {"workload": "default", "bandwidth_gbps": 4000.0}}
+    assert gate.goal([target], record)["met"]
+    found = gate.goal([{**target, "target": 1.0}], record)
+    assert not found["met"] and "is not 90 % of its basis 4296 GB/s" in found["targets"][0]["problem"]
+    by_hand = {
+        "workload": "default",
+        "metric": "latency_us",
+        "target": 9.0,
+        "unit": "us",
+        "basis": "the user asked for it",
+    }
+    assert gate.goal([by_hand], {"performance": {"workload": "default", "latency_us": 8.0}})["met"]

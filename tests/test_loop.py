@@ -562,6 +562,10 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
     assert "one of your own" in optimize_kernel.brief_of(ready, "v0", 9)
     assert optimize_kernel.restart(ready) is None  # v0 alone: nothing may be masked
+    (ready.memory / "restarts.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):
+        optimize_kernel.restart(ready)
+    (ready.memory / "restarts.json").unlink()
     records = memory.Memory(ready)
     for number in range(1, 5):
         records.save(memory.empty(f"v{number}"))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES, run_tool, tool_json
+from conftest import BUNDLE, FIXTURES, run_tool, tool_json
 from kernelopt import diagnosis, findings, memory, metrics, profile_analysis, profile_pages, profile_report
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import ncu
@@ -353,3 +353,10 @@ def test_without_ncu_or_gpu_the_tool_says_what_is_missing(session, tmp_path):
     if done.returncode != 0:  # on a machine without GPU and profiler
         assert done.returncode == 3 and done.stderr.count("\n") == 1
         assert not list(session.root.glob("profiles/**/*.json"))
+
+
+def test_a_profile_of_another_session_is_named():
+    profile = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
+    done = run_tool("analyze_profile.py", profile, "--workspace", BUNDLE / "examples" / "attention", "--brief")
+    assert "is it another session's?" in done.stderr and "## Kernel\n" not in done.stdout
+    assert not run_tool("analyze_profile.py", profile, "--workspace", profile.parents[2], "--brief").stderr

@@ -6,7 +6,7 @@ import lzma
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES, run_tool, tool_json
+from conftest import FIXTURES, tool_json
 from kernelopt import (
     diagnosis,
     foreign_profile,
@@ -368,7 +368,7 @@ def test_without_nsys_torchs_profiler_serves_and_is_named(subject, tmp_path, mon
     ("mode", "part"),
     [("annotation", "--section SpeedOfLight"), ("ncu", "--set full"), ("nsys", "nsys"), ("event", "torch.profiler")],
 )
-def test_a_dry_run_starts_nothing_and_needs_no_profiler(session, mode, part, tmp_path):
+def test_a_dry_run_starts_nothing_and_needs_no_profiler(session, mode, part, tmp_path, run_here):
     arguments = [
         "--workspace",
         session.root,
@@ -380,7 +380,7 @@ def test_a_dry_run_starts_nothing_and_needs_no_profiler(session, mode, part, tmp
         tmp_path / "elsewhere",
         "--dry-run",
     ]
-    found = tool_json("profile_kernel.py", *arguments)
+    found = tool_json("profile_kernel.py", *arguments, run=run_here)
     assert part in found["command"] and found["folder"] == str(tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 
@@ -388,22 +388,22 @@ def test_a_dry_run_starts_nothing_and_needs_no_profiler(session, mode, part, tmp
 # --- analyze_profile.py on every form -----------------------------------------------------------------------------------
 
 
-def test_every_form_of_a_profile_is_analysed(reports, tmp_path):
+def test_every_form_of_a_profile_is_analysed(reports, tmp_path, run_here):
     wide = tmp_path / "wide.csv"
     wide.write_bytes(lzma.decompress((CAPTURED / "streaming_add.wide.csv.xz").read_bytes()))
     for path in (wide, reports["streaming_add"]):
-        found = tool_json("analyze_profile.py", path)
+        found = tool_json("analyze_profile.py", path, run=run_here)
         assert (found["classification"]["class"], found["classification"]["limiter"]) == ("memory", "dram")
     amd = next((FIXTURES / "rocprofv3").glob("*valubusy*.csv"))
-    done = run_tool("analyze_profile.py", amd, "--json")
+    done = run_here("analyze_profile.py", amd, "--json")
     found = json.loads(done.stdout)
     assert "not run on AMD hardware" in found["origin"] and found["classification"]["class"] in ("unknown", "compute")
     assert foreign_profile.is_rocprof(amd) and not foreign_profile.is_rocprof(wide)
 
 
-def test_the_brief_and_the_answer_to_it(reports, tmp_path):
+def test_the_brief_and_the_answer_to_it(reports, tmp_path, run_here):
     path = reports["spilling_tile"]
-    prompts = tool_json("analyze_profile.py", path, "--brief")
+    prompts = tool_json("analyze_profile.py", path, "--brief", run=run_here)
     assert "register_spills" in prompts["user"] and "spill_instructions" in prompts["user"]
     value = ncu.read(path)[0]["metrics"]["spill_instructions"]
     answer = {
@@ -418,25 +418,25 @@ def test_the_brief_and_the_answer_to_it(reports, tmp_path):
         ]
     }
     (tmp_path / "right.md").write_text(f"Thinking...\n```json\n{json.dumps(answer)}\n```\n")
-    assert tool_json("analyze_profile.py", path, "--check-response", tmp_path / "right.md")["valid"]
+    assert tool_json("analyze_profile.py", path, "--check-response", tmp_path / "right.md", run=run_here)["valid"]
     (tmp_path / "wrong.md").write_text(json.dumps(answer).replace(str(value), str(2 * value)))
-    done = run_tool("analyze_profile.py", path, "--check-response", tmp_path / "wrong.md")
+    done = run_here("analyze_profile.py", path, "--check-response", tmp_path / "wrong.md")
     assert done.returncode == 1 and "spill_instructions" in done.stdout
-    done = run_tool("analyze_profile.py", path, "--check-response", tmp_path / "absent.md")
+    done = run_here("analyze_profile.py", path, "--check-response", tmp_path / "absent.md")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
-def test_the_summary_and_the_log_entry_are_rendered_from_what_was_recorded():
+def test_the_summary_and_the_log_entry_are_rendered_from_what_was_recorded(run_here):
     folder = Path("examples/row_softmax/h200/profiles/v1/annotation")
     folder = FIXTURES.parents[1] / folder
-    text = tool_json("analyze_profile.py", folder, "--summary")["text"]
+    text = tool_json("analyze_profile.py", folder, "--summary", run=run_here)["text"]
     assert "## Bottleneck: memory" in text and "Root cause: dram limits `softmax_row`." in text
     assert "1. near_least_traffic: at most 4.8 % of the time; trigger:" in text
     stop = "Stop? yes: 95.2 % of the floor at the copy rate, by the recorded latency: at that rate"
     assert stop in text  # by the profiler's duration it would be 98.2 %
-    text = tool_json("analyze_profile.py", folder, "--devlog")["text"]
+    text = tool_json("analyze_profile.py", folder, "--devlog", run=run_here)["text"]
     assert "| Duration | 255 us |" in text and "| Least bytes of the problem | 4,2" in text
-    done = run_tool("analyze_profile.py", FIXTURES / "h200_row_softmax/one_pass.ncu-rep", "--summary")
+    done = run_here("analyze_profile.py", FIXTURES / "h200_row_softmax/one_pass.ncu-rep", "--summary")
     assert done.returncode == 2 and "no params.json" in done.stderr
 
 

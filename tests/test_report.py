@@ -813,3 +813,19 @@ def test_that_check_sees_a_script_that_the_policy_stops(tmp_path):
     page = report.Page("x", "y", []).html().replace("</body>", "<script>alert(1)</script></body>")
     bundle.write_text(tmp_path / "x.html", page)
     assert "Content Security Policy" in load(tmp_path / "x.html", tmp_path / "x.png", 390, False)
+
+
+@pytest.mark.parametrize("name", ["kernel.py", "README.md", "reference.py"])
+def test_only_a_report_is_replaced(session, name):
+    before = (session.root / name).read_bytes()
+    for form in ([], ["--markdown"]):
+        done = run_tool("render_report.py", session.root, "--out", session.root / name, *form)
+        assert done.returncode == 2 and "is a file of something else" in done.stderr
+    assert (session.root / name).read_bytes() == before
+    for form in ([], [], ["--markdown"], ["--markdown"]):
+        assert run_tool("render_report.py", session.root, "--out", session.root / "page", *form).returncode == 0
+
+
+def test_what_remains_of_an_edited_kernel_is_not_nothing(session):
+    session.kernel.write_text(session.kernel.read_text() + "# edited\n")
+    assert "no target is open" not in run_tool("render_report.py", session.root, "--markdown").stdout

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, run_tool, task, tool_json
+from conftest import BUNDLE, task, tool_json
 from kernelopt import restart
 from kernelopt.errors import Refused
 from kernelopt.memory import Memory, empty
@@ -87,14 +87,14 @@ def test_the_same_seed_masks_the_same_and_none_is_told(stuck):
     assert begin(stuck, "--seed", chosen["seed"])["masked"] == chosen["masked"]
 
 
-def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck):
+def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here):
     first, second = begin(stuck, "--seed", 1)["masked"], begin(stuck, "--seed", 2)["masked"]
     assert len(second) == 2 and not set(first) & set(second)
     assert begin(stuck, "--undo")["unmasked"] == second and masked(stuck) == first
     third = begin(stuck, "--seed", 3)["masked"]
     assert begin(stuck, "--undo")["unmasked"] == third and begin(stuck, "--undo")["unmasked"] == first
     assert masked(stuck) == [] and [bool(entry["undone"]) for entry in journal(stuck)] == [True] * 3
-    done = run_tool("partial_restart.py", stuck.root, "--undo")
+    done = run_here("partial_restart.py", stuck.root, "--undo")
     assert done.returncode == 1 and "no restart to undo" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -137,9 +137,9 @@ def test_the_brief_holds_what_a_round_needs(stuck):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed):
+def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed, run_here):
     Memory(stuck).set_masked(["v1"], True)  # which the others were held against
-    done = run_tool("partial_restart.py", stuck.root, "--seed", seed)
+    done = run_here("partial_restart.py", stuck.root, "--seed", seed)
     hidden = masked(stuck)
     assert len(hidden) == 5 and "left out: 5 masked records" in done.stderr
     told = done.stdout.replace(str(stuck.root), "").replace(str(BUNDLE), "")
@@ -150,10 +150,10 @@ def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed):
     assert done.stdout.startswith(f"4 of 8 unmasked records are masked now, seed {seed}; next version: v9\n")
 
 
-def test_too_few_records_are_one_sentence_and_nothing_changes(session):
+def test_too_few_records_are_one_sentence_and_nothing_changes(session, run_here):
     for number in range(3):
         put(session, f"v{number}", 9, accepted=number == 1)
-    done = run_tool("partial_restart.py", session.root)
+    done = run_here("partial_restart.py", session.root)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "1 of the records may be masked" in done.stderr
     assert not done.stdout and masked(session) == [] and not (session.memory / "restarts.json").exists()
 
@@ -167,9 +167,9 @@ def test_without_an_accepted_version_the_brief_says_so(session):
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '[{"masked": []}]'])
-def test_a_list_of_restarts_that_is_none_is_kept_and_nothing_is_masked(stuck, text):
+def test_a_list_of_restarts_that_is_none_is_kept_and_nothing_is_masked(stuck, text, run_here):
     (stuck.memory / "restarts.json").write_text(text)
-    done = run_tool("partial_restart.py", stuck.root)
+    done = run_here("partial_restart.py", stuck.root)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "mend or remove it" in done.stderr
     assert (stuck.memory / "restarts.json").read_text() == text and masked(stuck) == []
 
@@ -195,22 +195,22 @@ def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
     assert masked(stuck) == []
 
 
-def test_a_kernel_that_is_not_the_best_is_told(stuck):
+def test_a_kernel_that_is_not_the_best_is_told(stuck, run_here):
     stuck.kernel.write_text(stuck.kernel.read_text() + "\n# an attempt\n")
-    done = run_tool("partial_restart.py", stuck.root)
+    done = run_here("partial_restart.py", stuck.root)
     assert done.returncode == 2 and f"checkout {'a' * 40} -- kernel.py" in done.stderr
 
 
-def test_the_list_of_restarts_is_no_foreign_record(stuck):
+def test_the_list_of_restarts_is_no_foreign_record(stuck, run_here):
     begin(stuck)
-    done = run_tool("memory_manager.py", "summary", "--workspace", stuck.root)
+    done = run_here("memory_manager.py", "summary", "--workspace", stuck.root)
     assert done.stderr == "memory_manager.py: left out: 4 masked records\n"
 
 
-def test_a_met_goal_leaves_nothing_to_restart_for(stuck):
+def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us", "basis": "the user"}
     stuck.update_readme({**stuck.task(), "targets": [target]}, {})
-    done = run_tool("partial_restart.py", stuck.root)
+    done = run_here("partial_restart.py", stuck.root)
     met = Memory(stuck).best()["performance"]["latency_us"] is not None
     assert met and done.returncode == 1 and "nothing to restart for" in done.stderr
     assert not any(record["masked"] for record in Memory(stuck).records(masked=True))

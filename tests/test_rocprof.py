@@ -225,19 +225,6 @@ def test_an_empty_folder_and_no_folder(tmp_path):
 # --- collecting --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_lines(tmp_path):
-    assert rocprof.trace_command(["python", "k.py"], Path("out"), "trace") == (
-        "rocprofv3 --kernel-trace --stats --output-format csv -d out -o trace -- python k.py".split()
-    )
-    commands = rocprof.counter_commands("gfx942", ["./a.out"], Path("out"), "run")
-    assert commands[0] == (
-        "rocprofv3 --pmc MfmaUtil VALUBusy OccupancyPercent --output-format csv -d out/group_1 -o run -- ./a.out".split()
-    )
-    assert len({command[command.index("-d") + 1] for command in commands}) == len(commands) == len(SCHEMA["groups"])
-    with pytest.raises(UsageError, match="gfx942, gfx950"):
-        rocprof.counter_commands("gfx1100", ["./a.out"], Path("out"), "run")
-
-
 @pytest.mark.parametrize("architecture", ["gfx942", "gfx950"])
 def test_no_group_asks_for_more_than_the_hardware_counts_at_once(architecture):
     rows = {row["name"]: row for row in SCHEMA["counters"]}

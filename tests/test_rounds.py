@@ -1,13 +1,13 @@
 """A round's end: what is committed, recorded, reverted. The evidence is recorded (fixtures/h200_row_softmax), so that the
 accepting side runs without a GPU; test_gpu.py measures it."""
 
+import contextlib
 import json
 
 import pytest
 from conftest import FIXTURES, kernel_text, run_tool, tool_json
 from kernelopt import memory, rounds, timing
 from kernelopt.errors import UsageError
-from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import digest
 
 PLAN = """# Plan for v1
@@ -219,59 +219,61 @@ def test_the_goal_needs_evidence_of_this_very_kernel(with_v0):
     assert not tool_json("check_goal.py", with_v0.root, code=1)["met"]
 
 
-def test_step_0_writes_work_and_targets_for_people_and_tools(session):
-    assert run_tool("compute_utilization.py", "--workspace", session.root, "--set-targets").returncode == 2
-    work = tool_json("estimate_work.py", "--workspace", session.root)["workloads"]
+def test_step_0_writes_work_and_targets_for_people_and_tools(session, run_here):
+    assert run_here("compute_utilization.py", "--workspace", session.root, "--set-targets").returncode == 2
+    work = tool_json("estimate_work.py", "--workspace", session.root, run=run_here)["workloads"]
     assert work["default"]["bytes_min"] == 4 * (8 * 16 + 16 + 8 * 16) and work["default"]["shapes"]
-    found = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    found = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
     text = session.readme.read_text()
     assert session.task()["targets"] == found["targets"] and "bandwidth_gbps >=" in text
     for citation in found["citations"]:
         assert f"- {citation}\n" in text.split("## Roofline")[0]
     assert session.task()["shapes"]["tall"] == "33x16 -> 33x16"
-    given = tool_json("estimate_work.py", "--workspace", session.root, "--flops", 7, "--bytes", 9)["workloads"][
-        "default"
-    ]
+    given = tool_json("estimate_work.py", "--workspace", session.root, "--flops", 7, "--bytes", 9, run=run_here)[
+        "workloads"
+    ]["default"]
     assert (given["flops"], given["bytes_min"], given["source"]) == (7, 9, "given")
 
 
-def test_a_stricter_target_is_a_share_that_the_audit_follows(session):
-    tool_json("estimate_work.py", "--workspace", session.root)
-    (ninety,) = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")["targets"]
-    (strict,) = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", "--share", 97)[
+def test_a_stricter_target_is_a_share_that_the_audit_follows(session, run_here):
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
+    (ninety,) = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)[
         "targets"
     ]
+    (strict,) = tool_json(
+        "compute_utilization.py", "--workspace", session.root, "--set-targets", "--share", 97, run=run_here
+    )["targets"]
     assert strict["target"] == pytest.approx(ninety["target"] * 97 / 90, rel=1e-4)
     assert "97 % of measured_copy_bandwidth" in session.readme.read_text()
-    assert run_tool("check_citations.py", session.root).returncode == 0
+    assert run_here("check_citations.py", session.root).returncode == 0
     session.update_readme({**session.task(), "targets": [{**strict, "share_pct": 90.0}]}, {})
-    assert "is not 90 % of its basis" in run_tool("check_citations.py", session.root).stdout
+    assert "is not 90 % of its basis" in run_here("check_citations.py", session.root).stdout
 
 
-def test_targets_that_no_longer_fit_the_work_are_gone(session):
-    tool_json("estimate_work.py", "--workspace", session.root)
-    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
-    tool_json("estimate_work.py", "--workspace", session.root)  # nothing has changed
+def test_targets_that_no_longer_fit_the_work_are_gone(session, run_here):
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
+    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)  # nothing has changed
     assert session.task()["targets"]
     session.update_readme({**session.task(), "dtype": "bf16"}, {})
-    done = run_tool("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    done = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
     assert done.returncode == 2 and "counted in fp32, the task is in bf16" in done.stderr
-    done = run_tool("estimate_work.py", "--workspace", session.root)
+    done = run_here("estimate_work.py", "--workspace", session.root)
     assert done.returncode == 0 and "the targets are gone" in done.stderr and session.task()["targets"] == []
     assert "set the targets again" in session.readme.read_text().split("## Stop Conditions")[1]
 
 
-def test_a_small_problem_is_told_that_its_target_may_be_out_of_reach(session):
-    tool_json("estimate_work.py", "--workspace", session.root)
-    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets")
+def test_a_small_problem_is_told_that_its_target_may_be_out_of_reach(session, run_here):
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
+    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
     assert "fit in the L2" in session.readme.read_text().split("## Roofline")[1]
 
 
-def test_inputs_without_an_element_have_no_target(session):
+def test_inputs_without_an_element_have_no_target(session, run_here):
     session.reference.write_text(session.reference.read_text().replace("torch.randn(8, 16)", "torch.randn(0, 16)"))
     session.reference.write_text(session.reference.read_text().replace("nn.Parameter(torch.randn(16))", "2"))
-    tool_json("estimate_work.py", "--workspace", session.root)
-    done = run_tool("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
+    done = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
     assert done.returncode == 2 and "moves no byte" in done.stderr
 
 
@@ -291,9 +293,9 @@ def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
 
 
 @pytest.fixture
-def cpu_in_place_of_the_gpu(monkeypatch):
+def cpu_in_place_of_the_gpu(monkeypatch, interpreter):
     """`rounds.measure` on the CPU: a stand-in, which the verdict still says."""
-    monkeypatch.setattr(rounds, "Sandbox", lambda device, cache, kind: Sandbox("cpu-interpreter", cache, kind))
+    monkeypatch.setattr(rounds, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     monkeypatch.setattr(rounds, "check_platform", lambda *_: None)
     monkeypatch.setattr(timing, "CPU_ROUNDS", (4, 4))
 

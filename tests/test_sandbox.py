@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ needs_bubblewrap = pytest.mark.skipif(
 
 
 needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+
+
+@pytest.fixture(scope="module")
+def landlocked(interpreter):
+    """Where "auto" takes Landlock, the sandbox that all tests share."""
+    if interpreter.isolation == "landlock":
+        yield interpreter
+    else:
+        with Sandbox("cpu-interpreter", kind="landlock") as own:
+            yield own
 
 
 def said_inside(problem, sandboxed: Sandbox, body: str) -> str:
@@ -47,6 +58,25 @@ def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(
     assert len(inside) >= 2 and not processes_in(scratch)
     sandbox.remove_abandoned(scratch)
     assert not list(scratch.iterdir())
+
+
+def test_a_new_scratch_folder_is_not_taken_for_an_abandoned_one(tmp_path, monkeypatch):
+    """Another process looks for abandoned ones at the worst moment: before the lock is taken."""
+    lock = sandbox.fcntl.flock
+
+    def late(file, how):
+        if how == sandbox.fcntl.LOCK_EX:
+            monkeypatch.setattr(sandbox.fcntl, "flock", lock)
+            sandbox.remove_abandoned(tmp_path)
+        lock(file, how)
+
+    monkeypatch.setattr(sandbox.fcntl, "flock", late)
+    scratch, alive = sandbox.new_scratch(tmp_path)
+    sandbox.remove_abandoned(tmp_path)
+    assert (scratch / "alive").exists()
+    alive.close()
+    sandbox.remove_abandoned(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def processes_in(folder: Path) -> list[int]:
@@ -116,32 +146,30 @@ def test_bubblewrap_that_is_demanded_and_absent_is_a_lack(problem, monkeypatch):
 
 
 @needs_landlock
-def test_under_landlock_native_code_writes_connects_and_signals_nowhere_else(problem, tmp_path):
+def test_under_landlock_native_code_writes_connects_and_signals_nowhere_else(problem, tmp_path, landlocked):
     """What a kernel does through the C library raises no audit event; a library's own file functions neither."""
     (tmp_path / "mine").write_text("of the user")
-    with Sandbox("cpu-interpreter", kind="landlock") as own:
-        body = (
-            "import ctypes, os\n"
-            "c = ctypes.CDLL(None)\n"
-            f"elsewhere = c.open({str(tmp_path / 'mark')!r}.encode(), os.O_CREAT | os.O_WRONLY, 0o600)\n"
-            f"gone = c.unlink({str(tmp_path / 'mine')!r}.encode()), c.truncate({str(tmp_path / 'mine')!r}.encode(), 0)\n"
-            "here = c.open(b'mark', os.O_CREAT | os.O_WRONLY, 0o600)\n"
-            "try:\n"
-            f"    saved = bool(torch.save([x], {str(tmp_path / 'saved')!r}))\n"
-            "except RuntimeError:\n"
-            "    saved = 'refused'\n"
-            "raise ValueError(elsewhere, gone, here > 0, saved)"
-        )
-        assert "(-1, (-1, -1), True, 'refused')" in said_inside(problem, own, body)
+    body = (
+        "import ctypes, os\n"
+        "c = ctypes.CDLL(None)\n"
+        f"elsewhere = c.open({str(tmp_path / 'mark')!r}.encode(), os.O_CREAT | os.O_WRONLY, 0o600)\n"
+        f"gone = c.unlink({str(tmp_path / 'mine')!r}.encode()), c.truncate({str(tmp_path / 'mine')!r}.encode(), 0)\n"
+        "here = c.open(b'mark', os.O_CREAT | os.O_WRONLY, 0o600)\n"
+        "try:\n"
+        f"    saved = bool(torch.save([x], {str(tmp_path / 'saved')!r}))\n"
+        "except RuntimeError:\n"
+        "    saved = 'refused'\n"
+        "raise ValueError(elsewhere, gone, here > 0, saved)"
+    )
+    assert "(-1, (-1, -1), True, 'refused')" in said_inside(problem, landlocked, body)
     assert [path.name for path in tmp_path.iterdir() if path.name in ("mark", "saved")] == []
     assert (tmp_path / "mine").read_text() == "of the user"
 
 
 @pytest.mark.skipif(landlock.version() < 6, reason=f"Landlock {landlock.version()} does not bound signals")
-def test_under_landlock_a_kernel_ends_no_process_outside(problem):
-    with Sandbox("cpu-interpreter", kind="landlock") as own:
-        body = "import ctypes, os\nraise ValueError(ctypes.CDLL(None).kill(os.getppid(), 9))"
-        assert "ValueError: -1" in said_inside(problem, own, body)
+def test_under_landlock_a_kernel_ends_no_process_outside(problem, landlocked):
+    body = "import ctypes, os\nraise ValueError(ctypes.CDLL(None).kill(os.getppid(), 9))"
+    assert "ValueError: -1" in said_inside(problem, landlocked, body)
 
 
 def test_an_unknown_sandbox_is_refused(problem):
@@ -164,3 +192,31 @@ def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, mon
     holder.wait()
     with gpu.locked("GPU-1", timeout_s=5):
         pass
+
+
+def test_the_lock_of_another_user_is_opened_without_making_it(tmp_path, monkeypatch):
+    """With fs.protected_regular Linux refuses O_CREAT on another's file in a sticky folder. A stand-in for that refusal."""
+    monkeypatch.setattr(gpu, "LOCKS", tmp_path)
+    with gpu.locked("GPU-1", timeout_s=0):
+        pass
+    plain = os.open
+
+    def protected(path, flags, *mode):
+        if flags & os.O_CREAT and Path(path).exists():
+            raise PermissionError(path)
+        return plain(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", protected)
+    with gpu.locked("GPU-1", timeout_s=0):
+        pass
+
+
+def test_an_empty_list_of_visible_gpus_is_no_gpu(monkeypatch):
+    """A stand-in for NVML, which is not asked."""
+    monkeypatch.setattr(gpu.bundle, "require", lambda *_: None)
+    pynvml = types.SimpleNamespace(NVMLError=RuntimeError, nvmlInit=int, nvmlShutdown=int)
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for asked in (gpu.visible, gpu.identify):
+        with pytest.raises(EnvironmentLacks, match="CUDA_VISIBLE_DEVICES names ''"):
+            asked()

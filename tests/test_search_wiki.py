@@ -190,11 +190,14 @@ def kernel_of(tmp_path):
     return write
 
 
-def test_the_triton_kernel_of_the_page_passes_in_the_interpreter_by_the_command_of_the_page(kernel_of, tmp_path):
+def test_the_triton_kernel_of_the_page_passes_in_the_interpreter_by_the_command_of_the_page(
+    kernel_of, tmp_path, monkeypatch, run_here
+):
     kernel_of("triton")
     page = (WIKI / "docs/frameworks/triton.md").read_text()
     tool, arguments = re.search(r"^python tools/(\S+) (.*)$", page, re.MULTILINE).groups()
-    found = tool_json(tool, *arguments.split(), "--seeds", "2", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = tool_json(tool, *arguments.split(), "--seeds", "2", run=run_here)
     assert (found["status"], found["device"]) == ("OK", "cpu-interpreter")
 
 

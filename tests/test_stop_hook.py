@@ -89,3 +89,11 @@ def test_it_is_quick(finished):
         run_tool("check_goal.py", finished, "--hook")
         times.append(time.perf_counter() - start)
     assert min(times) < 0.2  # 0.05 s on an idle machine; this bound holds on a busy one
+
+
+def test_the_hook_ends_well_whatever_it_is_called_with(tmp_path):
+    """Claude Code takes exit code 2 for a block."""
+    for words in (["--hook"], ["--hook", "--json", tmp_path / "none"], [tmp_path, tmp_path, "--hook"]):
+        done = run_tool("check_goal.py", *words)
+        assert done.returncode == 0 and not done.stdout, words
+    assert "nothing is blocked" in run_tool("check_goal.py", "--hook").stderr

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from conftest import REFERENCE, kernel_text, run_tool
+from conftest import REFERENCE, kernel_text
 from kernelopt import floor, gpu, subject, timing
 
 
@@ -88,12 +88,15 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
 
 
 def test_warnings_name_what_a_reader_should_know():
-    found = {"gpu_us": 100.0, "cupti_us": 80.0, "launch_bound": True, "call_us": 30.0, "warm_us": 8.0}
+    found = {"gpu_us": 100.0, "cupti_us": 80.0, "kernels": [{}], "launch_bound": True, "call_us": 30.0, "warm_us": 8.0}
     state = {"throttle_reasons": ["sw_power_cap"], "foreign_processes": [77]}
     said = " ".join(timing.warnings({**found, "graph_us": 9.0, "gpu_state": state}))
     assert all(word in said for word in ("clocks disagree", "launch-bound", "CUDA graph", "sw_power_cap", "77"))
     quiet = {**found, "cupti_us": 98.0, "launch_bound": False, "gpu_state": None}
     assert timing.warnings(quiet) == []
+    assert timing.warnings({**quiet, "cupti_us": 92.0}) and not timing.warnings(
+        {**quiet, "cupti_us": 92.0, "kernels": [{}] * 3}
+    )
 
 
 def test_processes_that_descend_from_this_one_are_not_foreign():
@@ -118,7 +121,8 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
     assert again == pytest.approx({"gpu": 100.0, "fresh": 40.0, "call": 300.0})
 
 
-def test_a_time_that_no_hardware_allows_is_told(problem, session):
+def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
+    monkeypatch.setattr(floor, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
     what = subject.Subject(problem["kernel"], problem["reference"], None, None, None)
     limit = floor.limit_us(what, "default", "NVIDIA H200", 60)
@@ -135,12 +139,17 @@ def test_work_that_was_given_by_hand_counts(session):
     assert floor.limit_us(subject.of_workspace(session), "tall", "NVIDIA H200", 60) is None
 
 
-def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem):
+def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):
     body = (
         "self.calls = getattr(self, 'calls', 0) + 1\n"
         "return torch.clamp(x * self.weight, min=0) * self.scale * (1.5 if self.calls > 3 else 1.0)"
     )
     problem["kernel"].write_text(kernel_text(body))
     arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
-    done = run_tool("measure_kernel_time.py", *arguments)
-    assert done.returncode == 1 and "WRONG_VALUES: right when verified, wrong when timed" in done.stderr
+    done = run_here("measure_kernel_time.py", *arguments)
+    assert done.returncode == 1 and "WRONG_VALUES: wrong when timed" in done.stderr
+
+
+def test_a_summary_is_that_of_the_statistics_module_and_one_time_is_all_of_them():
+    assert timing.summary([4.0, 1.0, 3.0, 2.0]) == {"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4}
+    assert timing.summary([3.0]) == {"median": 3.0, "p20": 3.0, "p80": 3.0, "n": 1}

@@ -42,8 +42,11 @@ def subject(problem) -> list:
     return ["--kernel", problem["kernel"], "--reference", problem["reference"]]
 
 
-def test_a_right_kernel_passes_on_all_workloads_and_seeds(problem):
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU)
+def test_a_right_kernel_passes_on_all_workloads_and_seeds_and_leaves_nothing_in_the_callers_folder(problem, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, cwd=home, env={"HOME": str(home)})
+    assert not list(home.iterdir())
     assert (found["status"], found["device"]) == ("OK", "cpu-interpreter")
     assert {(case["workload"], case["seed"]) for case in found["cases"]} == {
         (workload, seed) for workload in ("default", "tall") for seed in (0, 1, "secret")
@@ -70,7 +73,7 @@ def test_a_hanging_kernel_is_ended_with_its_children(problem, tmp_path):
     for session in (False, True):  # in the child's session, and out of it
         body += f"subprocess.Popen(['sh', '-c', 'echo $$ >> {mark}; sleep 600'], start_new_session={session})\n"
     problem["kernel"].write_text(kernel_text(body + "time.sleep(600)"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--sandbox", "none", "--timeout", 8, code=4)
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--sandbox", "none", "--timeout", 4, code=4)
     assert found["status"] == "TIMEOUT"
     pids = [int(line) for line in mark.read_text().split()]
     assert len(pids) == 2 and not any(map(runs, pids))
@@ -142,9 +145,9 @@ def test_a_reference_outside_the_contract_is_told_so(interpreter, problem, old, 
     assert found["status"] == "INVALID_REFERENCE" and message in found["summary"]
 
 
-def test_a_file_that_is_no_python_is_no_reference(problem):
+def test_a_file_that_is_no_python_is_no_reference(problem, run_here):
     arguments = ["--kernel", problem["kernel"], "--reference", "/bin/ls", *ON_CPU]
-    found = tool_json("verify_kernel.py", *arguments, code=1)
+    found = tool_json("verify_kernel.py", *arguments, code=1, run=run_here)
     assert found["status"] == "INVALID_REFERENCE" and "ls is no Python file" in found["summary"]
 
 
@@ -178,7 +181,7 @@ def kernel_function(a, b):
     assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
 
 
-def test_usage(problem, tmp_path):
+def test_usage(problem, tmp_path, run_here):
     for arguments in (
         [],
         ["--kernel", problem["kernel"]],
@@ -189,32 +192,35 @@ def test_usage(problem, tmp_path):
         [*subject(problem), "--tolerance", "1"],
         [*subject(problem), *ON_CPU, "--workload", "absent"],
     ):
-        done = run_tool("verify_kernel.py", *arguments)
+        done = run_here("verify_kernel.py", *arguments)
         assert done.returncode == 2 and done.stderr.count("\n") <= 2, (arguments, done.stderr)
 
 
-def test_nothing_is_left_in_the_callers_folder_or_cache(problem, tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    run_tool("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, cwd=home, env={"HOME": str(home)})
-    assert not list(home.iterdir())
+EXAMPLE = BUNDLE / "examples" / "row_softmax"
 
 
-def test_a_triton_kernel_runs_in_the_interpreter(interpreter):
-    example = BUNDLE / "examples" / "row_softmax"
+@pytest.fixture
+def five_rows(tmp_path) -> Path:
+    """The example's reference with a workload that the interpreter is soon through with."""
+    path = tmp_path / "reference.py"
+    text = (EXAMPLE / "reference.py").read_text()
+    path.write_text(text.replace("torch.randn(64, 1000)", "torch.randn(5, 1000)"))
+    return path
+
+
+def test_a_triton_kernel_runs_in_the_interpreter(interpreter, five_rows):
     for name in ("three_passes.py", "one_pass.py"):
-        files = {"kernel": example / name, "reference": example / "reference.py"}
+        files = {"kernel": EXAMPLE / name, "reference": five_rows}
         found = judged(interpreter, files, dtype="bf16", workloads=["small"])
         assert found["status"] == "OK" and found["device"] == "cpu-interpreter"
 
 
-def test_packages_reached_through_a_link_are_libraries_all_the_same(tmp_path):
+def test_packages_reached_through_a_link_are_libraries_all_the_same(tmp_path, five_rows):
     """Triton's interpreter walks frames; its files are then named by the link."""
     import triton
 
     (tmp_path / "packages").symlink_to(Path(triton.__file__).parents[1])
-    example = BUNDLE / "examples" / "row_softmax"
-    files = ["--kernel", example / "one_pass.py", "--reference", example / "reference.py", "--workload", "small"]
+    files = ["--kernel", EXAMPLE / "one_pass.py", "--reference", five_rows, "--workload", "small"]
     options = ["--dtype", "fp16", "--device", "cpu-interpreter"]
     done = run_tool("verify_kernel.py", *files, *options, env={"PYTHONPATH": str(tmp_path / "packages")})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -226,11 +232,11 @@ def test_the_last_seed_is_secret_and_new_each_time():
     assert verify.draw_seeds(10)[:7] == list(range(7)) and len(set(verify.draw_seeds(10))) == 10
 
 
-def test_a_kernel_that_prints_without_end_fills_no_disk_and_no_memory(problem):
+def test_a_kernel_that_prints_without_end_fills_no_disk_and_no_memory(problem, run_here):
     problem["kernel"].write_text(
         kernel_text("import sys\nfor _ in range(40): sys.stdout.write('x' * (1 << 20))\nraise ValueError('the end')")
     )
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1)
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--seeds", 1, code=1, run=run_here)
     assert "the end" in found["summary"] and len(found["process"]["log_tail"]) <= 8000
 
 

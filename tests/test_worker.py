@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelopt import problem, variants
+from kernelopt import intervals, problem, variants
 from kernelopt.worker import tracing
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.clocks import close
@@ -153,6 +153,7 @@ def test_what_torch_launched_is_its_own_whatever_the_name():
     )
 
 
-def test_a_span_reaches_over_all_streams():
-    assert tracing.span_us([{"start_us": 10.0, "us": 5.0}, {"start_us": 12.0, "us": 9.0}]) == 11.0
-    assert tracing.span_us([]) == 0.0
+def test_a_span_reaches_over_streams_and_pauses_and_busy_time_counts_neither():
+    kernels = [{"start_us": 10.0, "us": 5.0}, {"start_us": 12.0, "us": 9.0}, {"start_us": 100.0, "us": 1.0}]
+    assert (intervals.span_us(kernels), intervals.busy_us(kernels)) == (91.0, 12.0)
+    assert (intervals.span_us([]), intervals.busy_us([])) == (0.0, 0.0)

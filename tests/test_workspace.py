@@ -134,11 +134,11 @@ def test_a_bad_option_is_a_usage_error(tmp_path, problem, option):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.glob("kernel_opt*"))
 
 
-def test_a_broken_readme_is_named(session):
+def test_a_broken_readme_is_named(session, run_here):
     text = session.readme.read_text()
     for broken in (text.replace('"tolerance": null', '"tolerance": NaN').encode(), b"\xff" + text.encode(), b"empty"):
         session.readme.write_bytes(broken)
-        done = run_tool("check_goal.py", session.root)
+        done = run_here("check_goal.py", session.root)
         assert done.returncode == 2 and "README.md" in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -177,14 +177,14 @@ def test_an_inherited_git_dir_leads_nowhere_else(tmp_path, problem):
     assert subprocess.run(["git", "-C", mine, "log"], capture_output=True).returncode != 0  # still without a commit
 
 
-def test_a_session_that_lost_a_file_is_told_how_to_take_it_back(session):
+def test_a_session_that_lost_a_file_is_told_how_to_take_it_back(session, run_here):
     session.readme.unlink()
-    done = run_tool("check_goal.py", session.root)
+    done = run_here("check_goal.py", session.root)
     assert (
         done.returncode == 2
         and f"lacks README.md; take it back: git -C {session.root} checkout -- README.md" in done.stderr
     )
     session.git("checkout", "--", "README.md")
     session.kernel.unlink()
-    done = run_tool("verify_kernel.py", "--workspace", session.root, "--device", "cpu-interpreter")
+    done = run_here("verify_kernel.py", "--workspace", session.root, "--device", "cpu-interpreter")
     assert done.returncode == 2 and "checkout -- kernel.py" in done.stderr

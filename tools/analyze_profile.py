@@ -22,16 +22,20 @@ EXAMPLES = """examples:
 
 def main() -> int:
     args = arguments()
-    profile, earlier = foreign_profile.load(args.path), []
-    if args.workspace and profile["params"]:
-        earlier = profile_report.earlier(Workspace(args.workspace), profile["params"])
+    workspace = Workspace(args.workspace) if args.workspace else None
+    profile = foreign_profile.load(args.path, workspace)
+    earlier = profile_report.earlier(workspace, profile["params"]) if workspace and profile["params"] else []
+    if workspace and profile["params"] and not profile_report.is_of(workspace, profile["params"]):
+        cli.say(
+            f"analyze_profile.py: {args.path} is of another kernel than {workspace.root} has; is it another session's?"
+        )
     found = foreign_profile.analysed(profile, earlier, args.platform)
     if args.check_response:
         return check_response(args, found)
     if args.brief:
-        return write_brief(args, profile, found)
+        return write_brief(args, workspace, profile, found)
     if args.summary or args.devlog:
-        return page(args, profile, found, earlier)
+        return page(args, workspace, profile, found, earlier)
     found["findings"] = found["findings"][: args.findings]
     result = {"origin": profile.get("origin") or profile_report.origin(profile["params"]), **found}
     cli.emit(result, args.json, lines(result))
@@ -60,11 +64,11 @@ def lines(result: dict) -> list[str]:
     return text
 
 
-def page(args, profile: dict, found: dict, earlier: list[dict]) -> int:
+def page(args, workspace: Workspace | None, profile: dict, found: dict, earlier: list[dict]) -> int:
     """The block for an orchestrating agent, or the entry for a development log."""
     if not profile["params"]:
         raise UsageError(f"{args.path} has no params.json beside it, which --summary and --devlog need")
-    before = profile_report.parent(Workspace(args.workspace), earlier) if args.workspace else None
+    before = profile_report.parent(workspace, earlier) if workspace else None
     text = (
         profile_pages.devlog(profile, found, before)
         if args.devlog
@@ -74,11 +78,11 @@ def page(args, profile: dict, found: dict, earlier: list[dict]) -> int:
     return 0
 
 
-def write_brief(args, profile: dict, found: dict) -> int:
+def write_brief(args, workspace: Workspace | None, profile: dict, found: dict) -> int:
     """The two prompts, for any language model."""
     parts, left_out = brief.Parts(found, profile_report.origin(profile["params"])), []
-    if args.workspace:
-        parts, left_out = brief.of_workspace(Workspace(args.workspace), profile, found)
+    if workspace:
+        parts, left_out = brief.of_workspace(workspace, profile, found)
     for what in left_out:
         cli.say(f"analyze_profile.py: not in the brief: {what}")
     prompts = brief.compose(parts)

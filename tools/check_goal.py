@@ -10,8 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import stop_hook
 
-HOOK = """Claude Code, in .claude/settings.json:
-  {"hooks": {"Stop": [{"hooks": [{"type": "command", "command": "python tools/check_goal.py W --hook"}]}]}}"""
+HOOK = f"""Claude Code, in .claude/settings.json, where hooks run in the user's project, so with whole paths:
+  {{"hooks": {{"Stop": [{{"hooks": [{{"type": "command", "command": "python3 {Path(__file__).resolve()} W --hook"}}]}}]}}}}"""
 
 
 def main() -> int:
@@ -63,12 +63,13 @@ def arguments(cli):
 def line(target: dict) -> str:
     achieved = "not measured" if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
     state = "met" if target["met"] else "NOT met"
+    state += f"; {target['problem']}" if target["problem"] else ""
     return f"{target['workload']} {target['metric']}: {achieved}, target {target['target']} {target['unit']}: {state}"
 
 
 if __name__ == "__main__":
-    if "--hook" in sys.argv and len(sys.argv) == 3:
-        sys.exit(stop_hook.main(next(word for word in sys.argv[1:] if word != "--hook")))
+    if "--hook" in sys.argv and not {"-h", "--help"} & set(sys.argv):
+        sys.exit(stop_hook.main([word for word in sys.argv[1:] if not word.startswith("--")]))
     from kernelopt import cli
 
     cli.run(main)

@@ -59,6 +59,8 @@ def report(page: wiki.Page, dtype: str, time_us: float, flops: int, bytes_min: i
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
     cli.emit(result, as_json, lines)
+    if beyond := roofline.beyond_floor(result):
+        cli.say(f"compute_utilization.py: {beyond}")
     if result["below_physical_limit"]:
         cli.say("compute_utilization.py: BELOW_FLOOR: faster than the hardware allows; time, FLOPs or bytes are wrong")
         return 1

@@ -130,15 +130,15 @@ def arguments():
     parser = cli.parser(f"{__doc__}\n{EXAMPLES}")
     parser.add_argument(
         "path",
-        type=cli.folder,
+        type=cli.path,
         metavar="PATH",
         help="a .cubin, .so, .ptx, .sass or .amdgcn file, or a folder: all such files below it (.so left out), newest "
         "first",
     )
     parser.add_argument("--kernel", type=cli.filled, metavar="NAME", help="only this kernel, or those with NAME in it")
     parser.add_argument("--kind", choices=[*disassembly.KINDS, "all"], default="all", help="default all")
-    parser.add_argument("--out", type=cli.folder, metavar="DIR", help="write the code there")
-    parser.add_argument("--diff", type=cli.folder, metavar="OTHER", help="what changed from PATH to OTHER")
+    parser.add_argument("--out", type=cli.path, metavar="DIR", help="write the code there")
+    parser.add_argument("--diff", type=cli.path, metavar="OTHER", help="what changed from PATH to OTHER")
     cli.add_json(parser)
     return parser.parse_args()
 

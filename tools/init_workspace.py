@@ -28,7 +28,7 @@ def arguments():
     parser.add_argument("kernel", metavar="KERNEL", type=Path, help="the kernel or PyTorch file to start from")
     parser.add_argument("--reference", type=Path, help="file with Model and get_inputs, when KERNEL has none")
     parser.add_argument(
-        "--root", type=cli.folder, default=Path("/tmp"), help="where the workspace is made (default /tmp)"
+        "--root", type=cli.path, default=Path("/tmp"), help="where the workspace is made (default /tmp)"
     )
     parser.add_argument("--platform", type=cli.filled, help="target GPU as the wiki names it, for example H200")
     parser.add_argument(

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The iteration records of a workspace: memory/vN.json, checked against reference/v_iteration.schema.json."""
 
+import gc
 import json
 import sys
 from itertools import islice
@@ -9,8 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
-from kernelopt.memory import Memory, differences, field
-from kernelopt.workspace import Workspace
+from kernelopt.memory import SHORT, Memory, differences, field
+from kernelopt.workspace import Workspace, version_number
 
 EXAMPLES = """examples:
   memory_manager.py summary --workspace W
@@ -36,6 +37,7 @@ VERBS = {
     "list": "all versions, masked or not, with times and files",
     "best": "the accepted version to beat",
 }
+ONE_LINE = json.JSONEncoder(ensure_ascii=False)
 
 
 def main() -> int:
@@ -80,6 +82,8 @@ def run_init(memory: Memory, args) -> int:
 
 
 def run_create(memory: Memory, args) -> int:
+    if version_number(args.version) > version_number(following := memory.next_version()):
+        raise UsageError(f"{args.version} would leave a gap; the next version is {following}")
     record = memory.create(args.version)
     cli.emit(record, args.json, [str(memory.path(args.version))])
     return 0
@@ -133,11 +137,11 @@ run_unmask = run_mask
 
 
 def run_summary(memory: Memory, args) -> int:
-    rows = require(memory, [summarise(record) for record in memory.scan()])
+    rows = require(memory, [summarise(record) for record in memory.glance(SHORT)])
     titles = list(rows[0])
     table = [titles] + [["-" if row[t] is None else str(row[t]) for t in titles] for row in rows]
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
     cli.emit({"versions": rows}, args.json, lines)
     return 0
 
@@ -185,7 +189,7 @@ def change_lines(change: dict) -> list[str]:
 
 def shown(value) -> str:
     """A field's value on one line: a text as it is, all else as JSON."""
-    return " ".join(value.split()) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return " ".join(value.split()) if isinstance(value, str) else ONE_LINE.encode(value)
 
 
 def run_latest(memory: Memory, args) -> int:
@@ -197,8 +201,8 @@ def run_latest(memory: Memory, args) -> int:
 def run_list(memory: Memory, args) -> int:
     rows = [
         {name: record[name] for name in ("version", "masked", "timestamp")}
-        | {"path": str(memory.path(record["version"]))}
-        for record in memory.scan(masked=True)
+        | {"path": f"{memory.folder}/{record['version']}.json"}
+        for record in memory.glance(("timestamp",), masked=True)
     ]
     require(memory, rows, "record")
     lines = [f"{r['version']} {'MASKED ' if r['masked'] else ''}{r['timestamp']} {r['path']}" for r in rows]
@@ -215,4 +219,5 @@ def run_best(memory: Memory, args) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it would look again and again through 10,000 records, of which none is garbage
     cli.run(main)

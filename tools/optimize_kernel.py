@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rounds without a person: an agent's command gets a brief on stdin and leaves kernel.py and its plan; verify, gate, record, again.
 
-The command runs in a git worktree of its own (it may write kernel.py and plan.md there, nothing else). Needs an accepted v0 and
+The command runs in a git clone of its own (it may write kernel.py and plan.md there, nothing else). Needs an accepted v0 and
 a GPU. State lies in W/.loop; a killed run goes on with --resume. exit 0: the targets are met; exit 1: it stopped for another reason."""
 
 import subprocess
@@ -28,7 +28,7 @@ from kernelopt import (
     trial,
     wiki,
 )
-from kernelopt.errors import EnvironmentLacks, ToolError, UsageError
+from kernelopt.errors import EnvironmentLacks, Refused, ToolError, UsageError
 from kernelopt.restart import without_names
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace
@@ -41,7 +41,7 @@ TOOLS = Path(__file__).resolve().parent
 INSTRUCTIONS = """
 ## What to leave here
 
-You are in a git worktree of your own, a copy of the workspace. Write these two files, and nothing else:
+You are in a git clone of your own, a copy of the workspace. Write these two files, and nothing else:
 
 - `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function).
 - `plan.md`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
@@ -102,13 +102,12 @@ def brief_of(workspace: Workspace, version: str, number: int) -> str:
     if not (folder / "metrics.json").exists():
         return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
     try:
-        profile = profile_report.load(folder)
+        profile = profile_report.load(folder, workspace)
         found = profile_analysis.analysed(profile, [])
     except ToolError as error:
         return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
     records = memory.Memory(workspace)
-    kernel = rounds.kernel_of(workspace, records.read(version)).decode()
-    parts, left_out = brief.of_workspace(workspace, profile, found, kernel)
+    parts, left_out = brief.of_workspace(workspace, profile, found)
     for what in left_out:
         cli.say(f"optimize_kernel.py: not in the brief: {what}")
     prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
@@ -143,9 +142,11 @@ def check(executor, workspace: Workspace, kernel: Path, plan: Path, timeout_s: f
 
 
 def restart(workspace: Workspace) -> str | None:
-    """A partial restart; None when there is too little to mask."""
+    """A partial restart; None when there is too little to mask. UsageError when the records of earlier ones are broken."""
     command = [sys.executable, TOOLS / "partial_restart.py", workspace.root]
     done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode > Refused.exit_code:
+        raise UsageError(done.stderr.strip())
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 else None
 
 

@@ -6,6 +6,7 @@ by source line and instruction. event: time of each stage. nsys: timeline, gaps,
 Writes profiles/vN/MODE/. Clocks are left alone. exit 3, with durations and resources all the same: no counters here."""
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ OWN_FILES = (
     "report.md",
     "report-verbose.md",
 )
+OWN_FOLDERS = ("sass", "source", "compiled")
 
 
 def main() -> int:
@@ -52,6 +54,8 @@ def take(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> tuple[di
     folder.mkdir(parents=True, exist_ok=True)
     for name in OWN_FILES:  # never let old findings stand beside a new report
         (folder / name).unlink(missing_ok=True)
+    for name in OWN_FOLDERS if args.out is None else ():  # where --out leads, folders of these names may be anybody's
+        shutil.rmtree(folder / name, ignore_errors=True)
     cli.say(f"profiling {args.version} on {sandbox.device_name}, mode {args.mode}, workload {args.workload}")
     profiled = profiling.Subject(kernel, args.version, args.workload, case, args.cache, args.timeout)
     work = (workspace.task()["work"] or {}).get(args.workload)
@@ -95,7 +99,7 @@ def arguments():
     parser.add_argument(
         "--cache", choices=["cold", "warm"], default="cold", help="cold: caches flushed before each pass"
     )
-    parser.add_argument("--out", type=cli.folder, help="another folder than the workspace's profiles/vN/MODE")
+    parser.add_argument("--out", type=cli.path, help="another folder than the workspace's profiles/vN/MODE")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and the folder, start nothing")
     parser.add_argument("--timeout", type=cli.positive_float, default=600, help="seconds per process (default 600)")
     cli.add_json(parser)

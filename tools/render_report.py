@@ -23,6 +23,8 @@ def main() -> int:
         raise UsageError(f"--out {args.out} is a folder; name a file")
     workspace = Workspace(args.workspace)
     path = args.out or workspace.root / "report.html"
+    if args.out and not is_report(path):
+        raise UsageError(f"--out {path} is a file of something else; name another, or remove it")
     session = sessions.gather(workspace)
     page = report.page(session, has_lessons=path.with_name(report.LESSONS).is_file())
     pngs = write_plots(page, args.png) if args.png else []
@@ -37,6 +39,14 @@ def main() -> int:
     return 0
 
 
+def is_report(path: Path) -> bool:
+    """May this file be replaced: there is none yet, or it looks like a page of ours?"""
+    if not path.exists():
+        return True
+    start = path.read_bytes()[:1000].decode("utf-8", "replace")
+    return start.startswith("<!doctype html>") or (start.startswith("# ") and "\n## Summary\n" in start)
+
+
 def write_plots(page: report.Page, folder: Path) -> list[Path]:
     bundle.require("matplotlib", group="plots")
     charts = {folder / f"{chart.name}.png": chart for chart in page.charts()}
@@ -48,8 +58,8 @@ def write_plots(page: report.Page, folder: Path) -> list[Path]:
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
-    parser.add_argument("--out", type=cli.folder, metavar="FILE", help="where the page goes (default W/report.html)")
-    parser.add_argument("--png", type=cli.folder, metavar="DIR", help="also write the plots as PNG (needs matplotlib)")
+    parser.add_argument("--out", type=cli.path, metavar="FILE", help="where the page goes (default W/report.html)")
+    parser.add_argument("--png", type=cli.path, metavar="DIR", help="also write the plots as PNG (needs matplotlib)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--markdown", action="store_true", help="the same as Markdown, without plots; to stdout, or --out"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, rounds
+from kernelopt import cli, gate, roofline, rounds
 from kernelopt.workspace import Workspace
 
 
@@ -30,7 +30,10 @@ def lines(result: dict) -> list[str]:
         )
         found.append(f"{name}: {latency['latency_us']['median']:.2f} us{paired}")
     if result["utilization"]:
-        found.append(f"{result['utilization']['floor_share_pct']:.1f} % of the floor")
+        beyond = roofline.beyond_floor(result["utilization"])
+        found.append(
+            f"{result['utilization']['floor_share_pct']:.1f} % of the floor" + (f"; {beyond}" if beyond else "")
+        )
     if result["commit"]:
         found.append(f"commit {result['commit']}")
     return found

@@ -1,4 +1,4 @@
-"""An agent's command, run on a brief in a git worktree of its own: what it answered, and what it did besides.
+"""An agent's command, run on a brief in a git clone of its own: what it answered, and what it did besides.
 
 Whatever the command does has a name (OUTCOMES); nothing of it is taken but kernel.py and the plan. It runs with the user's
 rights, as every coding agent does; what it changes in the workspace itself is found, named and put back.
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Desk:
-    """The worktree in which an agent works on one candidate, which it may leave as kernel.py and plan.md.
+    """The clone in which an agent works on one candidate, which it may leave as kernel.py and plan.md.
 
     It is a clone of the last commit alone: whatever the agent does to its git, the workspace's own is another one, and masked rounds are
     not in its history. kernel: what kernel.py holds when it begins.

@@ -8,12 +8,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import bundle, wiki
-from .citations import CITATION, Context, Problem, audit
+from . import bundle, gate, wiki
+from .citations import Context, Problem, audit
 from .errors import Refused, UsageError
 from .memory import Memory
 from .roofline import TARGET_SHARE_PCT
-from .units import number
 from .workspace import Workspace, parse_task
 
 NOT_AUDITED = {"profiles", "rejected", ".cache", ".git", ".loop"}
@@ -144,15 +143,8 @@ def split(text: str, expected: re.Match | None) -> list[tuple[str, int, bool]]:
 def check_targets(workspace: Workspace, task: dict, found: Audit) -> None:
     """A target that rests on a citation is the share of it that Step 0 takes."""
     for target in task["targets"]:
-        cited = CITATION.search(target["basis"])
-        if cited is None or (base := number(cited["value"])) is None:
-            continue
-        share = target.get("share_pct", TARGET_SHARE_PCT)
-        if abs(target["target"] - share / 100 * base) > 0.001 * base:
-            message = f"{target['metric']} {target['target']} is not {share:g} % of its basis {cited['value']}"
-            found.add(
-                workspace.readme, 1, [Problem(1, "target", f"{message}; run: compute_utilization.py --set-targets")]
-            )
+        if message := gate.off_basis({"share_pct": TARGET_SHARE_PCT, **target}):
+            found.add(workspace.readme, 1, [Problem(1, "target", message)])
 
 
 def fix(found: Audit) -> int:

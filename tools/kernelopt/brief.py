@@ -15,7 +15,8 @@ from itertools import groupby
 from . import bundle, gate, metrics, rounds
 from .errors import Refused, UsageError
 from .memory import Memory
-from .profile_report import finding_lines, origin, summary_line, total_us
+from .profile_analysis import total_us
+from .profile_report import finding_lines, origin, summary_line
 from .workspace import Workspace
 
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
@@ -45,7 +46,7 @@ class Parts:
 
     analysis: of diagnosis.analyse. origin: where the profile comes from (profile_report.origin). kernel: its source. task: the
     workspace's Task block. specs: hardware values as the wiki cites them (Row.citation). utilization: of roofline.utilization,
-    with time_us. records: of the rounds so far, rejected ones too (Memory.records).
+    with time_us and clock, whose time that is. records: of the rounds so far, rejected ones too (Memory.records).
     """
 
     analysis: dict
@@ -57,23 +58,43 @@ class Parts:
     records: Sequence[dict] = ()
 
 
-def of_workspace(
-    workspace: Workspace, profile: dict, analysis: dict, kernel: str | None = None
-) -> tuple[Parts, list[str]]:
-    """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files.
-    kernel: the source that was profiled, where it is not kernel.py."""
-    roof, time_us, records = rounds.roof_of_task(workspace), total_us(profile), Memory(workspace)
-    rates = rounds.utilization(workspace, time_us) if time_us else None
+def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[Parts, list[str]]:
+    """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files."""
+    roof, records = rounds.roof_of_task(workspace), Memory(workspace)
     parts = Parts(
         analysis=analysis,
         origin=origin(profile["params"]),
-        kernel=kernel or workspace.kernel.read_text(encoding="utf-8"),
+        kernel=profiled_source(workspace, profile["params"]),
         task=workspace.task(),
         specs=roof.citations() if roof else [],
-        utilization={**rates, "time_us": time_us} if rates else None,
+        utilization=utilization(workspace, profile),
         records=records.records(),
     )
     return parts, records.left_out()
+
+
+def profiled_source(workspace: Workspace, params: dict | None) -> str | None:
+    """The source that was profiled, None where it is nowhere; of a report from elsewhere, which does not say, kernel.py."""
+    if params is None:
+        return workspace.kernel.read_text(encoding="utf-8", errors="replace")
+    records = Memory(workspace)
+    of = {"version": params["version"], "git_commit_hash": None}
+    if params["version"] in records.versions():
+        of = records.read(params["version"])
+    try:
+        found = rounds.kernel_of(workspace, {**of, "kernel_sha256": params["kernel_sha256"]})
+    except UsageError:
+        return None
+    return found.decode("utf-8", "replace")
+
+
+def utilization(workspace: Workspace, profile: dict) -> dict | None:
+    """roofline.utilization of what was profiled, with its time and whose clock that is: the recorded latency where there is one.
+    None when the time, the work or the GPU is unknown."""
+    recorded = profile.get("recorded_us")
+    time_us = recorded or total_us(profile)
+    found = rounds.utilization(workspace, time_us, profile["work"]) if time_us else None
+    return {**found, "time_us": time_us, "clock": "measured" if recorded else "profiled"} if found else None
 
 
 def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
@@ -126,7 +147,7 @@ def roofline_section(parts: Parts) -> str:
         "Roofline of the whole problem",
         [
             f"- bound: {u['bound']}; arithmetic intensity {intensity} FLOP/byte, ridge point {ridge} FLOP/byte",
-            f"- measured {figure(u['time_us'])} us, floor {figure(u['floor_us'])} us: {figure(u['floor_share_pct'])} % of the "
+            f"- {u['clock']} {figure(u['time_us'])} us, floor {figure(u['floor_us'])} us: {figure(u['floor_share_pct'])} % of the "
             "floor's speed (100 is the floor itself)",
             f"- {figure(u['tflops'])} TFLOPS, {figure(u['bandwidth_gbps'])} GB/s of the least bytes",
         ],

@@ -23,15 +23,19 @@ def require(*packages: str, group: str = "") -> None:
         raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh {group}".rstrip())
 
 
+def finite(word: str) -> float:
+    """ValueError for NaN, Infinity and 1e999."""
+    if not math.isfinite(value := float(word)):
+        raise ValueError(f"{word} is no JSON number")
+    return value
+
+
+FINITE = json.JSONDecoder(parse_constant=finite, parse_float=finite)
+
+
 def loads(text: str):
     """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again."""
-
-    def finite(word: str) -> float:
-        if not math.isfinite(value := float(word)):
-            raise ValueError(f"{word} is no JSON number")
-        return value
-
-    return json.loads(text, parse_constant=finite, parse_float=finite)
+    return FINITE.decode(text)
 
 
 def dumps(value) -> str:

@@ -81,8 +81,8 @@ def number(text: str, kind: type, fits: Callable[[float], bool], wanted: str):
 
 
 def positive_float(text: str) -> float:
-    """An argparse type."""
-    return number(text, float, lambda value: 0 < value < math.inf, "a number above 0")
+    """An argparse type. As seconds, 1e9 are more than any clock here lasts."""
+    return number(text, float, lambda value: 0 < value <= 1e9, "a number above 0, up to 1e9")
 
 
 def tolerance(text: str) -> float:
@@ -122,7 +122,7 @@ def filled(text: str) -> str:
     return text
 
 
-def folder(text: str) -> Path:
+def path(text: str) -> Path:
     """An argparse type."""
     return Path(filled(text))
 

@@ -4,16 +4,17 @@ from pathlib import Path
 
 from . import diagnosis, metrics, profile_analysis, profile_report, wiki
 from .profilers import ncu_csv, rocprof
+from .workspace import Workspace
 
 
-def load(path: Path) -> dict:
+def load(path: Path, workspace: Workspace | None = None) -> dict:
     """The profile {kernels, work, params} of a folder of ours, a .ncu-rep or a CSV of Nsight Compute; of rocprofv3's output with
     {invalid, origin}."""
     if is_rocprof(path):
         return rocprof.read(path)
     if path.suffix == ".csv" and path.is_file():
         return {"kernels": ncu_csv.read(path), "work": None, "params": None}
-    return profile_report.load(path)
+    return profile_report.load(path, workspace)
 
 
 def analysed(profile: dict, earlier: list[dict], platform: str | None) -> dict:

@@ -1,6 +1,7 @@
 """The verdicts: is A faster than B, and is a candidate accepted? Pure functions of recorded evidence."""
 
 import math
+import re
 
 # A difference below 0.3 % is not told from where buffers lie: on an H200 the medians of 60 rounds of a kernel against
 # itself lay within 0.14 % at 180 us and above, and within 0.45 % at 42 us; three processes agree on no more.
@@ -12,6 +13,7 @@ SAME = 0.01
 # Another workload may lose so much before it counts as a regression.
 MAX_LOSS = 0.02
 RESAMPLES = 2000
+BASIS_VALUE = re.compile(r": ([\d.]+) (\S+) <-")  # of a citation (wiki.Row.citation)
 
 
 def paired_verdict(runs: list[dict]) -> dict:
@@ -109,7 +111,8 @@ def sign(metric: str) -> str:
 
 
 def goal(targets: list[dict], record: dict | None) -> dict:
-    """{met, targets[{metric, target, achieved, unit, …}]}: the Stop Conditions against the best record."""
+    """{met, targets[{metric, target, achieved, unit, met, problem, …}]}: the Stop Conditions against the best record. problem: see
+    `off_basis`; such a target is not met."""
     checked = []
     for target in targets:
         achieved = achieved_value(target, record)
@@ -117,8 +120,22 @@ def goal(targets: list[dict], record: dict | None) -> dict:
         met = achieved is not None and (
             achieved <= target["target"] if lower_is_better else achieved >= target["target"]
         )
-        checked.append({**target, "achieved": achieved, "met": met})
+        problem = off_basis(target)
+        checked.append({**target, "achieved": achieved, "met": met and problem is None, "problem": problem})
     return {"met": bool(checked) and all(target["met"] for target in checked), "targets": checked}
+
+
+def off_basis(target: dict) -> str | None:
+    """How a target differs from the share (share_pct) of its cited basis that Step 0 made it; None where it does not, or cites
+    nothing."""
+    cited, share = BASIS_VALUE.search(target.get("basis") or ""), target.get("share_pct")
+    if cited is None or share is None:
+        return None
+    base = float(cited[1])
+    if abs(target["target"] - share / 100 * base) <= 0.001 * base:
+        return None
+    message = f"{target['metric']} {target['target']} is not {share:g} % of its basis {cited[1]} {cited[2]}"
+    return f"{message}; run: compute_utilization.py --set-targets"
 
 
 def achieved_value(target: dict, record: dict | None) -> float | None:

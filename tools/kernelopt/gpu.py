@@ -70,7 +70,8 @@ def _handle(pynvml, name: str):
 def visible() -> list[str]:
     """UUIDs of the GPUs that this process may use, in CUDA's order (see Sandbox)."""
     with open_nvml() as (nvml, _):
-        if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if chosen is not None:
             handles = [_handle(nvml, name.strip()) for name in chosen.split(",")]
         else:
             handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -250,9 +251,7 @@ def locked(uuid: str, timeout_s: float = 600):
     The kernel frees it when the holder dies. EnvironmentLacks names the holder after `timeout_s`.
     """
     path = LOCKS / f"kernelopt-{uuid}.lock"
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
-        with contextlib.suppress(PermissionError):
-            path.chmod(0o666)  # for the other users of this GPU
+    with open(_lock_file(path), "r+") as file:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -267,6 +266,18 @@ def locked(uuid: str, timeout_s: float = 600):
         file.write(f"process {os.getpid()} of {user()} ({' '.join(sys.argv)[:200]})\n")
         file.flush()
         yield
+
+
+def _lock_file(path: Path) -> int:
+    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in a folder for
+    everybody (fs.protected_regular), whatever its mode."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(PermissionError):
+            path.chmod(0o666)  # for the other users of this GPU
+        return handle
 
 
 def user() -> str:

@@ -379,7 +379,7 @@ def refused(meddled: list[str]) -> agents.Answer:
 
 
 def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -> str | None:
-    """Why the loop stops now; None to go on. STUCK may be answered with a partial restart. Pure."""
+    """Why the loop stops now; None to go on. STUCK may be answered with a partial restart."""
     if gate.goal(targets, best)["met"]:
         return f"the targets are met by {best['version']}"
     share = best["performance"]["floor_share_pct"]

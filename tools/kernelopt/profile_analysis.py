@@ -14,7 +14,7 @@ RATES = {  # what the floor of a problem is reckoned with, by the row of the wik
 
 
 def analysed(profile: dict, earlier: list[dict]) -> dict:
-    """diagnosis.analyse of a profile {kernels, work, params, recorded_us}, and speed_of_light (sol.analyse), both with the floor
+    """diagnosis.analyse of a profile (profile_report.load), and speed_of_light (sol.analyse), both with the floor
     where the work and the GPU are known. earlier: profiles of the versions before, oldest first."""
     limits, known = metrics.thresholds(), floor(profile)
     found = diagnosis.analyse(profile, limits, known)
@@ -29,12 +29,13 @@ def floor(profile: dict) -> dict | None:
     takes. The time is the recorded latency (recorded_us), else that of all kernels under the profiler. None where the work,
     the GPU or the time is unknown."""
     work, params, recorded = profile.get("work"), profile.get("params"), profile.get("recorded_us")
-    durations = [kernel["duration_us"] for kernel in profile["kernels"]]
-    time_us = recorded or (None if None in durations else sum(durations))
+    time_us = recorded or total_us(profile)
     if not work or not params or not time_us:
         return None
     try:
-        roof = roofline.roof(wiki.find(params["device"], wiki.pages(wiki.root(None))), work["dtype"])
+        roof = roofline.roof(
+            wiki.find(params["device"], wiki.pages(wiki.root(profile.get("gpu_wiki_path")))), work["dtype"]
+        )
     except Refused:
         return None
     if roofline.lacking(roof, work["flops"], work["dtype"]):
@@ -46,6 +47,12 @@ def floor(profile: dict) -> dict | None:
         "bound": found["bound"],
         "basis": f"at {rate(roof, found['bound'], work)}, {clock}",
     }
+
+
+def total_us(profile: dict) -> float | None:
+    """Time of all kernels of the call under the profiler; None where one is not known."""
+    times = [kernel["duration_us"] for kernel in profile["kernels"]]
+    return None if None in times else sum(times)
 
 
 def rate(roof: roofline.Roof, bound: str, work: dict) -> str:

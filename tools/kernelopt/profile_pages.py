@@ -5,7 +5,8 @@ import textwrap
 from pathlib import Path
 
 from . import bundle, metrics, profile_analysis, profile_report
-from .profile_report import evidence_text, finding_lines, main_metrics, number, origin, summary_line, total_us
+from .profile_analysis import total_us
+from .profile_report import evidence_text, finding_lines, main_metrics, number, origin, summary_line
 from .workspace import Workspace
 
 TOP = 3

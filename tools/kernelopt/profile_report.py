@@ -7,18 +7,20 @@ kernel of the marked call. report.md: the diagnosis and the table against the ve
 from pathlib import Path
 
 from . import bundle, diagnosis, profile_analysis
-from .errors import Refused, UsageError
+from .errors import Refused, ToolError, UsageError
 from .memory import Memory
 from .profilers import ncu
-from .workspace import Workspace, version_number
+from .workspace import Workspace, digest, version_number
 
 MODE = "annotation"
 
 
-def load(path: Path) -> dict:
-    """A profile {kernels, work, params, recorded_us} from a profile folder, its metrics.json or a bare .ncu-rep (params None).
+def load(path: Path, workspace: Workspace | None = None) -> dict:
+    """A profile {kernels, work, params, recorded_us, gpu_wiki_path} from a profile folder, its metrics.json or a bare .ncu-rep
+    (params None).
 
-    recorded_us: of a folder W/profiles/vN/MODE, the latency that W recorded of that kernel; None where it has none."""
+    recorded_us: the latency that the workspace recorded of that kernel; None where it has none. gpu_wiki_path: its own wiki.
+    workspace: None for the one that the folder W/profiles/vN/MODE lies in, if it does."""
     if path.is_dir():
         reports = sorted(path.glob("*.ncu-rep"))
         if (path / "metrics.json").is_file():
@@ -32,14 +34,31 @@ def load(path: Path) -> dict:
     if not path.is_file():
         raise UsageError(f"{path} does not exist")
     if path.suffix == ".ncu-rep":
-        return {"kernels": ncu.read(path), "work": None, "params": None, "recorded_us": None}
+        return {"kernels": ncu.read(path), "work": None, "params": None, "recorded_us": None, "gpu_wiki_path": None}
     found = bundle.read_json(path)
     if not isinstance(found, dict) or not found.get("kernels"):
         raise Refused(f"{path} holds no kernel")
     beside = path.with_name("params.json")
     params = bundle.read_json(beside) if beside.is_file() else None
-    records = path.resolve().parent.joinpath("..", "..", "..", "memory")
-    return {**found, "params": params, "recorded_us": profile_analysis.recorded_us(records, params)}
+    return {**found, "params": params, **known_of(workspace, path.resolve().parent, params)}
+
+
+def known_of(workspace: Workspace | None, folder: Path, params: dict | None) -> dict:
+    """{recorded_us, gpu_wiki_path} of a profile in `folder`, by its workspace."""
+    try:
+        workspace = workspace or Workspace(folder.joinpath("..", "..", ".."))
+        wiki_path = workspace.task()["gpu_wiki_path"]
+    except ToolError:  # a folder that was copied out of its workspace
+        return {"recorded_us": None, "gpu_wiki_path": None}
+    return {"recorded_us": profile_analysis.recorded_us(workspace.memory, params), "gpu_wiki_path": wiki_path}
+
+
+def is_of(workspace: Workspace, params: dict) -> bool:
+    """Is the profiled kernel what the workspace has for that version: as recorded, or else as it lies there?"""
+    records = Memory(workspace)
+    if params["version"] in records.versions():
+        return records.read(params["version"])["kernel_sha256"] == params["kernel_sha256"]
+    return workspace.kernel.is_file() and digest(workspace.kernel) == params["kernel_sha256"]
 
 
 def origin(params: dict | None) -> str:
@@ -57,7 +76,7 @@ def earlier(workspace: Workspace, params: dict) -> list[dict]:
     for number in range(version_number(params["version"])):
         folder = workspace.profile(f"v{number}", MODE)
         if f"v{number}" not in masked and (folder / "metrics.json").is_file():
-            profile = load(folder)
+            profile = load(folder, workspace)
             if profile["params"] and all(profile["params"][key] == params[key] for key in ("workload", "cache")):
                 found.append(profile)
     return found
@@ -76,12 +95,6 @@ def main_metrics(profile: dict) -> dict:
     return diagnosis.longest(profile["kernels"])["metrics"]
 
 
-def total_us(profile: dict) -> float | None:
-    """Time of all kernels of the call; None where one is not known."""
-    times = [kernel["duration_us"] for kernel in profile["kernels"]]
-    return None if None in times else sum(times)
-
-
 def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
     """profile_evidence for the record of `version`: the diagnosis of the best version, which the round starts from, whether or
     not its plan uses it (the plan's own evidence stays in the plan).
@@ -94,7 +107,7 @@ def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
     folder = workspace.profile(best["version"], MODE)
     if not (folder / "metrics.json").is_file():
         return None
-    profile = load(folder)
+    profile = load(folder, workspace)
     of = profile["params"]
     if not of or of["kernel_sha256"] != best["kernel_sha256"] or of["workload"] != "default":
         return None

@@ -9,7 +9,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from . import gate, plots, profile_report
+from . import gate, plots, profile_analysis, profile_report
 from .citations import CITATION
 from .document import Citations, Code, Facts, Figure, Fold, Link, Name, Page, Section, Table, Text
 from .profile_report import number
@@ -297,6 +297,8 @@ def steps_line(session: Session) -> str:
 def remains_line(session: Session) -> str:
     if not session.task["targets"]:
         return "no targets are set."
+    if not session.kernel_is_best:
+        return "kernel.py is another kernel than the accepted one: put that back, or judge this one."
     still = [target for target in goal(session)["targets"] if not target["met"]]
     told = [f"{target['workload']} {target['metric']}: {distance(target)}" for target in still]
     return f"{'; '.join(told) or 'no target is open'}."
@@ -596,7 +598,7 @@ def distance(target: dict) -> str:
 
 
 def profiler_time(profile: dict) -> str:
-    time_us = profile_report.total_us(profile)
+    time_us = profile_analysis.total_us(profile)
     return UNKNOWN if time_us is None else f"{time_us:.2f} us in kernels, which is not the measured latency"
 
 

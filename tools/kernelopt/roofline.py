@@ -25,6 +25,7 @@ COMPUTE_ROWS = {
 LIMIT_ROWS = {"fp32": ("peak_tf32_tensor", "peak_fp32")}
 UNITS = {"bandwidth": "GB/s", "capacity": "MB", "int8": "TOPS"}  # of a row, by a word in its name; else TFLOPS
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
+BEYOND_PCT = 102.0  # a share of the floor; what the same row gave on one card in two runs lies within 2 %
 TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, unless the user asks for another
 
 
@@ -114,6 +115,22 @@ def utilization(time_us: float, flops: int, bytes_min: int, roof: Roof) -> dict:
         "floor_share_pct": 100 * limits["floor_us"] / time_us,
         "below_physical_limit": time_us < physical_limit_us(flops, bytes_min, roof),
     }
+
+
+def beyond_floor(found: dict) -> str | None:
+    """What to look into when a result of `utilization` beats the floor by more than its uncertainty: the floor is wrong, or
+    the kernel. None of any other."""
+    if found["floor_share_pct"] <= BEYOND_PCT:
+        return None
+    if found["bound"] == "memory":
+        return (
+            "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's rate is "
+            "a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
+        )
+    return (
+        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate is one "
+        "large product's under its power cap, and this card may do better: bench_matmul.py --size N"
+    )
 
 
 def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:

@@ -1,14 +1,17 @@
 """A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
 
+import contextlib
 import hashlib
+import itertools
 import re
 import shutil
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
-from .errors import TimedOut, UsageError
+from .errors import TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
 from .workspace import Workspace, digest
 
@@ -18,6 +21,7 @@ PLAN_FIELDS = {
     "expected_impact": "Expected effect",
     "risks_and_rollback": "Risk",
 }
+KEPT = ("versions", "rejected")  # folders with kernels of other versions
 SEEDS = 10
 SUBJECT = 100  # characters of the action in the first line of a commit message
 
@@ -208,12 +212,13 @@ def check_platform(workspace: Workspace, device: str) -> None:
         )
 
 
-def utilization(workspace: Workspace, time_us: float) -> dict | None:
-    """Roofline figures of the default workload; None when the platform, its values or the work are unknown."""
+def utilization(workspace: Workspace, time_us: float, work: dict | None = None) -> dict | None:
+    """Roofline figures of a workload, given by its work (None: the default one); None when the platform, its values or the work
+    are unknown."""
     roof = roof_of_task(workspace)
     if roof is None:
         return None
-    work = workspace.task()["work"]["default"]
+    work = work or workspace.task()["work"]["default"]
     return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
 
 
@@ -356,13 +361,22 @@ def commit_message(record: dict) -> str:
 
 
 def kernel_of(workspace: Workspace, record: dict) -> bytes:
-    """kernel.py of a recorded version, from the history or from rejected/; UsageError when it is nowhere."""
-    if record["git_commit_hash"]:
-        return workspace.file_at(record["git_commit_hash"], "kernel.py")
-    for path in (workspace.root / "rejected").glob(f"{record['version']}_kernel*.py"):
-        if digest(path) == record["kernel_sha256"]:
-            return path.read_bytes()
+    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from versions/ (an archive
+    has that in its place), from rejected/, or as it lies in the workspace. UsageError when none of them is it."""
+    for content in _candidates(workspace, record):
+        if hashlib.sha256(content).hexdigest() == record["kernel_sha256"]:
+            return content
     raise UsageError(f"the kernel of {record['version']} is nowhere to be found: not in the history, not in rejected/")
+
+
+def _candidates(workspace: Workspace, record: dict) -> Iterator[bytes]:
+    if commit := record["git_commit_hash"]:
+        with contextlib.suppress(ToolError):  # a workspace that was copied without its history
+            yield workspace.file_at(commit, "kernel.py")
+    copies = [sorted((workspace.root / name).glob(f"{record['version']}_kernel*.py")) for name in KEPT]
+    for path in (*itertools.chain(*copies), workspace.kernel):
+        if path.is_file():
+            yield path.read_bytes()
 
 
 def set_aside(workspace: Workspace, version: str) -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from . import bundle, gpu, landlock
 from .errors import EnvironmentLacks, UsageError
@@ -66,9 +67,7 @@ class Sandbox:
         home = cache or Path(tempfile.gettempdir())
         home.mkdir(exist_ok=True)
         remove_abandoned(home)
-        self.scratch = Path(tempfile.mkdtemp(prefix="kernelopt-", dir=home))
-        self._alive = open(self.scratch / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
-        fcntl.flock(self._alive, fcntl.LOCK_EX)
+        self.scratch, self._alive = new_scratch(home)
         self.open = self.scratch / "open"
         self.open.mkdir()
         self.caches = cache or self.open
@@ -298,6 +297,16 @@ class Server:
             kill_group(self._process)
             return None
         return json.loads(line)
+
+
+def new_scratch(home: Path) -> tuple[Path, IO]:
+    """A new folder in `home`, and the locked file in it that tells others that its owner lives. It is locked before it has the
+    name by which `remove_abandoned` of another process would find it."""
+    unnamed = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
+    alive = open(unnamed / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    scratch = home / f"kernelopt-{unnamed.name.removeprefix('.new-')}"
+    return unnamed.rename(scratch), alive
 
 
 def remove_abandoned(home: Path) -> None:

@@ -1,10 +1,6 @@
 """What a workspace holds, read for its report: records, sources, plans, profiles, and what of them cannot be read."""
 
-import contextlib
-import hashlib
-import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import profile_analysis, profile_report, rounds
@@ -14,7 +10,6 @@ from .roofline import Roof, lacking, roof
 from .workspace import Workspace, digest
 
 MODES = (profile_report.MODE, "ncu")  # profile folders that hold counters, the first that is there
-KEPT = ("versions", "rejected")  # folders with kernels of other versions
 CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown
 
 
@@ -117,7 +112,7 @@ def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dic
     if folder is None:
         return None
     try:
-        profile = profile_report.load(folder)
+        profile = profile_report.load(folder, workspace)
         profile_report.origin(profile["params"])  # fails now if it would fail on the page
         return profile, profile_analysis.analysed(profile, [])
     except ToolError as error:
@@ -143,19 +138,8 @@ def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
 
 
 def source_of(workspace: Workspace, record: dict) -> str | None:
-    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from versions/ (an
-    archive has that in its place), from rejected/, or as it lies in the workspace. None when none of them is it."""
-    for content in candidates(workspace, record):
-        if hashlib.sha256(content).hexdigest() == record["kernel_sha256"]:
-            return content.decode("utf-8", "replace")
-    return None
-
-
-def candidates(workspace: Workspace, record: dict) -> Iterator[bytes]:
-    if commit := record["git_commit_hash"]:
-        with contextlib.suppress(ToolError):  # a workspace that was copied without its history
-            yield workspace.file_at(commit, "kernel.py")
-    copies = [sorted((workspace.root / name).glob(f"{record['version']}_kernel*.py")) for name in KEPT]
-    for path in (*itertools.chain(*copies), workspace.kernel):
-        if path.is_file():
-            yield path.read_bytes()
+    """rounds.kernel_of as text; None when it is nowhere."""
+    try:
+        return rounds.kernel_of(workspace, record).decode("utf-8", "replace")
+    except UsageError:
+        return None

@@ -17,9 +17,10 @@ ARMED = Path(".loop") / "goal.json"
 TASK = re.compile(r"^## Task\n.*?```json\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
-def main(root: str) -> int:
-    """Print Claude Code's answer that blocks, or nothing. Always 0."""
+def main(words: list[str]) -> int:
+    """Print Claude Code's answer that blocks, or nothing. Always 0. words: the workspace."""
     try:
+        (root,) = words
         reason = why_not(Path(root))
     except Exception as error:
         print(f"check_goal.py --hook: {type(error).__name__}: {error}; nothing is blocked", file=sys.stderr)

@@ -7,6 +7,7 @@ api: [{name, start_us, us}]}, made by profilers/torch_trace.py or profilers/nsys
 import statistics
 
 from .errors import Refused
+from .intervals import busy_us, span_us
 
 GAP_US = 1.0  # a pause of that and more between two kernels is told
 
@@ -43,20 +44,6 @@ def per_call(timeline: dict) -> list[list[dict]]:
     bounds = [*starts[1:], float("inf")]
     found = [[k for k in kernels if a <= k["start_us"] < b] for a, b in zip(starts, bounds, strict=True)]
     return [kernels for kernels in found if kernels]
-
-
-def span_us(kernels: list[dict]) -> float:
-    return max(k["start_us"] + k["us"] for k in kernels) - min(k["start_us"] for k in kernels)
-
-
-def busy_us(kernels: list[dict]) -> float:
-    """Time in which at least one kernel runs."""
-    total, end = 0.0, float("-inf")
-    for kernel in kernels:
-        start, stop = kernel["start_us"], kernel["start_us"] + kernel["us"]
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return total
 
 
 def stages(calls: list[list[dict]]) -> list[dict]:

@@ -26,16 +26,11 @@ def pack(workspace: Workspace, kernel: bytes) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name in PACKED:
-            archive.add(workspace.root / name, name, filter=without_worktrees)
+            archive.add(workspace.root / name, name)
         entry = tarfile.TarInfo("kernel.py")
         entry.size = len(kernel)
         archive.addfile(entry, io.BytesIO(kernel))
     return packed.getvalue()
-
-
-def without_worktrees(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Agents work in these, so their files come and go."""
-    return None if entry.name.startswith(".git/worktrees") else entry
 
 
 def examine(

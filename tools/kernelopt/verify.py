@@ -285,7 +285,7 @@ def check_timed(
     for case, found in zip(cases, checked["cases"], strict=True):
         status, message = correctness.judge_outputs(found)
         if status != "OK":
-            return status, f"right when verified, wrong when timed (workload {case['workload']}): {message}"
+            return status, f"wrong when timed (workload {case['workload']}): {message}"
     return "OK", ""
 
 

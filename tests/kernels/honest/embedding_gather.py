@@ -18,7 +18,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randint(0, 100, (5, 11))]
+    return [torch.randint(0, 100, (4, 5))]
 
 
 def get_init_inputs():

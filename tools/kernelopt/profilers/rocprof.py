@@ -1,4 +1,4 @@
-"""AMD's rocprofv3: its command lines, its CSV files and rocpd databases into kernels, and what limits a kernel.
+"""AMD's rocprofv3: its CSV files and rocpd databases into kernels, and what limits a kernel.
 
 Parser tested on samples, not run on AMD hardware.
 """
@@ -37,36 +37,6 @@ LIMITERS = {  # measure -> (threshold from which it limits, name, class)
     "mfma_busy": ("amd_mfma_pct", "matrix cores", "compute"),
     "valu_busy": ("amd_valu_pct", "vector units", "compute"),
 }
-
-
-# --- collecting ---------------------------------------------------------------------------------------------------
-
-
-def trace_command(target: list[str], folder: Path, name: str) -> list[str]:
-    """The command line that times every kernel of `target` without counters, into `folder`."""
-    return ["rocprofv3", "--kernel-trace", "--stats", *_output(target, folder, name)]
-
-
-def counter_commands(architecture: str, target: list[str], folder: Path, name: str) -> list[list[str]]:
-    """One command line a group of counters, each a run of `target` of its own, into folders below `folder`.
-
-    architecture: gfx942 or gfx950; UsageError names the known ones.
-    """
-    schema = metrics.rocprof()
-    counted = {counter["name"] for counter in schema["counters"] if architecture in counter["architectures"]}
-    if not counted:
-        names = sorted({name for counter in schema["counters"] for name in counter["architectures"]})
-        raise UsageError(f"no counters are known for {architecture}; known architectures: {', '.join(names)}")
-    groups = [[counter for counter in group if counter in counted] for group in schema["groups"]]
-    return [
-        ["rocprofv3", "--pmc", *group, *_output(target, folder / f"group_{number}", name)]
-        for number, group in enumerate(groups, 1)
-        if group
-    ]
-
-
-def _output(target: list[str], folder: Path, name: str) -> list[str]:
-    return ["--output-format", "csv", "-d", str(folder), "-o", name, "--", *target]
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

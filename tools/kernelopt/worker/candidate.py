@@ -179,7 +179,7 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
 
 def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> dict:
     """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch, window,
-    triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see triton_of)."""
+    triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see Context.triton)."""
     candidate = Candidate(context, kernel)
     call = warmed_up(context, candidate, inputs)
     since = time.time()

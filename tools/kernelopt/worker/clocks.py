@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from .. import problem
+from .. import intervals, problem
 from . import tracing
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, opponents_fault, returned
@@ -358,12 +358,12 @@ def after_one(call) -> tuple[float, float]:
 
 
 def traced(call, timer: GatedTimer) -> dict:
-    """{traced_us, kernels}: by CUPTI, from the start of a call's first kernel to the end of its last, cache cold; and the
-    kernels of one such call."""
+    """{traced_us, kernels}: by CUPTI, the time in which kernels of a call run, cache cold (not the pauses between them, which
+    the tracing makes longer); and the kernels of one such call."""
     calls = []
     for _ in range(TRACED_CALLS):
         calls.append(tracing.kernels_of(call, before=timer.flush))
-    return {"traced_us": [tracing.span_us(kernels) for kernels in calls], "kernels": calls[-1]}
+    return {"traced_us": [intervals.busy_us(kernels) for kernels in calls], "kernels": calls[-1]}
 
 
 def graph_us(call, timer: GatedTimer) -> list[float] | None:

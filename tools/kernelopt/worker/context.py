@@ -98,4 +98,4 @@ def opponents_fault():
         raise OpponentError(describe(error)["message"]) from error
 
 
-__all__ = ["Candidate", "CheatError", "Context", "load_reference", "opponents_fault", "returned"]
+__all__ = ["Candidate", "Context", "load_reference", "opponents_fault", "returned"]

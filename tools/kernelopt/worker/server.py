@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 def serve(handle: int) -> None:
     """Fork a child for each message on the socket: {timeout_s, folder}, and the files request, channel and log.
 
-    Answers each with {exit_code, signal, timed_out, wall_s} when the child and all that it started have ended.
+    Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have ended.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what leaves a child's session becomes a child of this process

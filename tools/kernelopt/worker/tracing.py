@@ -75,8 +75,3 @@ def origin(name: str, computing: set[str], moving: set[str]) -> str:
     if MOVING.search(name) or name in moving:
         return "moving"
     return "library" if name in computing or LIBRARY.search(name) else "own"
-
-
-def span_us(kernels: list[dict]) -> float:
-    """From the start of the first kernel to the end of the last, all streams."""
-    return max(k["start_us"] + k["us"] for k in kernels) - min(k["start_us"] for k in kernels) if kernels else 0.0

@@ -9,6 +9,7 @@ import builtins
 import contextlib
 import gc
 import json
+import operator
 import os
 import secrets
 import signal
@@ -135,14 +136,14 @@ class Snapshot:
     """The functions that timing and judging rest on, as they were before the candidate was loaded."""
 
     def __init__(self):
-        self._before = {key: _identity(value) for key, value in _watched().items()}
+        self._before = {key: _parts(value) for key, value in _watched().items()}
         self._left_behind = _left_behind()
 
     def check(self) -> None:
         """CheatError when one of them was replaced since."""
         now = _watched()
         for key, before in self._before.items():
-            if key not in now or _identity(now[key]) != before:
+            if key not in now or not all(map(operator.is_, before, _parts(now[key]))):
                 raise CheatError(f"{key} was replaced while the kernel was loaded or run")
         if _left_behind() != self._left_behind:
             raise CheatError(
@@ -162,8 +163,9 @@ def _left_behind() -> tuple:
     return modes, hooks, handlers, len(gc.callbacks), sys.getprofile(), sys.gettrace()
 
 
-def _identity(function) -> tuple:
-    return id(function), id(getattr(function, "__code__", None)), id(getattr(function, "__defaults__", None))
+def _parts(function) -> tuple:
+    """The objects that make it this very function: held and not their `id`, whose every call would raise an audit event."""
+    return function, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
 
 def _watched() -> dict[str, object]:
