@@ -110,6 +110,9 @@ def test_a_case_is_cut_to_its_first_elements_and_gets_other_values():
     assert cut.inputs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and cut.inputs[1] == 7
     signs = variants.of_case(case, variants.variant("signs", [], values="mixed signs")).inputs[0]
     assert signs.abs().equal(case.inputs[0]) and (signs < 0).any() and (signs > 0).any()
+    below = variants.of_case(case, variants.variant("below", [], values="nothing positive")).inputs[0]
+    above = variants.of_case(case, variants.variant("above", [], values="nothing negative")).inputs[0]
+    assert below.equal(-case.inputs[0].abs()) and above.equal(case.inputs[0].abs())
     large = variants.of_case(case, variants.variant("large", [], values="64 times the inputs")).inputs[0]
     assert large.equal(64 * case.inputs[0])
 

@@ -17,7 +17,7 @@ MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
-VALUES = ("mixed signs", "64 times the inputs")
+VALUES = ("mixed signs", "nothing positive", "nothing negative", "64 times the inputs")
 LAYOUTS = ("transposed inputs", "first input transposed", "outer dimensions swapped", "misaligned inputs")
 
 Group = list[tuple[int, int, int]]  # (input, dimension, size): dimensions that change together
@@ -207,5 +207,9 @@ def with_values(tensor: torch.Tensor, values: str | None) -> torch.Tensor:
         return tensor
     if values == "64 times the inputs":
         return 64 * tensor
+    if values == "nothing positive":
+        return -tensor.abs()
+    if values == "nothing negative":
+        return tensor.abs()
     torch.manual_seed(tensor.numel())
     return torch.where(torch.rand(tensor.shape, device=tensor.device) < 0.5, -tensor, tensor)
