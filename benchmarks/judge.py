@@ -25,8 +25,8 @@ import torch
 from kernelopt import gate, memory, problem, rounds, timing, workspace
 from kernelopt.profilers import ncu
 from kernelopt.sandbox import Sandbox
-from kernelopt.worker.clocks import Race
 from kernelopt.worker.context import Candidate, Context
+from kernelopt.worker.timing import Race
 from triton.testing import do_bench
 
 REFERENCE = """

@@ -48,15 +48,7 @@ def measured(name: str) -> dict:
     workspace = Workspace(EXAMPLES / name)
     task = subject.of_workspace(workspace)
     with Sandbox("cuda") as sandbox:
-        verdict = verify.verify(
-            sandbox,
-            task.kernel,
-            task.reference,
-            task.dtype,
-            task.tolerance,
-            libraries=task.libraries,
-            variants=not task.only_these_shapes,
-        )
+        verdict = verify.verify(sandbox, task)
         row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
         row |= {"shapes": workspace.task()["shapes"]["default"], "dtype": task.dtype, "against": {}}
         records = memory.Memory(workspace).records(masked=True)
@@ -74,7 +66,7 @@ def measured(name: str) -> dict:
             theirs = statistics.median(time for run in found["rounds"] for pair in run["b_us"] for time in pair)
             row["against"][opponent] = {**gate.paired_verdict(found["rounds"]), "us": theirs}
     work = workspace.task()["work"]["default"]
-    roof = roofline.roof(rounds.product_of_task(workspace), work["dtype"])
+    roof = roofline.roof_for(rounds.product_of_task(workspace), work)
     row["ours_us"] = ours_us(row["against"]["eager"])
     return row | roofline.utilization(row["ours_us"], work["flops"], work["bytes_min"], roof)
 

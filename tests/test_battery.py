@@ -13,6 +13,7 @@ from conftest import BUNDLE
 from kernelopt import timing, verify
 from kernelopt.errors import TimedOut
 from kernelopt.sandbox import Sandbox
+from kernelopt.subject import Subject
 
 KERNELS = BUNDLE / "tests" / "kernels"
 WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"
@@ -47,9 +48,9 @@ def judged(
     kernel.write_text(path.read_text())
     reference.write_text(path.read_text() + WITHOUT_KERNEL)
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
-    found = verify.verify(sandbox, kernel, reference, variants=honest, **options)
+    found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=not honest), **options)
     if not honest and by != "timing" and found["status"] == "OK":  # most are caught on the task's own sizes
-        found = verify.verify(sandbox, kernel, reference, **options)
+        found = verify.verify(sandbox, Subject(kernel, reference), **options)
     if found["status"] != "OK" or by != "timing":
         return found["status"], found["summary"]
     try:

@@ -325,23 +325,23 @@ class StandInSandbox:
 
 
 @pytest.fixture
-def subject(tmp_path, monkeypatch):
+def call(tmp_path, monkeypatch):
     monkeypatch.setattr(profiling.gpu.Watch, "__enter__", lambda self: self)
     monkeypatch.setattr(profiling.gpu.Watch, "__exit__", lambda self, *_: None)
     monkeypatch.setattr(profiling.gpu.Watch, "state", lambda self, window: None)
     (tmp_path / "kernel.py").write_text("")
     (tmp_path / "profile").mkdir()
     case = {"path": "input.pt", "shapes": [[4, 4]], "dtype": "bf16"}
-    return profiling.Subject(tmp_path / "kernel.py", "v0", "default", case, "cold", 60)
+    return profiling.Call(tmp_path / "kernel.py", "v0", "default", case, "cold", 60)
 
 
-def test_without_counters_there_are_durations_resources_and_no_diagnosis(subject, tmp_path, monkeypatch, session):
+def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, tmp_path, monkeypatch, session):
     def lacking(*_, **__):
         raise EnvironmentLacks("ERR_NVGPUCTRPERM: no permission")
 
     monkeypatch.setattr(ncu, "collect", lacking)
     folder = tmp_path / "profile"
-    profile, lack = profiling.take("annotation", StandInSandbox(tmp_path), subject, folder, None)
+    profile, lack = profiling.take("annotation", StandInSandbox(tmp_path), call, folder, None)
     assert "ERR_NVGPUCTRPERM" in lack and profile["params"]["counters"] == "unavailable"
     longest = profile["kernels"][2]
     assert longest["name"] == "normalise" and 250 < longest["duration_us"] < 270
@@ -353,10 +353,10 @@ def test_without_counters_there_are_durations_resources_and_no_diagnosis(subject
 
 
 @pytest.mark.parametrize("mode", ["event", "nsys"])
-def test_without_nsys_torchs_profiler_serves_and_is_named(subject, tmp_path, monkeypatch, mode, session):
+def test_without_nsys_torchs_profiler_serves_and_is_named(call, tmp_path, monkeypatch, mode, session):
     monkeypatch.setattr(nsys, "program", lambda: None)
     folder = tmp_path / "profile"
-    profile, lack = profiling.take(mode, StandInSandbox(tmp_path), subject, folder, None)
+    profile, lack = profiling.take(mode, StandInSandbox(tmp_path), call, folder, None)
     assert lack is None and profile["params"]["profiler"] == torch_trace.SOURCE
     profile_pages.write(folder, mode, profile, session)
     text = (folder / "report.md").read_text()

@@ -14,6 +14,7 @@ from conftest import BUNDLE, run_tool, tool_json
 from kernelopt import findings as rules
 from kernelopt import wiki_search
 from kernelopt.sandbox import Sandbox
+from kernelopt.subject import Subject
 from kernelopt.verify import verify
 
 WIKI = BUNDLE / "gpu-wiki"
@@ -215,5 +216,5 @@ def test_the_kernel_of_a_page_passes_on_a_gpu(framework, kernel_of):
         pytest.skip("nvidia-cutlass-dsl is not installed")
     files = kernel_of(framework)
     with Sandbox("cuda") as sandbox:
-        found = verify(sandbox, files["kernel"], files["reference"], seeds=2, timeout_s=300)
+        found = verify(sandbox, Subject(files["kernel"], files["reference"]), seeds=2)
     assert found["status"] == "OK", found["summary"]

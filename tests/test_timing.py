@@ -8,7 +8,7 @@ from kernelopt import floor, gpu, subject, timing
 
 
 def raw(**changes) -> dict:
-    """Times of an honest kernel of 100 us on an H200, as `worker.clocks` reports them."""
+    """Times of an honest kernel of 100 us on an H200, as `worker.timing` reports them."""
     honest = {
         "a_us": [[100.0, 101.0]] * 60,
         "b_us": [[200.0, 201.0]] * 60,
@@ -124,7 +124,7 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
     monkeypatch.setattr(floor, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
-    what = subject.Subject(problem["kernel"], problem["reference"], None, None, None)
+    what = subject.Subject(problem["kernel"], problem["reference"])
     limit = floor.limit_us(what, "default", "NVIDIA H200", 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
     assert "allow no less" in floor.too_fast(limit - 1, limit) and floor.too_fast(limit + 1, limit) is None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import sandbox, verify
+from kernelopt.subject import Subject
 
 ON_CPU = ("--device", "cpu-interpreter")
 
@@ -33,9 +34,9 @@ def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
     assert status in found["summary"]
 
 
-def judged(interpreter, files: dict[str, Path], **options) -> dict:
+def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = None, **options) -> dict:
     """The verification of a kernel, in a sandbox that many tests share; two seeds."""
-    return verify.verify(interpreter, files["kernel"], files["reference"], **{"seeds": 2, **options})
+    return verify.verify(interpreter, Subject(**files, **options), workloads, seeds=2)
 
 
 def subject(problem) -> list:

@@ -5,8 +5,8 @@ import torch
 from kernelopt import intervals, problem, variants
 from kernelopt.worker import tracing
 from kernelopt.worker.candidate import all_identical, identical
-from kernelopt.worker.clocks import close
 from kernelopt.worker.guards import GuardedAllocation, Guards
+from kernelopt.worker.timing import close
 
 PRODUCT = """
 import torch

@@ -39,8 +39,9 @@ def explicit_values(args) -> list:
 def explicit(args) -> int:
     if len(explicit_values(args)) != 5:
         raise UsageError("pass --workspace W, or all of --platform, --dtype, --time-us, --flops and --bytes")
-    page = wiki.find(args.platform, wiki.pages(wiki.root(args.gpu_wiki)))
-    return report(page, args.dtype, args.time_us, args.flops, args.bytes, args.json)
+    page = wiki.product(args.platform, args.gpu_wiki)
+    work = {"dtype": args.dtype, "flops": args.flops, "bytes_min": args.bytes}
+    return report(page, work, args.time_us, args.json)
 
 
 def of_version(workspace: Workspace, args) -> int:
@@ -48,14 +49,13 @@ def of_version(workspace: Workspace, args) -> int:
     time_us, workload = record["performance"]["latency_us"], record["performance"]["workload"]
     if time_us is None:
         raise Refused(f"{args.version} has no recorded latency")
-    work = known_work(workspace.task())[workload]
-    return report(product(workspace, args), work["dtype"], time_us, work["flops"], work["bytes_min"], args.json)
+    return report(product(workspace, args), known_work(workspace.task())[workload], time_us, args.json)
 
 
-def report(page: wiki.Page, dtype: str, time_us: float, flops: int, bytes_min: int, as_json: bool) -> int:
-    roof = roof_of(page, dtype, flops)
-    result = roofline.utilization(time_us, flops, bytes_min, roof)
-    result |= {"platform": page.platform, "dtype": dtype, "time_us": time_us, "citations": roof.citations()}
+def report(page: wiki.Page, work: dict, time_us: float, as_json: bool) -> int:
+    roof = roofline.roof_for(page, work)
+    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    result |= {"platform": page.platform, "dtype": work["dtype"], "time_us": time_us, "citations": roof.citations()}
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
     cli.emit(result, as_json, lines)
@@ -67,18 +67,11 @@ def report(page: wiki.Page, dtype: str, time_us: float, flops: int, bytes_min: i
     return 0
 
 
-def roof_of(page: wiki.Page, dtype: str, flops: int) -> roofline.Roof:
-    roof = roofline.roof(page, dtype)
-    if gaps := roofline.lacking(roof, flops, dtype):
-        raise Refused(f"no roofline for {page.platform}: " + "; ".join(gaps))
-    return roof
-
-
 def product(workspace: Workspace, args) -> wiki.Page:
     task = workspace.task()
     if task["platform"] is None:
         raise UsageError("the Task block names no platform; set it, for example to a name of: gpu_specs.py list")
-    return wiki.find(task["platform"], wiki.pages(wiki.root(args.gpu_wiki or task["gpu_wiki_path"])))
+    return wiki.product(task["platform"], args.gpu_wiki or task["gpu_wiki_path"])
 
 
 def known_work(task: dict) -> dict:
@@ -97,7 +90,7 @@ def known_work(task: dict) -> dict:
 
 def set_targets(workspace: Workspace, args) -> int:
     task, page = workspace.task(), product(workspace, args)
-    roofs = {name: roof_of(page, work["dtype"], work["flops"]) for name, work in known_work(task).items()}
+    roofs = {name: roofline.roof_for(page, work) for name, work in known_work(task).items()}
     main = task["work"]["default"]
     work = (main["flops"], main["bytes_min"], roofs["default"])
     task["targets"] = [roofline.target("default", *work, args.share or roofline.TARGET_SHARE_PCT)]

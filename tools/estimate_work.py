@@ -36,7 +36,7 @@ def chosen(args) -> subject.Subject:
         raise UsageError("pass --workspace W or --reference FILE")
     if not args.reference.is_file():
         raise UsageError(f"{args.reference} is not a file")
-    return subject.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None, None, None)
+    return subject.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
 def given(work: dict, args) -> dict:

@@ -57,7 +57,7 @@ def take(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> tuple[di
     for name in OWN_FOLDERS if args.out is None else ():  # where --out leads, folders of these names may be anybody's
         shutil.rmtree(folder / name, ignore_errors=True)
     cli.say(f"profiling {args.version} on {sandbox.device_name}, mode {args.mode}, workload {args.workload}")
-    profiled = profiling.Subject(kernel, args.version, args.workload, case, args.cache, args.timeout)
+    profiled = profiling.Call(kernel, args.version, args.workload, case, args.cache, args.timeout)
     work = (workspace.task()["work"] or {}).get(args.workload)
     return profiling.take(args.mode, sandbox, profiled, folder, work)
 

@@ -6,6 +6,7 @@ WRONG_DTYPE, WRONG_STRIDE, WRONG_DEVICE, WRONG_VALUES, NONFINITE, OUT_OF_BOUNDS,
 CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -15,22 +16,16 @@ from kernelopt.sandbox import Sandbox
 
 def main() -> int:
     args = arguments()
-    what = subject.resolve(args)
+    given = subject.resolve(args)
+    what = replace(
+        given,
+        tolerance=args.tolerance or given.tolerance,
+        libraries=args.allow_libraries or given.libraries,
+        only_these_shapes=args.only_these_shapes or given.only_these_shapes,
+    )
     with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
         cli.say(f"verifying {what.kernel} on {sandbox.device_name}")
-        result = verify.verify(
-            sandbox,
-            what.kernel,
-            what.reference,
-            dtype=what.dtype,
-            tolerance=args.tolerance or what.tolerance,
-            workloads=args.workload,
-            seeds=args.seeds,
-            libraries=args.allow_libraries or what.libraries,
-            variants=not (args.only_these_shapes or what.only_these_shapes),
-            sanitize=args.sanitize,
-            timeout_s=args.timeout,
-        )
+        result = verify.verify(sandbox, what, args.workload, args.seeds, args.sanitize, args.timeout)
     cli.emit(result, args.json, [result["summary"]])
     if result["status"] == "TIMEOUT":
         return 4

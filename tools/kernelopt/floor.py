@@ -1,5 +1,6 @@
 """Is a time below what the hardware allows? The least work of a problem, held against the documented peaks."""
 
+import contextlib
 from pathlib import Path
 
 from . import roofline, subject, verify, wiki
@@ -25,16 +26,15 @@ def limit_us(what: subject.Subject, workload: str, device: str, timeout_s: float
     """
     task = what.workspace.task() if what.workspace else {}
     try:
-        page = wiki.find(device, wiki.pages(wiki.root(task.get("gpu_wiki_path"))))
+        page = wiki.product(device, task.get("gpu_wiki_path"))
     except Refused:
         return None
     work = (task.get("work") or counted_work(what.reference, what.dtype, what.cache, timeout_s)).get(workload)
     if work is None:
         return None
-    roof = roofline.roof(page, work["dtype"])
-    if roofline.lacking(roof, work["flops"], work["dtype"]):
-        return None
-    return roofline.physical_limit_us(work["flops"], work["bytes_min"], roof)
+    with contextlib.suppress(Refused):
+        return roofline.physical_limit_us(work["flops"], work["bytes_min"], roofline.roof_for(page, work))
+    return None
 
 
 def too_fast(time_us: float, limit: float | None) -> str | None:

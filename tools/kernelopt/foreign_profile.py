@@ -40,7 +40,7 @@ def of_rocprof(profile: dict, platform: str | None) -> dict:
     """The analysis of an AMD profile, in the shape of diagnosis.analyse; there are no findings for AMD yet."""
     limits, bandwidth = metrics.thresholds(), None
     if platform:
-        row = wiki.find(platform, wiki.pages(wiki.root(None))).known("memory_bandwidth")
+        row = wiki.product(platform).known("memory_bandwidth")
         bandwidth = row.value if row else None
     kernels = diagnosis.shares(profile["kernels"])
     judged = [rocprof.classify(kernel["metrics"], limits, bandwidth) for kernel in kernels]

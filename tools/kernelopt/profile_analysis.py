@@ -33,12 +33,8 @@ def floor(profile: dict) -> dict | None:
     if not work or not params or not time_us:
         return None
     try:
-        roof = roofline.roof(
-            wiki.find(params["device"], wiki.pages(wiki.root(profile.get("gpu_wiki_path")))), work["dtype"]
-        )
+        roof = roofline.roof_for(wiki.product(params["device"], profile.get("gpu_wiki_path")), work)
     except Refused:
-        return None
-    if roofline.lacking(roof, work["flops"], work["dtype"]):
         return None
     found = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
     clock = "by the recorded latency" if recorded else "by the profile's duration"

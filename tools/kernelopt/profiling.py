@@ -19,8 +19,8 @@ HOTSPOTS = 12  # source lines a kernel in hotspots.json and the report
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is profiled: a kernel's file, one case of its inputs, and the settings."""
+class Call:
+    """What is profiled: one call of a kernel's file on a case of its inputs, and the settings."""
 
     kernel: Path
     version: str
@@ -30,7 +30,7 @@ class Subject:
     timeout_s: float
 
 
-def take(mode: str, sandbox: Sandbox, what: Subject, folder: Path, work: dict | None) -> tuple[dict, str | None]:
+def take(mode: str, sandbox: Sandbox, what: Call, folder: Path, work: dict | None) -> tuple[dict, str | None]:
     """(profile, why counters are missing) of a mode; its files but for the reports lie in `folder`.
 
     A profile is {kernels, work, params} and, of event and nsys, {timeline}. Without the right to read counters the two modes that
@@ -46,7 +46,7 @@ def take(mode: str, sandbox: Sandbox, what: Subject, folder: Path, work: dict | 
         return {"kernels": kernels, "work": work, "params": {**found["params"], "counters": "unavailable"}}, str(lack)
 
 
-def _counters(everything: bool, sandbox: Sandbox, what: Subject, folder: Path, work: dict | None) -> dict:
+def _counters(everything: bool, sandbox: Sandbox, what: Call, folder: Path, work: dict | None) -> dict:
     report = folder / "report.ncu-rep"
     compiled = folder / "compiled" if everything else None
     with gpu.Watch() as watch:
@@ -59,7 +59,7 @@ def _counters(everything: bool, sandbox: Sandbox, what: Subject, folder: Path, w
     return {"kernels": ncu.read(report), "work": work, "params": params}
 
 
-def _timeline(mode: str, sandbox: Sandbox, what: Subject, folder: Path) -> dict:
+def _timeline(mode: str, sandbox: Sandbox, what: Call, folder: Path) -> dict:
     """event and nsys: the same calls, told as stages or as a timeline. Where nsys writes no report torch's profiler serves."""
     found = None
     with gpu.Watch() as watch:
@@ -74,7 +74,7 @@ def _timeline(mode: str, sandbox: Sandbox, what: Subject, folder: Path) -> dict:
     return {"timeline": timeline.analyse(found), "params": settings(sandbox, what, outcome, watch, found["source"])}
 
 
-def settings(sandbox: Sandbox, what: Subject, outcome: Outcome, watch: gpu.Watch, profiler: str) -> dict:
+def settings(sandbox: Sandbox, what: Call, outcome: Outcome, watch: gpu.Watch, profiler: str) -> dict:
     """params.json: what was profiled, on what, how."""
     return {
         "version": what.version,
@@ -112,7 +112,7 @@ def theoretical_occupancy(device: str, threads, registers, shared_bytes) -> floa
     if None in (threads, registers, shared_bytes):
         return None
     try:
-        limits = wiki.find(device, wiki.pages(wiki.root(None))).limits
+        limits = wiki.product(device).limits
         return occupancy.occupancy(limits, threads, registers, shared_bytes)["occupancy_pct"] if limits else None
     except Refused:
         return None

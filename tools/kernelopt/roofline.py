@@ -7,7 +7,7 @@ because tiles share what they read through the L2.
 from dataclasses import dataclass
 
 from . import wiki
-from .errors import UsageError
+from .errors import Refused, UsageError
 
 # Which row is the roof for arithmetic in a dtype, best first: measured before documented.
 COMPUTE_ROWS = {
@@ -82,6 +82,14 @@ def lacking(roof: Roof, flops: int, dtype: str) -> list[str]:
     if flops and roof.compute is None:
         lines.append(wiki.missing((COMPUTE_ROWS.get(dtype) or (f"peak_{dtype}",))[-1]))
     return lines
+
+
+def roof_for(page: wiki.Page, work: dict) -> Roof:
+    """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
+    found = roof(page, work["dtype"])
+    if gaps := lacking(found, work["flops"], work["dtype"]):
+        raise Refused(f"no roofline for {page.platform}: " + "; ".join(gaps))
+    return found
 
 
 def bound(flops: int, bytes_min: int, roof: Roof) -> dict:

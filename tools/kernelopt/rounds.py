@@ -7,11 +7,11 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
-from .errors import TimedOut, ToolError, UsageError
+from .errors import Refused, TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
 from .workspace import Workspace, digest
 
@@ -151,18 +151,8 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
         reference = sandbox.scratch / "reference.py"
         reference.write_bytes(workspace.first_reference())
         say(f"verifying on {sandbox.device_name} (sandbox: {sandbox.isolation})")
-        verdict = verify.verify(
-            sandbox,
-            candidate,
-            reference,
-            task.dtype,
-            task.tolerance,
-            seeds=SEEDS,
-            libraries=task.libraries,
-            variants=not task.only_these_shapes,
-            sanitize=True,
-            timeout_s=timeout_s,
-        )
+        judged = replace(task, kernel=candidate, reference=reference)
+        verdict = verify.verify(sandbox, judged, seeds=SEEDS, sanitize=True, timeout_s=timeout_s)
         evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
             return evidence
@@ -227,14 +217,16 @@ def roof_of_task(workspace: Workspace) -> roofline.Roof | None:
     task = workspace.task()
     if task["platform"] is None or task["work"] is None:
         return None
-    work = task["work"]["default"]
-    roof = roofline.roof(product_of_task(workspace), work["dtype"])
-    return None if roofline.lacking(roof, work["flops"], work["dtype"]) else roof
+    page = product_of_task(workspace)
+    with contextlib.suppress(Refused):
+        return roofline.roof_for(page, task["work"]["default"])
+    return None
 
 
 def product_of_task(workspace: Workspace) -> wiki.Page:
+    """The platform's page; Refused when the wiki does not know it."""
     task = workspace.task()
-    return wiki.find(task["platform"], wiki.pages(wiki.root(task["gpu_wiki_path"])))
+    return wiki.product(task["platform"], task["gpu_wiki_path"])
 
 
 def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, diagnosis: dict | None) -> dict:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from . import profile_analysis, profile_report, rounds
 from .errors import Refused, ToolError, UsageError
 from .memory import Memory
-from .roofline import Roof, lacking, roof
+from .roofline import Roof, roof_for
 from .workspace import Workspace, digest
 
 MODES = (profile_report.MODE, "ncu")  # profile folders that hold counters, the first that is there
@@ -130,11 +130,9 @@ def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
     if not work or not work["bytes_min"]:
         return None, "the work of the default workload is not counted yet (estimate_work.py --workspace W)"
     try:
-        found = roof(rounds.product_of_task(workspace), work["dtype"])
+        return roof_for(rounds.product_of_task(workspace), work), ""
     except (Refused, UsageError) as error:
         return None, str(error)
-    gaps = lacking(found, work["flops"], work["dtype"])
-    return (None, "; ".join(gaps)) if gaps else (found, "")
 
 
 def source_of(workspace: Workspace, record: dict) -> str | None:

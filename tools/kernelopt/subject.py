@@ -9,18 +9,20 @@ from .workspace import Workspace, dtype_name
 
 @dataclass(frozen=True)
 class Subject:
-    """Files and options of one problem. `cache` is where compiled kernels may be kept; None keeps none."""
+    """A kernel beside its reference, and what counts as right: dtype and tolerance (None: what the inputs and the dtype
+    say), libraries: torch and vendor libraries may do the core work, only_these_shapes: no others are tried."""
 
     kernel: Path
     reference: Path
-    dtype: str | None
-    tolerance: float | None
-    workspace: Workspace | None
+    dtype: str | None = None
+    tolerance: float | None = None
+    workspace: Workspace | None = None
     libraries: bool = False
     only_these_shapes: bool = False
 
     @property
     def cache(self) -> Path | None:
+        """Where compiled kernels may be kept; None keeps none."""
         return self.workspace.cache if self.workspace else None
 
 
@@ -41,7 +43,7 @@ def resolve(args) -> Subject:
     for path in (args.kernel, args.reference):
         if not path.is_file():
             raise UsageError(f"{path} is not a file")
-    return Subject(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None, None, None)
+    return Subject(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
 def of_workspace(workspace: Workspace) -> Subject:

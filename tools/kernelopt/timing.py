@@ -126,7 +126,7 @@ def refuse(raw: dict, on_gpu: bool) -> None:
 
 
 def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
-    """{gpu, fresh, call}: microseconds a call by this process's clock, from the marks of worker.clocks.Race. gpu: of calls
+    """{gpu, fresh, call}: microseconds a call by this process's clock, from the marks of worker.timing.Race. gpu: of calls
     launched behind a sleep, whose own length is taken off; fresh: the same, each call on other memory; call: as a caller
     sees it. Of several attempts the shortest: in the others the GPU waited for the host."""
 

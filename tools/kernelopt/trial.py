@@ -70,18 +70,9 @@ def main(what: str, timeout_s: float, cache: Path | None) -> dict:
 
 def verified(workspace: Workspace, timeout_s: float) -> dict:
     """{status, message} of a quick verification, for an agent to mend what is wrong."""
-    task = subject.of_workspace(workspace)
-    with Sandbox("cuda", workspace.cache) as sandbox:
-        found = verify.verify(
-            sandbox,
-            task.kernel,
-            task.reference,
-            task.dtype,
-            task.tolerance,
-            libraries=task.libraries,
-            variants=not task.only_these_shapes,
-            timeout_s=timeout_s,
-        )
+    what = subject.of_workspace(workspace)
+    with Sandbox("cuda", what.cache) as sandbox:
+        found = verify.verify(sandbox, what, timeout_s=timeout_s)
     return {"status": found["status"], "message": found["summary"]}
 
 

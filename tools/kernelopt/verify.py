@@ -15,6 +15,7 @@ from pathlib import Path
 from . import correctness
 from .errors import EnvironmentLacks, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
+from .subject import Subject
 
 # Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
 # the last place (bf16 equals torch.testing's rtol); fp32: KernelBench's 1e-4, which a tf32 product fails;
@@ -78,49 +79,45 @@ HINTS = {
 
 def verify(
     sandbox: Sandbox,
-    kernel: Path,
-    reference: Path,
-    dtype: str | None = None,
-    tolerance: float | None = None,
+    what: Subject,
     workloads: list[str] | None = None,
     seeds: int = 3,
-    libraries: bool = False,
-    variants: bool = True,
     sanitize: bool = False,
     timeout_s: float = 300,
 ) -> dict:
     """{status, device, cases, summary, …}: the kernel against the reference on every workload, seed and variant.
 
-    seeds: how many, at least two; the last ones are secret. tolerance: replaces the dtype's default for floating
-    outputs. libraries: torch and vendor libraries may do the core work. variants: other shapes and layouts are tried as
-    well. sanitize: compute-sanitizer looks at a run, where it is installed.
+    workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer looks
+    at a run, where it is installed.
     UsageError when a workload is unknown; whatever the candidate does is a status.
     """
     with sandbox.folder("verify") as folder:
-        prepared = prepare(sandbox, reference, dtype, workloads, draw_seeds(max(2, seeds)), timeout_s, variants, folder)
+        variants = not what.only_these_shapes
+        secret = draw_seeds(max(2, seeds))
+        prepared = prepare(sandbox, what.reference, what.dtype, workloads, secret, timeout_s, variants, folder)
         if "error" in prepared:
-            return verdict(sandbox, [], prepared["error"], tolerance)
+            return verdict(sandbox, [], prepared["error"], what.tolerance)
         cases = with_others(prepared["cases"])
-        outcome, ran = run(sandbox, kernel, reference, cases, folder, timeout_s)
+        outcome, ran = run(sandbox, what.kernel, what.reference, cases, folder, timeout_s)
         if "error" in ran:
-            return verdict(sandbox, [], ran["error"], tolerance, outcome)
+            return verdict(sandbox, [], ran["error"], what.tolerance, outcome)
         stored = [
             {**case, "calls": stored_calls(case, folder, number)}
             for number, (case, done) in enumerate(zip(cases, ran["cases"], strict=False))
             if "error" not in done
         ]
-        checked = check(sandbox, reference, dtype, stored, tolerance, timeout_s)
+        checked = check(sandbox, what.reference, what.dtype, stored, what.tolerance, timeout_s)
         if "error" in checked:
-            return verdict(sandbox, [], checked["error"], tolerance)
+            return verdict(sandbox, [], checked["error"], what.tolerance)
         found = iter(checked["cases"])
         results = [
-            {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), libraries)}
+            {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), what.libraries)}
             for case, done in zip(cases, ran["cases"], strict=False)
         ]
         hide_secret(results)
-        result = verdict(sandbox, results, None, tolerance, outcome)
+        result = verdict(sandbox, results, None, what.tolerance, outcome)
         if sanitize and result["status"] == "OK":
-            result = sanitized(sandbox, kernel, cases, result, timeout_s)
+            result = sanitized(sandbox, what.kernel, cases, result, timeout_s)
         return result
 
 

@@ -159,6 +159,11 @@ def find(name: str, products: list[Page]) -> Page:
     raise Refused(f"'{name}' is not in the wiki, and no other product stands in for it; known: {known}")
 
 
+def product(name: str, gpu_wiki: Path | str | None = None) -> Page:
+    """`find` in the wiki of that folder, or else in `root`'s."""
+    return find(name, pages(root(gpu_wiki)))
+
+
 # How far a device's own word may be from the page: a capacity is printed rounded, a clock and a count are not.
 DEVICE_TOLERANCE = {
     "memory_capacity": 0.05,

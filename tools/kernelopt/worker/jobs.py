@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, clocks, oracle, rates
+from . import candidate, oracle, rates, timing
 from .context import Context
 
 JOBS = {
@@ -12,7 +12,7 @@ JOBS = {
         candidate.run,
         candidate.profile,
         candidate.trace,
-        clocks.measure,
+        timing.measure,
         rates.bandwidth,
         rates.ceiling,
         rates.matmul,
