@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, FIXTURES, kernel_text
-from kernelopt import agents, executors, loop, memory, rounds, strategies, trial
+from kernelopt import agents, executors, loop, machine, memory, rounds, strategies, trial
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.workspace import Workspace, digest
 
@@ -24,7 +26,18 @@ GREEDY = strategies.Greedy()
 LIMITS = loop.Limits(rounds=3, minutes=60, agent_calls=20, patience=2, restarts=0, refinements=1, agent_timeout_s=20)
 
 
-def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, slots: int = 1) -> loop.Machine:
+@dataclass(frozen=True)
+class StandInMachine:
+    """loop.Machine, each of its methods given as a function."""
+
+    brief: Callable
+    check: Callable
+    measure: Callable
+    restart: Callable
+    slots: int = 1
+
+
+def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, slots: int = 1) -> StandInMachine:
     """A machine without a GPU. A kernel with the word WRONG in it is wrong; `us = N` is its time."""
 
     def microseconds(text: str) -> float:
@@ -55,7 +68,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
     def brief(version: str, number: int) -> str:
         return f"brief for {memory.Memory(workspace).next_version()}, from {version}, candidate {number}"
 
-    return loop.Machine(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
+    return StandInMachine(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
 
 
 @pytest.fixture
@@ -227,7 +240,7 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
     """The plan is handed back; a figure that stays uncited costs that candidate alone, and its kernel may come again."""
     machine = stand_in(ready)
     status = iter([("PLAN", "no Category"), *[("OK", "OK")] * 9])
-    machine = loop.Machine(machine.brief, lambda *_: next(status), machine.measure, machine.restart)
+    machine = StandInMachine(machine.brief, lambda *_: next(status), machine.measure, machine.restart)
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 1})
     result, lines = run(ready, agent(kernel(50)), machine, limits)
     assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
@@ -320,7 +333,7 @@ def test_the_same_kernel_is_not_judged_twice(ready):
 def test_stuck_means_a_partial_restart_and_then_the_end(ready):
     masked = []
     machine = stand_in(ready)
-    machine = loop.Machine(machine.brief, machine.check, machine.measure, lambda: masked.append(1) or "masked v1")
+    machine = StandInMachine(machine.brief, machine.check, machine.measure, lambda: masked.append(1) or "masked v1")
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1})
     result, lines = run(ready, "true", machine, limits)
     assert outcomes(lines) == ["unchanged", "unchanged", "restart", "unchanged", "unchanged", "stop"]
@@ -373,9 +386,9 @@ elif place == "between line and state":
     note = loop.Loop.note
     loop.Loop.note = lambda *arguments: (note(*arguments), die())
 elif place == "before the verdict":
-    machine = loop.Machine(machine.brief, machine.check, die, machine.restart)
+    machine = test_loop.StandInMachine(machine.brief, machine.check, die, machine.restart)
 elif place == "while the agent works":
-    machine = loop.Machine(machine.brief, die, machine.measure, machine.restart)
+    machine = test_loop.StandInMachine(machine.brief, die, machine.measure, machine.restart)
 loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print, test_loop.GREEDY).run()
 """
 
@@ -439,7 +452,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 3})
     machine = stand_in(ready, slots=3)
     measured = []
-    machine = loop.Machine(
+    machine = StandInMachine(
         machine.brief,
         machine.check,
         lambda kernels: measured.append(len(kernels)) or machine_measure(kernels),
@@ -456,7 +469,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
 
 def test_a_candidate_whose_judge_dies_is_dropped_and_named(ready):
     machine = stand_in(ready)
-    machine = loop.Machine(machine.brief, machine.check, lambda kernels: [Refused("it died")], machine.restart)
+    machine = StandInMachine(machine.brief, machine.check, lambda kernels: [Refused("it died")], machine.restart)
     result, lines = run(ready, GOOD, machine, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
     assert outcomes(lines) == ["not judged", "stop"] and "it died" in lines[0]["message"] and result["best"] == "v0"
 
@@ -538,35 +551,31 @@ def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, t
 
 
 def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp_path):
-    sys.path.insert(0, str(BUNDLE / "tools"))
-    import optimize_kernel
-
+    own = machine.Machine(ready, None, 60, print)
     (tmp_path / "plan.md").write_text("no plan")
-    status, message = optimize_kernel.check(None, ready, ready.kernel, tmp_path / "plan.md", 60)
+    status, message = own.check(ready.kernel, tmp_path / "plan.md")
     assert status == "PLAN" and "Category" in message
     uncited = ready.root / ".loop" / "candidates" / "round1-0.md"
     uncited.parent.mkdir(parents=True)
     uncited.write_text(PLAN.replace("\\n", "\n").replace("One pass.", "One pass at 3.9 TB/s."))
-    status, message = optimize_kernel.check(None, ready, ready.kernel, uncited, 60)
+    status, message = own.check(ready.kernel, uncited)
     assert status == "PLAN" and "plan.md, line 4: '3.9 TB/s' is no citation" in message
 
 
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
-    sys.path.insert(0, str(BUNDLE / "tools"))
-    import optimize_kernel
-
+    own = machine.Machine(ready, None, 60, print)
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
-    text = optimize_kernel.brief_of(ready, "v0", 0)
+    text = own.brief("v0", 0)
     assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
-    assert "one of your own" in optimize_kernel.brief_of(ready, "v0", 9)
-    assert optimize_kernel.restart(ready) is None  # v0 alone: nothing may be masked
+    assert "one of your own" in own.brief("v0", 9)
+    assert own.restart() is None  # v0 alone: nothing may be masked
     (ready.memory / "restarts.json").write_text("{}")
     with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):
-        optimize_kernel.restart(ready)
+        own.restart()
     (ready.memory / "restarts.json").unlink()
     records = memory.Memory(ready)
     for number in range(1, 5):
         records.save(memory.empty(f"v{number}"))
-    assert "2 of 5" in optimize_kernel.restart(ready)
+    assert "2 of 5" in own.restart()

@@ -175,9 +175,6 @@ def test_a_list_of_restarts_that_is_none_is_kept_and_nothing_is_masked(stuck, te
 
 
 def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
-    import partial_restart
-
-    memory = Memory(stuck)
     write, written = Memory._write, []
 
     def dies(self, record):
@@ -188,7 +185,7 @@ def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
 
     monkeypatch.setattr(Memory, "_write", dies)
     with pytest.raises(KeyboardInterrupt):
-        partial_restart.begin(stuck, memory, 5)
+        restart.begin(stuck, 5)
     assert masked(stuck) == written
     monkeypatch.undo()
     begin(stuck, "--undo")

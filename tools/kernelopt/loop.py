@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from . import agents, bundle, gate, memory, metrics, profile_report, rounds
 from .errors import Refused, UsageError
@@ -51,17 +52,17 @@ class Limits:
     candidates: int = 1
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What needs a GPU. brief: (version to start from, number of the candidate in its round) -> text, each with another direction.
+class Machine(Protocol):
+    """What needs a GPU (machine.Machine). brief: (version to start from, number of the candidate in its round) -> text, each with another direction.
     check: the files of a kernel and its plan -> (status, message). measure: kernels -> evidence of each against the best version,
     or why there is none, `slots` of them side by side. restart: a partial restart, or None when nothing can be masked."""
 
-    brief: Callable[[str, int], str]
-    check: Callable[[Path, Path], tuple[str, str]]
-    measure: Callable[[list[bytes]], list[rounds.Evidence | Refused]]
-    restart: Callable[[], str | None]
-    slots: int = 1
+    slots: int
+
+    def brief(self, version: str, number: int) -> str: ...
+    def check(self, kernel: Path, plan: Path) -> tuple[str, str]: ...
+    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]: ...
+    def restart(self) -> str | None: ...
 
 
 class Loop:

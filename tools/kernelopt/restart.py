@@ -1,4 +1,4 @@
-"""Partial restart: which records are masked, and what a fresh agent is told. Pure functions."""
+"""Partial restart: which records are masked, what a fresh agent is told, and the journal that takes it back."""
 
 import random
 import re
@@ -6,14 +6,82 @@ import shlex
 from pathlib import Path
 
 from . import brief, bundle, gate
-from .errors import Refused
-from .workspace import version_number
+from .errors import Refused, UsageError
+from .memory import Memory, now
+from .workspace import Workspace, digest, version_number
 
 ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restarts, oldest first
 
 OPENING = """# A fresh start on a kernel
 
 Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the best kernel and its profile."""
+
+
+def begin(workspace: Workspace, seed: int) -> dict:
+    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so that
+    `undo` also mends a restart that died half-way.
+
+    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is nothing to restart for or too little to mask;
+    UsageError when kernel.py is not the best version.
+    """
+    memory = Memory(workspace)
+    with memory.locked():
+        past, best = journal(memory), memory.best()
+        if gate.goal(workspace.task()["targets"], best)["met"]:
+            raise Refused(f"the targets are met by {best['version']}; there is nothing to restart for")
+        if best and best["kernel_sha256"] != digest(workspace.kernel):
+            raise UsageError(
+                f"kernel.py is not the accepted {best['version']}; put it back: "
+                f"git -C {workspace.root} checkout {best['git_commit_hash']} -- kernel.py"
+            )
+        before = [record["version"] for record in memory.scan()]
+        chosen = draw(before, best and best["version"], seed)
+        entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
+        bundle.write_json(memory.restarts, [*past, entry])
+        memory.set_masked(chosen, True)
+        records = memory.records()
+        hidden = set(memory.versions()) - {record["version"] for record in records} - {best["version"] if best else ""}
+        following = memory.next_version()
+    text = hand_over(workspace.root, workspace.task(), best, records, hidden, following)
+    found = {"masked": chosen, "of": len(before), "seed": seed, "next_version": following, "brief": text}
+    return {**found, "left_out": memory.left_out()}
+
+
+def random_seed() -> int:
+    return random.SystemRandom().randrange(2**32)
+
+
+def described(begun: dict) -> str:
+    """The result of `begin` in a line."""
+    return (
+        f"{len(begun['masked'])} of {begun['of']} unmasked records are masked now, seed {begun['seed']}; "
+        f"next version: {begun['next_version']}"
+    )
+
+
+def undo(workspace: Workspace) -> dict:
+    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were removed since. Refused when
+    there is none."""
+    memory = Memory(workspace)
+    with memory.locked():
+        past = journal(memory)
+        entry = last(past)
+        recorded = set(memory.versions())
+        back = [version for version in entry["masked"] if version in recorded]
+        memory.set_masked(back, False)
+        entry["undone"] = now()
+        bundle.write_json(memory.restarts, past)
+        return {"unmasked": back, "next_version": memory.next_version(), "left_out": memory.left_out()}
+
+
+def journal(memory: Memory) -> list[dict]:
+    """The restarts of this workspace; UsageError when the file holds something else, which then stays as it is."""
+    if not memory.restarts.exists():
+        return []
+    past = bundle.read_json(memory.restarts)
+    if not is_journal(past):
+        raise UsageError(f"{memory.restarts} is no list of restarts; mend or remove it")
+    return past
 
 
 def draw(versions: list[str], best: str | None, seed: int) -> list[str]:

@@ -1,0 +1,144 @@
+"""What the loop needs a GPU for: a profile and its brief, quick verification, measurement, the comparison at the end."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import (
+    audit,
+    brief,
+    bundle,
+    executors,
+    gate,
+    memory,
+    opponents,
+    profile_analysis,
+    profile_report,
+    restart,
+    rounds,
+    subject,
+    timing,
+    trial,
+    wiki,
+)
+from .errors import EnvironmentLacks, Refused, ToolError, UsageError
+from .sandbox import Sandbox
+from .workspace import Workspace
+
+INSTRUCTIONS = """
+## What to leave here
+
+You are in a git clone of your own, a copy of the workspace. Write these two files, and nothing else:
+
+- `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function).
+- `plan.md`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
+  copied with its citation from the GPU section above.
+
+`reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. Timing is done after you, against the best version.
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """loop.Machine on real GPUs, those of an executor (executors.py). timeout_s: of each process."""
+
+    workspace: Workspace
+    executor: executors.Local | executors.Ray
+    timeout_s: float
+    say: Callable[[str], None]
+
+    @property
+    def slots(self) -> int:
+        return self.executor.slots
+
+    def brief(self, version: str, number: int) -> str:
+        """The brief on a version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
+        folder = self.workspace.profile(version, profile_report.MODE)
+        if not (folder / "metrics.json").exists():
+            tool = bundle.ROOT / "tools" / "profile_kernel.py"
+            command = [sys.executable, tool, "--workspace", self.workspace.root, "--version", version]
+            subprocess.run(command, stdout=subprocess.DEVNULL)
+        instructions = INSTRUCTIONS.format(template=bundle.REFERENCE / "plan.md")
+        if not (folder / "metrics.json").exists():
+            return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
+        try:
+            profile = profile_report.load(folder, self.workspace)
+            found = profile_analysis.analysed(profile, [])
+        except ToolError as error:
+            return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
+        parts, left_out = brief.of_workspace(self.workspace, profile, found)
+        for what in left_out:
+            self.say(f"not in the brief: {what}")
+        prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
+        masked = memory.Memory(self.workspace).masked_versions()
+        return restart.without_names(f"{prompts['system']}\n\n{prompts['user']}", masked)
+
+    def check(self, kernel: Path, plan: Path) -> tuple[str, str]:
+        """(status, message) of an agent's plan and of a quick verification of its kernel."""
+        try:
+            rounds.plan_fields(plan)
+        except UsageError as error:
+            return "PLAN", str(error)
+        if problems := audit.of_files([plan], wiki.root(None), None).problems:  # held against the workspace it lies in
+            _, first = problems[0]
+            return "PLAN", f"plan.md, line {first.line}: {first.message}"
+        try:
+            packed = trial.pack(self.workspace, kernel.read_bytes())
+            found = self.executor.examine("verify", packed, self.timeout_s)
+        except EnvironmentLacks:
+            raise
+        except ToolError as error:
+            return "CRASH", str(error)
+        return found["status"], found["message"]
+
+    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]:
+        """The evidence of each kernel against the best version, or why there is none."""
+        return executors.measured(self.executor, self.workspace, kernels, self.timeout_s)
+
+    def restart(self) -> str | None:
+        """What a partial restart did; None when there is too little to mask."""
+        try:
+            return restart.described(restart.begin(self.workspace, restart.random_seed()))
+        except Refused:
+            return None
+
+    def final(self) -> dict[str, dict]:
+        """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}.
+
+        What cannot be compared is named and left out: the rounds were worth something without it."""
+        found: dict[str, dict] = {}
+        try:
+            self._compare(found)
+        except ToolError as error:
+            self.say(f"no comparison at the end: {error}")
+        return found
+
+    def _compare(self, found: dict[str, dict]) -> None:
+        records = memory.Memory(self.workspace)
+        best, first = records.best(), records.read("v0")
+        what = subject.of_workspace(self.workspace)
+        with Sandbox("cuda", what.cache) as sandbox:
+            kernel = self.workspace.extract(best["git_commit_hash"], sandbox.scratch)
+            compiled = sandbox.scratch / "compiled.py"
+            compiled.write_bytes(opponents.source(self.workspace.first_reference(), "torch.compile"))
+            others = {"torch.compile": compiled}
+            if best["version"] != "v0" and first["git_commit_hash"]:
+                others["v0"] = self.workspace.extract(first["git_commit_hash"], sandbox.scratch)
+            cases = timing.inputs(sandbox, what.reference, what.dtype, ["default"], self.timeout_s)
+            for name, opponent in others.items():
+                try:
+                    measured = timing.measure(sandbox, kernel, opponent, cases, timeout_s=self.timeout_s)
+                    found[name] = gate.paired_verdict(measured["default"]["rounds"])
+                except ToolError as error:
+                    self.say(f"not compared with {name}: {error}")
+
+
+def direction(findings: list[dict], number: int) -> str:
+    """What a candidate is to go for, so that several of one round are not the same. Pure."""
+    if number < len(findings):
+        chosen = findings[number]
+        return f"\nDirection of this candidate: {chosen['id']}: {chosen['actions'][0]}.\n"
+    others = ", ".join(finding["id"] for finding in findings)
+    return f"\nDirection of this candidate: one of your own; others are working on {others}.\n" if findings else ""
