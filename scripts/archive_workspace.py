@@ -1,29 +1,39 @@
 #!/usr/bin/env python3
 """Copies a finished workspace into a folder for readers: everything that was decided and measured, none of the caches and reports.
 
-python scripts/archive_workspace.py W examples/NAME"""
+python scripts/archive_workspace.py W examples/NAME: what W has takes the place of files and folders of these names; others, lessons.md
+say, stay."""
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(BUNDLE / "tools"))
+from kernelopt import cli, rounds
+from kernelopt.errors import UsageError
+from kernelopt.memory import Memory
+from kernelopt.workspace import Workspace
+
 FILES = ("README.md", "baseline_report.md", "kernel.py", "reference.py", "test_kernel.py")
 FOLDERS = ("memory", "plans", "rejected")
 PROFILE = ("report.md", "metrics.json", "params.json")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
     parser.add_argument("folder", type=Path, help="where to; its own files of these names are replaced")
     args = parser.parse_args()
-    if not (args.workspace / "memory").is_dir():
-        sys.exit(f"archive_workspace: {args.workspace} is no workspace with records")
-    archive(args.workspace, args.folder)
+    workspace = Workspace(args.workspace)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".archive-", dir=args.folder) as staged:
+        collect(workspace, Path(staged))
+        for path in sorted(Path(staged).iterdir()):
+            replace(args.folder / path.name, path)
     report = [
         sys.executable,
         BUNDLE / "tools" / "render_report.py",
@@ -31,21 +41,20 @@ def main() -> None:
         "--out",
         args.folder / "report.html",
     ]
-    sys.exit(subprocess.run(report, stdout=subprocess.DEVNULL).returncode)
+    return subprocess.run(report, stdout=subprocess.DEVNULL).returncode
 
 
-def archive(workspace: Path, folder: Path) -> None:
-    """Nothing else in `folder` is touched."""
-    folder.mkdir(parents=True, exist_ok=True)
+def collect(workspace: Workspace, folder: Path) -> None:
+    """The whole archive into an empty folder; UsageError when the workspace lacks a part of it."""
+    if gone := [name for name in FILES if not (workspace.root / name).is_file()]:
+        raise UsageError(f"{workspace.root} has no {', '.join(gone)}; an archive needs them")
     for name in FILES:
-        shutil.copyfile(workspace / name, folder / name)
+        shutil.copyfile(workspace.root / name, folder / name)
     for name in FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-        if (workspace / name).is_dir():
-            shutil.copytree(workspace / name, folder / name, ignore=shutil.ignore_patterns(".*"))
-    shutil.rmtree(folder / "profiles", ignore_errors=True)
-    for report in sorted(workspace.glob("profiles/*/*/report.md")):
-        target = folder / report.parent.relative_to(workspace)
+        if (workspace.root / name).is_dir():
+            shutil.copytree(workspace.root / name, folder / name, ignore=shutil.ignore_patterns(".*"))
+    for report in sorted(workspace.root.glob("profiles/*/*/report.md")):
+        target = folder / report.parent.relative_to(workspace.root)
         target.mkdir(parents=True)
         for name in PROFILE:
             if (report.parent / name).exists():
@@ -53,22 +62,21 @@ def archive(workspace: Path, folder: Path) -> None:
     versions(workspace, folder / "versions")
     for name in ("README.md", "test_kernel.py"):
         relocate(folder / name)
-    log = subprocess.run(["git", "-C", workspace, "log", "--stat"], check=True, capture_output=True)
-    (folder / "git-log.txt").write_bytes(log.stdout)
+    (folder / "git-log.txt").write_text(workspace.git("log", "--stat") + "\n", encoding="utf-8")
 
 
-def versions(workspace: Path, folder: Path) -> None:
+def versions(workspace: Workspace, folder: Path) -> None:
     """Every accepted kernel but the last, which is kernel.py, as vN_kernel.py; the history itself stays behind."""
-    shutil.rmtree(folder, ignore_errors=True)
+    memory = Memory(workspace)
+    records = memory.records(masked=True)
+    if memory.broken or not records:
+        raise UsageError(memory.broken[0] if memory.broken else f"{workspace.root} has no record yet")
     folder.mkdir()
-    for path in sorted((workspace / "memory").glob("v*.json")):
-        commit = json.loads(path.read_text())["git_commit_hash"]
-        if not commit:
-            continue
-        show = ["git", "-C", workspace, "show", f"{commit}:kernel.py"]
-        kernel = subprocess.run(show, check=True, capture_output=True).stdout
-        if kernel != (workspace / "kernel.py").read_bytes():
-            (folder / f"{path.stem}_kernel.py").write_bytes(kernel)
+    for record in records:
+        if record["git_commit_hash"]:
+            kernel = rounds.kernel_of(workspace, record)
+            if kernel != workspace.kernel.read_bytes():
+                (folder / f"{record['version']}_kernel.py").write_bytes(kernel)
 
 
 def relocate(path: Path) -> None:
@@ -76,5 +84,11 @@ def relocate(path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8").replace(str(BUNDLE), "../.."), encoding="utf-8")
 
 
+def replace(old: Path, new: Path) -> None:
+    if old.is_dir():
+        shutil.rmtree(old)
+    new.replace(old)
+
+
 if __name__ == "__main__":
-    main()
+    cli.run(main)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernelopt import floor, gpu, sandbox, workspace
+from kernelopt import floor, gpu, rounds, sandbox, workspace
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.sandbox import Sandbox
 
@@ -108,6 +108,22 @@ def problem(tmp_path) -> dict[str, Path]:
 def session(tmp_path, problem) -> workspace.Workspace:
     """A fresh workspace of that problem on the platform H200."""
     return workspace.create(tmp_path, "test", problem["kernel"], problem["reference"], task())
+
+
+@pytest.fixture
+def ready(session) -> workspace.Workspace:
+    """That workspace with an accepted v0, whose evidence is a recorded one of an H200."""
+    found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
+    plan = rounds.check_ready(session, "v0")
+    parts = (
+        found["verify"],
+        found["timing"]["latencies"],
+        {**found["utilization"], "floor_share_pct": 10.0},
+        None,
+        None,
+    )
+    rounds.settle(session, "v0", plan, rounds.Evidence(workspace.digest(session.kernel), *parts), None)
+    return session
 
 
 def task(**changes) -> dict:

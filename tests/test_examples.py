@@ -106,3 +106,24 @@ def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_to
     )
     assert done.stdout.count("| 5 | 6 |\n") == 1 and len({line.count("|") for line in done.stdout.splitlines()}) == 1
     assert "not run: OOM" in done.stdout and "library: 15.0 us" in done.stdout and "WRONG_VALUES: off" in done.stdout
+
+
+def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(ready, tmp_path, run_here):
+    folder = tmp_path / "example"
+    (folder / "memory").mkdir(parents=True)
+    (folder / "memory" / "v7.json").write_text("of another session")
+    (folder / "lessons.md").write_text("Mine.\n")
+    archive = lambda: run_here("../scripts/archive_workspace.py", ready.root, folder)  # noqa: E731
+    assert archive().returncode == 0
+    assert {path.name for path in (folder / "memory").iterdir()} == {"v0.json"}
+    assert (folder / "lessons.md").read_text() == "Mine.\n" and "<!doctype html>" in (
+        folder / "report.html"
+    ).read_text()
+    assert memory.Memory(Workspace(folder)).best()["version"] == "v0" and "V0" in (folder / "git-log.txt").read_text()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for name, text in (("memory/v0.json", "{"), ("baseline_report.md", None)):
+        path = ready.root / name
+        path.unlink() if text is None else path.write_text(text)
+        done = archive()
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

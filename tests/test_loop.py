@@ -17,7 +17,7 @@ import pytest
 from conftest import BUNDLE, FIXTURES, kernel_text
 from kernelopt import agents, executors, loop, machine, memory, rounds, strategies, trial
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
-from kernelopt.workspace import Workspace, digest
+from kernelopt.workspace import Workspace
 
 PLAN = (
     "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
@@ -69,22 +69,6 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
         return f"brief for {memory.Memory(workspace).next_version()}, from {version}, candidate {number}"
 
     return StandInMachine(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
-
-
-@pytest.fixture
-def ready(session) -> Workspace:
-    """A workspace with an accepted v0."""
-    found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
-    plan = rounds.check_ready(session, "v0")
-    parts = (
-        found["verify"],
-        found["timing"]["latencies"],
-        {**found["utilization"], "floor_share_pct": 10.0},
-        None,
-        None,
-    )
-    rounds.settle(session, "v0", plan, rounds.Evidence(digest(session.kernel), *parts), None)
-    return session
 
 
 def agent(body: str, plan: str = PLAN) -> str:
