@@ -8,7 +8,6 @@ starts torch once instead of some thousand times; the lines below it come from t
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,11 +17,11 @@ from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
-OWN = tempfile.mkdtemp(prefix="judge-")
-os.environ["TRITON_CACHE_DIR"] = OWN  # nobody's ~/.triton
-os.chdir(OWN)
+OWN = tempfile.TemporaryDirectory(prefix="judge-")
+os.environ["TRITON_CACHE_DIR"] = OWN.name  # nobody's ~/.triton
+os.chdir(OWN.name)
 import torch
-from kernelopt import gate, memory, problem, rounds, timing, workspace
+from kernelopt import cli, gate, gpu, memory, problem, rounds, timing, workspace
 from kernelopt.profilers import ncu
 from kernelopt.sandbox import Sandbox
 from kernelopt.worker.context import Candidate, Context
@@ -69,7 +68,7 @@ class NoParent:
 CONTEXT = Context("cuda", {"writable": [tempfile.gettempdir()], "hidden": []}, NoParent())
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="gates, clocks, verdicts, whole (default: all)")
     parser.add_argument("--runs", type=int, default=100, help="comparisons a case (default 100)")
@@ -82,9 +81,12 @@ def main() -> None:
             "verdicts": lambda: verdicts(Path(name), args.runs),
             "whole": lambda: whole(Path(name), args.whole),
         }
+        if unknown := [part for part in args.parts if part not in parts]:
+            parser.error(f"there is no part {unknown[0]}; parts: {', '.join(parts)}")
+        gpu.identify()
         for part in args.parts or parts:
             parts[part]()
-    shutil.rmtree(OWN)
+    return 0
 
 
 def kernel(folder: Path, more: float, name: str) -> Path:
@@ -206,4 +208,4 @@ def gates(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

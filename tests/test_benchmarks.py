@@ -1,5 +1,6 @@
 """The benchmarks of the GPU itself: what can be tested without one. test_gpu.py runs them."""
 
+import os
 import subprocess
 import sys
 
@@ -42,3 +43,11 @@ def test_the_ceiling_wants_the_work_of_a_problem(session, run_here):
     arguments = ["--bytes-in", 8, "--bytes-out", 8, "--dtype", "fp32"]
     done = run_tool("measure_bandwidth_ceiling.py", *arguments, env={"CUDA_VISIBLE_DEVICES": "-1"})
     assert done.returncode == 3
+
+
+def test_the_judges_benchmark_says_what_it_lacks_and_leaves_nothing(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    judge = [sys.executable, BUNDLE / "benchmarks" / "judge.py"]
+    done = subprocess.run([*judge, "clock"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "there is no part clock" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
