@@ -267,3 +267,8 @@ def test_files_are_audited_for_the_platform_that_is_named(tmp_path, run_here):
 
 def test_the_shipped_example_is_clean(run_here):
     assert tool_json("check_citations.py", BUNDLE / "examples" / "row_softmax" / "h200", run=run_here)["problems"] == []
+
+
+def test_all_rows_that_a_figure_may_be_meant_as_are_proposed():
+    _, problems = citations.audit("peak of 989 TFLOPS", CONTEXT)
+    assert all(f"{name}: 989" in problems[0].message for name in ("peak_bf16_tensor", "peak_tf32_tensor_sparse"))

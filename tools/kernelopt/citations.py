@@ -14,6 +14,7 @@ from .units import (
     ANY_CASE,
     CLOCKS,
     COMPUTE_UNITS,
+    EXACT,
     MULTIPROCESSORS,
     POWER,
     canonical,
@@ -63,6 +64,7 @@ HEDGE_AFTER = re.compile(
 )
 LONG_WORD = re.compile(r"\S{1000,}")  # no citation, and the patterns would take seconds over it
 HEDGE_REACH = 60  # characters before a figure
+ROUNDED = 0.001  # how far a figure may be from a row of the wiki for that row to be proposed
 ROUNDING = 0.01  # how far a measured figure in prose may be from the recorded number
 
 
@@ -222,14 +224,15 @@ def check_figure(
     if any(figure_equals(value, unit, cited) for cited in citations):
         return []
     text = match[0].strip()
-    row = row_with(value, unit, context.product)
-    if match["count"] and not any(row_with(value, unit, page) for page in context.pages.values()):
+    known = bool(rows_with(value, unit, context.product))
+    if match["count"] and not any(rows_with(value, unit, page) for page in context.pages.values()):
         return []  # so many blocks or warps an SM are a launch's own; only what some GPU has as a limit is a hardware value
     own_settings = table_of(unit) in (CLOCKS, POWER)  # a clock that was measured may well be the highest one
-    recorded = is_measured(value, unit, context.measured) and (row is None or own_settings)
-    if recorded or (prediction and row is None):
+    recorded = is_measured(value, unit, context.measured) and (own_settings or not known)
+    if recorded or (prediction and not known):
         return []
-    hint = f"write: {row.citation}" if row else "cite the wiki, or take it from a record"
+    near = [row.citation for row in rows_with(value, unit, context.product, ROUNDED)]  # dtypes share a peak
+    hint = f"write: {', or: '.join(near)}" if near else "cite the wiki, or take it from a record"
     return [("uncited", f"'{text}' is no citation and no program recorded it; {hint}"), *hedged(line, match, text)]
 
 
@@ -249,16 +252,15 @@ def figure_equals(value: float, unit: str, cited: re.Match) -> bool:
     return equal(value, unit, given, cited["unit"])
 
 
-def row_with(value: float, unit: str, product: Page | None) -> Row | None:
-    """The platform's row that holds this figure, rounded as it may be."""
-    for row in product.all_rows().values() if product else ():
-        if (
-            isinstance(row.value, int | float)
-            and convertible(unit, row.unit)
-            and equal(value, unit, row.value, row.unit)
-        ):
-            return row
-    return None
+def rows_with(value: float, unit: str, product: Page | None, within: float = EXACT) -> list[Row]:
+    """The product's rows that hold this figure."""
+    return [
+        row
+        for row in (product.all_rows().values() if product else ())
+        if isinstance(row.value, int | float)
+        and convertible(unit, row.unit)
+        and equal(value, unit, row.value, row.unit, within)
+    ]
 
 
 def is_measured(value: float, unit: str, measured: frozenset[tuple[float, str]]) -> bool:

@@ -24,6 +24,7 @@ COMPUTE_UNITS = {"CU": 1.0, "CUs": 1.0, "compute units": 1.0}
 ANY_CASE = (RATES, FLOPS, OPS, CLOCKS)
 # Units that only hardware has; a figure with one of them is a hardware figure, wherever it stands.
 HARDWARE_UNITS = (*ANY_CASE, POWER, MULTIPROCESSORS, COMPUTE_UNITS)
+EXACT = 1e-6  # two floats of one figure
 SPELLINGS = {unit.lower(): unit for table in ANY_CASE for unit in table}
 
 
@@ -53,16 +54,16 @@ def convertible(unit: str, other: str) -> bool:
     return (table is not None and canonical(unit) in table) or unit.rstrip("s") == other.rstrip("s")
 
 
-def equal(value: float, unit: str, other: float, other_unit: str) -> bool:
-    """Are two figures in convertible units the same? Sizes may count 1000 or 1024 to the step."""
+def equal(value: float, unit: str, other: float, other_unit: str, within: float = EXACT) -> bool:
+    """Are two figures in convertible units the same, or so close by their larger one? Sizes may count 1000 or 1024 to the step."""
     if unit.rstrip("s") == other_unit.rstrip("s"):
-        return close(value, other)
+        return close(value, other, within)
     table = table_of(other_unit)
     ratio = table[canonical(unit)] / table[canonical(other_unit)]
     steps = round(abs(math.log(ratio, 1000))) if table is SIZES else 0
     binary = 1.024 ** (steps if ratio > 1 else -steps)
-    return close(value * ratio, other) or close(value * ratio * binary, other)
+    return close(value * ratio, other, within) or close(value * ratio * binary, other, within)
 
 
-def close(a: float, b: float) -> bool:
-    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+def close(a: float, b: float, within: float) -> bool:
+    return abs(a - b) <= within * max(abs(a), abs(b))
