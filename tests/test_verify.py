@@ -53,6 +53,7 @@ def test_a_right_kernel_passes_on_all_workloads_and_seeds_and_leaves_nothing_in_
         (workload, seed) for workload in ("default", "tall") for seed in (0, 1, "secret")
     }
     assert all(case["oracle"] == "fp64" for case in found["cases"])
+    assert found["summary"].endswith("whether kernels of its own do the work shows on a GPU")
 
 
 @pytest.mark.parametrize(
@@ -364,9 +365,9 @@ def get_inputs(): return [torch.randn(6, 8)]
 
 def test_an_overflow_far_from_the_tasks_values_is_said_and_no_reason_to_refuse(interpreter, problem):
     problem["reference"].write_text(
-        REFERENCE.replace("torch.relu(x * self.weight)", "torch.softmax(x * self.weight, 1)")
+        REFERENCE.replace("torch.relu(x * self.weight)", "torch.softmax(4 * x * self.weight, 1)")
     )
-    body = "e = torch.exp(x * self.weight)\nreturn e / e.sum(1, keepdim=True) * self.scale"
+    body = "e = torch.exp(4 * x * self.weight)\nreturn e / e.sum(1, keepdim=True) * self.scale"
     problem["kernel"].write_text(kernel_text(body))
     found = judged(interpreter, problem)
     assert found["status"] == "OK" and "NOT RIGHT on 64 times the inputs (NONFINITE" in found["summary"]

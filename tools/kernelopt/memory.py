@@ -23,6 +23,7 @@ from .schema import Test, quick_test
 from .workspace import VERSION, Workspace, version_number
 
 SCHEMA = "v_iteration.schema.json"
+MEND = "mend it by hand (moved away, its round is lost)"
 GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")  # run_gate.py alone writes them
 MEASURED_FIELDS = ("performance", "correctness", "device", "timestamp")  # and these, once it has judged
 # What is kept together from one glance to the next: all that `list` and `summary` of memory_manager.py print.
@@ -96,7 +97,7 @@ class Memory:
             )
         record = load(path)
         if record["version"] != version:
-            raise UsageError(f"{path} says that it is {record['version']}; mend or remove it")
+            raise UsageError(f"{path} says that it is {record['version']}; {MEND}")
         return record
 
     def recall(self, version: str) -> dict:
@@ -272,7 +273,7 @@ def load(path: Path) -> dict:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid JSON ({error}); mend or remove it") from None
+        raise UsageError(f"{path} is not valid JSON ({error}); {MEND}") from None
     check(record, str(path), escapes="\\u" in text)
     return record
 
@@ -293,7 +294,7 @@ def check(record, what: str, escapes: bool = False) -> None:
     try:
         bundle.dumps(record).encode("utf-8")
     except ValueError as error:
-        raise UsageError(f"{what} cannot be written as JSON ({error}); mend or remove it") from None
+        raise UsageError(f"{what} cannot be written as JSON ({error}); mend it") from None
 
 
 def now() -> str:

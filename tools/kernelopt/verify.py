@@ -372,6 +372,7 @@ def verdict(
         names = ", ".join(dict.fromkeys(case["workload"] for case in cases))
         summary = f"OK on {sandbox.device_name}: {len(cases)} cases, workloads {names}; worst error {worst:.3g}"
         summary += "".join(f"; {remark}" for remark in remarks(cases))
+        summary += "; whether kernels of its own do the work shows on a GPU" * (sandbox.gpu is None)
     else:
         where = f" ({place(bad)})" if bad and not fault else ""
         message = (fault or bad or {"message": "nothing was checked"})["message"]
