@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import benchmarks
+from kernelopt import benchmarks, gate, gpu
 
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():
@@ -51,3 +51,22 @@ def test_the_judges_benchmark_says_what_it_lacks_and_leaves_nothing(tmp_path):
     done = subprocess.run([*judge, "clock"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "there is no part clock" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monkeypatch):
+    """The measurement is stood in for; test_gpu.py makes one."""
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
+    given = {"median": 321.23, "p20": 320.0, "p80": 322.0, "n": 99}
+    result = {"device": "NVIDIA H200", "unit": "GB/s", "rates": [given], "best": given, "gpu_state": None}
+    monkeypatch.setattr(benchmarks, "run", lambda *_: result.copy())
+    monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA H200"})
+    command = ("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target")
+    tool_json(*command, "--share", 80, run=run_here)
+    target = session.task()["targets"][0]
+    assert (target["target"], target["unit"]) == (256.96, "GB/s") and gate.off_basis(target) is None
+    assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
+    assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
+    monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA A100-SXM4-80GB"})
+    assert "this GPU is NVIDIA A100" in run_here(*command).stderr
+    assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
+    assert session.task()["targets"] == [target]

@@ -73,6 +73,13 @@ def test_the_ceiling_of_a_size_is_below_the_documented_peak():
     assert 0.7 * peak < best < peak
 
 
+def test_a_problem_that_fits_in_the_l2_gets_a_target_that_can_be_met(session):
+    tool_json("estimate_work.py", "--workspace", session.root)
+    found = tool_json("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target", "--rep-ms", 20)
+    assert 0 < found["target"]["target"] < found["best"]["median"]
+    assert session.task()["targets"] == [found["target"]]
+
+
 def test_every_dtype_of_the_matrix_benchmark_runs():
     rates = tool_json("bench_matmul.py", "--size", 2048, "--rep-ms", 20)["rates"]
     assert {rate["dtype"] for rate in rates} >= {"fp8", "int8", "bf16"} and all(rate["median"] > 0 for rate in rates)

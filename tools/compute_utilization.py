@@ -98,7 +98,7 @@ def set_targets(workspace: Workspace, args) -> int:
     sections = {
         "Hardware Spec": "\n".join(f"- {line}" for line in citations),
         "Roofline": "\n".join(roofline_line(name, task["work"][name], roof) for name, roof in roofs.items()),
-        "Stop Conditions": "\n".join(stop_line(target) for target in task["targets"]),
+        "Stop Conditions": "\n".join(roofline.stop_line(target) for target in task["targets"]),
     }
     workspace.update_readme(task, sections)
     result = {"targets": task["targets"], "citations": citations}
@@ -118,16 +118,9 @@ def roofline_line(name: str, work: dict, roof: roofline.Roof) -> str:
     if roofline.fits_in_cache(work["bytes_min"], roof):
         line += (
             "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of reach: "
-            "see what this GPU gives at this size: measure_bandwidth_ceiling.py"
+            "for a target that can be met: measure_bandwidth_ceiling.py --workspace W --set-target"
         )
     return line
-
-
-def stop_line(target: dict) -> str:
-    return (
-        f"- {target['workload']}: {target['metric']} >= {target['target']} {target['unit']}, {target['share_pct']:g} % of "
-        f"{target['basis']}"
-    )
 
 
 def arguments():

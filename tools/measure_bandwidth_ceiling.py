@@ -2,14 +2,14 @@
 """What this GPU's memory gives to a problem of this very size: its bytes read and written by a kernel that does no more.
 
 Bytes in, bytes out and dtype come from a workspace's work (estimate_work.py) or from options. Cache cold, as verify,
-timing and the gate take it; GB/s counts bytes read and written. A small problem cannot reach the maximum of the wiki:
-its ceiling is what a latency target can be made of."""
+timing and the gate take it; GB/s counts bytes read and written. A small problem cannot reach the maximum of the wiki, and one
+that mostly reads may pass it: --set-target makes the workspace's Stop Condition from what was measured here."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import benchmarks, cli
+from kernelopt import benchmarks, cli, gpu, roofline, rounds
 from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
@@ -17,6 +17,8 @@ from kernelopt.workspace import Workspace
 def main() -> int:
     args = arguments()
     work = asked(args)
+    if args.set_target:
+        check_target(args)
     result = benchmarks.run("ceiling", {**work, "rep_ms": args.rep_ms}, args.timeout)
     moved = work["bytes_in"] + work["bytes_out"]
     result |= {"dtype": work["dtype"], "latency_us": moved / result["best"]["median"] / 1e3}
@@ -26,6 +28,11 @@ def main() -> int:
         f"{result['best']['n']} runs), {result['latency_us']:.2f} us, the best of {len(result['rates'])} shapes",
         *benchmarks.state_lines(result),
     ]
+    if args.set_target:
+        target = roofline.ceiling_target(result["best"]["median"], result["device"], args.share)
+        set_target(Workspace(args.workspace), target)
+        result["target"] = target
+        text.append(roofline.stop_line(target))
     cli.emit(result, args.json, text)
     return 0
 
@@ -47,6 +54,25 @@ def asked(args) -> dict:
     return {name: work[name] for name in ("bytes_in", "bytes_out", "dtype")}
 
 
+def check_target(args) -> None:
+    """UsageError before anything is measured: a target is the default workload's, on the GPU of the task, and memory-bound."""
+    if args.workspace is None or args.workload != "default":
+        raise UsageError("--set-target goes with --workspace and the default workload")
+    workspace = Workspace(args.workspace)
+    work = workspace.task()["work"]["default"]
+    rounds.check_platform(workspace, gpu.identify()["name"])
+    roof = rounds.roof_of_task(workspace)
+    if roof is None:
+        raise UsageError("the task's platform has no roofline, so no version's rate is recorded; see gpu_specs.py")
+    if roofline.bound(work["flops"], work["bytes_min"], roof)["bound"] == "compute":
+        raise UsageError("this problem is compute-bound; its target: compute_utilization.py --set-targets")
+
+
+def set_target(workspace: Workspace, target: dict) -> None:
+    task = {**workspace.task(), "targets": [target]}
+    workspace.update_readme(task, {"Stop Conditions": roofline.stop_line(target)})
+
+
 def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("--workspace", type=Path, help="a workspace with its work counted")
@@ -54,6 +80,13 @@ def arguments():
     parser.add_argument("--bytes-in", type=cli.natural, help="instead of a workspace: bytes read")
     parser.add_argument("--bytes-out", type=cli.natural, help="bytes written")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32", "fp64", "int"], help="of the elements")
+    parser.add_argument("--set-target", action="store_true", help="write the Stop Condition into the workspace")
+    parser.add_argument(
+        "--share",
+        type=cli.percentage,
+        default=roofline.TARGET_SHARE_PCT,
+        help="with --set-target: percent of the ceiling (default 90)",
+    )
     benchmarks.add_options(parser)
     return parser.parse_args()
 

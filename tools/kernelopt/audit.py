@@ -93,8 +93,10 @@ def make_context(root: Path, platform: str | None, numbers: frozenset[tuple[floa
 
 
 def measured(workspace: Workspace, task: dict) -> frozenset[tuple[float, str]]:
-    """(number, unit) of what was measured here: rates, clocks and power of the records, and the targets."""
+    """(number, unit) of what was measured here: rates, clocks and power of the records, the targets and what they rest on."""
     found = {(target["target"], target["unit"]) for target in task["targets"]}
+    bases = (gate.BASIS_VALUE.search(target["basis"]) for target in task["targets"])
+    found |= {(float(base[1]), base[2]) for base in bases if base}
     for record in Memory(workspace).records(masked=True):
         performance = record["performance"]
         rates = [(performance["bandwidth_gbps"], "GB/s"), (performance["tflops"], "TFLOPS")]

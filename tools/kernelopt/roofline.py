@@ -159,6 +159,28 @@ def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
     return 0 < bytes_min <= roof.l2_bytes
 
 
+def ceiling_target(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> dict:
+    """The Stop Condition of the default workload, where its memory-bound floor is out of reach: `share_pct` of what this GPU's
+    memory gave to a kernel that moves this problem's bytes and does no more."""
+    ceiling = round(ceiling_gbps, 1)
+    return {
+        "workload": "default",
+        "metric": "bandwidth_gbps",
+        "target": round(share_pct / 100 * ceiling, 2),
+        "unit": "GB/s",
+        "share_pct": share_pct,
+        "basis": f"ceiling of this problem: {ceiling} GB/s <- measure_bandwidth_ceiling.py, {device}",
+    }
+
+
+def stop_line(target: dict) -> str:
+    """A Stop Condition as the README says it."""
+    return (
+        f"- {target['workload']}: {target['metric']} >= {target['target']} {target['unit']}, {target['share_pct']:g} % of "
+        f"{target['basis']}"
+    )
+
+
 def target(workload: str, flops: int, bytes_min: int, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> dict:
     """The Stop Condition of a workload: `share_pct` of the attainable rate of whatever bounds it."""
     if bound(flops, bytes_min, roof)["bound"] == "compute":
