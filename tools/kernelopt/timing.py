@@ -83,7 +83,7 @@ def measure(
     return {name: summed_up(sandbox, name, cases[name], runs, (warmup_ms, rep_ms)) for name, runs in found.items()}
 
 
-REPEATS = {True: 2, False: 0}  # on a GPU, on the CPU: of a process whose times cannot be believed
+REPEATS = {True: 2, False: 1}  # on a GPU, on the CPU: of a process whose times cannot be believed
 
 
 def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: list[str]) -> dict[str, dict]:
