@@ -20,7 +20,7 @@ from pathlib import Path
 
 import cases
 from judging import BUNDLE, text
-from kernelopt import bundle
+from kernelopt import agents, bundle
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.sandbox import kill_group
 
@@ -128,7 +128,7 @@ def one(agent: Agent, run: Run, kept: Path) -> dict:
 
 
 def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, str]) -> tuple[int | None, float]:
-    """(exit code, or None after a time-out; seconds) of the agent. What it says goes to files; what it starts in its own session ends with it."""
+    """(exit code, or None after a time-out; seconds) of the agent. What it says goes to files; what it starts ends with it."""
     start = time.monotonic()
     with (
         (kept / "prompt.md").open("rb") as prompt,
@@ -138,7 +138,7 @@ def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, s
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=home,
-            env=env,
+            env={**env, agents.MARK: str(home)},
             stdin=prompt,
             stdout=answer,
             stderr=errors,
@@ -150,6 +150,7 @@ def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, s
                 code = process.wait(timeout_s)
         finally:
             kill_group(process)
+            agents.end_marked(home)
     return code, time.monotonic() - start
 
 

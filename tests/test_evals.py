@@ -329,6 +329,8 @@ elif mode == "crashes":
 elif mode == "hangs":
     if child := os.fork():
         pathlib.Path({seen!r}).write_text(str(child))
+    else:
+        os.setsid()
     time.sleep(600)
 elif mode == "cheats":
     for name in ("results.json", "verdict.json", "check.json"):
