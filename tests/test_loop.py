@@ -4,18 +4,21 @@ and the evidence of its round is a recorded one of an H200 with that time put in
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, FIXTURES, kernel_text
-from kernelopt import agents, executors, loop, machine, memory, rounds, strategies, trial
+from kernelopt import agents, executors, kept, loop, machine, memory, rounds, strategies, trial
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.workspace import Workspace
 
@@ -35,6 +38,7 @@ class StandInMachine:
     measure: Callable
     restart: Callable
     slots: int = 1
+    stop: Callable = lambda: None
 
 
 def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, slots: int = 1) -> StandInMachine:
@@ -138,6 +142,10 @@ def test_whatever_an_agent_does_has_a_name_and_leaves_the_best(ready, command, o
 W = "../../.."  # the workspace, from a desk
 
 
+def files_but_git(workspace: Workspace) -> dict[str, str]:
+    return {name: token for name, token in kept.everything(workspace).items() if not name.startswith(".git/")}
+
+
 @pytest.mark.parametrize(
     "evil",
     [
@@ -151,16 +159,27 @@ W = "../../.."  # the workspace, from a desk
         f"echo 'kernel.py filter=x' > {W}/.git/info/attributes",
         f"git -C {W} symbolic-ref HEAD refs/heads/other",
         f"rm -r {W}/*.md {W}/*.py",
+        f"git -C {W} replace -f HEAD:kernel.py $(echo 'us = 500' | git -C {W} hash-object -w --stdin)",
+        f"rm -rf {W}/.git/objects/*",
+        f"rm -rf {W}/.git",
+        f"git init -q --bare other; echo $PWD/other > {W}/.git/commondir",
+        f"echo 0000000000000000000000000000000000000000 > {W}/.git/info/grafts",
+        f"touch {W}/.git/refs/heads/main.lock; echo x > {W}/x",
+        f"rm -rf {W}/.loop/taken; touch {W}/.loop/taken; echo x > {W}/x",
+        f"echo x > {W}/$(printf 'x%.0s' $(seq 255))",
+        f"chmod 000 {W}/memory; echo x > {W}/x",
+        f"rm {W}/link",
     ],
 )
 def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes_on(ready, evil):
-    before = agents.seen(ready.root, agents.OWN)
+    (ready.root / "link").symlink_to("kernel.py")
+    before = files_but_git(ready)
     command = agent(f"if [ ! -e {W}/.loop/done ]; then touch {W}/.loop/done; {evil}; fi; " + kernel(50))
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
     result, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
     assert "in the workspace itself" in lines[0]["message"] and result["best"] == "v1"
-    after = agents.seen(ready.root, agents.OWN)
+    after = files_but_git(ready)
     assert all(after[name] == before[name] for name in before if name != "kernel.py")
     assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
 
@@ -182,7 +201,6 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
         f"touch {W}/.git/index.lock",
         "rm -rf .git",
         f"rm -rf {W}/.loop/state.json; mkdir {W}/.loop/state.json",
-        f"git -C {W} replace -f HEAD:kernel.py $(echo 'us = 500' | git -C {W} hash-object -w --stdin)",
     ],
 )
 def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
@@ -210,6 +228,12 @@ def test_where_one_of_a_round_meddles_none_counts_and_no_forgery_stays(ready):
         ("head -c 2000000 /dev/zero | tr '\\0' '#' >> kernel.py", "too large"),
         ("head -c 100000 /dev/zero | tr '\\0' x >> plan.md", "too large"),
         ("rm kernel.py; mkfifo kernel.py", "no answer"),
+        ("rm kernel.py; mkdir kernel.py", "no answer"),
+        ("rm kernel.py plan.md; mkdir plan.md", "no answer"),
+        (
+            "for i in $(seq 200); do d=$d/ddddddddddddddddddddddddd; done; mkdir -p .$d; cd .$d; mkdir -p .$d",
+            "forbidden files",
+        ),
         ("rm kernel.py; ln -s reference.py kernel.py", "no answer"),
         ("printf '\\033[2J\\a'; exit 3", "failed"),
     ],
@@ -311,7 +335,9 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
 def test_the_same_kernel_is_not_judged_twice(ready):
     once = agent(kernel(500) + 'echo "# $v" >> kernel.py')
     result, lines = run(ready, once)
-    assert outcomes(lines) == ["diverged", "tried before", "stop"] and result["reason"] == loop.STUCK
+    assert outcomes(lines) == ["diverged", "tried before", "stop"] and result["reason"].startswith(
+        "no accepted gain in the last 2 rounds"
+    )
 
 
 def test_stuck_means_a_partial_restart_and_then_the_end(ready):
@@ -321,7 +347,7 @@ def test_stuck_means_a_partial_restart_and_then_the_end(ready):
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1})
     result, lines = run(ready, "true", machine, limits)
     assert outcomes(lines) == ["unchanged", "unchanged", "restart", "unchanged", "unchanged", "stop"]
-    assert result["reason"] == loop.STUCK and masked == [1] and result["restarts"] == 1
+    assert result["reason"].startswith(loop.STUCK) and masked == [1] and result["restarts"] == 1
 
 
 def test_each_rule_stops(ready):
@@ -496,7 +522,7 @@ def test_order_of_versions_by_the_chain_of_comparisons():
 
 
 def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_lacks(ready):
-    packed = trial.pack(ready, b"x = 1\n")
+    packed = trial.pack("verify", ready, b"x = 1\n")
     for what in ("verify", "measure"):
         with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
             trial.examine(what, packed, 60)
@@ -508,7 +534,7 @@ def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypat
     (tmp_path / "jsonschema.py").write_text("raise SystemExit('the one on PYTHONPATH')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(Refused, match="the one on PYTHONPATH"):
-        trial.examine("verify", trial.pack(ready, b"x = 1\n"), 60)
+        trial.examine("verify", trial.pack("verify", ready, b"x = 1\n"), 60)
 
 
 def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, tmp_path, monkeypatch):
@@ -563,3 +589,116 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     for number in range(1, 5):
         records.save(memory.empty(f"v{number}"))
     assert "2 of 5" in own.restart()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_was_forged_before_a_stop_is_put_back_before_anything_reads_it(ready, number):
+    forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.9/' {W}/memory/v0.json; kill -{number:d} $PPID; sleep 5"""
+    code = KILLED.format(
+        agent=forge, tools=str(BUNDLE / "tools"), tests=str(BUNDLE / "tests"), root=str(ready.root), place=""
+    )
+    code = code.replace("import os, sys", "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(143))")
+    record = (ready.memory / "v0.json").read_bytes()
+    assert subprocess.run([sys.executable, "-c", code]).returncode in (143, -9)
+    assert json.loads((ready.root / ".loop" / "status.json").read_text())["pid"]
+    result, _ = run(ready, "true", limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}), resume=True)
+    assert result["reason"] == "1 rounds are over" and (ready.memory / "v0.json").read_bytes() == record
+
+
+def test_somebodys_own_work_is_not_written_over(ready):
+    ready.kernel.write_text(ready.kernel.read_text() + "# mine\n")
+    with pytest.raises(UsageError, match="is not the accepted v0"):
+        run(ready, GOOD)
+    assert ready.kernel.read_text().endswith("# mine\n")
+    rounds.put_best_back(ready)
+    ready.plan("v1").write_text("a draft")
+    with pytest.raises(UsageError, match="the plan of a version that was not judged"):
+        run(ready, GOOD)
+    assert ready.plan("v1").read_text() == "a draft"
+
+
+def test_what_stands_in_rounds_and_in_a_candidates_files_is_the_loops_own(ready):
+    """One candidate overwrites the checked other, and adds a line to the rounds."""
+    rival = f"sleep 1; echo 'us = 1' > {W}/.loop/candidates/round1-0.py; echo '{{}}' >> {W}/.loop/rounds.jsonl; exit 1"
+    command = f"if [ $(basename $PWD) = round1-1 ]; then {rival}; fi; {agent(kernel(80))}"
+    _, lines = run(ready, command, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 2}))
+    assert outcomes(lines) == ["failed", "accepted", "stop"]
+    assert "us = 80" in ready.kernel.read_text()
+
+
+def test_a_candidate_whose_files_are_gone_costs_that_candidate_alone(ready):
+    machine = stand_in(ready)
+    clear = lambda: shutil.rmtree(ready.root / ".loop" / "candidates", ignore_errors=True)  # noqa: E731
+    made = loop.Loop(ready, agent(kernel(80)), LIMITS, machine, lambda _: None, GREEDY)
+    judge, made.judge_what_waits = made.judge_what_waits, lambda: (clear(), judge())
+    result = made.run()
+    lines = [json.loads(line) for line in made.noted.splitlines()]
+    assert outcomes(lines)[0] == "not judged" and "gone" in lines[0]["message"] and result["best"] == "v0"
+
+
+def test_an_accepted_version_is_noted_though_a_refused_plan_came_before_it(ready):
+    bad = PLAN.replace("One pass.", "One pass at 3.9 TB/s.")
+    command = f"if [ $(basename $PWD) = round1-0 ]; then {agent(kernel(60), plan=bad)} else {agent(kernel(50))} fi"
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 2, "refinements": 0})
+    made = loop.Loop(ready, command, limits, stand_in(ready), lambda _: None, GREEDY)
+    note = made.note
+
+    def dies(outcome, of, message):
+        if outcome == "accepted":
+            raise KeyboardInterrupt
+        note(outcome, of, message)
+
+    made.note = dies
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert "ended by KeyboardInterrupt" in json.loads((ready.root / ".loop" / "status.json").read_text())["now"]
+    _, lines = run(ready, command, limits=limits, resume=True)
+    assert [(line["of"], line["outcome"]) for line in lines] == [
+        ("round1-0", "refused plan"),
+        ("v1", "accepted"),
+        (None, "stop"),
+    ]
+
+
+def test_a_plan_that_stays_refused_takes_no_measurement(ready):
+    measured = []
+    machine = stand_in(ready)
+    machine = StandInMachine(machine.brief, lambda *_: ("PLAN", "no Risk"), measured.append, machine.restart)
+    _, lines = run(ready, agent(kernel(50)), machine, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == ["refined", "refused plan", "stop"] and measured == []
+
+
+def test_killed_in_a_partial_restart_it_still_tries_the_rounds_after_it(ready):
+    machine = stand_in(ready)
+
+    def dies():
+        raise KeyboardInterrupt
+
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1, "patience": 1})
+    with pytest.raises(KeyboardInterrupt):
+        run(ready, "true", StandInMachine(machine.brief, machine.check, machine.measure, dies), limits)
+    _, lines = run(ready, "true", limits=limits, resume=True)
+    assert outcomes(lines) == ["unchanged", "unchanged", "stop"]
+
+
+def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch):
+    """The process that verifies is stood in for by one that sleeps."""
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 304\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(trial.sys, "executable", str(sleeper))
+    executor = SimpleNamespace(slots=1, examine=trial.examine, stop=trial.end_all)
+    own = machine.Machine(ready, executor, 600, print)
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    plain = StandInMachine(stand_in(ready).brief, own.check, own.measure, own.restart, stop=own.stop)
+
+    def end():
+        while not running("304"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    start = time.monotonic()
+    threading.Thread(target=end).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(ready, agent(kernel(50)), plain, limits)
+    assert time.monotonic() - start < 10 and not running("304")

@@ -1,22 +1,24 @@
 """An agent's command, run on a brief in a git clone of its own: what it answered, and what it did besides.
 
 Whatever the command does has a name (OUTCOMES); nothing of it is taken but kernel.py and the plan. It runs with the user's
-rights, as every coding agent does; what it changes in the workspace itself is found, named and put back.
+rights, as every coding agent does; kept.py looks after the workspace itself.
 """
 
-import ast
 import contextlib
 import hashlib
+import io
 import os
-import shutil
 import signal
 import stat
 import subprocess
 import time
+import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import bundle, memory
+from .kept import remove, seen, unlock_git
 from .sandbox import Pump, Tail, kill_group
 from .workspace import IGNORED, Workspace, environment_without_git, run_git
 
@@ -30,13 +32,16 @@ OUTCOMES = (
     "no plan",
     "too large",
     "unchanged",
+    "refused plan",
     "tried before",
     "forbidden files",
     "no call left",
 )
 MARK = "KERNELOPT_DESK"  # in the environment of all that an agent starts
-KEPT_BYTES = 4 << 20  # a larger file of the workspace is compared by its size and time, and not put back
-OWN = (".git", ".loop", ".cache", "__pycache__")  # of the workspace's folder: what its tools change meanwhile
+HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors have temporary files of other names
+    f"{place}.????????"
+    for place in (".kernel.py", "plans/.v*_plan.md", "rejected/.v*_kernel*.py", ".loop/.*.json*", ".loop/candidates/.*")
+]
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Desk:
         if own == fingerprint(self.kernel.decode()):
             return "unchanged", "kernel.py is what it was, but for comments and layout"
         if own in tried:
-            return "tried before", "this kernel was judged already, but for comments and layout"
+            return "tried before", "this kernel was tried already, but for comments and layout"
         if not texts[PLAN]:
             return "no plan", f"it left no {PLAN}"
         return "answered", "a kernel and a plan"
@@ -123,50 +128,14 @@ class Desk:
             handle = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            return None
         with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                return None
             return file.read(MOST_BYTES[name] + 8).decode("utf-8", errors="replace")
 
 
 IGNORED_NAMES = (".git", *(name.rstrip("/") for name in IGNORED))
-
-
-def seen(root: Path, ignored: tuple[str, ...]) -> dict[str, bytes | str]:
-    """All that lies in a folder, by name: the bytes of plain files, a word for anything else; no link is followed.
-
-    ignored: names at the top; __pycache__ is left out everywhere.
-    """
-    found: dict[str, bytes | str] = {}
-    for folder, folders, files in os.walk(root):
-        top = Path(folder) == root
-        folders[:] = [name for name in folders if name != "__pycache__" and not (top and name in ignored)]
-        for name in (*folders, *files):
-            if not (top and name in ignored):
-                path = Path(folder, name)
-                with contextlib.suppress(OSError):  # gone again
-                    found[str(path.relative_to(root))] = content(path)
-        folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
-    return found
-
-
-def content(path: Path) -> bytes | str:
-    what = path.lstat()
-    if stat.S_ISDIR(what.st_mode):
-        return "folder"
-    if stat.S_ISLNK(what.st_mode):
-        return f"link to {path.readlink()}"
-    if not stat.S_ISREG(what.st_mode):
-        return "special"
-    return path.read_bytes() if what.st_size <= KEPT_BYTES else f"{what.st_size} bytes of {what.st_mtime_ns}"
-
-
-def remove(path: Path) -> None:
-    """A file, a link or a folder with all in it, or nothing."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def clear_desks(workspace: Workspace) -> None:
@@ -174,58 +143,9 @@ def clear_desks(workspace: Workspace) -> None:
     end_marked(workspace.root / ".loop" / "desks")
     remove(workspace.root / ".loop" / "desks")
     unlock_git(workspace)
-    for pattern in (".kernel.py.*", "plans/.v*_plan.md.*", "rejected/.v*_kernel*"):
+    for pattern in HALF_WRITTEN:
         for half_written in workspace.root.glob(pattern):
             half_written.unlink()
-
-
-def unlock_git(workspace: Workspace) -> None:
-    """Remove locks of git commands that are no more: nobody but us works on the workspace now."""
-    for lock in (workspace.root / ".git").glob("*.lock"):
-        lock.unlink()
-
-
-class Kept:
-    """The workspace as it was before agents worked: its commit, its git's settings and all files but what its tools change meanwhile."""
-
-    def __init__(self, workspace: Workspace):
-        self.workspace = workspace
-        self._head = workspace.git("rev-parse", "HEAD")
-        self._files = self._now()
-
-    def _now(self) -> dict[str, bytes | str]:
-        git = self.workspace.root / ".git"
-        settings = [git / name for name in ("HEAD", "config", "info", "info/attributes", "info/exclude")]
-        found = {f".git/{path.relative_to(git)}": content(path) for path in settings if os.path.lexists(path)}
-        return found | seen(self.workspace.root, OWN)
-
-    def put_back(self) -> list[str]:
-        """Restore what was changed or removed; what is new goes to .loop/taken. Returns what that was."""
-        root, now, meddled = self.workspace.root, self._now(), []
-        for name in sorted(now):
-            before = self._files.get(name)
-            two_texts = isinstance(before, bytes) and isinstance(now[name], bytes)  # written over below
-            if before != now[name] and not two_texts and self._put_aside(root / name):
-                meddled.append(name)
-        for name, before in self._files.items():
-            if isinstance(before, bytes) and now.get(name) != before:
-                bundle.write_bytes(root / name, before)
-                if name not in meddled:
-                    meddled.append(name)
-        unlock_git(self.workspace)
-        if run_git(root, "rev-parse", "HEAD").stdout.decode().strip() != self._head:
-            self.workspace.git("update-ref", "HEAD", self._head)
-            meddled.append("the history (HEAD)")
-        return meddled
-
-    def _put_aside(self, path: Path) -> bool:
-        """Move it into .loop/taken, links themselves and not what they lead to; False when it went with its folder already."""
-        if not os.path.lexists(path):
-            return False
-        taken = self.workspace.root / ".loop" / "taken"
-        taken.mkdir(parents=True, exist_ok=True)
-        path.rename(taken / f"{len(list(taken.iterdir()))}_{path.name}")
-        return True
 
 
 def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int | None, str, float]:
@@ -280,17 +200,22 @@ def fingerprint(kernel: str) -> str:
     """The same for two kernels that differ in comments, docstrings and layout alone; of text that Python cannot take apart, of the
     text."""
     try:
-        return hashlib.sha256(code_alone(kernel).encode()).hexdigest()
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return hashlib.sha256(kernel.strip().encode(errors="replace")).hexdigest()
+        words = "\n".join(code_alone(kernel))
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        words = kernel.strip()
+    return hashlib.sha256(words.encode(errors="replace")).hexdigest()
 
 
-def code_alone(kernel: str) -> str:
-    tree = ast.parse(kernel)
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node, clean=False) is not None
-        ):
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.dump(tree)
+def code_alone(kernel: str) -> Iterator[str]:
+    """The words of a Python text, without statements that are a string alone. By tokens: a tree of an agent's text may take
+    gigabytes."""
+    statement: list[tokenize.TokenInfo] = []
+    for word in tokenize.generate_tokens(io.StringIO(kernel).readline):
+        if word.type in (tokenize.INDENT, tokenize.DEDENT):
+            yield tokenize.tok_name[word.type]
+        elif word.type in (tokenize.NEWLINE, tokenize.ENDMARKER):
+            if [part.type for part in statement] != [tokenize.STRING]:
+                yield " ".join(part.string for part in statement)
+            statement = []
+        elif word.type not in (tokenize.COMMENT, tokenize.NL):
+            statement.append(word)

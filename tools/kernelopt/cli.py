@@ -1,6 +1,7 @@
 """The command line that all tools share: parsing, output, exit codes."""
 
 import argparse
+import contextlib
 import importlib.util
 import math
 import os
@@ -129,7 +130,8 @@ def path(text: str) -> Path:
 
 def say(message: str) -> None:
     """Progress and messages go to stderr; stdout belongs to the result."""
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more; the work goes on
+        print(message, file=sys.stderr, flush=True)
 
 
 def emit(result: dict, as_json: bool, lines: list[str]) -> None:
@@ -149,7 +151,8 @@ def run(main: Callable[[], int]) -> None:
     """Run a tool's `main` and leave with its exit code; errors become one sentence on stderr."""
     name = Path(sys.argv[0]).name
     for ending in (signal.SIGTERM, signal.SIGHUP):  # so that children and scratch files are cleaned up
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
+            signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
             continue_in_bundle_environment()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import bundle, gpu, rounds, trial
-from .errors import EnvironmentLacks, Refused
+from .errors import EnvironmentLacks, Refused, ToolError
 from .workspace import Workspace
 
 SHIPPED = {"tools", "reference", "gpu-wiki"}  # what a trial needs of the bundle
@@ -32,6 +32,9 @@ class Local:
             return trial.examine(what, packed, timeout_s, self.cache, uuid)
         finally:
             self._free.put(uuid)
+
+    def stop(self) -> None:
+        trial.end_all()
 
 
 class Ray:
@@ -67,6 +70,12 @@ class Ray:
         """trial.examine as a task, on one GPU of the cluster."""
         return self._get(self._task.remote(what, packed, timeout_s))
 
+    def stop(self) -> None:
+        """Leave the cluster, which ends the tasks."""
+        import ray
+
+        ray.shutdown()
+
 
 def bring_a_token() -> None:
     """A token for a cluster of this process alone where the user has none: Ray would write one to ~/.ray."""
@@ -82,9 +91,15 @@ def measured(executor, workspace: Workspace, kernels: list[bytes], timeout_s: fl
 
     def one(kernel: bytes):
         try:
-            return executor.examine("measure", trial.pack(workspace, kernel), timeout_s)
-        except Refused as refused:
-            return refused
+            return executor.examine("measure", trial.pack("measure", workspace, kernel), timeout_s)
+        except EnvironmentLacks:
+            raise
+        except ToolError as error:
+            return Refused(str(error))
 
     with ThreadPoolExecutor(executor.slots) as pool:
-        return list(pool.map(one, kernels))
+        try:
+            return list(pool.map(one, kernels))
+        except (KeyboardInterrupt, SystemExit):  # told to stop: the pool would wait for the measurements
+            executor.stop()
+            raise

@@ -6,15 +6,16 @@ point it goes on from there: what was accepted is in the records, and a candidat
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from . import agents, bundle, gate, memory, metrics, profile_report, rounds
+from . import agents, bundle, gate, kept, memory, metrics, profile_report, rounds
 from .errors import Refused, UsageError
 from .strategies import Beam, Greedy
 from .workspace import Workspace, digest
@@ -55,7 +56,8 @@ class Limits:
 class Machine(Protocol):
     """What needs a GPU (machine.Machine). brief: (version to start from, number of the candidate in its round) -> text, each with another direction.
     check: the files of a kernel and its plan -> (status, message). measure: kernels -> evidence of each against the best version,
-    or why there is none, `slots` of them side by side. restart: a partial restart, or None when nothing can be masked."""
+    or why there is none, `slots` of them side by side. restart: a partial restart, or None when nothing can be masked. stop: end
+    the verifications that run."""
 
     slots: int
 
@@ -63,6 +65,7 @@ class Machine(Protocol):
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]: ...
     def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]: ...
     def restart(self) -> str | None: ...
+    def stop(self) -> None: ...
 
 
 class Loop:
@@ -83,6 +86,8 @@ class Loop:
         self.records = memory.Memory(workspace)
         self.state = State()
         self.stopped: str | None = None
+        self.stopping = threading.Event()
+        self.noted = ""  # all of rounds.jsonl
         self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
@@ -91,24 +96,47 @@ class Loop:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
-        kept = self.folder / "state.json"
-        if kept.exists() and not resume:
-            raise UsageError(f"{kept} is of a run that did not end; go on with --resume, or remove it")
-        self.folder.mkdir(exist_ok=True)
-        agents.clear_desks(self.workspace)
+        saved = self.folder / "state.json"
+        if saved.exists() and not resume:
+            raise UsageError(f"{saved} is of a run that did not end; go on with --resume, or remove it")
+        self.reclaim()
         rounds.forget_unrecorded_commit(self.workspace)
         bundle.write_text(self.folder / ".gitignore", "*\n")
-        if kept.exists():
-            self.state = read_state(kept)
+        if saved.exists():
+            self.state = read_state(saved)
         elif resume:
             self.say("no run is unfinished here: this one begins anew")
+        if self.state.waiting:
+            rounds.put_best_back(self.workspace)  # it may have been killed with a candidate in its place
+        else:
+            check_untouched(self.workspace, self.records)
         recorded = {agents.fingerprint(text) for text in kernels(self.workspace, self.records)}
         self.state.tried += sorted(recorded - {*self.state.tried})
         self._since = time.monotonic() - self.state.spent_s
 
+    def reclaim(self) -> None:
+        """What a run that was killed has left is ended, put back and cleared away; the loop's folders are folders."""
+        for folder in (self.folder, self.folder / "candidates"):
+            kept.real_folder(folder)
+        agents.clear_desks(self.workspace)
+        if (before := kept.Kept.left(self.workspace)) and (meddled := before.put_back()):
+            self.say(
+                f"changed while agents worked, and put back: {', '.join(meddled[:5])}; see {self.folder / 'taken'}"
+            )
+        path = self.file("rounds.jsonl")
+        self.noted = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
     def run(self, resume: bool = False) -> dict:
         """{reason, met, best, rounds, …} when a rule says stop."""
         self.begin(resume)
+        try:
+            return self.until_a_rule_stops()
+        except BaseException as error:
+            self.stopped = f"ended by {type(error).__name__}: {error}"
+            self.tell()  # and the state stays as it was before the step that was not done
+            raise
+
+    def until_a_rule_stops(self) -> dict:
         if self.state.waiting:
             self.judge_what_waits()
         while True:
@@ -116,6 +144,10 @@ class Loop:
             reason = stop_reason(self.state, self.limits, self.workspace.task()["targets"], self.records.best())
             if reason == STUCK and self.restarted():
                 continue
+            if reason == STUCK:
+                reason = (
+                    f"{STUCK} in the last {self.state.without_gain} rounds, and no partial restart is left or possible"
+                )
             if reason:
                 return self.ended(reason)
             self.round()
@@ -124,13 +156,13 @@ class Loop:
         """A partial restart, while the limits and the records allow one."""
         if self.state.restarts >= self.limits.restarts:
             return False
-        self.state.restarts += 1
+        stuck = self.state
+        self.state = replace(stuck, restarts=stuck.restarts + 1, without_gain=0)
         self.save()  # first: killed after the masking, it must not mask a second half
         said = self.machine.restart()
         if said is None:
-            self.state.restarts -= 1
+            self.state = stuck
             return False
-        self.state.without_gain = 0
         self.note("restart", None, said)
         self.save()
         return True
@@ -142,22 +174,29 @@ class Loop:
         self.save()
         calls_left = self.limits.agent_calls - self.state.agent_calls
         starts = self.strategy.starts(self.records, min(self.limits.candidates, calls_left))
+        kernels = [self.kernel_of(version) for version in starts]
+        starts = [
+            version if text else self.records.best()["version"] for version, text in zip(starts, kernels, strict=True)
+        ]
         briefs = [self.machine.brief(version, number) for number, version in enumerate(starts)]
-        kernels = [rounds.kernel_of(self.workspace, self.records.read(version)) for version in starts]
         names = [f"round{self.state.rounds}-{number}" for number in range(len(starts))]
         with contextlib.ExitStack() as stack:
             desks = [
-                stack.enter_context(agents.Desk(self.workspace, name, kernel))
+                stack.enter_context(agents.Desk(self.workspace, name, kernel or self.workspace.kernel.read_bytes()))
                 for name, kernel in zip(names, kernels, strict=True)
             ]
-            kept = agents.Kept(self.workspace)
-            with ThreadPoolExecutor(len(desks)) as pool:
-                try:
-                    answers = list(pool.map(self.answered, desks, briefs))
-                except BaseException:  # told to stop: the pool would wait for the agents
-                    agents.end_marked(self.folder / "desks")
-                    raise
-            meddled = kept.put_back()
+            before = kept.Kept.of(self.workspace)
+            try:
+                with ThreadPoolExecutor(len(desks)) as pool:
+                    try:
+                        answers = list(pool.map(self.answered, desks, briefs))
+                    except BaseException:  # told to stop: the pool would wait for agents and verifications
+                        self.stopping.set()
+                        agents.end_marked(self.folder / "desks")
+                        self.machine.stop()
+                        raise
+            finally:
+                meddled = before.put_back()
         if meddled:
             answers = [refused(meddled)] * len(answers)
         for name, answer in zip(names, answers, strict=True):
@@ -165,13 +204,20 @@ class Loop:
         self.save()
         self.judge_what_waits()
 
+    def kernel_of(self, version: str) -> bytes | None:
+        """None where somebody has cleared rejected/ away."""
+        try:
+            return rounds.kernel_of(self.workspace, self.records.read(version))
+        except UsageError:
+            return None
+
     def answered(self, desk: agents.Desk, brief: str) -> agents.Answer:
         """The agent's answer, handed back with the verifier's words until it is right or the refinements are used up."""
         tried = set(self.state.tried)
         answer = agents.Answer("no call left", "the calls of the agent were used up")
         for attempt in range(1 + self.limits.refinements):
             with self._lock:
-                if self.state.agent_calls >= self.limits.agent_calls:
+                if self.stopping.is_set() or self.state.agent_calls >= self.limits.agent_calls:
                     return answer
                 self.state.agent_calls += 1
                 self.say(f"{desk.name}: asking the agent, call {self.state.agent_calls}")
@@ -180,8 +226,10 @@ class Loop:
             if answer.outcome != "answered":
                 return answer
             status, message = self.machine.check(*self.put_down(desk.name, answer))
-            if status == "OK" or attempt == self.limits.refinements:
+            if status == "OK":
                 return answer
+            if attempt == self.limits.refinements:
+                return replace(answer, outcome="refused plan", message=message) if status == "PLAN" else answer
             self.note("refined", desk.name, message)
             if status not in ("PLAN", "CRASH"):  # the kernel itself is wrong: it may not come back as it is
                 tried.add(agents.fingerprint(answer.kernel))
@@ -201,13 +249,14 @@ class Loop:
         return max(1.0, min(self.limits.agent_timeout_s, left))
 
     def take(self, name: str, answer: agents.Answer) -> None:
-        """Let a candidate, whose files are put down, wait for the gate; or say why it is none."""
+        """Let a candidate wait for the gate; or say why it is none."""
         outcome, message = answer.outcome, answer.message
         if outcome == "answered" and agents.fingerprint(answer.kernel) in self.state.tried:
             outcome, message = "tried before", "another candidate of this round is the same"
         if outcome != "answered":
             self.note(outcome, name, message)
             return
+        self.put_down(name, answer)  # once more: another agent of the round may have been at the files
         self.state.tried.append(agents.fingerprint(answer.kernel))
         self.state.waiting.append(name)
 
@@ -216,6 +265,8 @@ class Loop:
         was the best when it was measured, and is no longer, is measured again."""
         while self.state.waiting:
             if self.recorded():
+                continue
+            if self.lost():
                 continue
             batch = self.state.waiting[: self.machine.slots]
             self.say(f"measuring {', '.join(batch)} against {self.records.best()['version']}")
@@ -237,6 +288,14 @@ class Loop:
             self.settled(version, result == "PASS", "recorded before the stop", noted=noted)
         return bool(result)
 
+    def lost(self) -> bool:
+        """Is the first of those that wait gone from the disk? Then that is taken note of."""
+        name = self.state.waiting[0]
+        gone = not all((self.folder / "candidates" / f"{name}{ending}").is_file() for ending in (".py", ".md"))
+        if gone:
+            self.settled(name, False, "its files are gone from .loop/candidates", outcome="not judged")
+        return gone
+
     def settle(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
         """Make a candidate the next version, accepted or not; was it accepted?"""
         version = self.state.version or self.records.next_version()  # a stop may have left its record without a verdict
@@ -244,7 +303,8 @@ class Loop:
         self.state.version = version
         self.save()
         if isinstance(evidence, Refused):
-            return self.settled(name, False, f"not judged: {evidence}", outcome="not judged")
+            rounds.put_best_back(self.workspace)
+            return self.settled(name, False, str(evidence), outcome="not judged")
         candidate = self.folder / "candidates" / name
         bundle.write_bytes(self.workspace.kernel, candidate.with_suffix(".py").read_bytes())
         bundle.write_bytes(self.workspace.plan(version), candidate.with_suffix(".md").read_bytes())
@@ -252,8 +312,10 @@ class Loop:
             plan = rounds.check_ready(self.workspace, version)
         except (UsageError, Refused) as error:
             rounds.put_best_back(self.workspace)  # the plan says nothing, a figure is not cited, the kernel is the best
-            self.state.tried.remove(agents.fingerprint(candidate.with_suffix(".py").read_text(encoding="utf-8")))
-            return self.settled(version, False, f"not judged: {error}", outcome="refused plan")
+            own = agents.fingerprint(candidate.with_suffix(".py").read_bytes().decode())
+            self.state.tried = [other for other in self.state.tried if other != own]
+            self.workspace.plan(version).unlink()  # it stays under .loop/candidates
+            return self.settled(name, False, str(error), outcome="refused plan")
         diagnosis = profile_report.evidence_for_round(self.workspace, version)
         result = rounds.settle(self.workspace, version, plan, evidence, diagnosis)
         slower = slowdown(result)
@@ -273,10 +335,8 @@ class Loop:
 
     def last_noted(self) -> str | None:
         """What the last line of rounds.jsonl is of."""
-        path = self.file("rounds.jsonl")
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         try:
-            return json.loads(lines[-1])["of"] if lines else None
+            return json.loads(self.noted.splitlines()[-1])["of"] if self.noted else None
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -285,21 +345,22 @@ class Loop:
         # an agent's words, and maybe commands to a terminal
         message = "".join(letter if letter.isprintable() else " " for letter in message)
         line = {"at": memory.now(), "round": self.state.rounds, "of": of, "outcome": outcome, "message": message[:500]}
-        with open(self.file("rounds.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        half_a_line = bool(self.noted) and not self.noted.endswith("\n")
+        self.noted += "\n" * half_a_line + json.dumps(line) + "\n"
+        bundle.write_text(self.file("rounds.jsonl"), self.noted)  # whole: an agent may have been at it
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
 
     def file(self, name: str) -> Path:
         """A file of the loop's own; what an agent may have put in its place is removed."""
         path = self.folder / name
-        self.folder.mkdir(exist_ok=True)
+        kept.real_folder(self.folder)
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            agents.remove(path)
+            kept.remove(path)
         return path
 
     def now(self) -> str:
         if self.stopped:
-            return f"stopped: {self.stopped}"
+            return self.stopped
         if self.state.waiting:
             return f"round {self.state.rounds}: judging {', '.join(self.state.waiting)}"
         return f"round {self.state.rounds}: asking the agent" if self.state.rounds else "beginning"
@@ -307,11 +368,17 @@ class Loop:
     def save(self) -> None:
         self.state.spent_s = time.monotonic() - self._since
         bundle.write_json(self.file("state.json"), asdict(self.state))
+        self.tell()
+
+    def tell(self) -> None:
+        """status.json, for whoever wants to know."""
         best = self.records.best()
         bundle.write_json(
             self.file("status.json"),
             {
                 "now": self.now(),
+                "at": memory.now(),
+                "pid": os.getpid(),
                 "best": best["version"],
                 "best_latency_us": best["performance"]["latency_us"],
                 "rounds": self.state.rounds,
@@ -330,7 +397,7 @@ class Loop:
         best = self.records.best()
         if digest(self.workspace.kernel) != best["kernel_sha256"]:
             rounds.put_best_back(self.workspace)
-        self.stopped = reason
+        self.stopped = f"stopped: {reason}"
         self.note("stop", None, reason)
         self.save()
         return {
@@ -348,7 +415,7 @@ class Loop:
 STUCK = "no accepted gain"
 REFINE = """
 
-## Your kernel is not right yet
+## {file} is not right yet
 
 The verifier says {status}: {message}
 
@@ -359,9 +426,26 @@ Mend {file} in this folder, and leave both kernel.py and plan.md there.
 def read_state(path: Path) -> State:
     """UsageError when the file holds something else."""
     try:
-        return State(**bundle.read_json(path))
+        state = State(**bundle.read_json(path))
+        texts = isinstance(state.version, str | None) and all(isinstance(x, str) for x in state.waiting + state.tried)
+        numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
+        if texts and all(isinstance(number, int | float) for number in numbers):
+            return state
     except (TypeError, OSError):
-        raise UsageError(f"{path} is no state of a run; remove it to begin anew") from None
+        pass
+    raise UsageError(f"{path} is no state of a run; remove it to begin anew")
+
+
+def check_untouched(workspace: Workspace, records: memory.Memory) -> None:
+    """UsageError where somebody's own work would be written over: an edit of kernel.py, or a plan of the next version."""
+    best, plan = records.best(), workspace.plan(records.next_version())
+    if not workspace.kernel.is_file() or digest(workspace.kernel) != best["kernel_sha256"]:
+        raise UsageError(
+            f"kernel.py is not the accepted {best['version']}; let run_gate.py judge it, or put it back: "
+            f"git -C {workspace.root} checkout -- kernel.py"
+        )
+    if plan.exists():
+        raise UsageError(f"{plan} is the plan of a version that was not judged; judge it or move it away")
 
 
 def kernels(workspace: Workspace, records: memory.Memory) -> Iterator[str]:

@@ -85,7 +85,7 @@ class Machine:
             _, first = problems[0]
             return "PLAN", f"plan.md, line {first.line}: {first.message}"
         try:
-            packed = trial.pack(self.workspace, kernel.read_bytes())
+            packed = trial.pack("verify", self.workspace, kernel.read_bytes())
             found = self.executor.examine("verify", packed, self.timeout_s)
         except EnvironmentLacks:
             raise
@@ -103,6 +103,10 @@ class Machine:
             return restart.described(restart.begin(self.workspace, restart.random_seed()))
         except Refused:
             return None
+
+    def stop(self) -> None:
+        """End what the executor runs."""
+        self.executor.stop()
 
     def final(self) -> dict[str, dict]:
         """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}.

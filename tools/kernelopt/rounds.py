@@ -122,7 +122,7 @@ def plan_fields(path: Path) -> dict:
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text") from None
     sections = plan_sections(text)
-    plan = {field: " ".join(sections.get(title, "").split()) for field, title in PLAN_FIELDS.items()}
+    plan = {field: in_a_line(sections.get(title, "")) for field, title in PLAN_FIELDS.items()}
     for field, title in PLAN_FIELDS.items():
         if not plan[field]:
             raise UsageError(f"{path}: '## {title}' is missing or empty")
@@ -130,6 +130,11 @@ def plan_fields(path: Path) -> dict:
         if "TBD" in body:
             raise UsageError(f"{path}: '## {title}' still holds a TBD")
     return plan
+
+
+def in_a_line(text: str) -> str:
+    """Without what a terminal would take for a command."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def plan_sections(text: str) -> dict[str, str]:
@@ -240,6 +245,11 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
     check_oracle(workspace)
     decision = gate.decide(evidence.verify, evidence.utilization, evidence.comparisons)
     records = memory.Memory(workspace)
+    best = records.best()
+    if decision["accepted"] and evidence.against != (best["version"] if best else None):
+        raise UsageError(
+            "the best version is another one than when this was measured; nothing is recorded, run it again"
+        )
     if version not in records.versions():
         records.create(version)
     with records.editing(version) as record:

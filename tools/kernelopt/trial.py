@@ -7,6 +7,7 @@ a verification, the fields of rounds.Evidence of a measurement, or {error, messa
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -18,14 +19,18 @@ from . import bundle, errors, rounds, subject, verify
 from .sandbox import Sandbox
 from .workspace import Workspace
 
-PACKED = ("README.md", "reference.py", ".git", "memory")  # what rounds.measure reads, besides kernel.py
+PACKED = {  # what it takes of a workspace, besides kernel.py; agents may be at its git while others verify
+    "verify": ("README.md", "reference.py"),
+    "measure": ("README.md", "reference.py", ".git", "memory"),
+}
+RUNNING: set[subprocess.Popen] = set()
 
 
-def pack(workspace: Workspace, kernel: bytes) -> bytes:
-    """A tar archive of what it takes to judge `kernel` in this workspace."""
+def pack(what: str, workspace: Workspace, kernel: bytes) -> bytes:
+    """A tar archive of what it takes to "verify" or "measure" `kernel` in this workspace."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name in PACKED:
+        for name in PACKED[what]:
             archive.add(workspace.root / name, name)
         entry = tarfile.TarInfo("kernel.py")
         entry.size = len(kernel)
@@ -45,15 +50,27 @@ def examine(
     environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
-    done = subprocess.run(command, input=packed, env=environment, capture_output=True)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        RUNNING.add(process)
+        try:
+            out, said = process.communicate(packed)
+        finally:
+            RUNNING.discard(process)
     try:
-        answer = bundle.loads(done.stdout.decode())
+        answer = bundle.loads(out.decode())
     except ValueError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise errors.Refused(f"the process that judged the kernel died, exit {done.returncode}: {said[0]}") from None
+        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise errors.Refused(f"the process that judged the kernel died, exit {process.returncode}: {last[0]}") from None
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"])
     return rounds.Evidence(**answer) if what == "measure" else answer
+
+
+def end_all() -> None:
+    """End the processes of all examinations that run now; each is Refused."""
+    for process in list(RUNNING):
+        process.terminate()
 
 
 def main(what: str, timeout_s: float, cache: Path | None) -> dict:
@@ -77,6 +94,7 @@ def verified(workspace: Workspace, timeout_s: float) -> dict:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that scratch files are cleaned up
     try:
         result = main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3] else None)
     except errors.ToolError as error:

@@ -106,8 +106,7 @@ class Workspace:
     @contextlib.contextmanager
     def locked(self):
         """Only one gate at a time works on a workspace; EnvironmentLacks for the second."""
-        self.cache.mkdir(exist_ok=True)
-        with open(self.cache / "lock", "w") as file:
+        with open(self.root / ".git" / "kernelopt-lock", "w") as file:  # not in a folder that people clear
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
