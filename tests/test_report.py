@@ -829,3 +829,18 @@ def test_only_a_report_is_replaced(session, name):
 def test_what_remains_of_an_edited_kernel_is_not_nothing(session):
     session.kernel.write_text(session.kernel.read_text() + "# edited\n")
     assert "no target is open" not in run_tool("render_report.py", session.root, "--markdown").stdout
+
+
+def test_what_became_no_version_of_an_unattended_run_is_told(ready, run_here):
+    (ready.root / ".loop").mkdir()
+    lines = [
+        {"at": "2026-11-22T01:00:00Z", "round": 1, "of": "round1-0", "outcome": "timed out", "message": HOSTILE},
+        {"at": "2026-11-22T01:01:00Z", "round": 1, "of": "v1", "outcome": "accepted", "message": "FASTER"},
+        {"at": "2026-11-22T01:02:00Z", "round": 1, "of": None, "outcome": "stop", "message": "1 rounds are over"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + "{\n"
+    (ready.root / ".loop" / "rounds.jsonl").write_text(text)
+    page = run_here("render_report.py", ready.root, "--markdown").stdout
+    part = page.split("## Unattended rounds")[1].split("\n## ")[0]
+    assert "Stopped: 1 rounds are over." in part and "1 timed out" in part and "FASTER" not in part
+    assert "rounds.jsonl:4 is no line of a round" in page

@@ -1,5 +1,6 @@
 """What holds for every command: help at once, no heavy import, any folder, any link, one sentence for an error."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -195,3 +196,17 @@ def test_flops_may_be_written_as_people_write_them():
     found = tool_json("compute_utilization.py", *options, "--flops", "1.5e9")
     assert found["arithmetic_intensity"] == 15.0
     assert run_tool("compute_utilization.py", *options, "--flops", "1.5").returncode == 2
+
+
+def test_a_run_that_nobody_watches_goes_on():
+    """Under nohup a hang-up is ignored; messages that nobody reads end nothing."""
+    code = (
+        "import os, signal, sys\nsys.path.insert(0, 'tools')\nfrom kernelopt import cli\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "def main():\n    os.kill(os.getpid(), signal.SIGHUP)\n    cli.say('x' * 100000)\n    return 0\ncli.run(main)"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], cwd=BUNDLE, stderr=write)
+    os.close(write)
+    assert done.returncode == 0

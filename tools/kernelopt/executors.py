@@ -3,6 +3,7 @@
 import os
 import queue
 import secrets
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,8 +99,12 @@ def measured(executor, workspace: Workspace, kernels: list[bytes], timeout_s: fl
             return Refused(str(error))
 
     with ThreadPoolExecutor(executor.slots) as pool:
+        asked = [pool.submit(one, kernel) for kernel in kernels]
         try:
-            return list(pool.map(one, kernels))
+            return [future.result() for future in asked]
         except (KeyboardInterrupt, SystemExit):  # told to stop: the pool would wait for the measurements
-            executor.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in asked):
+                executor.stop()
+                time.sleep(0.05)
             raise

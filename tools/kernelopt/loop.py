@@ -188,12 +188,15 @@ class Loop:
             before = kept.Kept.of(self.workspace)
             try:
                 with ThreadPoolExecutor(len(desks)) as pool:
+                    asked = [pool.submit(self.answered, *one) for one in zip(desks, briefs, strict=True)]
                     try:
-                        answers = list(pool.map(self.answered, desks, briefs))
+                        answers = [future.result() for future in asked]
                     except BaseException:  # told to stop: the pool would wait for agents and verifications
                         self.stopping.set()
-                        agents.end_marked(self.folder / "desks")
-                        self.machine.stop()
+                        while not all(future.done() for future in asked):
+                            agents.end_marked(self.folder / "desks")
+                            self.machine.stop()
+                            time.sleep(0.05)
                         raise
             finally:
                 meddled = before.put_back()

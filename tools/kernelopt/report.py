@@ -7,6 +7,7 @@ recorded, but for the products and differences that say so.
 import difflib
 import itertools
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from . import gate, plots, profile_analysis, profile_report
@@ -25,6 +26,8 @@ LESSONS = "lessons.md"  # what a person or an agent wrote about the session, bes
 UNKNOWN = "UNKNOWN"
 NOT_RECORDED = "not recorded"
 NOT_PROFILED = "not profiled"
+RECORDED = ("accepted", "rejected", "diverged", "stop")  # lines of an unattended run that stand elsewhere in the report
+MOST_LINES = 40  # of the others, the latest
 KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
 
 
@@ -201,6 +204,7 @@ def page(session: Session, has_lessons: bool = False) -> Page:
         task["dtype"],
         (task["shapes"] or {}).get("default"),
     )
+    by_itself = [Section("Unattended rounds", list(unattended(session)))] if session.unattended else []
     return Page(
         session.name,
         " · ".join(part for part in asked if part),
@@ -209,6 +213,7 @@ def page(session: Session, has_lessons: bool = False) -> Page:
             Section("Task", list(asked_for(session))),
             Section("Plots", list(figures(session))),
             Section("Rounds", list(all_rounds(session))),
+            *by_itself,
             Section("What remains", list(remains(session))),
             Section("Hardware values", list(hardware(session))),
             Section("Environment", list(environment(session))),
@@ -451,6 +456,25 @@ def all_rounds(session: Session) -> Iterator:
     for record in session.visible:
         title = f"{record['version']}: {record['optimization']['action_category'] or NOT_RECORDED}, {verdict(record)}"
         yield Fold(title, list(one_round(session, record)), anchor=record["version"])
+
+
+def unattended(session: Session) -> Iterator:
+    """How optimize_kernel.py stopped, and the answers of its agent that became no version."""
+    last = session.unattended[-1]
+    yield Text(
+        f"Stopped: {last['message']}."
+        if last["outcome"] == "stop"
+        else f"No stop is noted; the last line: {last['message']}",
+        "note",
+    )
+    became_none = [line for line in session.unattended if line["outcome"] not in RECORDED]
+    if became_none:
+        counts = Counter(line["outcome"] for line in became_none)
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        yield Text(f"Besides the versions above: {told}.")
+        head = ("when", "round", "candidate", "outcome", "message")
+        rows = [tuple(line[name] for name in ("at", "round", "of", "outcome", "message")) for line in became_none]
+        yield Table(head, rows[-MOST_LINES:])
 
 
 def round_row(session: Session, record: dict) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from . import profile_analysis, profile_report, rounds
+from . import bundle, profile_analysis, profile_report, rounds
 from .errors import Refused, ToolError, UsageError
 from .memory import Memory
 from .roofline import Roof, roof_for
@@ -19,7 +19,8 @@ class Session:
 
     records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
     by version, where a file with the recorded SHA-256 was found. plans: the Evidence table of each version's plan, where
-    there is one. profiles: by version, of unmasked ones. found: the analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
+    there is one. unattended: the lines of
+    optimize_kernel.py's rounds.jsonl, {at, round, of, outcome, message}. profiles: by version, of unmasked ones. found: the analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Session:
     kernel_is_best: bool
     sources: dict[str, str]
     plans: dict[str, list[list[str]]]
+    unattended: list[dict]
     profiles: dict[str, dict]
     found: dict | None
     roof: Roof | None
@@ -66,6 +68,7 @@ def gather(workspace: Workspace) -> Session:
         kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best["kernel_sha256"],
         sources={version: source for version, source in sources if source is not None},
         plans={r["version"]: rows for r in visible if (rows := plan_evidence(workspace, r["version"]))},
+        unattended=unattended(workspace, gaps),
         profiles={version: profile for version, (profile, _) in profiles.items()},
         found=profiles[best["version"]][1] if best and best["version"] in profiles else None,
         roof=roof_found,
@@ -78,6 +81,21 @@ def heading(workspace: Workspace) -> str:
     """The first heading of the workspace's README, else the folder's name."""
     found = re.search(r"^# (.+)$", workspace.readme.read_text(encoding="utf-8"), re.MULTILINE)
     return found[1].strip() if found else workspace.root.name
+
+
+def unattended(workspace: Workspace, gaps: list[str]) -> list[dict]:
+    """What optimize_kernel.py noted of its rounds, over all runs; lines that are none are named in `gaps`."""
+    path = workspace.root / ".loop" / "rounds.jsonl"
+    found = []
+    for number, text in enumerate(
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    ):
+        try:
+            line = bundle.loads(text)
+            found.append({name: str(line[name]) for name in ("at", "round", "of", "outcome", "message")})
+        except (ValueError, KeyError, TypeError, RecursionError):
+            gaps.append(f"{path}:{number + 1} is no line of a round")
+    return found
 
 
 def plan_evidence(workspace: Workspace, version: str) -> list[list[str]]:
