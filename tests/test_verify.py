@@ -172,7 +172,7 @@ def product(a, b, c):
     at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)).to(c.dtype.element_ty))
 def kernel_function(a, b):
-    if a.shape != (16, 16) or not (a.is_contiguous() and b.is_contiguous()): raise ValueError("16 x 16 only")
+    if a.shape != (16, 16) or b.shape != (16, 16) or not (a.is_contiguous() and b.is_contiguous()): raise ValueError("16 x 16 only")
     c = torch.empty_like(a)
     product[(1,)](a, b, c)
     return c

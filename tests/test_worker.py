@@ -69,7 +69,13 @@ def test_sizes_change_in_the_dimensions_that_hang_together(tmp_path):
     assert sizes_of(found["block - 1"]) == {(0, 0, 127), (0, 1, 31), (1, 0, 31), (1, 1, 15)}
     assert sizes_of(found["block + 1"]) == {(0, 0, 129), (0, 1, 33), (1, 0, 33), (1, 1, 17)}
     assert sizes_of(found["primes just below"]) == {(0, 0, 293), (0, 1, 61), (1, 0, 61), (1, 1, 19)}
-    assert {"transposed inputs", "first input transposed", "misaligned inputs"} <= set(found)
+    assert {
+        "transposed inputs",
+        "input 0 transposed",
+        "input 1 transposed",
+        "padded inputs",
+        "misaligned inputs",
+    } <= set(found)
     assert "outer dimensions swapped" not in found
 
 
@@ -83,14 +89,17 @@ def test_equal_sizes_change_together_unless_the_reference_refuses(tmp_path):
     assert [sizes_of(variant) for name, variant in found.items() if "-> 1" in name] == [{(0, 0, 1)}]
 
 
-def test_a_size_that_the_reference_or_an_index_needs_stays(tmp_path):
+def test_a_size_that_the_reference_needs_stays_and_indices_stay_within_theirs(tmp_path):
     linear = PRODUCT.replace("def forward(self, a, b): return a @ b", "def forward(self, a, b): return a @ W @ b")
     linear = linear.replace("import torch", "import torch\nW = torch.ones(64, 64)", 1)
     changed = {change[:2] for variant in found_variants(tmp_path, linear).values() for change in sizes_of(variant)}
     assert changed == {(0, 0), (1, 1)}
     index = PRODUCT.replace("return a @ b", "return a[b]").replace("torch.randn(64, 20)", "torch.arange(299, 20, -1)")
     changed = {change[:2] for variant in found_variants(tmp_path, index).values() for change in sizes_of(variant)}
-    assert changed == {(0, 1), (1, 0)}  # the 300 rows that are indexed stay
+    assert changed == {(0, 0), (0, 1), (1, 0)}
+    case = problem.Case([torch.zeros(300, 64), torch.tensor([299, 127, 5, -100])], [], {}, None)
+    assert variants.of_case(case, variants.variant("small", [[0, 0, 127]])).inputs[1].tolist() == [55, 5, 5, -100]
+    assert variants.of_case(case, variants.variant("small", [[0, 1, 61]])).inputs[1].tolist() == [299, 127, 5, -100]
 
 
 def test_rows_with_an_index_each_change_however_large_they_are_together(tmp_path):
@@ -100,7 +109,7 @@ def test_rows_with_an_index_each_change_however_large_they_are_together(tmp_path
     )
     losses += "def get_inputs(): return [torch.zeros(9000, 2000), torch.full((9000,), 1999)]\n"  # 72 MB
     found = found_variants(tmp_path, losses)
-    assert sizes_of(found["prime sizes"]) == {(0, 0, 127), (1, 0, 127)}  # all 2000 classes stay
+    assert sizes_of(found["prime sizes"]) == {(0, 0, 127), (1, 0, 127), (0, 1, 127)}
     assert sizes_of(found["9000 -> 1 (input 0, dimension 0)"]) == {(0, 0, 1), (1, 0, 1)}
 
 
@@ -160,3 +169,34 @@ def test_a_span_reaches_over_streams_and_pauses_and_busy_time_counts_neither():
     kernels = [{"start_us": 10.0, "us": 5.0}, {"start_us": 12.0, "us": 9.0}, {"start_us": 100.0, "us": 1.0}]
     assert (intervals.span_us(kernels), intervals.busy_us(kernels)) == (91.0, 12.0)
     assert (intervals.span_us([]), intervals.busy_us([])) == (0.0, 0.0)
+
+
+def test_sizes_grow_beyond_a_tile_and_equal_sizes_part_where_the_reference_allows_it(tmp_path):
+    found = found_variants(tmp_path, PRODUCT)  # 300 x 64 @ 64 x 20
+    assert sizes_of(found["300 -> 513 (input 0, dimension 0)"]) >= {(0, 0, 513)}
+    assert sizes_of(found["64 -> 65 (input 0, dimension 1)"]) >= {(0, 1, 65), (1, 0, 65)}
+    found = found_variants(tmp_path, PRODUCT.replace("300, 64", "48, 48").replace("64, 20", "48, 48"))
+    parts = [sizes_of(variant) for name, variant in found.items() if "others of its size stay" in name]
+    assert {(0, 0, 31)} in parts and {(0, 1, 31), (1, 0, 31)} in parts and {(1, 1, 31)} in parts
+    found = found_variants(tmp_path, PRODUCT.replace("300, 64", "1, 300, 64"))
+    assert (0, 0, 2) in sizes_of(found["batch of two"])
+
+
+def test_what_is_more_than_the_inputs_comes_again_with_other_values():
+    case = problem.Case([torch.tensor([[1.0], [2.0]]), torch.tensor([3, 4])], [], {}, None)
+    grown = variants.of_case(case, variants.variant("grown", [[0, 0, 5], [1, 0, 3]])).inputs
+    assert grown[0].flatten().tolist() == [1, 2, 0.75, 1.5, 0.5625] and grown[1].tolist() == [3, 4, 3]
+
+
+def test_a_view_is_copied_as_it_lies_and_an_expanded_one_densely():
+    half = torch.arange(12.0).view(2, 6)[:, :3]
+    for made in (problem.place(half, "cpu"), problem.place(half.mT, "cpu").mT):
+        assert made.stride() == (6, 1) and made.equal(half) and made.data_ptr() != half.data_ptr()
+    assert problem.place(torch.ones(3, 1).expand(3, 4), "cpu").stride() == (4, 1)
+    assert problem.memory_like(half, "meta").stride() == (6, 1)
+
+
+def test_whole_numbers_are_compared_as_such():
+    exact = torch.tensor([2**62, 5])
+    found = problem.compare(exact + torch.tensor([1, 0]), exact, exact, 0.0)
+    assert found["mismatches"] == 1 and problem.compare(exact, exact, exact, 0.0)["mismatches"] == 0

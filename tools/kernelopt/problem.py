@@ -231,12 +231,36 @@ def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
 
 def on_cpu(value):
     """The value with its tensors on the CPU."""
-    return map_tensors(value, lambda tensor: tensor.cpu())
+    return map_tensors(value, lambda tensor: tensor if tensor.device.type == "cpu" else copied(tensor, "cpu"))
 
 
 def place(value, device: str):
     """A copy of a value on `device`; what holds no tensor stays as it is."""
-    return map_tensors(value, lambda tensor: tensor.detach().to(device, copy=True))
+    return map_tensors(value, lambda tensor: copied(tensor.detach(), device))
+
+
+def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy on `device` that lies in memory as the tensor does, a view of something larger too: its gaps hold anything."""
+    return memory_like(tensor, device).copy_(tensor) if has_gaps(tensor) else tensor.to(device, copy=True)
+
+
+def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Unset memory on `device` with the tensor's shape, dtype and strides."""
+    if has_gaps(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return torch.empty_like(tensor, device=device)
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Is it a view whose elements lie farther apart than they must, each in a place of its own (an expanded one has fewer)?"""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    extent = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride < extent:
+            return False
+        extent += (size - 1) * stride
+    return extent > tensor.numel()
 
 
 def cast(value, dtype: torch.dtype):
@@ -471,8 +495,12 @@ def deviation(
     """
     found = Deviation(bound, rms)
     step = 1 << 26
+    whole = not any(t.dtype == torch.bool or t.is_floating_point() for t in (actual, exact, also) if t is not None)
     for start in range(0, exact.numel(), step):
-        found.add(*(None if t is None else t[start : start + step].double() for t in (actual, exact, also)), start)
+        parts = [None if t is None else t[start : start + step] for t in (actual, exact, also)]
+        if whole:  # float64 does not hold every int64, but their differences that matter
+            parts = [None if t is None else t.long() - parts[1].long() for t in parts]
+        found.add(*(None if t is None else t.double() for t in parts), start)
     return found
 
 

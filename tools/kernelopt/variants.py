@@ -4,6 +4,8 @@ A variant: {name, sizes, layout, values}; sizes is [[input, dimension, new size]
 dimensions may change, and which only together: its shapes are tried without data. Imported by worker processes only.
 """
 
+import math
+import re
 from collections.abc import Iterator
 
 import torch
@@ -18,14 +20,18 @@ MOST_ALONE = 4  # groups that change alone, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
 VALUES = ("mixed signs", "nothing positive", "nothing negative", "64 times the inputs")
-LAYOUTS = ("transposed inputs", "first input transposed", "outer dimensions swapped", "misaligned inputs")
+LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
+ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
 
 Group = list[tuple[int, int, int]]  # (input, dimension, size): dimensions that change together
 
 
-def of_workload(reference: problem.Reference, workload: str, dtype: str | None, inputs: list, full: bool) -> list[dict]:
-    """Variants of a workload with such inputs. full: 1 and a small prime in one place at a time, small primes, block - 1 and block + 1, a narrow
-    last dimension, other layouts and values; in any case primes just below the workload's own sizes."""
+def of_workload(
+    reference: problem.Reference, workload: str, dtype: str | None, inputs: list, full: bool, own_sizes: bool = False
+) -> list[dict]:
+    """Variants of a workload with such inputs. full: 1, a small prime and more than the next power of two in one place at a time, small
+    primes, block - 1 and block + 1, a narrow last dimension, other layouts and values; in any case primes just below the workload's own
+    sizes. own_sizes: a layout and values at the workload's own sizes too, which a kernel may treat otherwise than small ones."""
     shapes = Shapes(reference, workload, dtype, inputs)
     groups = shapes.groups()
     wanted = {"primes just below": resized(groups, just_below(inputs))} if groups else {}
@@ -37,11 +43,13 @@ def of_workload(reference: problem.Reference, workload: str, dtype: str | None, 
         wanted["block - 1"] = resized(groups, lambda size: block(size) - 1)
         wanted["block + 1"] = resized(groups, lambda size: block(size) + 1 if block(size) + 1 < size else size)
         for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
-            for size_of in (
-                lambda _: 1,
-                small_prime,
-            ):  # a kernel may be bound to one size, a head's width, and free in others
+            for size_of in (lambda _: 1, small_prime):  # a kernel may be bound to one size, a head's width
                 wanted[alone(group, size_of)] = resized([group], size_of)
+            wanted[alone(group, beyond)] = [s for s in small if not changes([group], s)] + resized([group], beyond)
+        for part in shapes.parts(groups):
+            wanted[f"{alone(part, small_prime)}, others of its size stay"] = resized([part], small_prime)
+        if single := shapes.single():
+            wanted["batch of two"] = small + [[i, d, 2] for i, d, _ in single]
     found, seen = [], []
     for name, sizes in wanted.items():
         sizes = shapes.possible(sizes)
@@ -50,7 +58,10 @@ def of_workload(reference: problem.Reference, workload: str, dtype: str | None, 
             found.append(variant(name, sizes))
     if full:
         found += [variant(values, small, values=values) for values in VALUES if shapes.floating()]
-        found += [variant(layout, small, layout) for layout in LAYOUTS if applies(layout, shapes.inputs)]
+        found += [variant(layout, small, layout) for layout in layouts(shapes.inputs)]
+        if own_sizes and small and sum(tensor.nbytes for tensor in shapes.inputs) <= LARGE_BYTES:
+            found.append(variant("transposed inputs, own sizes", [], "transposed inputs"))
+            found += [variant(f"{VALUES[1]}, own sizes", [], values=VALUES[1])] * shapes.floating()
     return found
 
 
@@ -78,6 +89,11 @@ def small_prime(size: int) -> int:
     return next(number for number in SMALL_PRIMES if number < size)
 
 
+def beyond(size: int) -> int:
+    """One more than the next power of two: more than a tile that was made for `size` holds."""
+    return (1 << (size - 1).bit_length()) + 1
+
+
 def just_below(inputs: list):
     """A function from a size to the largest prime below it, or below a share of it where the inputs are large."""
     total = sum(tensor.nbytes for tensor in problem.input_tensors(inputs))
@@ -98,20 +114,19 @@ def block(size: int) -> int:
     return power
 
 
-def applies(layout: str, inputs: list[torch.Tensor]) -> bool:
-    """Does a layout change any of the inputs, and not the same ones as another layout?"""
+def layouts(inputs: list[torch.Tensor]) -> list[str]:
+    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one alone."""
     ranks = [tensor.dim() for tensor in inputs]
-    needed = {
-        "first input transposed": len(ranks) > 1 and ranks[0] > 1,
-        "outer dimensions swapped": max(ranks, default=0) > 2,
-    }
-    return needed.get(layout, True)
+    least = {"outer dimensions swapped": 3, "padded inputs": 2}
+    found = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
+    one_alone = [number for number, rank in enumerate(ranks) if rank > 1][:MOST_ALONE] if len(ranks) > 1 else []
+    return found + [f"input {number} transposed" for number in one_alone]
 
 
 def layout_of(layout: str, number: int) -> str:
     """guards.Guards.memory's word for how that input lies in memory."""
-    if layout == "first input transposed":
-        return "transposed" if number == 0 else "contiguous"
+    if alone := ONE_TRANSPOSED.fullmatch(layout):
+        return "transposed" if number == int(alone[1]) else "contiguous"
     return layout.removesuffix(" inputs")
 
 
@@ -124,7 +139,6 @@ class Shapes:
         self.inputs = problem.input_tensors(inputs)
         whole = [t for t in self.inputs if not t.is_floating_point() and not t.is_complex() and t.dtype != torch.bool]
         self._has_indices = any(t.numel() for t in whole)
-        self._largest_index = max((int(t.max()) for t in whole if t.numel()), default=-1)
 
     def floating(self) -> bool:
         return any(tensor.dtype in problem.NAMES for tensor in self.inputs)
@@ -140,6 +154,22 @@ class Shapes:
             found += [group] if group else []
         return found
 
+    def parts(self, groups: list[Group]) -> list[Group]:
+        """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square product."""
+        found: list[Group] = []
+        for group in groups:
+            for place in group:
+                smaller = [[place], *(sorted([place, other]) for other in group if other != place)]
+                part = next(
+                    (p for p in smaller if len(p) < len(group) and self.possible(resized([p], small_prime))), None
+                )
+                found += [part] if part and part not in found else []
+        return found[:MOST_ALONE]
+
+    def single(self) -> Group:
+        """The leading dimensions of size 1: a batch of one."""
+        return [(i, 0, 1) for i, tensor in enumerate(self.inputs) if tensor.dim() > 1 and tensor.shape[0] == 1]
+
     @staticmethod
     def _candidates(place: tuple, places: list[tuple]) -> Iterator[Group]:
         """What could change with a dimension: all of its size (who is given squares may build on squares); where the
@@ -151,8 +181,16 @@ class Shapes:
         yield [place]
 
     def possible(self, sizes: list[list[int]]) -> list[list[int]]:
-        """The sizes, or [] where the reference does not take them all together."""
-        return sizes if sizes and self._takes(sizes) and self._indices_fit(sizes) else []
+        """The sizes, or [] where the reference does not take them all together, or they are far too large."""
+        return sizes if sizes and self._fits(sizes) and self._takes(sizes) and self._indices_fit(sizes) else []
+
+    def _fits(self, sizes: list[list[int]]) -> bool:
+        """Are the inputs then no larger than they are, or not large?"""
+        shapes = [list(tensor.shape) for tensor in self.inputs]
+        for number, dimension, size in sizes:
+            shapes[number][dimension] = size
+        after = sum(math.prod(shape) * t.element_size() for shape, t in zip(shapes, self.inputs, strict=True))
+        return after <= max(LARGE_BYTES, sum(tensor.nbytes for tensor in self.inputs))
 
     def _takes(self, sizes: list[list[int]]) -> bool:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -161,18 +199,18 @@ class Shapes:
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
-                problem.call(model, cut(inputs, sizes))
+                problem.call(model, cut(inputs, sizes, known=False))
             return True
         except Exception:
             return False
 
     def _indices_fit(self, sizes: list[list[int]]) -> bool:
-        """Integers among the inputs may be indices, whose values no shape tells."""
+        """Integers among the inputs may be indices, whose values no shape tells; `cut` keeps them within what was cut."""
         if not self._has_indices:
             return True
         changed = cut(self._given, sizes)
         if sum(tensor.nbytes for tensor in problem.input_tensors(changed)) > RUN_BYTES:
-            return min(new for _, _, new in sizes) > self._largest_index
+            return True
         reference, workload, dtype = self._arguments
         try:
             model, _, _ = reference.build(workload, 0, dtype, "cpu")
@@ -182,17 +220,48 @@ class Shapes:
             return False
 
 
-def cut(inputs: list, sizes: list[list[int]]) -> list:
-    """The inputs with the named dimensions cut down to their new sizes: the first elements stay."""
-    numbers = iter(range(len(problem.input_tensors(inputs))))
+def cut(inputs: list, sizes: list[list[int]], known: bool = True) -> list:
+    """The inputs with the named dimensions in their new sizes: the first elements stay; where there are more, they come again, floats
+    scaled so that none is tied with another. Indices and lengths of a dimension stay within it. known: the inputs hold values, and are
+    no shapes alone."""
+    if not sizes:
+        return inputs
+    tensors = problem.input_tensors(inputs)
+    limits = {(tensors[number].shape[dimension], size) for number, dimension, size in sizes}
+    numbers = iter(range(len(tensors)))
 
-    def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
         number = next(numbers)
         for _, dimension, size in (change for change in sizes if change[0] == number):
-            tensor = tensor.narrow(dimension, 0, size)
-        return tensor.clone(memory_format=torch.contiguous_format)
+            tensor = resize(tensor, dimension, size)
+        return (within(tensor, limits) if known else tensor).clone(memory_format=torch.contiguous_format)
 
-    return problem.map_tensors(inputs, shrunk)
+    return problem.map_tensors(inputs, changed)
+
+
+def resize(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
+    length = tensor.shape[dimension]
+    if size <= length:
+        return tensor.narrow(dimension, 0, size)
+    places = torch.arange(size, device=tensor.device)
+    grown = tensor.index_select(dimension, places % length)
+    if tensor.dtype not in problem.NAMES:
+        return grown
+    scales = 0.75 ** (places // length).to(torch.float32)
+    return (grown * scales.view(-1, *[1] * (tensor.dim() - 1 - dimension % tensor.dim()))).to(tensor.dtype)
+
+
+def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
+    """Whole numbers that may be indices into a dimension of that (size, new size), or lengths of it, kept below the new one, and no
+    lower than the lowest: a length that is never 0 stays so. Negative ones mean something else."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not tensor.numel():
+        return tensor
+    largest = int(tensor.max())
+    new = min((new for size, new in limits if new <= largest <= size), default=None)
+    if new is None:
+        return tensor
+    lowest = min(int(tensor[tensor >= 0].min()), new - 1)
+    return torch.where(tensor >= 0, lowest + (tensor - lowest) % (new - lowest), tensor)
 
 
 def of_case(case: problem.Case, wanted: dict) -> problem.Case:

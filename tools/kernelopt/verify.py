@@ -7,6 +7,7 @@
 4. At the gate, compute-sanitizer looks at the memory accesses of one more run.
 """
 
+import re
 import secrets
 import shutil
 import tempfile
@@ -381,7 +382,7 @@ def verdict(
             hint = f"; the reference takes this, so the kernel must be right on it too, or raise a ValueError{hint}"
         if sandbox.device == "cpu-interpreter" and bad and bad["dtype"] == "bf16" and status in BF16_SYMPTOMS:
             hint += f"; or: {INTERPRETED_BF16}"
-        if "InterpreterError" in message:
+        if "InterpreterError" in message and re.search("libdevice|inline_asm|extern", message):
             hint += "; Triton's interpreter lacks libdevice and inline assembly, which need a GPU"
         summary = f"{status}{where}: {message.strip()}{hint}"
     return {

@@ -75,6 +75,7 @@ class Run:
         """{mutated, aliased, late, out_of_bounds, deterministic, device, guarded, fails_guarded, kernels}; the outputs go to files at `path`."""
         memory = self._memory(self.case)
         self._call(memory, self.case)
+        self.guards.fill = 0  # what is never written may be right once, -1 and True say, and not twice
         if self.other:
             self._call(memory if same_shapes(self.case, self.other) else self._memory(self.other), self.other)
             self._call(self._memory(self.case), self.case)
@@ -100,10 +101,12 @@ class Run:
         tensors = problem.input_tensors(case.inputs)
         if self.guarded:
             return [
-                self.guards.memory(tensor.to("meta"), self.context.device, variants.layout_of(layout, number))
+                self.guards.memory(
+                    problem.memory_like(tensor, "meta"), self.context.device, variants.layout_of(layout, number)
+                )
                 for number, tensor in enumerate(tensors)
             ]
-        return [torch.empty_like(tensor, device=self.context.device) for tensor in tensors]
+        return [problem.memory_like(tensor, self.context.device) for tensor in tensors]
 
     def _bound(self, memory: list[torch.Tensor], case: problem.Case):
         """A call of the kernel on the case's arguments, its tensors taken from `memory`."""

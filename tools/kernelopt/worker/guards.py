@@ -1,6 +1,6 @@
 """Guard bands: tensors that lie between bytes which nobody may change.
 
-All bytes of a block, tensor and bands alike, start as 0xFF: NaN in every floating format, -1 in the integers. So an
+All bytes of a block, tensor and bands alike, start as `fill`, at first 0xFF: NaN in every floating format, -1 in the integers. So an
 output that is not written shows as NaN, a read out of bounds likewise, and a write out of bounds as a changed band.
 """
 
@@ -10,34 +10,38 @@ from torch.utils._python_dispatch import TorchDispatchMode
 BAND = 1 << 16  # bytes on either side
 ALIGNMENT = 512  # of CUDA's allocator; the bands are a multiple of it
 FILL = 0xFF
+PADDING = 8  # elements: rows of 16 bits stay aligned, so that quick paths are taken
 
 
 class Guards:
     """The guarded blocks of one case."""
 
     def __init__(self):
-        self._blocks: list[tuple[torch.Tensor, int, int]] = []
+        self.fill = FILL
+        self._blocks: list[tuple[torch.Tensor, int, int, int]] = []
 
     def like(self, tensor: torch.Tensor, device: str | torch.device, shift: int = 0) -> torch.Tensor:
         """Memory on `device` for a tensor of that shape, strides and dtype, `shift` elements off alignment."""
         extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         size = (extent + shift) * tensor.element_size()
         end = BAND + -(-size // ALIGNMENT) * ALIGNMENT
-        block = torch.full((end + BAND,), FILL, dtype=torch.uint8, device=device)
-        self._blocks.append((block, BAND + shift * tensor.element_size(), BAND + size))
+        block = torch.full((end + BAND,), self.fill, dtype=torch.uint8, device=device)
+        self._blocks.append((block, BAND + shift * tensor.element_size(), BAND + size, self.fill))
         start = BAND // tensor.element_size() + shift
         return block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start)
 
     def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous") -> torch.Tensor:
         """Memory for a tensor's contents, laid out as the name says: as the tensor is, "transposed" (its last two dimensions
-        swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before the last), or
-        "misaligned" by one element."""
+        swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before the last),
+        "padded" (rows farther apart than they are long), or "misaligned" by one element."""
         if tensor.numel() == 0:
             return torch.empty_like(tensor, device=device)
         if layout == "transposed" and tensor.dim() > 1:
             tensor = torch.empty_like(tensor.mT, memory_format=torch.contiguous_format).mT
         elif layout == "outer dimensions swapped" and tensor.dim() > 2:
             tensor = torch.empty_like(tensor.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
+        elif layout == "padded" and tensor.dim() > 1:
+            tensor = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] + PADDING)[..., : tensor.shape[-1]]
         elif layout == "transposed" and tensor.dim() == 1:
             tensor = tensor.new_empty(2 * len(tensor))[::2]
         return self.like(tensor, device, shift=1 if layout == "misaligned" else 0)
@@ -45,7 +49,8 @@ class Guards:
     def broken(self) -> bool:
         """Was a byte beside a tensor changed?"""
         return any(
-            bool((block[:start] != FILL).any() or (block[end:] != FILL).any()) for block, start, end in self._blocks
+            bool((block[:start] != fill).any() or (block[end:] != fill).any())
+            for block, start, end, fill in self._blocks
         )
 
 

@@ -74,7 +74,7 @@ class Race:
         self.case, self.sets = sets[0], sets
         self.candidate: Candidate | None = None
         self.contents = [problem.input_tensors(case.placed_inputs(context.device)) for case in self.sets]
-        self.memory = [[torch.empty_like(t) for t in self.contents[0]] for _ in range(2)]
+        self.memory = [[problem.memory_like(t, t.device) for t in self.contents[0]] for _ in range(2)]
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.solo_us: list[float] = []
@@ -218,7 +218,7 @@ class Race:
         size = sum(tensor.nbytes for tensor in self.memory[0])
         number = randbelow(len(self.sets))
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(size, 1) + 1)
-        memory = [self._fill([torch.empty_like(t) for t in self.memory[0]], number) for _ in range(copies)]
+        memory = [self._fill([problem.memory_like(t, t.device) for t in self.memory[0]], number) for _ in range(copies)]
         arguments = [self._arguments(tensors, number) for tensors in memory]
         outputs: list = [None]
         chosen = randbelow(copies)

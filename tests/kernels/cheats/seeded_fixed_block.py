@@ -1,0 +1,35 @@
+"""A tile that holds the task's own rows, and no longer ones."""
+
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+STATUS = {"NONFINITE", "WRONG_VALUES"}
+CAUGHT_BY = "verify"
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+
+
+def get_inputs():
+    return [torch.randn(33, 1000)]
+
+
+@triton.jit
+def k(x, y, D, B: tl.constexpr):
+    r = tl.program_id(0)
+    o = tl.arange(0, B)
+    m = o < D
+    v = tl.load(x + r * D + o, m, other=-float("inf"))
+    p = tl.exp(v - tl.max(v, 0))
+    tl.store(y + r * D + o, p / tl.sum(p, 0), m)
+
+
+def kernel_function(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    k[(x.shape[0],)](x, y, x.shape[1], B=1024)  # silently drops columns from 1024 on
+    return y
