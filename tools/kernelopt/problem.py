@@ -163,14 +163,15 @@ def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None)
     model = model_class(*[place(value, device) for value in case.init]).to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or TORCH_DTYPES[case.dtype])
-    if lacking := sorted(set(case.state) - set(model.state_dict())):
+    if dtype is None:
+        own = model.state_dict()
+        take_dtypes(model, {name: value for name, value in case.state.items() if name in own})
+    found = model.load_state_dict(case.state, strict=False)  # whose hooks may pack Model's parameters
+    if lacking := sorted(found.unexpected_keys):
         raise ContractError(
             f"ModelNew lacks parameters of Model: {', '.join(lacking[:5])}; give them the same names, "
             "so that they can be loaded from Model's state"
         )
-    if dtype is None:
-        take_dtypes(model, case.state)
-    model.load_state_dict(case.state, strict=False)
     return model
 
 

@@ -20,6 +20,7 @@ MOST_ALONE = 4  # groups that change alone, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
 VALUES = ("mixed signs", "nothing positive", "nothing negative", "64 times the inputs")
+CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros: a kernel may ignore them
 LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
 ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
 
@@ -58,6 +59,7 @@ def of_workload(
             found.append(variant(name, sizes))
     if full:
         found += [variant(values, small, values=values) for values in VALUES if shapes.floating()]
+        found += [variant(CONSTANTS, small, values=CONSTANTS)] * any(map(constant, shapes.inputs))
         found += [variant(layout, small, layout) for layout in layouts(shapes.inputs)]
         if own_sizes and small and sum(tensor.nbytes for tensor in shapes.inputs) <= LARGE_BYTES:
             found.append(variant("transposed inputs, own sizes", [], "transposed inputs"))
@@ -271,7 +273,9 @@ def of_case(case: problem.Case, wanted: dict) -> problem.Case:
 
 
 def with_values(tensor: torch.Tensor, values: str | None) -> torch.Tensor:
-    """Floating tensors with other contents of the same kind."""
+    """Floating tensors with other contents of the same kind; bool and floating ones that are constant with varied ones."""
+    if values == CONSTANTS:
+        return varied(tensor) if constant(tensor) else tensor
     if values is None or tensor.dtype not in problem.NAMES:
         return tensor
     if values == "64 times the inputs":
@@ -282,3 +286,17 @@ def with_values(tensor: torch.Tensor, values: str | None) -> torch.Tensor:
         return tensor.abs()
     torch.manual_seed(tensor.numel())
     return torch.where(torch.rand(tensor.shape, device=tensor.device) < 0.5, -tensor, tensor)
+
+
+def constant(tensor: torch.Tensor) -> bool:
+    """Does a bool or floating tensor hold one value alone, several times?"""
+    if tensor.numel() < 2 or not (tensor.dtype == torch.bool or tensor.dtype in problem.NAMES):
+        return False
+    return bool((tensor == tensor.flatten()[0]).all())
+
+
+def varied(tensor: torch.Tensor) -> torch.Tensor:
+    """Bools by coin; floats with noise that is positive, for a variance must stay so."""
+    torch.manual_seed(tensor.numel())
+    noise = torch.rand(tensor.shape, device=tensor.device)
+    return noise < 0.5 if tensor.dtype == torch.bool else tensor + (0.2 * noise).to(tensor.dtype)

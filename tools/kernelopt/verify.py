@@ -61,7 +61,7 @@ FULL_DISK_BYTES = 1 << 30
 SANITIZED_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down some tens of times
 HINTS = {
     "COMPILE_ERROR": "read the compiler's message",
-    "IMPORT_ERROR": "the file must load and define ModelNew or kernel_function",
+    "IMPORT_ERROR": "the file must load by itself, without modules beside it, and define ModelNew or kernel_function",
     "LAUNCH_ERROR": "the launch asks for more than the GPU has: smaller blocks, fewer stages or warps",
     "ILLEGAL_ACCESS": "a load or store is out of bounds: check masks and strides",
     "OOM": "memory is exhausted",
@@ -73,7 +73,7 @@ HINTS = {
     "ALIASED_OUTPUT": "allocate the output in each call",
     "OUT_OF_BOUNDS": "a load or store is out of bounds: check masks and strides",
     "WRONG_STRIDE": "return the memory layout that the reference returns",
-    "INVALID_REFERENCE": "the reference itself fails; mend reference.py",
+    "INVALID_REFERENCE": "the reference itself fails; mend reference.py, which must load without modules beside it",
     "INVALID_TASK": "no kernel can be judged on this task; change the reference, its inputs or the tolerance",
 }
 

@@ -1,5 +1,7 @@
 """Jobs that run the reference and never load a candidate: the work it takes, its inputs, and the judgement of outputs."""
 
+import pickle
+import re
 from pathlib import Path
 
 import torch
@@ -100,6 +102,14 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
     case = maker.case(workload, seed, variant)
     path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
     case.save(path)
+    try:
+        problem.Case.load(path)
+    except pickle.UnpicklingError as error:
+        what = re.search(r"GLOBAL (\S+)", str(error))
+        raise problem.ContractError(
+            f"get_inputs or get_init_inputs gives a {what[1] if what else 'value'}, which cannot be stored; give tensors, "
+            "numbers, strings, None, and lists and dicts of them"
+        ) from None
     arguments = problem.input_tensors(case.inputs)
     found = problem.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
