@@ -169,16 +169,20 @@ def files_but_git(workspace: Workspace) -> dict[str, str]:
         f"echo x > {W}/$(printf 'x%.0s' $(seq 255))",
         f"chmod 000 {W}/memory; echo x > {W}/x",
         f"rm {W}/link",
+        f"rm -rf {W}/.loop; touch {W}/.loop",
+        f"echo '{{{{' > {W}/memory/v0.json",
+        f"sed -i 's/H200/H999/' {W}/README.md",
     ],
 )
 def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes_on(ready, evil):
     (ready.root / "link").symlink_to("kernel.py")
     before = files_but_git(ready)
-    command = agent(f"if [ ! -e {W}/.loop/done ]; then touch {W}/.loop/done; {evil}; fi; " + kernel(50))
+    command = agent(f"if [ ! -e {W}/../done ]; then touch {W}/../done; {evil}; fi; " + kernel(50))
     limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
     result, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
-    assert "in the workspace itself" in lines[0]["message"] and result["best"] == "v1"
+    assert "in the workspace itself" in lines[0]["message"] or ".loop" in evil  # where its own desk went, too
+    assert result["best"] == "v1"
     after = files_but_git(ready)
     assert all(after[name] == before[name] for name in before if name != "kernel.py")
     assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()

@@ -66,6 +66,7 @@ class Kept:
     def put_back(self) -> list[str]:
         """Restore what was changed or removed; what lies there instead, and what is new, goes to .loop/taken. Returns their names,
         with a word where that was not possible."""
+        real_folder(archive(self.workspace).parent)
         unlock_git(self.workspace)
         moved = run_git(self.workspace.root, "rev-parse", "HEAD").stdout.decode().strip() != self.head
         now = everything(self.workspace)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from . import agents, bundle, gate, kept, memory, metrics, profile_report, rounds
-from .errors import Refused, UsageError
+from .errors import EnvironmentLacks, Refused, ToolError, UsageError
 from .strategies import Beam, Greedy
 from .workspace import Workspace, digest
 
@@ -88,6 +88,7 @@ class Loop:
         self.stopped: str | None = None
         self.stopping = threading.Event()
         self.noted = ""  # all of rounds.jsonl
+        self.best: dict | None = None  # as it was last told
         self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
@@ -215,6 +216,15 @@ class Loop:
             return None
 
     def answered(self, desk: agents.Desk, brief: str) -> agents.Answer:
+        """`asked`; where an agent broke what that stands on, it has failed, and the round is put back."""
+        try:
+            return self.asked(desk, brief)
+        except EnvironmentLacks:
+            raise
+        except (ToolError, *BROKEN) as error:
+            return agents.Answer("failed", f"its answer could not be looked at: {error}")
+
+    def asked(self, desk: agents.Desk, brief: str) -> agents.Answer:
         """The agent's answer, handed back with the verifier's words until it is right or the refinements are used up."""
         tried = set(self.state.tried)
         answer = agents.Answer("no call left", "the calls of the agent were used up")
@@ -375,7 +385,9 @@ class Loop:
 
     def tell(self) -> None:
         """status.json, for whoever wants to know."""
-        best = self.records.best()
+        with contextlib.suppress(ToolError):  # an agent is at the records; they are put back after it
+            self.best = self.records.best()
+        best = self.best
         bundle.write_json(
             self.file("status.json"),
             {
@@ -415,6 +427,7 @@ class Loop:
         }
 
 
+BROKEN = (NotADirectoryError, FileNotFoundError, FileExistsError, IsADirectoryError, PermissionError)
 STUCK = "no accepted gain"
 REFINE = """
 
