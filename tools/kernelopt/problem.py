@@ -397,14 +397,17 @@ def product_flops(matrix: tuple, vector: tuple, *_, **__) -> int:
     return 2 * math.prod(matrix)
 
 
-def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> dict:
+def compare(
+    actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, usual_rms: float = 0.0
+) -> dict:
     """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in
     the task's own dtype, whose shape, dtype and stride are the ones expected.
 
     An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the
     scale of the result is. bound: the tolerance, or twice the baseline's own worst
     error where PyTorch is less exact than that (at most BASELINE_CAP tolerances). An element that agrees with
-    the baseline within the tolerance is right too: rounding decides an argmax, and fp16 overflows.
+    the baseline within the tolerance is right too: rounding decides an argmax, and fp16 overflows. usual_rms: what stands
+    for the rms of an output with few elements, one sum near 0, say, whose own is no scale.
     """
     found = {
         "shape": list(actual.shape),
@@ -419,6 +422,8 @@ def compare(actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, 
     actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
     finite = torch.isfinite(exact)
     rms = root_mean_square(torch.where(finite, exact, 0))
+    if exact.numel() < FEW:
+        rms = max(rms, usual_rms)
     theirs = deviation(baseline, exact, tolerance, rms)
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
     own = deviation(actual, exact, bound, rms, baseline)
