@@ -636,7 +636,7 @@ def test_a_candidate_whose_files_are_gone_costs_that_candidate_alone(ready):
     made = loop.Loop(ready, agent(kernel(80)), LIMITS, machine, lambda _: None, GREEDY)
     judge, made.judge_what_waits = made.judge_what_waits, lambda: (clear(), judge())
     result = made.run()
-    lines = [json.loads(line) for line in made.noted.splitlines()]
+    lines = [json.loads(line) for line in (ready.root / ".loop" / "rounds.jsonl").read_text().splitlines()]
     assert outcomes(lines)[0] == "not judged" and "gone" in lines[0]["message"] and result["best"] == "v0"
 
 
@@ -706,3 +706,13 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run(ready, agent(kernel(50)), plain, limits)
     assert time.monotonic() - start < 10 and not running("304")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"rounds": "many"}', '{"waiting": [1]}', '{"waiting": null}', '{"more": 1}'])
+def test_a_state_that_is_none_is_refused_and_kept(ready, text):
+    path = ready.root / ".loop" / "state.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is no state of a run"):
+        run(ready, "true", resume=True)
+    assert path.read_text() == text

@@ -1,42 +1,26 @@
 """Rounds without a person: brief -> agent -> verify -> gate -> record, until a rule says stop. Its state is on disk before each step.
 
-.loop/state.json is where it stands, .loop/rounds.jsonl what each round came to, status.json beside them what it does now. Killed at any
-point it goes on from there: what was accepted is in the records, and a candidate that waited for its verdict is judged.
+Killed at any point it goes on from there (ledger.py): what was accepted is in the records, and a candidate that waited for its verdict is
+judged.
 """
 
 import contextlib
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from . import agents, bundle, gate, kept, memory, metrics, profile_report, rounds
 from .errors import EnvironmentLacks, Refused, ToolError, UsageError
+from .ledger import Ledger, State
 from .strategies import Beam, Greedy
 from .workspace import Workspace, digest
 
 DIVERGED = 1.5  # a candidate that takes so many times the best's time is told as such; the best is put back anyway
-
-
-@dataclass
-class State:
-    """Where the loop stands. waiting: candidates of this round that are to be judged, the first of them as `version` while its
-    verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too."""
-
-    waiting: list[str] = field(default_factory=list)
-    version: str | None = None
-    gained: bool = False
-    rounds: int = 0
-    agent_calls: int = 0
-    without_gain: int = 0
-    restarts: int = 0
-    spent_s: float = 0.0
-    tried: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -82,12 +66,11 @@ class Loop:
     ):
         self.workspace, self.agent, self.limits, self.machine, self.say = workspace, agent, limits, machine, say
         self.strategy = strategy
-        self.folder = workspace.root / ".loop"
+        self.ledger = Ledger(workspace.root / ".loop")
         self.records = memory.Memory(workspace)
         self.state = State()
         self.stopped: str | None = None
         self.stopping = threading.Event()
-        self.noted = ""  # all of rounds.jsonl
         self.best: dict | None = None  # as it was last told
         self._lock = threading.Lock()
 
@@ -97,14 +80,14 @@ class Loop:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
-        saved = self.folder / "state.json"
-        if saved.exists() and not resume:
-            raise UsageError(f"{saved} is of a run that did not end; go on with --resume, or remove it")
+        if self.ledger.state_file.exists() and not resume:
+            raise UsageError(
+                f"{self.ledger.state_file} is of a run that did not end; go on with --resume, or remove it"
+            )
         self.reclaim()
         rounds.forget_unrecorded_commit(self.workspace)
-        bundle.write_text(self.folder / ".gitignore", "*\n")
-        if saved.exists():
-            self.state = read_state(saved)
+        if unfinished := self.ledger.state():
+            self.state = unfinished
         elif resume:
             self.say("no run is unfinished here: this one begins anew")
         if self.state.waiting:
@@ -116,16 +99,13 @@ class Loop:
         self._since = time.monotonic() - self.state.spent_s
 
     def reclaim(self) -> None:
-        """What a run that was killed has left is ended, put back and cleared away; the loop's folders are folders."""
-        for folder in (self.folder, self.folder / "candidates"):
-            kept.real_folder(folder)
+        """What a run that was killed has left is ended, put back and cleared away."""
+        self.ledger.open()
         agents.clear_desks(self.workspace)
         if (before := kept.Kept.left(self.workspace)) and (meddled := before.put_back()):
             self.say(
-                f"changed while agents worked, and put back: {', '.join(meddled[:5])}; see {self.folder / 'taken'}"
+                f"changed while agents worked, and put back: {', '.join(meddled[:5])}; see {self.ledger.folder / 'taken'}"
             )
-        path = self.file("rounds.jsonl")
-        self.noted = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def run(self, resume: bool = False) -> dict:
         """{reason, met, best, rounds, …} when a rule says stop."""
@@ -195,7 +175,7 @@ class Loop:
                     except BaseException:  # told to stop: the pool would wait for agents and verifications
                         self.stopping.set()
                         while not all(future.done() for future in asked):
-                            agents.end_marked(self.folder / "desks")
+                            agents.end_marked(self.ledger.folder / "desks")
                             self.machine.stop()
                             time.sleep(0.05)
                         raise
@@ -238,7 +218,7 @@ class Loop:
             answer = desk.ask(self.agent, brief, self.seconds_left(), tried)
             if answer.outcome != "answered":
                 return answer
-            status, message = self.machine.check(*self.put_down(desk.name, answer))
+            status, message = self.machine.check(*self.ledger.put_down(desk.name, answer.kernel, answer.plan))
             if status == "OK":
                 return answer
             if attempt == self.limits.refinements:
@@ -248,13 +228,6 @@ class Loop:
                 tried.add(agents.fingerprint(answer.kernel))
             brief += REFINE.format(status=status, message=message, file="plan.md" if status == "PLAN" else "kernel.py")
         return answer
-
-    def put_down(self, name: str, answer: agents.Answer) -> tuple[Path, Path]:
-        """A candidate's kernel and plan as files of the loop's own, which no agent's desk takes away."""
-        paths = [self.folder / "candidates" / f"{name}{ending}" for ending in (".py", ".md")]
-        for path, text in zip(paths, (answer.kernel, answer.plan), strict=True):
-            bundle.write_text(path, text)
-        return tuple(paths)
 
     def seconds_left(self) -> float:
         """For the next call of the agent: its own time-out, or what the budget leaves."""
@@ -269,7 +242,9 @@ class Loop:
         if outcome != "answered":
             self.note(outcome, name, message)
             return
-        self.put_down(name, answer)  # once more: another agent of the round may have been at the files
+        self.ledger.put_down(
+            name, answer.kernel, answer.plan
+        )  # once more: another agent of the round may have been at the files
         self.state.tried.append(agents.fingerprint(answer.kernel))
         self.state.waiting.append(name)
 
@@ -283,7 +258,7 @@ class Loop:
                 continue
             batch = self.state.waiting[: self.machine.slots]
             self.say(f"measuring {', '.join(batch)} against {self.records.best()['version']}")
-            kernels = [(self.folder / "candidates" / f"{name}.py").read_bytes() for name in batch]
+            kernels = [self.ledger.candidate(name)[0].read_bytes() for name in batch]
             found = dict(zip(batch, self.machine.measure(kernels), strict=True))
             beaten = False
             for name in sorted(batch, key=lambda name: speed(found[name]), reverse=True):
@@ -297,14 +272,14 @@ class Loop:
         version = self.state.version
         result = version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]
         if result:
-            noted = self.last_noted() == version  # it was killed between that line and the state
+            noted = self.ledger.last_noted() == version  # it was killed between that line and the state
             self.settled(version, result == "PASS", "recorded before the stop", noted=noted)
         return bool(result)
 
     def lost(self) -> bool:
         """Is the first of those that wait gone from the disk? Then that is taken note of."""
         name = self.state.waiting[0]
-        gone = not all((self.folder / "candidates" / f"{name}{ending}").is_file() for ending in (".py", ".md"))
+        gone = not all(path.is_file() for path in self.ledger.candidate(name))
         if gone:
             self.settled(name, False, "its files are gone from .loop/candidates", outcome="not judged")
         return gone
@@ -318,19 +293,19 @@ class Loop:
         if isinstance(evidence, Refused):
             rounds.put_best_back(self.workspace)
             return self.settled(name, False, str(evidence), outcome="not judged")
-        candidate = self.folder / "candidates" / name
-        bundle.write_bytes(self.workspace.kernel, candidate.with_suffix(".py").read_bytes())
-        bundle.write_bytes(self.workspace.plan(version), candidate.with_suffix(".md").read_bytes())
+        kernel, plan = (path.read_bytes() for path in self.ledger.candidate(name))
+        bundle.write_bytes(self.workspace.kernel, kernel)
+        bundle.write_bytes(self.workspace.plan(version), plan)
         try:
-            plan = rounds.check_ready(self.workspace, version)
+            fields = rounds.check_ready(self.workspace, version)
         except (UsageError, Refused) as error:
             rounds.put_best_back(self.workspace)  # the plan says nothing, a figure is not cited, the kernel is the best
-            own = agents.fingerprint(candidate.with_suffix(".py").read_bytes().decode())
+            own = agents.fingerprint(kernel.decode())
             self.state.tried = [other for other in self.state.tried if other != own]
             self.workspace.plan(version).unlink()  # it stays under .loop/candidates
             return self.settled(name, False, str(error), outcome="refused plan")
         diagnosis = profile_report.evidence_for_round(self.workspace, version)
-        result = rounds.settle(self.workspace, version, plan, evidence, diagnosis)
+        result = rounds.settle(self.workspace, version, fields, evidence, diagnosis)
         slower = slowdown(result)
         outcome = "diverged" if slower and slower > DIVERGED else None
         return self.settled(version, result["accepted"], result["reason"], outcome)
@@ -346,30 +321,10 @@ class Loop:
         self.save()
         return accepted
 
-    def last_noted(self) -> str | None:
-        """What the last line of rounds.jsonl is of."""
-        try:
-            return json.loads(self.noted.splitlines()[-1])["of"] if self.noted else None
-        except (ValueError, KeyError, TypeError):
-            return None
-
     def note(self, outcome: str, of: str | None, message: str) -> None:
-        """A line of rounds.jsonl, and of progress; of: a version, or a candidate that became none."""
-        # an agent's words, and maybe commands to a terminal
-        message = "".join(letter if letter.isprintable() else " " for letter in message)
-        line = {"at": memory.now(), "round": self.state.rounds, "of": of, "outcome": outcome, "message": message[:500]}
-        half_a_line = bool(self.noted) and not self.noted.endswith("\n")
-        self.noted += "\n" * half_a_line + json.dumps(line) + "\n"
-        bundle.write_text(self.file("rounds.jsonl"), self.noted)  # whole: an agent may have been at it
+        """Ledger.note, and progress."""
+        message = self.ledger.note(self.state.rounds, of, outcome, message)
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
-
-    def file(self, name: str) -> Path:
-        """A file of the loop's own; what an agent may have put in its place is removed."""
-        path = self.folder / name
-        kept.real_folder(self.folder)
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            kept.remove(path)
-        return path
 
     def now(self) -> str:
         if self.stopped:
@@ -380,7 +335,7 @@ class Loop:
 
     def save(self) -> None:
         self.state.spent_s = time.monotonic() - self._since
-        bundle.write_json(self.file("state.json"), asdict(self.state))
+        self.ledger.save(self.state)
         self.tell()
 
     def tell(self) -> None:
@@ -388,8 +343,7 @@ class Loop:
         with contextlib.suppress(ToolError):  # an agent is at the records; they are put back after it
             self.best = self.records.best()
         best = self.best
-        bundle.write_json(
-            self.file("status.json"),
+        self.ledger.tell(
             {
                 "now": self.now(),
                 "at": memory.now(),
@@ -404,8 +358,8 @@ class Loop:
         )
 
     def done(self) -> None:
-        """Put the state away, so that the next run begins afresh; until then, --resume comes to the same end again."""
-        (self.folder / "state.json").unlink(missing_ok=True)
+        """The next run begins afresh; until this is called, --resume comes to the same end again."""
+        self.ledger.forget()
 
     def ended(self, reason: str) -> dict:
         """The result."""
@@ -437,19 +391,6 @@ The verifier says {status}: {message}
 
 Mend {file} in this folder, and leave both kernel.py and plan.md there.
 """
-
-
-def read_state(path: Path) -> State:
-    """UsageError when the file holds something else."""
-    try:
-        state = State(**bundle.read_json(path))
-        texts = isinstance(state.version, str | None) and all(isinstance(x, str) for x in state.waiting + state.tried)
-        numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
-        if texts and all(isinstance(number, int | float) for number in numbers):
-            return state
-    except (TypeError, OSError):
-        pass
-    raise UsageError(f"{path} is no state of a run; remove it to begin anew")
 
 
 def check_untouched(workspace: Workspace, records: memory.Memory) -> None:
