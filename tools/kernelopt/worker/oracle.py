@@ -60,27 +60,32 @@ def prepare(
         for workload in names if with_variants else []:
             inputs = maker.case(workload, seeds[-1]).inputs
             full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
-            for variant in variants.of_workload(loaded, workload, dtype, inputs, full, own_sizes):
-                if takes(loaded, maker.case(workload, seeds[-1], variant)):
-                    cases.append(store(maker, workload, seeds[-1], variant, folder))
+            found = variants.of_workload(loaded, workload, dtype, inputs, full, own_sizes)
+            for variant in taken(found, loaded, maker, workload, seeds[-1]):
+                cases.append(store(maker, workload, seeds[-1], variant, folder))
     return {"cases": cases}
 
 
+TRIED_BYTES = 1 << 20  # of inputs: the reference may take long over more on a CPU
 ROUGHLY = 0.25  # bound on values that the task does not have: there a right kernel may be far less exact than PyTorch
 
 
-def takes(loaded: problem.Reference, case: problem.Case) -> bool:
-    """Does the reference take these contents: probabilities within 0 and 1, indices within a buffer? Tried on the CPU, for a GPU
-    that was asked does not answer again; what the CPU cannot run, or large inputs, count as taken."""
-    if sum(tensor.nbytes for tensor in problem.input_tensors(case.inputs)) > variants.RUN_BYTES:
-        return True
-    try:
-        outputs(loaded, case, "cpu")
-        return True
-    except NotImplementedError:
-        return True
-    except Exception as error:
-        return "not implemented" in str(error)
+def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
+    """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
+
+    Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and everything where the
+    reference runs on no CPU."""
+    answers = {}
+    for number, variant in enumerate(found):
+        case = maker.case(workload, seed, variant)
+        if sum(tensor.nbytes for tensor in problem.input_tensors(case.inputs)) <= TRIED_BYTES:
+            try:
+                outputs(loaded, case, "cpu")
+                answers[number] = True
+            except Exception:
+                answers[number] = False
+    runs_here = any(answer and found[number]["values"] is None for number, answer in answers.items())
+    return [variant for number, variant in enumerate(found) if answers.get(number, True) or not runs_here]
 
 
 class Maker:
