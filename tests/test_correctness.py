@@ -14,7 +14,16 @@ DONE = {
     "fails_guarded": False,
     "kernels": None,
 }
-OUTPUT = {"nonfinite": 0, "mismatches": 0, "elements": 4, "finite": 4, "max_rel": 1e-7, "baseline_max_rel": 1e-7}
+OUTPUT = {
+    "usually_finite": True,
+    "nonfinite": 0,
+    "spurious": 0,
+    "mismatches": 0,
+    "elements": 4,
+    "finite": 4,
+    "max_rel": 1e-7,
+    "baseline_max_rel": 1e-7,
+}
 OUTPUT |= {name: value for part in ("", "expected_") for name, value in ((f"{part}shape", [4]), (f"{part}dtype", "f"))}
 OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0, "lost_pct": 0.0, "baseline_lost_pct": 0.0}
 CALL = {"count": 1, "outputs": [OUTPUT]}
@@ -81,11 +90,14 @@ def test_small_elements_may_not_be_lost_beside_large_ones():
 def test_a_few_elements_may_turn_on_a_rounding_on_values_that_the_task_does_not_have():
     assert judged(SIGNS, output={"elements": 1000, "mismatches": 9}) == "OK"
     assert judged(SIGNS, output={"elements": 1000, "mismatches": 11}) == "WRONG_VALUES"
-    assert judged(SIGNS, output={"nonfinite": 1}) == "NONFINITE"
+    assert judged(SIGNS, output={"spurious": 1}) == "NONFINITE"
     large = {"variant": {"layout": "contiguous", "values": "64 times the inputs"}}
-    assert judged(large, output={"nonfinite": 1}) == "DOUBTFUL" and judged(large) == "OK"
+    assert judged(large, output={"spurious": 1}) == "DOUBTFUL" and judged(large) == "OK"
 
 
 def test_where_a_variant_has_no_finite_value_nothing_is_asked():
     assert judged(TRANSPOSED, output={"finite": 0, "nonfinite": 3}) == "OK"
+    assert judged(TRANSPOSED, output={"finite": 3, "nonfinite": 1}) == "OK"
+    infinite = {"finite": 3, "nonfinite": 1, "usually_finite": False}  # the task's own outputs have infinities as well
+    assert judged(TRANSPOSED, output=infinite) == "NONFINITE"
     assert judged(output={"finite": 0}) == "INVALID_TASK"

@@ -436,6 +436,7 @@ def compare(
         "max_rel": own.max_rel,
         "mismatches": own.mismatches,
         "nonfinite": own.nonfinite,
+        "spurious": own.spurious,
         "first_bad_index": own.first_bad,
         "baseline_max_rel": theirs.max_rel,
         "lost_pct": own.lost_pct(),
@@ -516,7 +517,7 @@ class Deviation:
     def __init__(self, bound: float, rms: float):
         self.bound, self.rms = bound, rms
         self.max_rel = 0.0
-        self.mismatches = self.nonfinite = self.lost = self.weighed = 0
+        self.mismatches = self.nonfinite = self.spurious = self.lost = self.weighed = 0
         self.first_bad: int | None = None
 
     def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
@@ -531,7 +532,8 @@ class Deviation:
         self.weighed += int(weighed.sum())
         self.lost += int((weighed & ((actual - exact).abs() > LOST * exact.abs())).sum())
         self.mismatches += int((wrong & ~odd).sum())
-        self.nonfinite += int(odd.sum())
+        self.nonfinite += int(odd.sum())  # of two numbers one alone is finite, or both are other infinities
+        self.spurious += int((odd & torch.isfinite(exact)).sum())
         if self.first_bad is None and bool(wrong.any()):
             self.first_bad = offset + int(wrong.nonzero()[0])
 

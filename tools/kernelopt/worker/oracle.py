@@ -137,7 +137,7 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
     """
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
-    usual: dict[str, list[float]] = {}
+    usual: dict[str, list[dict]] = {}
     return {"cases": [Check(context, loaded, maker, entry, tolerances, usual).result() for entry in cases]}
 
 
@@ -151,9 +151,10 @@ class Check:
         maker: Maker,
         entry: dict,
         tolerances: dict[str, float],
-        usual: dict[str, list[float]],
+        usual: dict[str, list[dict]],
     ):
-        """usual: by workload, the rms of each output on the task's own sizes, which cases leave for the variants after them."""
+        """usual: by workload, {rms, finite} of each output on the task's own inputs, which cases leave for the variants after them.
+        finite: it held no NaN and no infinity."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
         self.entry, self.tolerances, self.usual = entry, tolerances, usual
         self.case = self._case(entry["seed"])
@@ -184,12 +185,17 @@ class Check:
 
     def _compared(self, actual: list[torch.Tensor], expected: dict) -> list[dict]:
         bounds = self._bounds(expected["baseline"])
-        usual = self.usual.get(self.entry["workload"]) if self.entry["variant"] else None
-        scales = usual or [0.0] * len(bounds)
+        workload, variant = self.entry["workload"], self.entry["variant"]
+        usual = self.usual.get(workload, [{"rms": 0.0, "finite": True} for _ in bounds])
+        scales = [own["rms"] if variant else 0.0 for own in usual]
         five = zip(actual, expected["oracle"], expected["baseline"], bounds, scales, strict=False)
         found = [problem.compare(*one) for one in five]
-        if not self.entry["variant"]:
-            self.usual[self.entry["workload"]] = [output.get("rms", 0.0) for output in found]
+        if variant:
+            return [{**output, "usually_finite": own["finite"]} for output, own in zip(found, usual, strict=False)]
+        self.usual[workload] = [
+            {"rms": output.get("rms", 0.0), "finite": own["finite"] and output.get("finite") == output.get("elements")}
+            for output, own in zip(found, usual, strict=False)
+        ]
         return found
 
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
