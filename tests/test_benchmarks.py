@@ -61,12 +61,16 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     monkeypatch.setattr(benchmarks, "run", lambda *_: result.copy())
     monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA H200"})
     command = ("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target")
+    asked = {"workload": "default", "metric": "latency_us", "target": 250, "unit": "us", "basis": "given"}
+    old = {"workload": "default", "metric": "bandwidth_gbps", "target": 9, "unit": "GB/s", "basis": "given"}
+    session.update_readme({**session.task(), "targets": [old, asked]}, {})
     tool_json(*command, "--share", 80, run=run_here)
-    target = session.task()["targets"][0]
+    target, other = session.task()["targets"]
+    assert other == asked and "latency_us <= 250 us, given" in session.readme.read_text()
     assert (target["target"], target["unit"]) == (256.96, "GB/s") and gate.off_basis(target) is None
     assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
     assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
     monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA A100-SXM4-80GB"})
     assert "this GPU is NVIDIA A100" in run_here(*command).stderr
     assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
-    assert session.task()["targets"] == [target]
+    assert session.task()["targets"] == [target, asked]

@@ -143,7 +143,7 @@ W = "../../.."  # the workspace, from a desk
 
 
 def files_but_git(workspace: Workspace) -> dict[str, str]:
-    return {name: token for name, token in kept.everything(workspace).items() if not name.startswith(".git/")}
+    return {name: token for name, token in kept.everything(workspace.root).items() if not name.startswith(".git/")}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, roofline, wiki
+from kernelopt import cli, gate, roofline, wiki
 from kernelopt.errors import Refused, UsageError
 from kernelopt.memory import Memory
 from kernelopt.workspace import Workspace
@@ -98,7 +98,7 @@ def set_targets(workspace: Workspace, args) -> int:
     sections = {
         "Hardware Spec": "\n".join(f"- {line}" for line in citations),
         "Roofline": "\n".join(roofline_line(name, task["work"][name], roof) for name, roof in roofs.items()),
-        "Stop Conditions": "\n".join(roofline.stop_line(target) for target in task["targets"]),
+        "Stop Conditions": "\n".join(gate.stop_line(target) for target in task["targets"]),
     }
     workspace.update_readme(task, sections)
     result = {"targets": task["targets"], "citations": citations}

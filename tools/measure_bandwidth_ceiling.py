@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import benchmarks, cli, gpu, roofline, rounds
+from kernelopt import benchmarks, cli, gate, gpu, roofline, rounds
 from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
@@ -32,7 +32,7 @@ def main() -> int:
         target = roofline.ceiling_target(result["best"]["median"], result["device"], args.share)
         set_target(Workspace(args.workspace), target)
         result["target"] = target
-        text.append(roofline.stop_line(target))
+        text.append(gate.stop_line(target))
     cli.emit(result, args.json, text)
     return 0
 
@@ -69,8 +69,13 @@ def check_target(args) -> None:
 
 
 def set_target(workspace: Workspace, target: dict) -> None:
-    task = {**workspace.task(), "targets": [target]}
-    workspace.update_readme(task, {"Stop Conditions": roofline.stop_line(target)})
+    """In place of the target of that workload and metric; others stay."""
+    task = workspace.task()
+    others = [
+        old for old in task["targets"] if (old["workload"], old["metric"]) != (target["workload"], target["metric"])
+    ]
+    task["targets"] = [target, *others]
+    workspace.update_readme(task, {"Stop Conditions": "\n".join(map(gate.stop_line, task["targets"]))})
 
 
 def arguments():

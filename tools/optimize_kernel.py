@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, executors, gate, loop, machine, strategies
+from kernelopt import cli, executors, gate, kept, loop, machine, strategies
 from kernelopt.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 def main() -> int:
     args = arguments()
-    workspace = Workspace(args.workspace)
+    workspace = opened(args.workspace)
     limits = loop.Limits(
         rounds=args.rounds,
         minutes=args.budget_minutes,
@@ -39,6 +39,15 @@ def main() -> int:
         driven.done()
     cli.emit(result, args.json, lines(result))
     return 0 if result["met"] else 1
+
+
+def opened(root: Path) -> Workspace:
+    """The workspace; one that a killed run's agent has left without its files or its history gets them back."""
+    if not all((root / name).exists() for name in ("README.md", "reference.py", ".git")) and (
+        before := kept.Kept.left(root)
+    ):
+        cli.say(f"optimize_kernel.py: put back, as they were before a kill: {', '.join(before.put_back()[:5])}")
+    return Workspace(root)
 
 
 def lines(result: dict) -> list[str]:

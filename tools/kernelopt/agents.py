@@ -40,7 +40,14 @@ OUTCOMES = (
 MARK = "KERNELOPT_DESK"  # in the environment of all that an agent starts
 HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors have temporary files of other names
     f"{place}.????????"
-    for place in (".kernel.py", "plans/.v*_plan.md", "rejected/.v*_kernel*.py", ".loop/.*.json*", ".loop/candidates/.*")
+    for place in (
+        ".kernel.py",
+        "plans/.v*_plan.md",
+        "rejected/.v*_kernel*.py",
+        ".loop/.*.json*",
+        ".loop/.kept.tar",
+        ".loop/candidates/.*",
+    )
 ]
 
 
@@ -142,7 +149,7 @@ def clear_desks(workspace: Workspace) -> None:
     """End and remove what a killed run left: agents, desks, locks of its git commands, files half written. The workspace is ours."""
     end_marked(workspace.root / ".loop" / "desks")
     remove(workspace.root / ".loop" / "desks")
-    unlock_git(workspace)
+    unlock_git(workspace.root)
     for pattern in HALF_WRITTEN:
         for half_written in workspace.root.glob(pattern):
             half_written.unlink()

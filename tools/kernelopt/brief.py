@@ -7,7 +7,7 @@ The answer is held against the report: a counter that was not collected, or a fi
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
@@ -46,7 +46,8 @@ class Parts:
 
     analysis: of diagnosis.analyse. origin: where the profile comes from (profile_report.origin). kernel: its source. task: the
     workspace's Task block. specs: hardware values as the wiki cites them (Row.citation). utilization: of roofline.utilization,
-    with time_us and clock, whose time that is. records: of the rounds so far, rejected ones too (Memory.records).
+    with time_us and clock, whose time that is. records: of the rounds so far, rejected ones too (Memory.records). masked: versions that
+    are not named.
     """
 
     analysis: dict
@@ -56,6 +57,7 @@ class Parts:
     specs: Sequence[str] = ()
     utilization: dict | None = None
     records: Sequence[dict] = ()
+    masked: Set[str] = frozenset()
 
 
 def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[Parts, list[str]]:
@@ -69,6 +71,7 @@ def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[P
         specs=roof.citations() if roof else [],
         utilization=utilization(workspace, profile),
         records=records.records(),
+        masked=records.masked_versions(),
     )
     return parts, records.left_out()
 
@@ -181,7 +184,14 @@ def findings_section(parts: Parts) -> str:
 
 
 def history_section(parts: Parts) -> str:
-    return titled("History", [round_line(record) for record in parts.records])
+    return without_names(titled("History", [round_line(record) for record in parts.records]), parts.masked)
+
+
+def without_names(text: str, masked: Set[str]) -> str:
+    """`text` with the names of masked versions taken out: an unmasked round may have been held against one."""
+    numbers = "|".join(version[1:] for version in masked)
+    pattern = rf"(?<![A-Za-z0-9])[vV](?:{numbers})(?![0-9])"
+    return re.sub(pattern, "a masked version", text) if masked else text
 
 
 def round_line(record: dict) -> str:

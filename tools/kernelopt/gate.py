@@ -110,6 +110,13 @@ def sign(metric: str) -> str:
     return "<=" if metric == "latency_us" else ">="
 
 
+def stop_line(target: dict) -> str:
+    """A Stop Condition as the README says it."""
+    share = f"{target['share_pct']:g} % of " if "share_pct" in target else ""
+    wanted = f"{target['metric']} {sign(target['metric'])} {target['target']} {target['unit']}"
+    return f"- {target['workload']}: {wanted}, {share}{target['basis']}"
+
+
 def goal(targets: list[dict], record: dict | None) -> dict:
     """{met, targets[{metric, target, achieved, unit, met, problem, …}]}: the Stop Conditions against the best record. problem: see
     `off_basis`; such a target is not met."""
@@ -135,7 +142,12 @@ def off_basis(target: dict) -> str | None:
     if abs(target["target"] - share / 100 * base) <= 0.001 * base:
         return None
     message = f"{target['metric']} {target['target']} is not {share:g} % of its basis {cited[1]} {cited[2]}"
-    return f"{message}; run: compute_utilization.py --set-targets"
+    tool = (
+        "compute_utilization.py --set-targets"
+        if "gpu-wiki" in target["basis"]
+        else "measure_bandwidth_ceiling.py --set-target"
+    )
+    return f"{message}; run: {tool}"
 
 
 def achieved_value(target: dict, record: dict | None) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import bundle
 from .errors import UsageError
-from .workspace import Workspace, run_git
+from .workspace import KEPT_FILE, Workspace, run_git
 
 LARGE = 4 << 20  # bytes; a larger file is told by its size and time, and cannot be put back
 NOT_KEPT = (".loop", ".cache", "report.html")  # of the workspace: what its own tools write meanwhile
@@ -27,29 +27,29 @@ TOKENS = "tokens.json"  # in the archive, beside the files
 class Kept:
     """tokens: of all names in the workspace (see `seen`). contents: of its files. head: its commit."""
 
-    def __init__(self, workspace: Workspace, head: str, tokens: dict[str, str], contents: dict[str, bytes]):
-        self.workspace, self.head, self.tokens, self.contents = workspace, head, tokens, contents
+    def __init__(self, root: Path, head: str, tokens: dict[str, str], contents: dict[str, bytes]):
+        self.root, self.head, self.tokens, self.contents = root, head, tokens, contents
 
     @classmethod
     def of(cls, workspace: Workspace) -> "Kept":
         """The workspace as it is now, also on disk."""
-        tokens = everything(workspace)
+        tokens = everything(workspace.root)
         contents = {n: (workspace.root / n).read_bytes() for n, token in tokens.items() if token.startswith("file ")}
-        kept = cls(workspace, workspace.git("rev-parse", "HEAD"), tokens, contents)
-        bundle.write_bytes(archive(workspace), kept._packed())
+        kept = cls(workspace.root, workspace.git("rev-parse", "HEAD"), tokens, contents)
+        bundle.write_bytes(archive(workspace.root), kept._packed())
         return kept
 
     @classmethod
-    def left(cls, workspace: Workspace) -> "Kept | None":
-        """What a run that was killed among its agents has kept; None where there is none."""
-        path = archive(workspace)
+    def left(cls, root: Path) -> "Kept | None":
+        """What a run that was killed among its agents has kept of the workspace in `root`; None where there is none."""
+        path = archive(root)
         if not path.is_file() or path.is_symlink():
             return None
         try:
             with tarfile.open(path) as packed:
                 contents = {member.name: packed.extractfile(member).read() for member in packed.getmembers()}
             known = json.loads(contents.pop(TOKENS))
-            return cls(workspace, known["head"], known["tokens"], {n[2:]: content for n, content in contents.items()})
+            return cls(root, known["head"], known["tokens"], {n[2:]: content for n, content in contents.items()})
         except (tarfile.TarError, ValueError, KeyError, AttributeError):
             raise UsageError(f"{path} cannot be read; look at the workspace, then remove that file") from None
 
@@ -66,10 +66,10 @@ class Kept:
     def put_back(self) -> list[str]:
         """Restore what was changed or removed; what lies there instead, and what is new, goes to .loop/taken. Returns their names,
         with a word where that was not possible."""
-        real_folder(archive(self.workspace).parent)
-        unlock_git(self.workspace)
-        moved = run_git(self.workspace.root, "rev-parse", "HEAD").stdout.decode().strip() != self.head
-        now = everything(self.workspace)
+        real_folder(archive(self.root).parent)
+        unlock_git(self.root)
+        moved = run_git(self.root, "rev-parse", "HEAD").stdout.decode().strip() != self.head
+        now = everything(self.root)
         changed = [name for name in sorted({*now, *self.tokens}) if now.get(name) != self.tokens.get(name)]
         changed = [name for name in changed if name in self.tokens or not name.startswith(".git/objects/")]
         new = {name for name in changed if name not in self.tokens and self._put_aside(name)}
@@ -80,12 +80,12 @@ class Kept:
             elif name in new:
                 meddled.append(name)
         if moved:
-            run_git(self.workspace.root, "update-ref", "HEAD", self.head)
-        archive(self.workspace).unlink(missing_ok=True)
+            run_git(self.root, "update-ref", "HEAD", self.head)
+        archive(self.root).unlink(missing_ok=True)
         return meddled
 
     def _restored(self, name: str) -> bool:
-        path, token = self.workspace.root / name, self.tokens[name]
+        path, token = self.root / name, self.tokens[name]
         with contextlib.suppress(OSError):
             if token == "folder":
                 real_folder(path, aside=lambda: self._put_aside(name))
@@ -95,15 +95,16 @@ class Kept:
             elif name in self.contents:
                 self._put_aside(name)
                 bundle.write_bytes(path, self.contents[name])
+                path.chmod(int(token.split()[1], 8))
             return token == "folder" or name in self.contents or path.is_symlink()
         return False
 
     def _put_aside(self, name: str) -> bool:
         """Move it into .loop/taken, links themselves and not what they lead to; False when it went with its folder already."""
-        path = self.workspace.root / name
+        path = self.root / name
         if not os.path.lexists(path):
             return False
-        taken = self.workspace.root / ".loop" / "taken"
+        taken = self.root / ".loop" / "taken"
         for folder in (taken.parent, taken):
             real_folder(folder)
         with contextlib.suppress(OSError):
@@ -111,18 +112,18 @@ class Kept:
         return True
 
 
-def archive(workspace: Workspace) -> Path:
-    return workspace.root / ".loop" / "kept.tar"
+def archive(root: Path) -> Path:
+    return root / KEPT_FILE
 
 
-def everything(workspace: Workspace) -> dict[str, str]:
+def everything(root: Path) -> dict[str, str]:
     """Tokens of all that is kept of a workspace, its git's too."""
-    git = {f".git/{name}": token for name, token in seen(workspace.root / ".git", GIT_NOT_KEPT).items()}
-    return seen(workspace.root, (*NOT_KEPT, ".git")) | git
+    git = {f".git/{name}": token for name, token in seen(root / ".git", GIT_NOT_KEPT).items()}
+    return seen(root, (*NOT_KEPT, ".git")) | git
 
 
 def seen(root: Path, ignored: tuple[str, ...]) -> dict[str, str]:
-    """What lies in a folder, by name: "folder", "link to …", "special", "unreadable", "file" with its SHA-256, and of a large file
+    """What lies in a folder, by name: "folder", "link to …", "special", "unreadable", "file" with its rights and SHA-256, and of a large file
     size and time. No link is followed. ignored: names at the top; __pycache__ is left out everywhere."""
     found: dict[str, str] = {}
     folders = [root]
@@ -162,12 +163,12 @@ def token(path: Path) -> str:
         return "special"
     if what.st_size > LARGE:
         return f"large: {what.st_size} bytes of {what.st_mtime_ns}"
-    return f"file {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return f"file {stat.S_IMODE(what.st_mode):o} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def unlock_git(workspace: Workspace) -> None:
+def unlock_git(root: Path) -> None:
     """Remove locks of git commands that are no more: nobody but us works on the workspace now."""
-    for lock in (workspace.root / ".git").rglob("*.lock"):
+    for lock in (root / ".git").rglob("*.lock"):
         remove(lock)
 
 

@@ -76,15 +76,15 @@ class Loop:
 
     def begin(self, resume: bool) -> None:
         """UsageError when there is no baseline, or a former run was not finished and is not to be resumed."""
-        if self.records.best() is None:
-            raise UsageError(
-                "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
-            )
         if self.ledger.state_file.exists() and not resume:
             raise UsageError(
                 f"{self.ledger.state_file} is of a run that did not end; go on with --resume, or remove it"
             )
         self.reclaim()
+        if self.records.best() is None:
+            raise UsageError(
+                "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
+            )
         rounds.forget_unrecorded_commit(self.workspace)
         if unfinished := self.ledger.state():
             self.state = unfinished
@@ -102,7 +102,7 @@ class Loop:
         """What a run that was killed has left is ended, put back and cleared away."""
         self.ledger.open()
         agents.clear_desks(self.workspace)
-        if (before := kept.Kept.left(self.workspace)) and (meddled := before.put_back()):
+        if (before := kept.Kept.left(self.workspace.root)) and (meddled := before.put_back()):
             self.say(
                 f"changed while agents worked, and put back: {', '.join(meddled[:5])}; see {self.ledger.folder / 'taken'}"
             )
@@ -277,12 +277,13 @@ class Loop:
         return bool(result)
 
     def lost(self) -> bool:
-        """Is the first of those that wait gone from the disk? Then that is taken note of."""
-        name = self.state.waiting[0]
-        gone = not all(path.is_file() for path in self.ledger.candidate(name))
-        if gone:
-            self.settled(name, False, "its files are gone from .loop/candidates", outcome="not judged")
-        return gone
+        """Is one of those that wait gone from the disk? Then that is taken note of."""
+        for name in self.state.waiting:
+            if not all(path.is_file() for path in self.ledger.candidate(name)):
+                self.state.waiting.sort(key=lambda other: other != name)
+                self.settled(name, False, "its files are gone from .loop/candidates", outcome="not judged")
+                return True
+        return False
 
     def settle(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
         """Make a candidate the next version, accepted or not; was it accepted?"""
@@ -323,7 +324,8 @@ class Loop:
 
     def note(self, outcome: str, of: str | None, message: str) -> None:
         """Ledger.note, and progress."""
-        message = self.ledger.note(self.state.rounds, of, outcome, message)
+        with self._lock:
+            message = self.ledger.note(self.state.rounds, of, outcome, message)
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
 
     def now(self) -> str:
@@ -341,7 +343,7 @@ class Loop:
     def tell(self) -> None:
         """status.json, for whoever wants to know."""
         with contextlib.suppress(ToolError):  # an agent is at the records; they are put back after it
-            self.best = self.records.best()
+            self.best = self.records.best() or self.best
         best = self.best
         self.ledger.tell(
             {

@@ -72,8 +72,7 @@ class Machine:
         for what in left_out:
             self.say(f"not in the brief: {what}")
         prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
-        masked = memory.Memory(self.workspace).masked_versions()
-        return restart.without_names(f"{prompts['system']}\n\n{prompts['user']}", masked)
+        return f"{prompts['system']}\n\n{prompts['user']}"
 
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]:
         """(status, message) of an agent's plan and of a quick verification of its kernel."""

@@ -252,6 +252,11 @@ def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return torch.empty_like(tensor, device=device)
 
 
+def held_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes that tensors of their own hold in memory, the gaps of views too."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
 def has_gaps(tensor: torch.Tensor) -> bool:
     """Is it a view whose elements lie farther apart than they must, each in a place of its own (an expanded one has fewer)?"""
     if tensor.layout is not torch.strided or not tensor.numel():

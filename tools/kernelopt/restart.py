@@ -1,7 +1,6 @@
 """Partial restart: which records are masked, what a fresh agent is told, and the journal that takes it back."""
 
 import random
-import re
 import shlex
 from pathlib import Path
 
@@ -117,13 +116,13 @@ def hand_over(
 
     root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
     """
-    parts = brief.Parts({}, task={**task, "targets": []}, records=records)
+    parts = brief.Parts({}, task={**task, "targets": []}, records=records, masked=masked)
     sections = [
         OPENING,
         brief.task_section(parts),
         brief.titled("Best so far", best_lines(root, best)),
         brief.titled("Goals", goal_lines(task["targets"], best)),
-        without_names(brief.history_section(parts), masked),
+        brief.history_section(parts),
         brief.titled("Read", reading(root, best)),
         brief.titled("Your round", round_lines(root, next_version)),
     ]
@@ -148,13 +147,6 @@ def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
         wanted = f"{goal['workload']} {goal['metric']} {gate.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
         lines.append(f"- {wanted}; best so far: {achieved}")
     return lines
-
-
-def without_names(text: str, masked: set[str]) -> str:
-    """`text` with the names of masked versions taken out: an unmasked round may have been held against one."""
-    numbers = "|".join(version[1:] for version in masked)
-    pattern = rf"(?<![A-Za-z0-9])[vV](?:{numbers})(?![0-9])"
-    return re.sub(pattern, "a masked version", text) if masked else text
 
 
 def reading(root: Path, best: dict | None) -> list[str]:

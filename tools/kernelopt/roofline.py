@@ -173,14 +173,6 @@ def ceiling_target(ceiling_gbps: float, device: str, share_pct: float = TARGET_S
     }
 
 
-def stop_line(target: dict) -> str:
-    """A Stop Condition as the README says it."""
-    return (
-        f"- {target['workload']}: {target['metric']} >= {target['target']} {target['unit']}, {target['share_pct']:g} % of "
-        f"{target['basis']}"
-    )
-
-
 def target(workload: str, flops: int, bytes_min: int, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> dict:
     """The Stop Condition of a workload: `share_pct` of the attainable rate of whatever bounds it."""
     if bound(flops, bytes_min, roof)["bound"] == "compute":

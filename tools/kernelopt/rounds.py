@@ -13,7 +13,7 @@ from pathlib import Path
 from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
 from .errors import Refused, TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
-from .workspace import Workspace, digest
+from .workspace import KEPT_FILE, Workspace, digest
 
 PLAN_FIELDS = {
     "action_category": "Category",
@@ -51,6 +51,8 @@ def judge(workspace: Workspace, version: str, timeout_s: float, say, sandbox_kin
 
 def check_ready(workspace: Workspace, version: str) -> dict:
     """The plan of this round; UsageError when the round cannot be judged at all."""
+    if (workspace.root / KEPT_FILE).exists():
+        raise UsageError("an unattended run was killed among its agents; first end it: optimize_kernel.py --resume")
     records = memory.Memory(workspace)
     best = records.best()
     check_version(records, version, best)

@@ -4,6 +4,7 @@ A variant: {name, sizes, layout, values}; sizes is [[input, dimension, new size]
 dimensions may change, and which only together: its shapes are tried without data. Imported by worker processes only.
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
-VALUES = ("mixed signs", "nothing positive", "nothing negative", "64 times the inputs")
+VALUES = ("mixed signs", "64 times the inputs", "nothing positive", "nothing negative")
+FIRST = 2  # of values, and one more of layouts, where each is a file of nearly the task's own, large size
 CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros: a kernel may ignore them
 LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
 ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
@@ -46,11 +48,7 @@ def of_workload(
         for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
             for size_of in (lambda _: 1, small_prime):  # a kernel may be bound to one size, a head's width
                 wanted[alone(group, size_of)] = resized([group], size_of)
-            wanted[alone(group, beyond)] = [s for s in small if not changes([group], s)] + resized([group], beyond)
-        for part in shapes.parts(groups):
-            wanted[f"{alone(part, small_prime)}, others of its size stay"] = resized([part], small_prime)
-        if single := shapes.single():
-            wanted["batch of two"] = small + [[i, d, 2] for i, d, _ in single]
+        wanted |= {name: sizes for name, sizes in further(shapes, groups, small).items() if shapes.small(sizes)}
     found, seen = [], []
     for name, sizes in wanted.items():
         sizes = shapes.possible(sizes)
@@ -58,12 +56,27 @@ def of_workload(
             seen.append(sizes)
             found.append(variant(name, sizes))
     if full:
-        found += [variant(values, small, values=values) for values in VALUES if shapes.floating()]
+        values, other = list(VALUES) * shapes.floating(), layouts(shapes.inputs)
+        if not shapes.small(small):
+            values, other = values[:FIRST], other[: FIRST + 1]
+        found += [variant(name, small, values=name) for name in values]
         found += [variant(CONSTANTS, small, values=CONSTANTS)] * any(map(constant, shapes.inputs))
-        found += [variant(layout, small, layout) for layout in layouts(shapes.inputs)]
-        if own_sizes and small and sum(tensor.nbytes for tensor in shapes.inputs) <= LARGE_BYTES:
+        found += [variant(layout, small, layout) for layout in other]
+        if own_sizes and small and shapes.small([]):
             found.append(variant("transposed inputs, own sizes", [], "transposed inputs"))
-            found += [variant(f"{VALUES[1]}, own sizes", [], values=VALUES[1])] * shapes.floating()
+            found += [variant("nothing positive, own sizes", [], values="nothing positive")] * shapes.floating()
+    return found
+
+
+def further(shapes: "Shapes", groups: list[Group], small: list) -> dict[str, list]:
+    """Sizes by name, for where they leave the inputs small: more than a tile of the task's own, equal sizes apart, a batch of two."""
+    found = {}
+    for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
+        found[alone(group, beyond)] = [s for s in small if not changes([group], s)] + resized([group], beyond)
+    for part in shapes.parts(groups):
+        found[f"{alone(part, small_prime)}, others of its size stay"] = resized([part], small_prime)
+    if single := shapes.single():
+        found["batch of two"] = small + [[i, d, 2] for i, d, _ in single]
     return found
 
 
@@ -160,13 +173,15 @@ class Shapes:
         """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square product."""
         found: list[Group] = []
         for group in groups:
-            for place in group:
+            for place in group[:MOST_ALONE]:
+                if len(found) == MOST_ALONE:
+                    return found
                 smaller = [[place], *(sorted([place, other]) for other in group if other != place)]
                 part = next(
                     (p for p in smaller if len(p) < len(group) and self.possible(resized([p], small_prime))), None
                 )
                 found += [part] if part and part not in found else []
-        return found[:MOST_ALONE]
+        return found
 
     def single(self) -> Group:
         """The leading dimensions of size 1: a batch of one."""
@@ -184,15 +199,15 @@ class Shapes:
 
     def possible(self, sizes: list[list[int]]) -> list[list[int]]:
         """The sizes, or [] where the reference does not take them all together, or they are far too large."""
-        return sizes if sizes and self._fits(sizes) and self._takes(sizes) and self._indices_fit(sizes) else []
+        return sizes if sizes and self._takes(sizes) and self._indices_fit(sizes) else []
 
-    def _fits(self, sizes: list[list[int]]) -> bool:
-        """Are the inputs then no larger than they are, or not large?"""
+    def small(self, sizes: list[list[int]]) -> bool:
+        """Are the inputs of these sizes no more than LARGE_BYTES?"""
         shapes = [list(tensor.shape) for tensor in self.inputs]
         for number, dimension, size in sizes:
             shapes[number][dimension] = size
         after = sum(math.prod(shape) * t.element_size() for shape, t in zip(shapes, self.inputs, strict=True))
-        return after <= max(LARGE_BYTES, sum(tensor.nbytes for tensor in self.inputs))
+        return after <= LARGE_BYTES
 
     def _takes(self, sizes: list[list[int]]) -> bool:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -206,6 +221,11 @@ class Shapes:
         except Exception:
             return False
 
+    @functools.cached_property
+    def _model(self) -> torch.nn.Module:
+        reference, workload, dtype = self._arguments
+        return reference.build(workload, 0, dtype, "cpu")[0]
+
     def _indices_fit(self, sizes: list[list[int]]) -> bool:
         """Integers among the inputs may be indices, whose values no shape tells; `cut` keeps them within what was cut."""
         if not self._has_indices:
@@ -213,10 +233,8 @@ class Shapes:
         changed = cut(self._given, sizes)
         if sum(tensor.nbytes for tensor in problem.input_tensors(changed)) > RUN_BYTES:
             return True
-        reference, workload, dtype = self._arguments
         try:
-            model, _, _ = reference.build(workload, 0, dtype, "cpu")
-            problem.call(model, problem.on_cpu(changed))
+            problem.call(self._model, problem.on_cpu(changed))
             return True
         except Exception:
             return False
@@ -266,9 +284,12 @@ def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
     return torch.where(tensor >= 0, lowest + (tensor - lowest) % (new - lowest), tensor)
 
 
-def of_case(case: problem.Case, wanted: dict) -> problem.Case:
-    """The case as a variant wants it."""
-    inputs = cut(case.inputs, wanted["sizes"])
+def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False) -> problem.Case:
+    """The case as a variant wants it; from_the_end: with its last elements in place of the first."""
+    given = case.inputs
+    if from_the_end:
+        given = problem.map_tensors(given, lambda tensor: tensor.flip(list(range(tensor.dim()))))
+    inputs = cut(given, wanted["sizes"])
     return case.with_inputs(problem.map_tensors(inputs, lambda tensor: with_values(tensor, wanted["values"])))
 
 

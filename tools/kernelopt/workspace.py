@@ -27,6 +27,7 @@ DTYPES = {
     "bf16": ("bf16", "bfloat16"),
 }
 # Records name the commit they belong to, so they stand beside the history, not in it.
+KEPT_FILE = ".loop/kept.tar"  # there while agents work (kept.py)
 IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
 
 
@@ -106,6 +107,8 @@ class Workspace:
     @contextlib.contextmanager
     def locked(self):
         """Only one gate at a time works on a workspace; EnvironmentLacks for the second."""
+        if not (self.root / ".git").is_dir():
+            raise UsageError(f"{self.root} has no history (.git), so that nothing can be judged there")
         with open(self.root / ".git" / "kernelopt-lock", "w") as file:  # not in a folder that people clear
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -63,7 +63,7 @@ class Run:
         self.other = candidate.load_case(entry["other"]) if entry["other"] else None
         self.kernel = candidate.load(self.case)
         self.guards = Guards()
-        self.guarded = guarded and sum(t.nbytes for t in problem.input_tensors(self.case.inputs)) <= GUARDED_BYTES
+        self.guarded = guarded and problem.held_bytes(problem.input_tensors(self.case.inputs)) <= GUARDED_BYTES
         self.fails_guarded = False
         self.mutated: set[int] = set()
         self.live: list[list[torch.Tensor]] = []  # what the calls returned
@@ -182,7 +182,7 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
 
 def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> dict:
     """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch, window,
-    triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see Context.triton)."""
+    triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see Candidate.triton)."""
     candidate = Candidate(context, kernel)
     call = warmed_up(context, candidate, inputs)
     since = time.time()

@@ -66,7 +66,7 @@ def prepare(
     return {"cases": cases}
 
 
-TRIED_BYTES = 1 << 20  # of inputs: the reference may take long over more on a CPU
+TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
 ROUGHLY = 0.25  # bound on values that the task does not have: there a right kernel may be far less exact than PyTorch
 
 
@@ -78,7 +78,7 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
     answers = {}
     for number, variant in enumerate(found):
         case = maker.case(workload, seed, variant)
-        if sum(tensor.nbytes for tensor in problem.input_tensors(case.inputs)) <= TRIED_BYTES:
+        if sum(tensor.nbytes for tensor in [*problem.input_tensors(case.inputs), *case.state.values()]) <= TRIED_BYTES:
             try:
                 outputs(loaded, case, "cpu")
                 answers[number] = True
@@ -95,11 +95,11 @@ class Maker:
         self._loaded, self._dtype, self._device = loaded, dtype, device
         self._last: tuple = (None, None)
 
-    def case(self, workload: str, seed: int, variant: dict | None = None) -> problem.Case:
-        """The inputs and parameters of a seed, cut down to the sizes of a variant."""
+    def case(self, workload: str, seed: int, variant: dict | None = None, from_the_end: bool = False) -> problem.Case:
+        """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of them."""
         if self._last[0] != (workload, seed):
             self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
-        return variants.of_case(self._last[1], variant) if variant else self._last[1]
+        return variants.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
@@ -137,8 +137,8 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
     """
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
-    usual: dict[str, list[dict]] = {}
-    return {"cases": [Check(context, loaded, maker, entry, tolerances, usual).result() for entry in cases]}
+    finite: dict[str, list[bool]] = {}
+    return {"cases": [Check(context, loaded, maker, entry, tolerances, finite).result() for entry in cases]}
 
 
 class Check:
@@ -151,12 +151,12 @@ class Check:
         maker: Maker,
         entry: dict,
         tolerances: dict[str, float],
-        usual: dict[str, list[dict]],
+        finite: dict[str, list[bool]],
     ):
-        """usual: by workload, {rms, finite} of each output on the task's own inputs, which cases leave for the variants after them.
-        finite: it held no NaN and no infinity."""
+        """finite: by workload, whether each output held no NaN and no infinity on the task's own inputs, which cases leave for the
+        variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
-        self.entry, self.tolerances, self.usual = entry, tolerances, usual
+        self.entry, self.tolerances, self.finite = entry, tolerances, finite
         self.case = self._case(entry["seed"])
 
     def _case(self, seed: int) -> problem.Case:
@@ -172,30 +172,26 @@ class Check:
             except Exception as error:
                 return {"unreadable": describe(error)["message"]}
             if call["inputs_seed"] not in expected:
-                expected = {call["inputs_seed"]: self._expected(call["inputs_seed"], first=not calls)}  # memory for one
-            found = {**expected[call["inputs_seed"]], **found}  # the first call's answers to what is asked once
-            calls.append({"count": len(actual), "outputs": self._compared(actual, expected[call["inputs_seed"]])})
-        return {
-            "calls": calls,
-            "expected_count": len(found["baseline"]),
-            "bland": found["bland"],
-            "oracle": found["precision"],
-            "random": found["random"],
-        }
+                expected.clear()  # memory for one
+                expected[call["inputs_seed"]] = self._expected(call["inputs_seed"], first=not calls)
+            wanted = expected[call["inputs_seed"]]
+            if not calls:  # what is asked once
+                found = {name: wanted[name] for name in ("bland", "random")} | {"oracle": wanted["precision"]}
+                found["expected_count"] = len(wanted["baseline"])
+            calls.append({"count": len(actual), "outputs": self._compared(actual, wanted)})
+            del wanted
+        return {"calls": calls, **found}
 
     def _compared(self, actual: list[torch.Tensor], expected: dict) -> list[dict]:
         bounds = self._bounds(expected["baseline"])
         workload, variant = self.entry["workload"], self.entry["variant"]
-        usual = self.usual.get(workload, [{"rms": 0.0, "finite": True} for _ in bounds])
-        scales = [own["rms"] if variant else 0.0 for own in usual]
-        five = zip(actual, expected["oracle"], expected["baseline"], bounds, scales, strict=False)
+        five = zip(actual, expected["oracle"], expected["baseline"], bounds, expected["usual_rms"], strict=False)
         found = [problem.compare(*one) for one in five]
+        finite = self.finite.get(workload, [True] * len(bounds))
         if variant:
-            return [{**output, "usually_finite": own["finite"]} for output, own in zip(found, usual, strict=False)]
-        self.usual[workload] = [
-            {"rms": output.get("rms", 0.0), "finite": own["finite"] and output.get("finite") == output.get("elements")}
-            for output, own in zip(found, usual, strict=False)
-        ]
+            return [{**output, "usually_finite": own} for output, own in zip(found, finite, strict=False)]
+        all_finite = (output.get("finite") == output.get("elements") for output in found)
+        self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
         return found
 
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
@@ -214,6 +210,7 @@ class Check:
             baseline = outputs(self.loaded, case, self.device)
             oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
         expected = {"baseline": baseline, "oracle": oracle, "precision": precision, "random": False, "bland": []}
+        expected["usual_rms"] = self._usual_rms(inputs_seed, oracle)
         if first and self.entry["variant"] is None:
             with blaming(OracleError):
                 again = outputs(self.loaded, case, self.device, draw=1)
@@ -222,6 +219,16 @@ class Check:
             expected["random"] = any(found["mismatches"] + found["nonfinite"] for found in repeated)
             expected["bland"] = self._bland(case, expected) if self.entry["first"] else []
         return expected
+
+    def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
+        """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else 0."""
+        sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
+        if not sizes or not any(tensor.numel() < problem.FEW for tensor in oracle):
+            return [0.0] * len(oracle)
+        with blaming(OracleError):
+            other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
+            found = outputs(self.loaded, other, self.device)
+        return [problem.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
 
     def _bland(self, case: problem.Case, expected: dict) -> list[str]:
         """Answers that compute nothing and would pass on this workload (see problem.bland_answers)."""

@@ -215,7 +215,7 @@ class Race:
         return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
 
     def _fresh_stretch(self, name: str, calls: int, kept: list) -> bool:
-        size = sum(tensor.nbytes for tensor in self.memory[0])
+        size = problem.held_bytes(self.memory[0])
         number = randbelow(len(self.sets))
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(size, 1) + 1)
         memory = [self._fill([problem.memory_like(t, t.device) for t in self.memory[0]], number) for _ in range(copies)]
