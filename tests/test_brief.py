@@ -336,3 +336,10 @@ def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
         for root in (BUNDLE / "examples" / "rmsnorm", tmp_path / "w")
     ]
     assert shares[1] == pytest.approx(shares[0] * 4296 / 3000)
+
+
+def test_a_masked_version_is_not_named_in_the_history_and_the_kernel_stays_as_it_is():
+    record = json.loads((BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json").read_text())
+    parts = brief.Parts({}, records=[record], masked={"v0"}, kernel="v0 = tl.load(p)")
+    assert "a masked version" in brief.history_section(parts) and "v0" not in brief.history_section(parts)
+    assert "v0 = tl.load(p)" in brief.kernel_section(parts)

@@ -169,6 +169,8 @@ def files_but_git(workspace: Workspace) -> dict[str, str]:
         f"echo x > {W}/$(printf 'x%.0s' $(seq 255))",
         f"chmod 000 {W}/memory; echo x > {W}/x",
         f"rm {W}/link",
+        f"chmod +x {W}/reference.py",
+        f"rm -rf {W}/memory",
         f"rm -rf {W}/.loop; touch {W}/.loop",
         f"echo '{{{{' > {W}/memory/v0.json",
         f"sed -i 's/H200/H999/' {W}/README.md",
@@ -716,3 +718,23 @@ def test_a_state_that_is_none_is_refused_and_kept(ready, text):
     with pytest.raises(UsageError, match="is no state of a run"):
         run(ready, "true", resume=True)
     assert path.read_text() == text
+
+
+def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read(ready, run_here):
+    breaks = f"rm -rf {W}/memory {W}/README.md {W}/.git; kill -9 $PPID; sleep 5"
+    code = KILLED.format(
+        agent=breaks, tools=str(BUNDLE / "tools"), tests=str(BUNDLE / "tests"), root=str(ready.root), place=""
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
+    assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
+    assert memory.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
+
+
+def test_while_a_killed_run_has_kept_the_workspace_no_gate_changes_it(ready):
+    kept.Kept.of(ready)
+    with pytest.raises(UsageError, match=r"optimize_kernel\.py --resume"):
+        rounds.check_ready(ready, "v1")
+    shutil.rmtree(ready.root / ".git")
+    with pytest.raises(UsageError, match="has no history"), ready.locked():
+        pass

@@ -208,3 +208,8 @@ def test_one_sum_near_zero_is_held_against_the_usual_size_of_the_output():
     found = [problem.compare(off, exact, exact.float(), 1e-4, usual)["mismatches"] for usual in (0.0, 10.0)]
     assert found == [1, 0]
     assert problem.compare(off + 0.01, exact, exact.float(), 1e-4, 10.0)["mismatches"] == 1
+
+
+def test_what_a_view_holds_counts_with_its_gaps():
+    half = torch.arange(12.0).view(2, 6)[:, :3]
+    assert problem.held_bytes([problem.place(half, "cpu")]) == 9 * 4 and half.nbytes == 6 * 4

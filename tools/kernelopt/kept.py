@@ -81,6 +81,8 @@ class Kept:
                 meddled.append(name)
         if moved:
             run_git(self.root, "update-ref", "HEAD", self.head)
+        if not (self.root / ".git" / "index").exists():
+            run_git(self.root, "read-tree", "HEAD")
         archive(self.root).unlink(missing_ok=True)
         return meddled
 
