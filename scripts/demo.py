@@ -26,7 +26,10 @@ class Demo:
         done = subprocess.run([str(part) for part in arguments], stdout=subprocess.PIPE, text=True)
         print(done.stdout, end="", flush=True)
         if done.returncode != expect:
-            sys.exit(f"demo: exit code {done.returncode} where {expect} was expected; the demo stops here")
+            print(
+                f"demo: exit code {done.returncode} where {expect} was expected; the demo stops here", file=sys.stderr
+            )
+            sys.exit(done.returncode or 1)
         return done.stdout.strip()
 
     def tool(self, title: str, name: str, *arguments, expect: int = 0) -> str:

@@ -195,3 +195,9 @@ def test_the_demo_without_a_gpu_says_so_and_accepts_nothing(tmp_path):
     assert " measured " not in table and "nothing accepted" in table
     (made,) = tmp_path.glob("kernel_opt_row_softmax_demo_*")
     assert not list((made / "memory").glob("*.json"))
+
+
+def test_the_demos_exit_code_is_that_of_the_step_that_failed(tmp_path):
+    demo = [sys.executable, BUNDLE / "scripts" / "demo.py", "--root", tmp_path / "nowhere"]
+    done = subprocess.run(demo, capture_output=True, text=True)
+    assert done.returncode == 2 and "exit code 2 where 0 was expected" in done.stderr

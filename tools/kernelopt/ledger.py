@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from . import bundle, kept, memory
+from . import bundle, kept, memory, rounds
 from .errors import UsageError
 
 LONGEST = 500  # characters of a message
@@ -76,8 +76,7 @@ class Ledger:
 
     def note(self, number: int, of: str | None, outcome: str, message: str) -> str:
         """A line of rounds.jsonl; the message as it stands there. of: a version, or a candidate that became none."""
-        # an agent's words, and maybe commands to a terminal
-        message = "".join(letter if letter.isprintable() else " " for letter in message)[:LONGEST]
+        message = rounds.in_a_line(message)[:LONGEST]
         line = {"at": memory.now(), "round": number, "of": of, "outcome": outcome, "message": message}
         half_a_line = bool(self._noted) and not self._noted.endswith("\n")
         self._noted += "\n" * half_a_line + json.dumps(line) + "\n"

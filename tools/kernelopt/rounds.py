@@ -135,7 +135,7 @@ def plan_fields(path: Path) -> dict:
 
 
 def in_a_line(text: str) -> str:
-    """Without what a terminal would take for a command."""
+    """An agent's words, without what a terminal would take for a command."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
