@@ -213,3 +213,15 @@ def test_one_sum_near_zero_is_held_against_the_usual_size_of_the_output():
 def test_what_a_view_holds_counts_with_its_gaps():
     half = torch.arange(12.0).view(2, 6)[:, :3]
     assert problem.held_bytes([problem.place(half, "cpu")]) == 9 * 4 and half.nbytes == 6 * 4
+
+
+def test_sizes_are_varied_in_another_dtype_too(tmp_path):
+    layer = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    layer += "        self.layer, self.state = torch.nn.Linear(64, 64), torch.nn.LSTM(64, 64)\n        self.again = self.layer\n"
+    layer += "    def forward(self, x): return self.state(self.again(x))[0]\n"
+    (tmp_path / "reference.py").write_text(layer + "def get_inputs(): return [torch.randn(300, 64)]\n")
+    reference = problem.Reference(tmp_path / "reference.py")
+    model, inputs, _ = reference.build("default", 0, "bf16", "cpu")
+    assert model.again.weight is model.layer.weight and model.layer.weight.dtype == torch.bfloat16
+    found = variants.of_workload(reference, "default", "bf16", inputs, full=True)
+    assert any(variant["sizes"] for variant in found)

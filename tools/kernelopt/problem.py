@@ -177,7 +177,23 @@ def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None)
 
 def cast_module(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Floating parameters and buffers in `dtype`; complex and integer ones as they are."""
-    model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    try:
+        model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    except RuntimeError:  # torch 2.13 swaps fake tensors, and refuses where anything else refers to one
+        replace_tensors(model, dtype)
+
+
+def replace_tensors(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """`cast_module` by new parameters and buffers; what modules share stays shared."""
+    made: dict[int, tuple] = {}
+    for module in model.modules():
+        own = {"recurse": False, "remove_duplicate": False}
+        for name, old in [*module.named_parameters(**own), *module.named_buffers(**own)]:
+            if id(old) not in made:
+                new = old.detach().to(dtype) if old.is_floating_point() else old
+                is_parameter = isinstance(old, torch.nn.Parameter)
+                made[id(old)] = old, torch.nn.Parameter(new, old.requires_grad) if is_parameter else new
+            setattr(module, name, made[id(old)][1])
 
 
 def take_dtypes(model: torch.nn.Module, state: dict) -> None:
