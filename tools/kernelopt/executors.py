@@ -98,13 +98,23 @@ def measured(executor, workspace: Workspace, kernels: list[bytes], timeout_s: fl
         except ToolError as error:
             return Refused(str(error))
 
-    with ThreadPoolExecutor(executor.slots) as pool:
-        asked = [pool.submit(one, kernel) for kernel in kernels]
+    return side_by_side(
+        one, [(kernel,) for kernel in kernels], executor.slots, executor.stop, (KeyboardInterrupt, SystemExit)
+    )
+
+
+def side_by_side(
+    function: Callable, calls: list[tuple], workers: int, stop: Callable[[], None], ends: tuple = (BaseException,)
+) -> list:
+    """The results of `function` on each call's arguments, so many in threads at a time. At one of `ends` no further begins, and those
+    that run are told to `stop` until they have: the pool would wait for them."""
+    with ThreadPoolExecutor(workers) as pool:
+        asked = [pool.submit(function, *call) for call in calls]
         try:
             return [future.result() for future in asked]
-        except (KeyboardInterrupt, SystemExit):  # told to stop: the pool would wait for the measurements
+        except ends:
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(future.done() for future in asked):
-                executor.stop()
+                stop()
                 time.sleep(0.05)
             raise

@@ -87,6 +87,7 @@ class Kept:
         return meddled
 
     def _restored(self, name: str) -> bool:
+        """Put one back as it was; False where that is not possible."""
         path, token = self.root / name, self.tokens[name]
         with contextlib.suppress(OSError):
             if token == "folder":
@@ -98,7 +99,9 @@ class Kept:
                 self._put_aside(name)
                 bundle.write_bytes(path, self.contents[name])
                 path.chmod(int(token.split()[1], 8))
-            return token == "folder" or name in self.contents or path.is_symlink()
+            else:
+                return False
+            return True
         return False
 
     def _put_aside(self, name: str) -> bool:

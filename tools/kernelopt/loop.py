@@ -9,12 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from . import agents, bundle, gate, kept, memory, metrics, profile_report, rounds
+from . import agents, bundle, executors, gate, kept, memory, metrics, profile_report, rounds
 from .errors import EnvironmentLacks, Refused, ToolError, UsageError
 from .ledger import Ledger, State
 from .strategies import Beam, Greedy
@@ -168,17 +167,8 @@ class Loop:
             ]
             before = kept.Kept.of(self.workspace)
             try:
-                with ThreadPoolExecutor(len(desks)) as pool:
-                    asked = [pool.submit(self.answered, *one) for one in zip(desks, briefs, strict=True)]
-                    try:
-                        answers = [future.result() for future in asked]
-                    except BaseException:  # told to stop: the pool would wait for agents and verifications
-                        self.stopping.set()
-                        while not all(future.done() for future in asked):
-                            agents.end_marked(self.ledger.folder / "desks")
-                            self.machine.stop()
-                            time.sleep(0.05)
-                        raise
+                pairs = list(zip(desks, briefs, strict=True))
+                answers = executors.side_by_side(self.answered, pairs, len(pairs), self.end_agents)
             finally:
                 meddled = before.put_back()
         if meddled:
@@ -187,6 +177,12 @@ class Loop:
             self.take(name, answer)
         self.save()
         self.judge_what_waits()
+
+    def end_agents(self) -> None:
+        """Told to stop: agents and verifications end, and no other begins."""
+        self.stopping.set()
+        agents.end_marked(self.ledger.folder / "desks")
+        self.machine.stop()
 
     def kernel_of(self, version: str) -> bytes | None:
         """None where somebody has cleared rejected/ away."""

@@ -198,7 +198,7 @@ class Shapes:
         yield [place]
 
     def possible(self, sizes: list[list[int]]) -> list[list[int]]:
-        """The sizes, or [] where the reference does not take them all together, or they are far too large."""
+        """The sizes, or [] where the reference does not take them all together."""
         return sizes if sizes and self._takes(sizes) and self._indices_fit(sizes) else []
 
     def small(self, sizes: list[list[int]]) -> bool:
