@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from kernelopt import cli, gate, memory, opponents, roofline, rounds, subject, timing, verify
+from kernelopt import benchmarks, cli, gate, memory, opponents, roofline, rounds, subject, timing, verify
 from kernelopt.errors import ToolError
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace
@@ -43,7 +43,7 @@ def main() -> int:
 
 def measured(name: str) -> dict:
     """One example: {name, status, shapes, ours_us, what roofline.utilization makes of it, against: {opponent: {verdict, speedup,
-    us}}, latency_us by do_bench, gpu_state, rounds, minutes}. minutes: from the first verdict to the last, profiles included, exploration not."""
+    us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling, GB/s of a kernel that only moves as many bytes in and out}. minutes: from the first verdict to the last, profiles included, exploration not."""
     print(f"{name} …", file=sys.stderr, flush=True)
     workspace = Workspace(EXAMPLES / name)
     task = subject.of_workspace(workspace)
@@ -68,7 +68,11 @@ def measured(name: str) -> dict:
     work = workspace.task()["work"]["default"]
     roof = roofline.roof_for(rounds.product_of_task(workspace), work)
     row["ours_us"] = ours_us(row["against"]["eager"])
-    return row | roofline.utilization(row["ours_us"], work["flops"], work["bytes_min"], roof)
+    row |= roofline.utilization(row["ours_us"], work["flops"], work["bytes_min"], roof)
+    if row["bound"] == "memory":
+        mix = {name: work[name] for name in ("bytes_in", "bytes_out", "dtype")}
+        row["ceiling"] = benchmarks.run("ceiling", {**mix, "rep_ms": 100}, 300)["best"]
+    return row
 
 
 def ours_us(eager: dict) -> float:
@@ -103,6 +107,7 @@ def table(rows: list[dict]) -> str:
         "alone (us)",
         "share of the floor",
         "rate",
+        "share of its mix",
         *names,
         "others",
         "rounds",
@@ -127,6 +132,9 @@ def measured_cells(row: dict, names: list[str]) -> list[str]:
         f"{row['latency_us']['median']:.1f}",
         f"{row['floor_share_pct']:.1f} % of {row['floor_us']:.1f} us",
         rate,
+        f"{100 * row['bandwidth_gbps'] / row['ceiling']['median']:.1f} % of {row['ceiling']['median']:.0f} GB/s"
+        if "ceiling" in row
+        else "–",
         *(cell(row["against"][name]) for name in names),
         "; ".join(others) or "–",
         str(row["rounds"]),

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-STATUS = {"NONFINITE", "CHEAT_SUSPECT"}
+STATUS = {"NONFINITE", "WRONG_VALUES", "CHEAT_SUSPECT"}
 CAUGHT_BY = "verify"
 NEEDS = "cuda"
 
