@@ -65,8 +65,9 @@ def test_what_fits_in_the_l2_is_faster_only_while_it_is_warm():
     assert (1024, "warm") not in copy  # far above the L2 there is no difference to measure
 
 
-def test_the_ceiling_of_a_size_is_below_the_documented_peak():
-    arguments = ["--bytes-in", 1 << 29, "--bytes-out", 1 << 29, "--dtype", "bf16", "--rep-ms", 20]
+@pytest.mark.parametrize("moved", [(1 << 29, 1 << 29), ((1 << 32) + (1 << 21), 1 << 12)], ids=["copy", "beyond_int32"])
+def test_the_ceiling_of_a_size_is_below_the_documented_peak(moved):
+    arguments = ["--bytes-in", moved[0], "--bytes-out", moved[1], "--dtype", "bf16", "--rep-ms", 20]
     best = tool_json("measure_bandwidth_ceiling.py", *arguments)["best"]["median"]
     page = wiki.find(gpu.identify()["name"], wiki.pages(BUNDLE / "gpu-wiki"))
     peak = page.known("memory_bandwidth").value

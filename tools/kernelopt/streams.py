@@ -23,12 +23,12 @@ SHAPES = [
 def move(source, target, read, written, BLOCK: tl.constexpr):  # noqa: N803
     """Each program takes every n-th block of what is read and of what is written, in turn."""
     lane = tl.arange(0, BLOCK)
-    at = (tl.program_id(0) * BLOCK + lane).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + lane  # may pass 2^31 elements
     total = tl.zeros([BLOCK], source.dtype.element_ty)
     for _ in range(tl.program_id(0), tl.cdiv(max(read, written), BLOCK), tl.num_programs(0)):
         total += tl.load(source + at, mask=at < read, other=0)
         tl.store(target + at, total.to(target.dtype.element_ty), mask=at < written)
-        at += tl.num_programs(0) * BLOCK
+        at += tl.num_programs(0).to(tl.int64) * BLOCK
     # Never true for a source of ones, and unknown to the compiler: a kernel that only reads must not drop its loads.
     tl.store(target + lane, total.to(target.dtype.element_ty), mask=(total < 0) & (lane < written))
 
