@@ -126,15 +126,16 @@ def table(rows: list[dict]) -> str:
 
 def measured_cells(row: dict, names: list[str]) -> list[str]:
     others = [f"{name}: {cell(found)}" for name, found in row["against"].items() if name not in names]
-    rate = f"{row['tflops']:.0f} TFLOPS" if row["bound"] == "compute" else f"{row['bandwidth_gbps']:.0f} GB/s"
+    rate, share = f"{row['tflops']:.0f} TFLOPS", "–"
+    if row["bound"] == "memory":
+        reached, ceiling = row["bandwidth_gbps"], row["ceiling"]["median"]
+        rate, share = f"{reached:.0f} GB/s", f"{100 * reached / ceiling:.1f} % of {ceiling:.0f} GB/s"
     return [
         f"{row['ours_us']:.1f}",
         f"{row['latency_us']['median']:.1f}",
         f"{row['floor_share_pct']:.1f} % of {row['floor_us']:.1f} us",
         rate,
-        f"{100 * row['bandwidth_gbps'] / row['ceiling']['median']:.1f} % of {row['ceiling']['median']:.0f} GB/s"
-        if "ceiling" in row
-        else "–",
+        share,
         *(cell(row["against"][name]) for name in names),
         "; ".join(others) or "–",
         str(row["rounds"]),

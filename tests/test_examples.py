@@ -87,7 +87,8 @@ def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_to
         "floor_us": 9.0,
         "floor_share_pct": 90.0,
     }
-    row |= {"bound": "memory", "tflops": 1.0, "bandwidth_gbps": 3900.4, "rounds": 5, "minutes": 6.4}
+    row |= {"bound": "memory", "tflops": 1.0, "bandwidth_gbps": 3900.4, "ceiling": {"median": 4000.0}}
+    row |= {"rounds": 5, "minutes": 6.4}
     row["against"] = {
         "eager": compared,
         "torch.compile": compared,
@@ -101,7 +102,7 @@ def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_to
     )
     assert (
         done.returncode == 1
-        and "| a | 8 -> 8 | 10.0 | 10.5 | 90.0 % of 9.0 us | 3900 GB/s | 15.0 us, 1.500x (1.400 to 1.600) |"
+        and "| a | 8 -> 8 | 10.0 | 10.5 | 90.0 % of 9.0 us | 3900 GB/s | 97.5 % of 4000 GB/s | 15.0 us, 1.500x (1.400 to 1.600) |"
         in done.stdout
     )
     assert done.stdout.count("| 5 | 6 |\n") == 1 and len({line.count("|") for line in done.stdout.splitlines()}) == 1

@@ -1,4 +1,4 @@
-"""4: eight programs keep eight multiprocessors busy, where the GPUs of the wiki have 40 and more."""
+"""24: fast_kernel.py reached 27.6x (27.6 to 27.6) on an H200. Eight programs keep eight of its 132 multiprocessors busy."""
 
 from pathlib import Path
 
@@ -6,4 +6,4 @@ from measuring import faster_and_right
 
 
 def check(folder: Path, answer: str) -> list[str]:
-    return faster_and_right(Path(__file__).parent, folder, target=4.0)
+    return faster_and_right(Path(__file__).parent, folder, target=24.0)
