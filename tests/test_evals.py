@@ -274,7 +274,7 @@ def test_a_task_is_judged_on_the_evaluators_files(case, prepared, monkeypatch):
 
     def stand_in(name, *arguments):
         seen.append((name, *map(str, arguments), Path(arguments[1]).read_text()))
-        return {"status": "OK"} if name == "verify_kernel.py" else timing("FASTER", 9.0, 9.1)
+        return {"status": "OK"} if name == "verify_kernel.py" else timing("FASTER", 99.0, 99.1)
 
     monkeypatch.setattr(measuring, "tool", stand_in)
     assert cases.judge(case, folder, "") == []
