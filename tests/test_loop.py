@@ -325,6 +325,16 @@ def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of
     assert not running("303")
 
 
+@pytest.mark.parametrize(
+    "command", ["no-such-agent --fast", "./kernel.py", "exec /no/such/agent", "true && no-such-agent"]
+)
+def test_an_agents_command_that_is_none_ends_the_run_and_another_goes_on(ready, command):
+    with pytest.raises(EnvironmentLacks, match=r"cannot be run: bash: line 1: .*--resume"):
+        run(ready, command)
+    result, lines = run(ready, GOOD, resume=True)
+    assert result["best"] == "v2" and outcomes(lines) == ["accepted", "accepted", "stop"]
+
+
 def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     mends = agent('if grep -q WRONG_VALUES <<< "$b"; then ' + kernel(50) + "else " + kernel(50, "WRONG = 1\\n") + "fi")
     mends = mends.replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat); v=$(grep -o 'v[0-9]*' <<< \"$b\" | head -1)")

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import bundle, memory
+from .errors import EnvironmentLacks
 from .kept import remove, seen, unlock_git
 from .sandbox import Pump, Tail, kill_group
 from .workspace import IGNORED, Workspace, environment_without_git, run_git
@@ -38,6 +40,7 @@ OUTCOMES = (
     "no call left",
 )
 MARK = "KERNELOPT_DESK"  # in the environment of all that an agent starts
+NO_COMMAND = re.compile(r"bash: line 1: [^\n]*: (command not found|Permission denied|No such file or directory)")
 HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors have temporary files of other names
     f"{place}.????????"
     for place in (
@@ -94,8 +97,13 @@ class Desk:
         remove(self.path)
 
     def ask(self, command: str, brief: str, timeout_s: float, tried: set[str]) -> Answer:
-        """The agent's answer to a brief. tried: fingerprints of kernels that were judged already."""
+        """The agent's answer to a brief. tried: fingerprints of kernels that were judged already. EnvironmentLacks: there is no such
+        command, for the next round neither."""
         code, log, wall_s = run(command, brief, self.path, timeout_s)
+        if code in (126, 127) and NO_COMMAND.fullmatch(log.strip()):
+            raise EnvironmentLacks(
+                f"the agent's command cannot be run: {log.strip()}; go on with --resume and another --agent"
+            )
         texts = {name: self._text(name) for name in MOST_BYTES}  # once: what is judged is what is taken
         outcome, message = self._judged(code, log, timeout_s, texts, tried)
         return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)
