@@ -41,6 +41,10 @@ QUESTIONS = {  # what somebody asks: the page that must be among the first three
     "misaligned address float4": "frameworks/cuda-cpp",
     "from_dlpack": "frameworks/cutedsl",
     "make_buffer_tensor": "frameworks/flydsl",
+    "max pool dilation": "optimization/windows",
+    "transposed convolution": "optimization/windows",
+    "depthwise convolution": "optimization/windows",
+    "stencil": "optimization/windows",
     "H200 bandwidth": "hardware/h200",
 }
 
