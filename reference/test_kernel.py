@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TOOLS = Path("@BUNDLE@") / "tools"
+TOOLS = HERE / "@BUNDLE@" / "tools"
 
 
 def test_candidate_matches_reference():

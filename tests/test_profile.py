@@ -87,7 +87,12 @@ def metrics_of(**values) -> dict:
             {"sm_throughput": 90.0, "memory_throughput": 40.0, "fma_cycles": 88.0, "lsu_instructions": 20.0},
             ("compute", "fma pipe"),
         ),
-        ({"sm_throughput": 70.0, "memory_throughput": 85.0, "tensor_cycles": 65.0}, ("compute", "tensor pipe")),
+        ({"sm_throughput": 70.0, "memory_throughput": 60.0, "tensor_cycles": 65.0}, ("compute", "tensor pipe")),
+        ({"sm_throughput": 82.0, "memory_throughput": 85.0, "tensor_cycles": 82.0}, ("compute", "tensor pipe")),
+        (  # pressure on the tensor pipe is no excuse for a DRAM that has no more to give
+            {"sm_throughput": 62.0, "memory_throughput": 92.0, "dram_throughput": 92.0, "tensor_cycles": 62.0},
+            ("memory", "dram"),
+        ),
         ({"sm_throughput": 70.0, "memory_throughput": 68.0}, ("balanced", None)),
         (  # the L2's figure is not one of the memory throughput's parts: DRAM's is, and warps wait
             {
@@ -190,6 +195,12 @@ def test_findings_follow_from_their_counters():
     moved = {"dram_bytes_read": 9000.0, "dram_bytes_written": 100.0}
     assert findings_of(least, **IDLE, **moved, dram_throughput=37.0) == ["excess_dram_traffic"]  # the L2 keeps nothing
     assert findings_of(least, **IDLE, **moved, dram_throughput=5.0) == []
+    gathered = {
+        "load_sectors": 2000.0,
+        "dram_bytes_read": 900.0,
+        "dram_bytes_written": 100.0,
+    }  # 64 times the least bytes
+    assert findings_of(least, **IDLE, dram_throughput=15.0, **gathered) == []  # what bounds the problem is unknown
     assert findings_of(least, **IDLE, dram_bytes_read=2800.0, dram_bytes_written=0.0, dram_throughput=37.0) == []
 
 

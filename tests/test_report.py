@@ -261,6 +261,9 @@ def test_a_refused_baseline_alone_has_a_page(session):
     text = read_page(session).text
     assert "1 rejected" in text and "none: no version is accepted yet" in text
     assert [marks(chart) for chart in page_of(session).charts()] == [["rejected"], ["rejected"]]
+    target = {"workload": "default", "metric": "tflops", "target": 612, "unit": "TFLOPS", "basis": "by hand"}
+    session.update_readme(task(targets=[target]), {})
+    assert "no version is accepted yet: run_gate.py --version v0" in read_page(session).text
 
 
 def test_a_platform_that_the_wiki_lacks_is_unknown(session):

@@ -188,3 +188,11 @@ def test_a_session_that_lost_a_file_is_told_how_to_take_it_back(session, run_her
     session.kernel.unlink()
     done = run_here("verify_kernel.py", "--workspace", session.root, "--device", "cpu-interpreter")
     assert done.returncode == 2 and "checkout -- kernel.py" in done.stderr
+
+
+def test_what_a_session_will_miss_is_said_at_its_start(tmp_path, problem):
+    common = (problem["kernel"], "--reference", problem["reference"], "--root", tmp_path)
+    bare = init("bare", *common, "--framework", "fortran")
+    assert bare.returncode == 0 and bare.stdout.count("\n") == 1
+    assert "no --platform" in bare.stderr and "no page of the wiki is about fortran" in bare.stderr
+    assert init("whole", *common, "--platform", "H200", "--framework", "triton").stderr == ""

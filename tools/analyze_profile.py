@@ -6,6 +6,7 @@ or output of rocprofv3 (folder, CSV or .db; AMD: the parser was tested on sample
 exit 1: nothing could be classified, or with --check-response the answer does not hold."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -57,7 +58,7 @@ def lines(result: dict) -> list[str]:
     if rules := [rule for rule in result["second_opinion"] if rule["speedup_pct"]]:
         best = max(rules, key=lambda rule: rule["speedup_pct"])
         text.append(
-            f"NVIDIA's rules, a second opinion: {best['name']} ({best['speedup_pct']:.0f} %): {best['message'][:200]}"
+            f"NVIDIA's rules, a second opinion: {best['name']} ({best['speedup_pct']:.0f} %): {textwrap.shorten(best['message'], 300, placeholder=' …')}"
         )
     if result["missing_metrics"]:
         text.append(f"not collected: {', '.join(result['missing_metrics'])}")

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli, wiki, workspace
 from kernelopt.errors import Refused, UsageError
 
+FRAMEWORKS = ("triton", "gluon", "cutedsl", "cuda", "flydsl")  # gpu-wiki/docs/frameworks
+
 
 def main() -> int:
     args = arguments()
@@ -18,8 +20,20 @@ def main() -> int:
     made = workspace.create(args.root, args.name, args.kernel, args.reference, task_block(args, wiki_root))
     with contextlib.suppress(OSError):  # a convenience link; a name that is taken stays as it is
         Path("/tmp/gpu-wiki").symlink_to(wiki_root)
+    for lacking in unsaid(args):
+        cli.say(f"workspace_init.sh: {lacking}")
     print(made.root)
     return 0
+
+
+def unsaid(args) -> list[str]:
+    """What the session will miss, and how to put it right."""
+    found = []
+    if args.platform is None:
+        found.append("no --platform: write it into the Task block, or there is no roofline and no target")
+    if args.framework is not None and args.framework not in FRAMEWORKS:
+        found.append(f"no page of the wiki is about {args.framework}; it has {', '.join(FRAMEWORKS)}")
+    return found
 
 
 def arguments():
@@ -31,9 +45,7 @@ def arguments():
         "--root", type=cli.path, default=Path("/tmp"), help="where the workspace is made (default /tmp)"
     )
     parser.add_argument("--platform", type=cli.filled, help="target GPU as the wiki names it, for example H200")
-    parser.add_argument(
-        "--framework", type=cli.filled, help="what the kernel is written in: triton, cutedsl, cuda, flydsl"
-    )
+    parser.add_argument("--framework", type=cli.filled, help=f"what the kernel is written in: {', '.join(FRAMEWORKS)}")
     parser.add_argument(
         "--dtype", type=cli.filled, help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)"
     )

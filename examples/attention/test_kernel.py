@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TOOLS = Path("../..") / "tools"
+TOOLS = HERE / "../.." / "tools"
 
 
 def test_candidate_matches_reference():

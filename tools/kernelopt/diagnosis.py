@@ -88,7 +88,7 @@ def classify(m: dict, limits: dict) -> dict:
     if memory is None or sm is None:
         absent = [key for key in ("sm_throughput", "memory_throughput") if m.get(key) is None]
         return judged("unknown", None, f"not collected: {', '.join(absent)}")
-    if tensor is not None and tensor >= limits["tensor_busy_pct"]:
+    if tensor is not None and (tensor >= limits["saturated_pct"] or tensor >= max(memory, limits["tensor_busy_pct"])):
         return judged("compute", "tensor pipe", f"tensor pipe active {tensor:.1f} % of cycles")
     unit, busiest_pct = memory_unit(m, limits), max(memory, sm)
     reasons = [f"memory throughput {memory:.1f} %" + (f" ({unit})" if unit else ""), f"SM throughput {sm:.1f} %"]

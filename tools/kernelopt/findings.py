@@ -309,6 +309,32 @@ def scattered_access(case: Case) -> Iterator[dict]:
         )
 
 
+def repeated_loads(case: Case) -> Iterator[dict]:
+    """The same bytes loaded again and again out of the caches, as by a kernel that gathers a window tap by tap. Products share
+    their operands like that, so this is for problems that memory bounds alone."""
+    sectors, traffic = case.m.get("load_sectors"), traffic_ratio(case)
+    if not case.floor or case.floor["bound"] != "memory" or sectors is None or traffic is None:
+        return
+    ratio, limits = sectors * SECTOR / case.work["bytes_min"], case.limits
+    if ratio >= limits["repeated_loads_ratio"] and traffic[1] < limits["excess_traffic_ratio"]:
+        yield finding(
+            "repeated_loads",
+            gain_of(case, beside_dram(case.m)),
+            [
+                ("load_sectors", sectors, "sector"),
+                ("least bytes of the problem", case.work["bytes_min"], "byte"),
+                ("dram bytes, all kernels of the call", traffic[0], "byte"),
+            ],
+            f"threads load {ratio:.0f} times the least bytes, which DRAM moves once: caches and load instructions do the rest",
+            [
+                "load each input once: walk along an axis and keep in registers or shared memory what the next outputs need",
+                "work out which inputs an output uses, and which outputs use any: skip the others",
+            ],
+            "windows.md",
+            "load_sectors fall towards the input's bytes / 32 and the time does not",
+        )
+
+
 def local_memory(case: Case) -> Iterator[dict]:
     """Spills, or arrays indexed at run time, where they are more than next to nothing of what the kernel moves."""
     m = case.m
@@ -534,7 +560,7 @@ def unused_tensor_cores(case: Case) -> Iterator[dict]:
                 ("arithmetic intensity", intensity, "FLOP/byte"),
             ],
             "the problem is a matrix product in a tensor-core dtype, too much for the vector units, and the tensor pipe is idle",
-            ["tl.dot on 16-bit operands with fp32 accumulation; tiles of at least 16 in each dimension"],
+            ["tl.dot on 16-bit operands with fp32 accumulation, K at least 16; for wgmma 64 rows and 4 warps"],
             "tensor-cores.md",
             "the SASS shows HMMA or HGMMA in the hot loop",
         )
@@ -606,6 +632,7 @@ def stalls(case: Case) -> Iterator[dict]:
 RULES: tuple[Callable[[Case], Iterator[dict]], ...] = (  # of equal gains the first one leads: a cause before a symptom
     excess_traffic,
     several_kernels,
+    repeated_loads,
     scattered_access,
     local_memory,
     bank_conflicts,

@@ -27,8 +27,13 @@ def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> 
     """{occupancy_pct, warps_per_sm, blocks_per_sm, limiters, blocks_by_limit} of one launch.
 
     threads per block, registers per thread, bytes of shared memory per block (static and dynamic, without what the
-    driver reserves). Refused when the wiki lacks a limit (AMD's allocation units), UsageError when a block cannot be launched at all.
+    driver reserves). Refused for AMD, whose allocation units no source of the wiki has, and when it lacks another limit; UsageError when a block cannot be launched at all.
     """
+    if limits.vendor == "AMD":
+        raise Refused(
+            f"no occupancy for {limits.platform}: in which units AMD's compute units give out registers and LDS is in no source of the wiki; "
+            "the profiler tells what was achieved"
+        )
     if gaps := [name for name in NEEDED if limits.known(name) is None]:
         raise Refused(f"no occupancy for {limits.platform}: " + "; ".join(missing(name) for name in gaps))
     limit = {name: int(limits.known(name).value) for name in NEEDED}

@@ -302,6 +302,8 @@ def steps_line(session: Session) -> str:
 def remains_line(session: Session) -> str:
     if not session.task["targets"]:
         return "no targets are set."
+    if session.best is None:
+        return "no version is accepted yet: run_gate.py --version v0 judges the first."
     if not session.kernel_is_best:
         return "kernel.py is another kernel than the accepted one: put that back, or judge this one."
     still = [target for target in goal(session)["targets"] if not target["met"]]
