@@ -84,13 +84,17 @@ def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
         "Persistent thread blocks that take tiles from a counter, with the producer running ahead into the next tile."
     )
     record["optimization"]["action_description"] = action
-    subject, whole, bottleneck = rounds.commit_message(record).split("\n\n")
+    subject, whole, bottleneck, kernel = rounds.commit_message(record).split("\n\n")
     assert subject.startswith("V4: 1753.31 us, 1.011x as fast as v3 | Persistent") and subject.endswith("into the …")
     assert " ".join(whole.split()) == action
     assert bottleneck == "Bottleneck in the profile of v3, which it started from: compute."
     first = memory.empty("v0")
     first["performance"]["latency_us"] = 9.5
-    assert rounds.commit_message(first) == "V0: 9.50 us | baseline kernel"
+    first["kernel_sha256"] = "ab12"
+    assert kernel == "Kernel-SHA256: None" and rounds.commit_message(first).split("\n\n") == [
+        "V0: 9.50 us | baseline kernel",
+        "Kernel-SHA256: ab12",
+    ]
 
 
 def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import bundle, memory
-from .errors import EnvironmentLacks
-from .kept import remove, seen, unlock_git
+from .errors import EnvironmentLacks, UsageError
+from .kept import real_folder, remove, seen, unlock_git
 from .sandbox import Pump, Tail, kill_group
 from .workspace import IGNORED, Workspace, environment_without_git, run_git
 
@@ -39,6 +39,7 @@ OUTCOMES = (
     "forbidden files",
     "no call left",
 )
+ENDING_S = 5  # seconds in which what an agent started must be gone
 MARK = "KERNELOPT_DESK"  # in the environment of all that an agent starts
 NO_COMMAND = re.compile(r"bash: line 1: [^\n]*: (command not found|Permission denied|No such file or directory)")
 HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors have temporary files of other names
@@ -49,6 +50,7 @@ HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors have tempo
         "rejected/.v*_kernel*.py",
         ".loop/.*.json*",
         ".loop/.kept.tar",
+        ".loop/..gitignore",
         ".loop/candidates/.*",
     )
 ]
@@ -78,16 +80,24 @@ class Desk:
 
     def __enter__(self) -> "Desk":
         self.remove()
+        real_folder(self.path.parent)
         options = ("--quiet", "--no-local", "--depth", "1", "--template=")
         self.workspace.git("clone", *options, str(self.workspace.root.resolve()), str(self.path.resolve()))
-        run_git(self.path, "remote", "remove", "origin")
-        for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
-            run_git(self.path, "config", setting, self.workspace.git("config", setting))
         for version in memory.Memory(self.workspace).masked_versions():
             (self.path / "plans" / f"{version}_plan.md").unlink(missing_ok=True)
+        self._forget_history()
         bundle.write_bytes(self.path / "kernel.py", self.kernel)
         self.before = seen(self.path, IGNORED_NAMES)
         return self
+
+    def _forget_history(self) -> None:
+        """A git of one commit, of what lies there now: the clone's still has the plans of masked rounds."""
+        remove(self.path / ".git")
+        run_git(self.path, "init", "--quiet", "--template=")
+        for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
+            run_git(self.path, "config", setting, self.workspace.git("config", setting))
+        run_git(self.path, "add", "--all")
+        run_git(self.path, "commit", "--quiet", "--message", "The best version")
 
     def __exit__(self, *_) -> None:
         self.remove()
@@ -123,7 +133,7 @@ class Desk:
         if not kernel or not kernel.strip():
             return "no answer", "it left no kernel.py"
         own = fingerprint(kernel)
-        if own == fingerprint(self.kernel.decode()):
+        if own == fingerprint(self.kernel.decode(errors="replace")):
             return "unchanged", "kernel.py is what it was, but for comments and layout"
         if own in tried:
             return "tried before", "this kernel was tried already, but for comments and layout"
@@ -176,7 +186,7 @@ def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int |
         start_new_session=True,
     )
     log = Pump(process.stdout, Tail())
-    feeder = Pump.feeding(process.stdin, brief.encode())
+    feeder = Pump.feeding(process.stdin, brief.encode(errors="replace"))
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -191,8 +201,9 @@ def run(command: str, brief: str, folder: Path, timeout_s: float) -> tuple[int |
 
 def end_marked(folder: Path) -> None:
     """Kill all that was started at a desk in `folder`, also what left its session."""
-    mark = f"{MARK}={folder}".encode()
-    for _ in range(10):
+    mark = os.fsencode(f"{MARK}={folder}")
+    patience = time.monotonic() + ENDING_S
+    while time.monotonic() < patience:
         found = [pid for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if is_marked(pid, mark)]
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -200,6 +211,9 @@ def end_marked(folder: Path) -> None:
         if not found:
             return
         time.sleep(0.02)
+    raise UsageError(
+        f"processes that an agent started make new ones faster than they can be ended ({found[0]}, say); end them, then --resume"
+    )
 
 
 def is_marked(pid: int, mark: bytes) -> bool:
@@ -226,6 +240,8 @@ def code_alone(kernel: str) -> Iterator[str]:
     gigabytes."""
     statement: list[tokenize.TokenInfo] = []
     for word in tokenize.generate_tokens(io.StringIO(kernel).readline):
+        if word.type == tokenize.ERRORTOKEN and not word.string.isspace():
+            raise SyntaxError("no Python")  # Python 3.11 goes on, for ever on a long line
         if word.type in (tokenize.INDENT, tokenize.DEDENT):
             yield tokenize.tok_name[word.type]
         elif word.type in (tokenize.NEWLINE, tokenize.ENDMARKER):

@@ -9,9 +9,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import tarfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from . import bundle
@@ -22,10 +25,14 @@ LARGE = 4 << 20  # bytes; a larger file is told by its size and time, and cannot
 NOT_KEPT = (".loop", ".cache", "report.html")  # of the workspace: what its own tools write meanwhile
 GIT_NOT_KEPT = ("index", "logs", "kernelopt-lock")  # every commit of ours makes its index anew
 TOKENS = "tokens.json"  # in the archive, beside the files
+STATE_FILE = ".loop/state.json"
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Kept:
-    """tokens: of all names in the workspace (see `seen`). contents: of its files. head: its commit."""
+    """tokens: of all names in the workspace (see `seen`). contents: of its files. head: its commit. digest: SHA-256 of the archive."""
+
+    digest: str | None = None
 
     def __init__(self, root: Path, head: str, tokens: dict[str, str], contents: dict[str, bytes]):
         self.root, self.head, self.tokens, self.contents = root, head, tokens, contents
@@ -36,14 +43,27 @@ class Kept:
         tokens = everything(workspace.root)
         contents = {n: (workspace.root / n).read_bytes() for n, token in tokens.items() if token.startswith("file ")}
         kept = cls(workspace.root, workspace.git("rev-parse", "HEAD"), tokens, contents)
-        bundle.write_bytes(archive(workspace.root), kept._packed())
+        packed = kept._packed()
+        kept.digest = hashlib.sha256(packed).hexdigest()
+        remove(archive(workspace.root))
+        bundle.write_bytes(archive(workspace.root), packed)
         return kept
 
     @classmethod
-    def left(cls, root: Path) -> "Kept | None":
-        """What a run that was killed among its agents has kept of the workspace in `root`; None where there is none."""
+    def left(cls, root: Path, digest: str | None = None) -> "Kept | None":
+        """What a run that was killed among its agents has kept of the workspace in `root`; None where there is none.
+
+        digest: of the archive that the run says it kept. UsageError when that is not what lies there: then nothing tells what
+        in the workspace is the agents'.
+        """
         path = archive(root)
-        if not path.is_file() or path.is_symlink():
+        there = path.is_file() and not path.is_symlink()
+        if digest and not (there and hashlib.sha256(path.read_bytes()).hexdigest() == digest):
+            raise UsageError(
+                f"{path} is not what the run kept before it asked its agents, so that what they did to the workspace cannot be told: "
+                f"look at its git log and memory/, then remove {root / STATE_FILE}"
+            )
+        if not there:
             return None
         try:
             with tarfile.open(path) as packed:
@@ -65,26 +85,63 @@ class Kept:
 
     def put_back(self) -> list[str]:
         """Restore what was changed or removed; what lies there instead, and what is new, goes to .loop/taken. Returns their names,
-        with a word where that was not possible."""
+        with a word where that was not possible. UsageError where something new can neither be moved nor removed."""
         real_folder(archive(self.root).parent)
         unlock_git(self.root)
-        moved = run_git(self.root, "rev-parse", "HEAD").stdout.decode().strip() != self.head
-        now = everything(self.root)
-        changed = [name for name in sorted({*now, *self.tokens}) if now.get(name) != self.tokens.get(name)]
-        changed = [name for name in changed if name in self.tokens or not name.startswith(".git/objects/")]
+        heads = self._commits()
+        changed = self._changed()
         new = {name for name in changed if name not in self.tokens and self._put_aside(name)}
-        meddled = ["the history (HEAD)"] * moved
+        meddled = []
         for name in changed:
             if name in self.tokens:
                 meddled.append(name if self._restored(name) else f"{name} (which cannot be put back)")
             elif name in new:
                 meddled.append(name)
-        if moved:
-            run_git(self.root, "update-ref", "HEAD", self.head)
-        if not (self.root / ".git" / "index").exists():
+        if stays := [name for name in self._changed() if name not in self.tokens]:
+            raise UsageError(
+                f"{self.root / stays[0]} came while agents worked and cannot be taken away; remove it, then --resume"
+            )
+        return [*self._git_mended(heads), *meddled]
+
+    def _changed(self) -> list[str]:
+        """The names that are not as they were. Objects of git that are new change nothing."""
+        now = everything(self.root)
+        names = [name for name in sorted({*now, *self.tokens}) if now.get(name) != self.tokens.get(name)]
+        return [name for name in names if name in self.tokens or not name.startswith(".git/objects/")]
+
+    def _commits(self) -> set[str]:
+        """What the branches name now; read without git, which somebody may have made wait."""
+        names = [
+            name for name, what in seen(self.root / ".git" / "refs" / "heads", ()).items() if what.startswith("file")
+        ]
+        found = {
+            (self.root / ".git/refs/heads" / name).read_bytes()[:64].strip().decode(errors="replace") for name in names
+        }
+        return {commit for commit in found if COMMIT.fullmatch(commit)}
+
+    def _git_mended(self, heads: set[str]) -> list[str]:
+        """Once its files are back: what git itself writes is sound, and commits that came meanwhile are kept under refs/kernelopt.
+        Returns what to say of the history."""
+        git = self.root / ".git"
+        if (git / "index").is_symlink() or not (git / "index").is_file():
+            remove(git / "index")
+        if (git / "logs").is_symlink() or any(
+            what != "folder" and not what.startswith("file") for what in seen(git / "logs", ()).values()
+        ):
+            remove(git / "logs")
+        remove_unless_file(git / "kernelopt-lock")
+        if not (git / "index").exists():
             run_git(self.root, "read-tree", "HEAD")
-        archive(self.root).unlink(missing_ok=True)
-        return meddled
+        own = self.head, run_git(self.root, "rev-parse", "HEAD").stdout.decode().strip()
+        if own[0] != own[1]:
+            run_git(self.root, "update-ref", "HEAD", self.head)
+        said = []
+        for commit in sorted(heads - {self.head}):
+            if not run_git(self.root, "merge-base", "--is-ancestor", commit, "HEAD").returncode:
+                continue
+            if not run_git(self.root, "update-ref", f"refs/kernelopt/taken-{commit[:10]}", commit).returncode:
+                said.append(f"the history (HEAD; {commit[:10]} is kept as refs/kernelopt/taken-{commit[:10]})")
+        return said or ["the history (HEAD)"] * (own[0] != own[1])
 
     def _restored(self, name: str) -> bool:
         """Put one back as it was; False where that is not possible."""
@@ -112,8 +169,10 @@ class Kept:
         taken = self.root / ".loop" / "taken"
         for folder in (taken.parent, taken):
             real_folder(folder)
-        with contextlib.suppress(OSError):
-            path.rename(taken / f"{len(list(taken.iterdir()))}_{path.name[:50]}")
+        try:
+            path.rename(taken / f"{time.time_ns()}_{path.name[:50]}")
+        except OSError:  # a folder without rights, say
+            remove(path)
         return True
 
 
@@ -130,7 +189,11 @@ def everything(root: Path) -> dict[str, str]:
 def seen(root: Path, ignored: tuple[str, ...]) -> dict[str, str]:
     """What lies in a folder, by name: "folder", "link to …", "special", "unreadable", "file" with its rights and SHA-256, and of a large file
     size and time. No link is followed. ignored: names at the top; __pycache__ is left out everywhere."""
-    found: dict[str, str] = {}
+    return {str(path.relative_to(root)): what for path, what in walked(root, ignored)}
+
+
+def walked(root: Path, ignored: tuple[str, ...] = ()) -> Iterator[tuple[Path, str]]:
+    """`seen`, one by one, however deep."""
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -144,9 +207,8 @@ def seen(root: Path, ignored: tuple[str, ...]) -> dict[str, str]:
                 continue
             except OSError:  # no right to it, or too deep
                 own = "unreadable"
-            found[str(path.relative_to(root))] = own
+            yield path, own
             folders += [path] * (own == "folder")
-    return found
 
 
 def listed(folder: Path) -> list[str]:
@@ -173,8 +235,14 @@ def token(path: Path) -> str:
 
 def unlock_git(root: Path) -> None:
     """Remove locks of git commands that are no more: nobody but us works on the workspace now."""
-    for lock in (root / ".git").rglob("*.lock"):
-        remove(lock)
+    for path, what in walked(root / ".git"):
+        if path.suffix == ".lock" and what != "folder":
+            remove(path)
+
+
+def discard(root: Path) -> None:
+    """The workspace is as it should be: what was kept of it is needed no longer."""
+    remove(archive(root))
 
 
 def real_folder(path: Path, aside=None) -> None:
@@ -190,4 +258,11 @@ def remove(path: Path) -> None:
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL)
     else:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):  # a file where its folder was
+            path.unlink(missing_ok=True)
+
+
+def remove_unless_file(path: Path) -> None:
+    """What somebody has put in a plain file's place goes."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        remove(path)

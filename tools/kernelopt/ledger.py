@@ -15,7 +15,8 @@ LONGEST = 500  # characters of a message
 @dataclass
 class State:
     """Where the loop stands. waiting: candidates of this round that are to be judged, the first of them as `version` while its
-    verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too."""
+    verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too. kept: while agents or
+    measurements run, the digest of what is kept of the workspace."""
 
     waiting: list[str] = field(default_factory=list)
     version: str | None = None
@@ -26,6 +27,7 @@ class State:
     restarts: int = 0
     spent_s: float = 0.0
     tried: list[str] = field(default_factory=list)
+    kept: str | None = None
 
 
 class Ledger:
@@ -58,13 +60,13 @@ class Ledger:
             return None
         try:
             state = State(**bundle.read_json(self.state_file))
-            texts = isinstance(state.version, str | None) and all(
-                isinstance(x, str) for x in state.waiting + state.tried
-            )
+            lists = isinstance(state.waiting, list) and isinstance(state.tried, list)
+            texts = lists and all(isinstance(x, str) for x in [*state.waiting, *state.tried])
+            texts = texts and isinstance(state.version, str | None) and isinstance(state.kept, str | None)
             numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
             if texts and all(isinstance(number, int | float) for number in numbers):
                 return state
-        except (TypeError, OSError):
+        except (TypeError, OSError, RecursionError):
             pass
         raise UsageError(f"{self.state_file} is no state of a run; remove it to begin anew")
 
@@ -104,13 +106,13 @@ class Ledger:
         """A candidate as files of the loop's own, which no agent's desk takes away."""
         paths = self.candidate(name)
         for path, text in zip(paths, (kernel, plan), strict=True):
-            bundle.write_text(path, text)
+            kept.real_folder(self.folder)
+            bundle.write_text(self._file(str(path.relative_to(self.folder))), text)
         return paths
 
     def _file(self, name: str) -> Path:
         """A file of the loop's own; what an agent may have put in its place is removed."""
         path = self.folder / name
-        kept.real_folder(self.folder)
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            kept.remove(path)
+        kept.real_folder(path.parent)
+        kept.remove_unless_file(path)
         return path

@@ -79,14 +79,15 @@ class Loop:
             raise UsageError(
                 f"{self.ledger.state_file} is of a run that did not end; go on with --resume, or remove it"
             )
-        self.reclaim()
+        unfinished = self.ledger.state()
+        self.reclaim(unfinished.kept if unfinished else None)
         if self.records.best() is None:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
         rounds.forget_unrecorded_commit(self.workspace)
-        if unfinished := self.ledger.state():
-            self.state = unfinished
+        if unfinished:
+            self.state = replace(unfinished, kept=None)
         elif resume:
             self.say("no run is unfinished here: this one begins anew")
         if self.state.waiting:
@@ -97,14 +98,31 @@ class Loop:
         self.state.tried += sorted(recorded - {*self.state.tried})
         self._since = time.monotonic() - self.state.spent_s
 
-    def reclaim(self) -> None:
-        """What a run that was killed has left is ended, put back and cleared away."""
+    def reclaim(self, digest: str | None) -> None:
+        """What a run that was killed has left is ended, put back and cleared away. digest: of what it says it kept."""
         self.ledger.open()
         agents.clear_desks(self.workspace)
-        if (before := kept.Kept.left(self.workspace.root)) and (meddled := before.put_back()):
+        if (before := kept.Kept.left(self.workspace.root, digest)) and (meddled := before.put_back()):
             self.say(
-                f"changed while agents worked, and put back: {', '.join(meddled[:5])}; see {self.ledger.folder / 'taken'}"
+                f"changed since the run was killed or while agents worked, and put back: {', '.join(meddled[:5])}; what was there "
+                f"lies in {self.ledger.folder / 'taken'}"
             )
+        kept.discard(self.workspace.root)
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[list[str]]:
+        """Whatever others change in the workspace meanwhile is put back at the end, and named in the list that this gives."""
+        meddled: list[str] = []
+        before = kept.Kept.of(self.workspace)
+        self.state.kept = before.digest
+        self.save()
+        try:
+            yield meddled
+        finally:
+            meddled += before.put_back()
+            self.state.kept = None
+            self.save()
+            kept.discard(self.workspace.root)
 
     def run(self, resume: bool = False) -> dict:
         """{reason, met, best, rounds, …} when a rule says stop."""
@@ -165,12 +183,9 @@ class Loop:
                 stack.enter_context(agents.Desk(self.workspace, name, kernel or self.workspace.kernel.read_bytes()))
                 for name, kernel in zip(names, kernels, strict=True)
             ]
-            before = kept.Kept.of(self.workspace)
-            try:
+            with self.guarded() as meddled:
                 pairs = list(zip(desks, briefs, strict=True))
                 answers = executors.side_by_side(self.answered, pairs, len(pairs), self.end_agents)
-            finally:
-                meddled = before.put_back()
         if meddled:
             answers = [refused(meddled)] * len(answers)
         for name, answer in zip(names, answers, strict=True):
@@ -255,7 +270,10 @@ class Loop:
             batch = self.state.waiting[: self.machine.slots]
             self.say(f"measuring {', '.join(batch)} against {self.records.best()['version']}")
             kernels = [self.ledger.candidate(name)[0].read_bytes() for name in batch]
-            found = dict(zip(batch, self.machine.measure(kernels), strict=True))
+            with self.guarded() as meddled:  # an agent's process may have outlived it
+                found = dict(zip(batch, self.machine.measure(kernels), strict=True))
+            if meddled:
+                self.note("put back", None, f"changed while candidates were measured: {', '.join(meddled[:5])}")
             beaten = False
             for name in sorted(batch, key=lambda name: speed(found[name]), reverse=True):
                 if not (beaten and speed(found[name])):
@@ -311,6 +329,7 @@ class Loop:
         self, version: str, accepted: bool, reason: str, outcome: str | None = None, noted: bool = False
     ) -> bool:
         self.state.gained |= accepted
+        self.state.without_gain = 0 if accepted else self.state.without_gain
         self.state.waiting.pop(0)
         self.state.version = None
         if not noted:

@@ -23,6 +23,7 @@ PLAN_FIELDS = {
 }
 KEPT = ("versions", "rejected")  # folders with kernels of other versions
 SEEDS = 10
+KERNEL_TRAILER = "Kernel-SHA256: "  # in the message of each commit of the gate
 SUBJECT = 100  # characters of the action in the first line of a commit message
 
 
@@ -277,7 +278,7 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
     """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end setting)."""
     commit = workspace.commit(message)
     if hashlib.sha256(workspace.file_at(commit, "kernel.py")).hexdigest() != kernel_sha256:
-        forget_unrecorded_commit(workspace)
+        workspace.git("update-ref", "HEAD", "HEAD^")
         raise UsageError(
             "git stored another kernel.py than the one that was judged; look for a filter: "
             f"git -C {workspace.root} check-attr -a kernel.py"
@@ -286,11 +287,16 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
 
 
 def forget_unrecorded_commit(workspace: Workspace) -> None:
-    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again."""
-    subject = re.match(r"V(\d+): ", workspace.git("log", "-1", "--format=%s"))
+    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again. A commit
+    of the gate's own names its version and its kernel; somebody else's stays."""
+    found = re.match(
+        rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
+    )
     records = memory.Memory(workspace)
-    version = subject and f"v{subject[1]}"
-    if version in records.versions() and records.read(version)["quality_gate"]["result"] is None:
+    if not found or f"v{found[1]}" not in records.versions():
+        return
+    own = hashlib.sha256(workspace.file_at("HEAD", "kernel.py")).hexdigest() == found[2]
+    if own and records.read(f"v{found[1]}")["quality_gate"]["result"] is None:
         workspace.git("update-ref", "HEAD", "HEAD^")
 
 
@@ -361,6 +367,7 @@ def commit_message(record: dict) -> str:
         paragraphs.append(textwrap.fill(action, 100, break_long_words=False, break_on_hyphens=False))
     if compared and bottleneck:
         paragraphs.append(f"Bottleneck in the profile of {compared['against']}, which it started from: {bottleneck}.")
+    paragraphs.append(f"{KERNEL_TRAILER}{record['kernel_sha256']}")
     return "\n\n".join(paragraphs)
 
 

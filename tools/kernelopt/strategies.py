@@ -46,6 +46,6 @@ def relative_times(records: list[dict]) -> dict[str, float]:
             continue
         if compared is None:
             times[record["version"]] = 1.0
-        elif compared["against"] in times:
+        elif compared["against"] in times and compared["speedup"]:
             times[record["version"]] = times[compared["against"]] / compared["speedup"]
     return times

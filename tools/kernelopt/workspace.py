@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 from . import bundle
-from .errors import EnvironmentLacks, UsageError
+from .errors import EnvironmentLacks, TimedOut, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 VERSION = re.compile(r"v(0|[1-9][0-9]*)\Z")
@@ -26,8 +26,9 @@ DTYPES = {
     "fp16": ("fp16", "float16", "half"),
     "bf16": ("bf16", "bfloat16"),
 }
-# Records name the commit they belong to, so they stand beside the history, not in it.
+GIT_S = 120  # seconds for a git command
 KEPT_FILE = ".loop/kept.tar"  # there while agents work (kept.py)
+# Records name the commit they belong to, so they stand beside the history, not in it.
 IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
 
 
@@ -194,7 +195,10 @@ def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
             ["git", "--no-replace-objects", "-C", str(folder), *arguments],
             capture_output=True,
             env=environment_without_git(),
+            timeout=GIT_S,
         )
+    except subprocess.TimeoutExpired:
+        raise TimedOut(f"git {arguments[0]} in {folder} took over {GIT_S} s; look at what lies in its .git") from None
     except FileNotFoundError:
         raise EnvironmentLacks("git is not installed; install it, for example: apt-get install git") from None
 
