@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,6 +139,7 @@ def test_whatever_an_agent_does_has_a_name_and_leaves_the_best(ready, command, o
     assert (ready.memory / "v0.json").read_bytes() == record and ready.git("rev-list", "--count", "HEAD") == commits
 
 
+DEEP = "python3 -c \"import os; [(os.mkdir('a' * %d), os.chdir('a' * %d)) for _ in range(%d)]\""
 W = "../../.."  # the workspace, from a desk
 
 
@@ -174,6 +175,11 @@ def files_but_git(workspace: Workspace) -> dict[str, str]:
         f"rm -rf {W}/.loop; touch {W}/.loop",
         f"echo '{{{{' > {W}/memory/v0.json",
         f"sed -i 's/H200/H999/' {W}/README.md",
+        f"mkdir -p {W}/.loop/taken/1_v1.json; cp {W}/memory/v0.json {W}/memory/v1.json",
+        f"rm {W}/.git/config; mkfifo {W}/.git/config",
+        f"rm {W}/.git/HEAD; mkfifo {W}/.git/HEAD",
+        f"cd {W}/.git; {DEEP % (1, 1, 1100)}",
+        f"cd {W}/.git; {DEEP % (200, 200, 40)}",
     ],
 )
 def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes_on(ready, evil):
@@ -188,6 +194,7 @@ def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes
     after = files_but_git(ready)
     assert all(after[name] == before[name] for name in before if name != "kernel.py")
     assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
+    kept.remove(ready.root / ".loop" / "taken")  # too deep for pytest to clear away
 
 
 def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
@@ -207,6 +214,13 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
         f"touch {W}/.git/index.lock",
         "rm -rf .git",
         f"rm -rf {W}/.loop/state.json; mkdir {W}/.loop/state.json",
+        f"rm {W}/.loop/kept.tar; mkdir {W}/.loop/kept.tar",
+        f"rm -f {W}/.git/index; mkdir {W}/.git/index",
+        f"rm -rf {W}/.git/logs; touch {W}/.git/logs",
+        f"rm {W}/.git/logs/HEAD; mkfifo {W}/.git/logs/HEAD",
+        f"rm {W}/.git/kernelopt-lock; mkdir {W}/.git/kernelopt-lock",
+        f"rm -rf {W}/.loop/candidates; touch {W}/.loop/candidates",
+        f"mkdir -p {W}/.loop/candidates/round1-0.py/x",
     ],
 )
 def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
@@ -303,6 +317,82 @@ def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
     run(ready, looks, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
     assert (tmp_path / "plans").read_text().split() == ["v2_plan.md"]
     assert (tmp_path / "log").read_text().count("\n") == 1
+
+
+def test_masked_plans_are_in_no_history_on_the_desk(ready, tmp_path):
+    run(ready, agent("n=${v#v}; " + kernel(90)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    records = memory.Memory(ready)
+    records.save({**records.read("v1"), "masked": True})
+    assert "plans/v1_plan.md" in ready.git("ls-files")
+    look = f"git log --patch --all > {tmp_path}/log; git diff HEAD >> {tmp_path}/log; git status --short > {tmp_path}/status"
+    run(ready, look, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert "One pass" not in (tmp_path / "log").read_text() and not (tmp_path / "status").read_text()
+
+
+def test_a_users_file_is_not_written_through_a_link_and_what_was_taken_is_kept(ready, tmp_path):
+    (tmp_path / "thesis").write_text("years")
+    link = f"ln -sf {tmp_path}/thesis {W}/.git/index; ln -sf {tmp_path}/thesis {W}/.git/kernelopt-lock"
+    edits = f"echo new > {W}/a.txt; echo new > {W}/b.txt"
+    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
+    result, _ = run(ready, agent(f"{link}; {edits}; " + kernel(50)), limits=limits)
+    with ready.locked():
+        assert (tmp_path / "thesis").read_text() == "years" and result["best"] == "v0"
+    taken = sorted(path.name.partition("_")[2] for path in (ready.root / ".loop" / "taken").iterdir())
+    assert taken == ["a.txt", "a.txt", "b.txt", "b.txt"]
+
+
+def test_a_commit_of_the_users_own_stays_whatever_it_is_called(ready):
+    memory.Memory(ready).create("v1")
+    (ready.root / "notes.txt").write_text("mine")
+    own = ready.commit("V1: my notes")
+    run(ready, "true", limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert ready.git("rev-parse", "HEAD") == own
+
+
+def test_what_an_agents_process_forges_while_candidates_are_measured_is_put_back(ready):
+    machine = stand_in(ready)
+
+    def measured(kernels):
+        found = machine.measure(kernels)
+        shutil.copy(ready.memory / "v0.json", ready.memory / "v9.json")
+        return found
+
+    outlived = replace(machine, measure=measured)
+    _, lines = run(ready, agent(kernel(50)), outlived, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines) == ["put back", "accepted", "stop"] and not (ready.memory / "v9.json").exists()
+
+
+def test_without_what_it_had_kept_a_killed_run_trusts_nothing(ready):
+    forge = f"cp {W}/memory/v0.json {W}/memory/v1.json; rm {W}/.loop/kept.tar; kill -9 $PPID; sleep 5"
+    code = KILLED.format(
+        agent=forge, tools=str(BUNDLE / "tools"), tests=str(BUNDLE / "tests"), root=str(ready.root), place=""
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    with pytest.raises(UsageError, match=r"kept\.tar is not what the run kept"):
+        run(ready, "true", resume=True)
+
+
+def test_a_commit_between_a_kill_and_the_next_run_is_kept_and_named(ready):
+    kept.Kept.of(ready)
+    (ready.root / "notes.txt").write_text("mine")
+    own, said = ready.commit("my work"), []
+    made = loop.Loop(ready, "true", LIMITS, stand_in(ready), said.append, GREEDY)
+    made.begin(resume=True)
+    assert ready.git("log", "-1", "--format=%s") != "my work" and own[:10] in " ".join(said)
+    assert ready.git("rev-parse", f"refs/kernelopt/taken-{own[:10]}") == own
+
+
+def test_a_long_line_of_quotes_is_looked_at_in_no_time():
+    start = time.monotonic()
+    agents.fingerprint('"' + '\\"' * 100_000)
+    assert time.monotonic() - start < 5
+
+
+def test_a_message_with_half_a_character_is_handed_back(ready):
+    plain = stand_in(ready)
+    odd = replace(plain, check=lambda *_: ("WRONG_VALUES", "off \ud800"))
+    _, lines = run(ready, agent(kernel(50)), odd, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    assert outcomes(lines)[0] == "refined" and outcomes(lines)[-1] == "stop"
 
 
 def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of_a_killed_one(ready, tmp_path):
@@ -720,7 +810,18 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch)
     assert time.monotonic() - start < 10 and not running("304")
 
 
-@pytest.mark.parametrize("text", ["[]", '{"rounds": "many"}', '{"waiting": [1]}', '{"waiting": null}', '{"more": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[" * 10_000,
+        '{"waiting": ""}',
+        '{"rounds": "many"}',
+        '{"waiting": [1]}',
+        '{"waiting": null}',
+        '{"more": 1}',
+    ],
+)
 def test_a_state_that_is_none_is_refused_and_kept(ready, text):
     path = ready.root / ".loop" / "state.json"
     path.parent.mkdir()

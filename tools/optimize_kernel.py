@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli, executors, gate, kept, loop, machine, strategies
+from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -17,8 +18,13 @@ EXAMPLES = """examples:
   optimize_kernel.py --workspace W --agent 'gemini --yolo' --resume"""
 
 
+SIDE_BY_SIDE = 64  # each is an agent, its desk and its verifications
+
+
 def main() -> int:
     args = arguments()
+    if args.candidates > SIDE_BY_SIDE:
+        raise UsageError(f"--candidates: at most {SIDE_BY_SIDE} side by side")
     workspace = opened(args.workspace)
     limits = loop.Limits(
         rounds=args.rounds,

@@ -4,6 +4,7 @@ Audited: all Markdown files (README.md, plans, reports) and the records. What pr
 measured, not cited, and stays out.
 """
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,10 @@ def is_workspace(folder: Path) -> bool:
 
 def texts(root: Path) -> list[Path]:
     """The files that are audited, in a fixed order."""
-    pages = [path for path in root.rglob("*.md") if not NOT_AUDITED & set(path.relative_to(root).parts)]
+    pages = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in NOT_AUDITED]  # whatever lies in those, however deep
+        pages += [Path(folder, name) for name in names if name.endswith(".md") and name not in NOT_AUDITED]
     return [*sorted(pages), *sorted(root.glob("memory/v*.json"))]
 
 

@@ -125,9 +125,8 @@ class Kept:
         git = self.root / ".git"
         if (git / "index").is_symlink() or not (git / "index").is_file():
             remove(git / "index")
-        if (git / "logs").is_symlink() or any(
-            what != "folder" and not what.startswith("file") for what in seen(git / "logs", ()).values()
-        ):
+        logs = [token(git / "logs"), *seen(git / "logs", ()).values()] if os.path.lexists(git / "logs") else []
+        if logs and (logs[0] != "folder" or any(what != "folder" and not what.startswith("file") for what in logs)):
             remove(git / "logs")
         remove_unless_file(git / "kernelopt-lock")
         if not (git / "index").exists():
