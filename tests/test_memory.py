@@ -12,7 +12,7 @@ from pathlib import Path
 import jsonschema
 import memory_manager
 import pytest
-from conftest import BUNDLE, tool_json
+from conftest import BUNDLE, run_tool, tool_json
 from kernelopt import bundle, glance
 from kernelopt.errors import Refused, ToolError, UsageError
 from kernelopt.memory import SCHEMA, Memory, differences, empty, record_test
@@ -56,6 +56,13 @@ def test_an_empty_record_fits_the_schema():
         "masked=true",
         "performance.latency_us=NaN",
         "version=v9",
+        "performance.p20_us=0",
+        "performance.floor_us=-1",
+        f"performance.floor_share_pct={'1' * 4000}",
+        'performance.latency_us_by_workload={"default": 0}',
+        'performance.comparison_with_previous={"against": "v0", "verdict": "EQUAL", "speedup": 0, "ci95": [1, 1]}',
+        'performance.comparison_with_previous={"against": "v0", "verdict": "EQUAL", "speedup": 1, "ci95": [-1, 1]}',
+        'performance.gpu_state={"name": "\\ud800"}',
     ],
 )
 def test_what_the_schema_forbids_is_refused_and_nothing_changes(memory, session, change, run_here):
@@ -338,7 +345,7 @@ def test_what_the_quick_test_takes_for_sound_jsonschema_does_too():
     assert record_test()(record) and record_test()(empty("v0")) and not record_test()([])
     refused = 0
     for path in list(leaves(record)):
-        for value in (None, True, -1, 1.5, "x", [], [1, 2, 3], {}, {"x": 1}):
+        for value in (None, True, -1, 0, 1.5, "x", [], [1, 2, 3], {}, {"x": 1}):
             changed = copy.deepcopy(record)
             holder = changed
             for key in path[:-1]:
@@ -402,6 +409,7 @@ def test_items_are_added_to_a_list(memory, session, run_here):
         ("search_log", NOTE, "search_log.0"),
         ("performance.runs.x", NOTE, "no field of a record"),
         ("quality_gate", NOTE, "run_gate.py"),
+        ("pitfalls_and_fixes", {**NOTE, "lesson": "\ud800"}, "not UTF-8 text"),
     ):
         done = append(field, item)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr, done.stderr
@@ -712,3 +720,31 @@ def test_a_mistyped_version_costs_nothing(memory, session):
     assert done.returncode == 2 and "the next version is v1" in done.stderr and memory.versions() == ["v0"]
     memory.create("v3000000000")  # by hand
     assert memory.left_out() == ["no record of v1, v2, v3, v4, v5 …: the file is gone"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "file"])
+def test_a_lock_is_a_plain_file_and_what_stands_in_it_stays(memory, session, tmp_path, kind):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("kept")
+    locks = {
+        memory.folder / ".lock": lambda: run_tool(
+            "memory_manager.py", "create", "--workspace", session.root, "--version", "v0", timeout=20
+        ),
+        session.root / ".git" / "kernelopt-lock": lambda: run_tool(
+            "run_gate.py", "--workspace", session.root, "--version", "v0", timeout=20
+        ),
+    }
+    for path, call in locks.items():
+        {
+            "pipe": os.mkfifo,
+            "folder": Path.mkdir,
+            "link": lambda path: path.symlink_to(mine),
+            "file": lambda path: path.write_text("kept"),
+        }[kind](path)
+        done = call()
+        if kind == "file":
+            assert "is no plain file" not in done.stderr and path.read_text() == "kept"
+        else:
+            assert done.returncode == 2 and f"{path} is no plain file; remove it" in done.stderr
+            assert done.stderr.count("\n") == 1
+    assert mine.read_text() == "kept"

@@ -294,6 +294,20 @@ def test_a_broken_profile_is_named(session, text):
     assert "Left out: profiles/v0/annotation" in text and "v0 is not profiled" in text
 
 
+@pytest.mark.parametrize("value", [-1, 0, 10**299, 10**400], ids=["-1", "0", "1e299", "1e400"])
+def test_any_number_in_a_record_leaves_a_page(tmp_path, value, run_here):
+    root = shutil.copytree(EXAMPLE, tmp_path / "kernel_opt_example")
+    path = root / "memory" / "v1.json"
+    text = path.read_text()
+    for field in ("p20_us", "p80_us", "latency_us", "floor_us", "floor_share_pct"):
+        record = json.loads(text)
+        record["performance"][field] = value
+        path.write_text(json.dumps(record))
+        done = run_here("render_report.py", root)
+        assert done.returncode == 0, done.stderr
+        assert value < 10**400 or "v1.json is not valid JSON (an integer of 401 digits is too large)" in done.stderr
+
+
 def test_a_broken_params_file_is_named(session):
     put(session, "v0", performance=timed(10))
     shutil.copytree(EXAMPLE / "profiles" / "v0", session.root / "profiles" / "v0")

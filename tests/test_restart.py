@@ -1,10 +1,11 @@
 """Partial restarts: what is masked, what a fresh agent is told, and the way back."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, task, tool_json
+from conftest import BUNDLE, run_tool, task, tool_json
 from kernelopt import restart
 from kernelopt.errors import Refused
 from kernelopt.memory import Memory, empty
@@ -166,12 +167,28 @@ def test_without_an_accepted_version_the_brief_says_so(session):
     assert "skills/gpu-kernel-baseline" in found["brief"]
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '[{"masked": []}]'])
+NO_RESTARTS = {
+    "cut": "{",
+    "an object": "{}",
+    "a field": '[{"masked": []}]',
+    "no versions": '[{"when": "x", "seed": 1, "masked": [["v1"]], "undone": null}]',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", NO_RESTARTS.values(), ids=NO_RESTARTS)
 def test_a_list_of_restarts_that_is_none_is_kept_and_nothing_is_masked(stuck, text, run_here):
     (stuck.memory / "restarts.json").write_text(text)
-    done = run_here("partial_restart.py", stuck.root)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "mend or remove it" in done.stderr
+    for arguments in ([], ["--undo"]):
+        done = run_here("partial_restart.py", stuck.root, *arguments)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "mend or remove it" in done.stderr
     assert (stuck.memory / "restarts.json").read_text() == text and masked(stuck) == []
+
+
+def test_a_pipe_in_place_of_the_list_is_not_waited_for(stuck):
+    os.mkfifo(stuck.memory / "restarts.json")
+    done = run_tool("partial_restart.py", stuck.root, "--undo", timeout=20)
+    assert done.returncode == 2 and "restarts.json is no file; remove it" in done.stderr
 
 
 def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):

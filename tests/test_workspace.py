@@ -1,3 +1,4 @@
+import os
 import subprocess
 from pathlib import Path
 
@@ -136,7 +137,8 @@ def test_a_bad_option_is_a_usage_error(tmp_path, problem, option):
 
 def test_a_broken_readme_is_named(session, run_here):
     text = session.readme.read_text()
-    for broken in (text.replace('"tolerance": null', '"tolerance": NaN').encode(), b"\xff" + text.encode(), b"empty"):
+    spoilt = [text.replace('"tolerance": null', f'"tolerance": {value}').encode() for value in ("NaN", "[" * 100_000)]
+    for broken in (*spoilt, b"\xff" + text.encode(), b"empty"):
         session.readme.write_bytes(broken)
         done = run_here("check_goal.py", session.root)
         assert done.returncode == 2 and "README.md" in done.stderr and done.stderr.count("\n") == 1
@@ -152,7 +154,7 @@ def test_the_task_block_is_checked_and_the_rest_of_the_readme_kept(session):
         session.update_readme({**session.task(), "platfrom": "H200"}, {})
 
 
-@pytest.mark.parametrize("text", ["v01", "v1x", "v-1", "1", "v1/../../x", "v", "V1", "v1\n"])
+@pytest.mark.parametrize("text", ["v01", "v1x", "v-1", "1", "v1/../../x", "v", "V1", "v1\n", f"v{'1' * 5000}"])
 def test_versions_are_strict(text):
     with pytest.raises(UsageError):
         workspace.version_number(text)
@@ -196,3 +198,29 @@ def test_what_a_session_will_miss_is_said_at_its_start(tmp_path, problem):
     assert bare.returncode == 0 and bare.stdout.count("\n") == 1
     assert "no --platform" in bare.stderr and "no page of the wiki is about fortran" in bare.stderr
     assert init("whole", *common, "--platform", "H200", "--framework", "triton").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "memory_manager.py summary --workspace",
+        "optimize_kernel.py --agent none --workspace",
+        "check_goal.py",
+        "render_report.py",
+        "partial_restart.py",
+    ],
+)
+def test_a_link_that_leads_to_itself_is_no_workspace(tmp_path, line, run_here):
+    (tmp_path / "loop").symlink_to("loop")
+    done = run_here(*line.split(), tmp_path / "loop")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("tool", ["check_goal.py", "partial_restart.py"])
+def test_a_pipe_is_no_kernel(ready, tool):
+    target = {"workload": "default", "metric": "latency_us", "target": 1, "unit": "us", "basis": "the user"}
+    ready.update_readme({**ready.task(), "targets": [target]}, {})
+    ready.kernel.unlink()
+    os.mkfifo(ready.kernel)
+    done = run_tool(tool, ready.root, timeout=20)
+    assert done.returncode == 2 and f"{ready.kernel} is no file; remove it" in done.stderr

@@ -1,15 +1,19 @@
 """Where the bundle lies, what it needs installed, and the JSON files it reads and writes."""
 
+import contextlib
 import importlib.util
 import json
 import math
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import EnvironmentLacks, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "reference"
+MOST_DIGITS = 300  # of an integer: a float holds 308
 
 
 def python_path() -> str:
@@ -30,12 +34,23 @@ def finite(word: str) -> float:
     return value
 
 
-FINITE = json.JSONDecoder(parse_constant=finite, parse_float=finite)
+def whole(word: str) -> int:
+    """ValueError for an integer that is too large for a float, since with those we count."""
+    if len(word) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(word)} digits is too large")
+    return int(word)
+
+
+FINITE = json.JSONDecoder(parse_constant=finite, parse_float=finite, parse_int=whole)
 
 
 def loads(text: str):
-    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again."""
-    return FINITE.decode(text)
+    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again, for integers of
+    more than MOST_DIGITS and for what is nested too deeply."""
+    try:
+        return FINITE.decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def dumps(value) -> str:
@@ -43,14 +58,36 @@ def dumps(value) -> str:
     return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def read_bytes(path: Path) -> bytes:
+    """What is in a file; UsageError when it is not there, or no plain file: a pipe would be waited for."""
+    if not path.is_file():
+        raise UsageError(f"{path} is no file; remove it" if path.exists() else f"{path} does not exist")
+    return path.read_bytes()
+
+
 def read_json(path: Path):
     """The JSON value in `path`; UsageError names the file when it is absent or broken."""
     try:
-        return loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
-    except (ValueError, UnicodeDecodeError) as error:
+        return loads(read_bytes(path).decode("utf-8"))
+    except ValueError as error:
         raise UsageError(f"{path} is not valid JSON ({error}); mend or remove it") from None
+
+
+@contextlib.contextmanager
+def lock_file(path: Path) -> Iterator[int]:
+    """A handle of `path` to lock, made where it is not there and never written; UsageError when something else has that name."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise UsageError(f"{path} is no plain file; remove it") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise UsageError(f"{path} is no plain file; remove it")
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

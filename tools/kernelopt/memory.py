@@ -66,8 +66,8 @@ class Memory:
             yield
             return
         self.folder.mkdir(exist_ok=True)
-        with open(self.folder / ".lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with bundle.lock_file(self.folder / ".lock") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
             for half_written in self.folder.glob(".*.json.*"):  # by a writer that was killed: the lock is ours
                 half_written.unlink(missing_ok=True)
             self._held = True
@@ -272,7 +272,7 @@ def load(path: Path) -> dict:
         record = bundle.loads(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not valid JSON ({error}); {MEND}") from None
     check(record, str(path), escapes="\\u" in text)
     return record
@@ -406,10 +406,7 @@ def _assign(record: dict, name: str, text: str) -> None:
 
 
 def _typed(schema: dict, text: str, name: str):
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(f"'{name}': the value is not UTF-8 text") from None
+    _check_text(text, name)
     types = schema.get("type", [])
     types = [types] if isinstance(types, str) else types
     if text == "null" and ("null" in types or None in schema.get("enum", []) or "oneOf" in schema):
@@ -421,6 +418,16 @@ def _typed(schema: dict, text: str, name: str):
 
 def _json(text: str, name: str, wanted: str):
     try:
-        return bundle.loads(text)
-    except (ValueError, RecursionError):
+        value = bundle.loads(text)
+    except ValueError:
         raise UsageError(f"'{name}' takes {wanted}, not '{text}'") from None
+    _check_text(bundle.dumps(value), name)
+    return value
+
+
+def _check_text(text: str, name: str) -> None:
+    """UsageError for half a character, which cannot be written."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"'{name}': the value is not UTF-8 text") from None

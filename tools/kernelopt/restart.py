@@ -97,7 +97,11 @@ def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
 def is_journal(value) -> bool:
     """Is a JSON value a list of restarts? {when: UTC, seed, masked: [version], undone: UTC or None} each."""
     return isinstance(value, list) and all(
-        isinstance(entry, dict) and entry.keys() == ENTRY and isinstance(entry["masked"], list) for entry in value
+        isinstance(entry, dict)
+        and entry.keys() == ENTRY
+        and isinstance(entry["masked"], list)
+        and all(isinstance(version, str) for version in entry["masked"])
+        for entry in value
     )
 
 

@@ -82,6 +82,7 @@ TESTS: dict[str, Callable[..., Test]] = {
     "enum": lambda allowed: lambda value: type(value) in (str, type(None)) and value in allowed,
     "pattern": _pattern,
     "exclusiveMinimum": lambda low: lambda value: type(value) not in NUMBERS or value > low,
+    "minimum": lambda low: lambda value: type(value) not in NUMBERS or value >= low,
     "properties": _properties,
     "additionalProperties": _additional,
     "items": _items,

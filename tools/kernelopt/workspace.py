@@ -18,7 +18,7 @@ from . import bundle
 from .errors import EnvironmentLacks, TimedOut, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
-VERSION = re.compile(r"v(0|[1-9][0-9]*)\Z")
+VERSION = re.compile(r"v(0|[1-9][0-9]{0,11})\Z")
 TASK_BLOCK = re.compile(r"(?<=\n)## Task\n.*?\n```json\n(.*?\n)```", re.DOTALL)
 DTYPES = {
     "fp64": ("fp64", "float64", "double"),
@@ -76,18 +76,15 @@ def is_reference(names: set[str]) -> bool:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; UsageError when it is not there."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
+    """SHA-256 of a file, in hexadecimal; UsageError when it is none."""
+    return hashlib.sha256(bundle.read_bytes(path)).hexdigest()
 
 
 class Workspace:
     """The folder of one session; `Workspace(path)` refuses a folder that is none."""
 
     def __init__(self, root: Path):
-        self.root = Path(root).resolve()
+        self.root = Path(os.path.realpath(root))  # Path.resolve fails where a link leads to itself
         self.readme = self.root / "README.md"
         self.kernel = self.root / "kernel.py"
         self.reference = self.root / "reference.py"
@@ -110,9 +107,9 @@ class Workspace:
         """Only one gate at a time works on a workspace; EnvironmentLacks for the second."""
         if not (self.root / ".git").is_dir():
             raise UsageError(f"{self.root} has no history (.git), so that nothing can be judged there")
-        with open(self.root / ".git" / "kernelopt-lock", "w") as file:  # not in a folder that people clear
+        with bundle.lock_file(self.root / ".git" / "kernelopt-lock") as handle:  # not in a folder that people clear
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise EnvironmentLacks(f"{self.root} is in use by another gate; wait for it to end") from None
             yield
