@@ -1,6 +1,7 @@
 """The Stop hook: blocks while an armed goal is unmet, six times at most, and never for its own mistakes."""
 
 import json
+import os
 import shutil
 import time
 
@@ -19,7 +20,7 @@ def finished(tmp_path):
 
 def hook(root) -> dict | None:
     """The hook's answer, as JSON or nothing."""
-    done = run_tool("check_goal.py", root, "--hook")
+    done = run_tool("check_goal.py", root, "--hook", timeout=20)
     assert done.returncode == 0
     return json.loads(done.stdout) if done.stdout else None
 
@@ -97,3 +98,41 @@ def test_the_hook_ends_well_whatever_it_is_called_with(tmp_path):
         done = run_tool("check_goal.py", *words)
         assert done.returncode == 0 and not done.stdout, words
     assert "nothing is blocked" in run_tool("check_goal.py", "--hook").stderr
+
+
+def test_it_finds_the_task_block_that_the_other_tools_find(finished):
+    """Notes may hold three backticks."""
+    miss(finished)
+    run_tool("check_goal.py", finished, "--arm")
+    readme = finished / "README.md"
+    text = readme.read_text()
+    assert '"additional_notes": "' in text
+    readme.write_text(text.replace('"additional_notes": "', '"additional_notes": "a ``` b '))
+    assert run_tool("check_goal.py", finished).returncode == 1
+    assert "target 9999.0 GB/s" in hook(finished)["reason"]
+
+
+@pytest.mark.parametrize("blocks", ["NaN", "-5", "-1e308", "true", '"x"', "[]", "2.5"])
+def test_it_blocks_six_times_at_most_whatever_counts_them(finished, blocks):
+    miss(finished)
+    run_tool("check_goal.py", finished, "--arm")
+    (finished / stop_hook.ARMED).write_text(f'{{"blocks": {blocks}}}')
+    assert sum(hook(finished) is not None for _ in range(8)) <= stop_hook.MOST_BLOCKS
+
+
+@pytest.mark.parametrize("name", ["v².json", "v٣.json", "v007.json"])
+def test_what_is_named_almost_like_a_record_is_none(finished, name):
+    miss(finished)
+    run_tool("check_goal.py", finished, "--arm")
+    (finished / "memory" / name).write_text("{}")
+    assert "target 9999.0 GB/s" in hook(finished)["reason"]
+
+
+def test_a_pipe_is_not_waited_for(finished):
+    miss(finished)
+    run_tool("check_goal.py", finished, "--arm")
+    os.mkfifo(finished / "memory" / "v9.json")
+    assert "target 9999.0 GB/s" in hook(finished)["reason"]
+    (finished / "kernel.py").unlink()
+    os.mkfifo(finished / "kernel.py")
+    assert hook(finished) is None

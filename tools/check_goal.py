@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import stop_hook
+from kernelopt import bundle, stop_hook
 
 HOOK = f"""Claude Code, in .claude/settings.json, where hooks run in the user's project, so with whole paths:
   {{"hooks": {{"Stop": [{{"hooks": [{{"type": "command", "command": "python3 {Path(__file__).resolve()} W --hook"}}]}}]}}}}"""
@@ -40,9 +40,8 @@ def arm(root: Path, on: bool) -> int:
     """Let --hook block, or no longer."""
     armed = root / stop_hook.ARMED
     if on:
-        armed.parent.mkdir(exist_ok=True)
-        (armed.parent / ".gitignore").write_text("*\n")
-        armed.write_text('{"blocks": 0}')
+        bundle.write_text(armed.parent / ".gitignore", "*\n")
+        bundle.write_json(armed, {"blocks": 0})
     else:
         armed.unlink(missing_ok=True)
     print("armed" if on else "disarmed")

@@ -1,4 +1,15 @@
-"""What a command can fail with; each class carries its exit code (see README, "Exit codes")."""
+"""What a command can fail with, and how it says so; each class carries its exit code (see README, "Exit codes")."""
+
+import contextlib
+import sys
+
+
+def say(message: str) -> None:
+    """Progress and messages go to stderr; stdout belongs to the result."""
+    if sys.stderr is None:  # closed; print would take stdout
+        return
+    with contextlib.suppress(OSError):  # nobody reads it any more; the work goes on
+        print(message, file=sys.stderr, flush=True)
 
 
 class ToolError(Exception):

@@ -1,20 +1,18 @@
 """A Stop hook for Claude Code: an agent may not end its turn while an armed goal of a workspace is unmet. At most six times.
 
 It goes by recorded evidence alone: the last accepted record, and kernel.py must be what that record measured. Whatever goes wrong in
-here blocks nobody. Imports next to nothing, since it runs at each end of a turn (0.05 s).
+here blocks nobody. Imports little, since it runs at each end of a turn (0.05 s).
 """
 
-import hashlib
 import json
-import re
-import sys
 from pathlib import Path
 
-from . import gate
+from . import bundle, gate
+from .errors import UsageError, say
+from .workspace import TASK_BLOCK, VERSION, digest, version_number
 
 MOST_BLOCKS = 6
 ARMED = Path(".loop") / "goal.json"
-TASK = re.compile(r"^## Task\n.*?```json\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def main(words: list[str]) -> int:
@@ -23,7 +21,7 @@ def main(words: list[str]) -> int:
         (root,) = words
         reason = why_not(Path(root))
     except Exception as error:
-        print(f"check_goal.py --hook: {type(error).__name__}: {error}; nothing is blocked", file=sys.stderr)
+        say(f"check_goal.py --hook: {type(error).__name__}: {error}; nothing is blocked")
         return 0
     if reason:
         print(json.dumps({"decision": "block", "reason": reason}))
@@ -35,16 +33,14 @@ def why_not(root: Path) -> str | None:
     armed = root / ARMED
     if not armed.is_file():
         return None
-    said = json.loads(armed.read_text())["blocks"]
+    said = bundle.read_json(armed)["blocks"]
     unmet = goals_unmet(root)
     if not unmet:
         armed.unlink()
         return None
-    if said >= MOST_BLOCKS:
+    if said not in range(MOST_BLOCKS):
         return None
-    temporary = armed.with_suffix(".new")
-    temporary.write_text(json.dumps({"blocks": said + 1}))
-    temporary.replace(armed)
+    bundle.write_json(armed, {"blocks": said + 1})
     return (
         f"The goal of {root} is not met ({'; '.join(unmet)}). Go on with the next round, or disarm it: check_goal.py {root} --disarm "
         f"(said {said + 1} of {MOST_BLOCKS} times)"
@@ -53,11 +49,11 @@ def why_not(root: Path) -> str | None:
 
 def goals_unmet(root: Path) -> list[str]:
     """A line for each target that the last accepted version misses; [] when all are met."""
-    task = json.loads(TASK.search((root / "README.md").read_text(encoding="utf-8"))[1])
+    task = bundle.loads(TASK_BLOCK.search(bundle.read_bytes(root / "README.md").decode())[1])
     best = last_accepted(root)
     if best is None:
         return ["no version is accepted yet"]
-    if hashlib.sha256((root / "kernel.py").read_bytes()).hexdigest() != best["kernel_sha256"]:
+    if digest(root / "kernel.py") != best["kernel_sha256"]:
         return [f"kernel.py is not the accepted {best['version']}"]
     checked = gate.goal(task["targets"], best)["targets"]
     return [
@@ -69,12 +65,12 @@ def goals_unmet(root: Path) -> list[str]:
 
 def last_accepted(root: Path) -> dict | None:
     """The record with the highest version that was accepted, masked or not; broken files are passed over."""
-    names = [path for path in (root / "memory").glob("v*.json") if path.stem[1:].isdigit()]
-    for path in sorted(names, key=lambda path: -int(path.stem[1:])):
+    names = [path for path in (root / "memory").glob("v*.json") if VERSION.match(path.stem)]
+    for path in sorted(names, key=lambda path: -version_number(path.stem)):
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = bundle.read_json(path)
             if record["quality_gate"]["result"] == "PASS" and record["git_commit_hash"]:
                 return record
-        except (ValueError, KeyError, TypeError):
+        except (UsageError, KeyError, TypeError):
             continue
     return None
