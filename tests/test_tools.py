@@ -210,3 +210,42 @@ def test_a_run_that_nobody_watches_goes_on():
     done = subprocess.run([sys.executable, "-c", code], cwd=BUNDLE, stderr=write)
     os.close(write)
     assert done.returncode == 0
+
+
+def shell(line: str, session, **environment) -> subprocess.CompletedProcess:
+    """A command line of bash with $W, the workspace, and $T, the folder of the tools; Python buffers what it prints."""
+    own = {**os.environ, "W": str(session.root), "T": f"{sys.executable} {BUNDLE / 'tools'}", "PYTHONUNBUFFERED": ""}
+    command = ["bash", "-o", "pipefail", "-c", line]
+    return subprocess.run(command, capture_output=True, env={**own, **environment}, timeout=60)
+
+
+PRINTING = ("$T/memory_manager.py summary --workspace $W", "$T/check_goal.py $W --arm", "$T/check_goal.py --help")
+
+
+@pytest.mark.parametrize("line", PRINTING)
+def test_a_result_that_does_not_arrive_is_told_once_and_a_closed_pipe_ends_quietly(ready, line):
+    full = shell(f"{line} > /dev/full", ready)
+    assert full.returncode == 3 and b"No space left on device: input or output" in full.stderr, full.stderr
+    assert full.stderr.count(b"\n") == 1
+    code = "import os, subprocess, sys; r, w = os.pipe(); os.close(r); exit(subprocess.call(sys.argv[1:], stdout=w))"
+    closed = shell(f"{sys.executable} -c '{code}' {line}", ready)
+    assert (closed.returncode, closed.stderr) == (1, b"")
+
+
+def test_without_stderr_messages_go_nowhere(ready):
+    for line in ("memory_manager.py read --workspace $W --version v9", "check_goal.py --hook", "check_goal.py --no"):
+        done = shell(f"$T/{line} 2>&-", ready)
+        assert done.stdout == b"", line
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1", "ascii"])
+def test_what_an_encoding_lacks_is_escaped(ready, encoding):
+    root = str(ready.root.rename(f"{ready.root}\udcff"))  # a byte that is no UTF-8
+    for line in (
+        "memory_manager.py --help",
+        "memory_manager.py list --workspace $W",
+        "render_report.py $W",
+        "check_goal.py $W --arm",
+    ):
+        done = shell(f"$T/{line}", ready, W=root, PYTHONIOENCODING=encoding)
+        assert done.returncode == 0 and done.stdout, done.stderr

@@ -1,8 +1,8 @@
 """The command line that all tools share: parsing, output, exit codes."""
 
 import argparse
-import contextlib
 import importlib.util
+import io
 import math
 import os
 import signal
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import bundle
-from .errors import ToolError
+from .errors import ToolError, say
 
 EXIT_CODES = "exit codes: 0 done and good, 1 the answer is no, 2 usage, 3 the environment lacks something, 4 time-out"
 NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema")
@@ -21,7 +21,8 @@ class Parser(argparse.ArgumentParser):
     """One sentence for a wrong call, in place of the usage of all options."""
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+        say(f"{self.prog}: {message}; --help lists the options")
+        self.exit(2)
 
 
 def parser(description: str, **options) -> Parser:
@@ -128,12 +129,6 @@ def path(text: str) -> Path:
     return Path(filled(text))
 
 
-def say(message: str) -> None:
-    """Progress and messages go to stderr; stdout belongs to the result."""
-    with contextlib.suppress(OSError):  # nobody reads it any more; the work goes on
-        print(message, file=sys.stderr, flush=True)
-
-
 def emit(result: dict, as_json: bool, lines: list[str]) -> None:
     """Print the result: one JSON object, or `lines` for people."""
     print(bundle.dumps(result).rstrip() if as_json else "\n".join(lines))
@@ -147,16 +142,36 @@ def continue_in_bundle_environment() -> None:
         os.execv(python, [str(python), *sys.argv])
 
 
+def escape_what_cannot_be_printed() -> None:
+    """Half characters, bytes of paths that are no text, and what the terminal's encoding lacks; stderr escapes them anyway."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # neither closed nor captured
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    """Send what was printed on its way while an error can still be told."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # what is left goes nowhere, or Python would try it once more and exit with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def run(main: Callable[[], int]) -> None:
     """Run a tool's `main` and leave with its exit code; errors become one sentence on stderr."""
     name = Path(sys.argv[0]).name
     for ending in (signal.SIGTERM, signal.SIGHUP):  # so that children and scratch files are cleaned up
         if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    escape_what_cannot_be_printed()
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
             continue_in_bundle_environment()
-        code = main()
+        try:
+            code = main()
+        finally:
+            flush()
     except ToolError as error:
         say(f"{name}: {error}")
         code = error.exit_code
@@ -164,7 +179,6 @@ def run(main: Callable[[], int]) -> None:
         say(f"{name}: interrupted")
         code = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except OSError as error:
         say(
@@ -175,7 +189,7 @@ def run(main: Callable[[], int]) -> None:
         if os.environ.get("KERNELOPT_DEBUG"):
             import traceback
 
-            traceback.print_exc()
+            say(traceback.format_exc())
         say(f"{name}: defect in this tool, {type(error).__name__}: {error}; KERNELOPT_DEBUG=1 shows where")
         code = 70
     sys.exit(code)

@@ -81,7 +81,7 @@ def main(what: str, timeout_s: float, cache: Path | None) -> dict:
         if cache:
             workspace.cache = cache
         if what == "measure":
-            return asdict(rounds.measure(workspace, timeout_s, lambda text: print(text, file=sys.stderr)))
+            return asdict(rounds.measure(workspace, timeout_s, errors.say))
         return verified(workspace, timeout_s)
 
 
