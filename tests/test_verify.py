@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
-from kernelopt import sandbox, verify
+from kernelopt import bundle, sandbox, verify
 from kernelopt.subject import Subject
 
 ON_CPU = ("--device", "cpu-interpreter")
@@ -37,6 +37,13 @@ def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
 def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = None, **options) -> dict:
     """The verification of a kernel, in a sandbox that many tests share; two seeds."""
     return verify.verify(interpreter, Subject(**files, **options), workloads, seeds=2)
+
+
+def test_half_a_character_in_a_message_is_escaped(interpreter, problem):
+    problem["kernel"].write_text(kernel_text("raise ValueError('half \\ud800 of one')"))
+    found = judged(interpreter, problem)
+    assert "ValueError: half \\ud800 of one" in found["summary"]
+    assert bundle.dumps(found).encode("utf-8")
 
 
 def subject(problem) -> list:

@@ -61,6 +61,7 @@ def describe(error: BaseException) -> dict:
     if len(message) > MESSAGE_CHARACTERS:
         half = MESSAGE_CHARACTERS // 2
         message = f"{message[:half]} … {message[-half:]}"
+    message = message.encode("utf-8", "backslashreplace").decode()  # half a character can be neither printed nor stored
     return {"status": status, "type": type(error).__name__, "message": message}
 
 
