@@ -416,8 +416,7 @@ def test_the_snippet_has_five_lines_and_is_pointed_to(machine_of_this_bundle):
     path = BUNDLE / "docs" / "agents-snippet.md"
     snippet = re.search(r"```markdown\n(.*?)```", path.read_text(), re.DOTALL)[1]
     assert len(snippet.splitlines()) == 5 and f"`{ROUTER}`" in snippet
-    for place in (".claude/skills", ".agents/skills"):
-        assert place in snippet and place in PROJECTS.values()
+    assert all(f"`{place}`" in snippet for place in PROJECTS.values())
     assert str(path) in machine_of_this_bundle.run("--client", "agents").stdout
 
 
