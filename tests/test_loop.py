@@ -814,7 +814,6 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch)
     "text",
     [
         "[]",
-        "[" * 10_000,
         '{"waiting": ""}',
         '{"rounds": "many"}',
         '{"waiting": [1]}',
