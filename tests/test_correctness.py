@@ -6,6 +6,7 @@ from kernelopt import correctness
 DONE = {
     "device": None,
     "mutated": [],
+    "changed": [],
     "late": False,
     "aliased": False,
     "out_of_bounds": False,
@@ -26,8 +27,9 @@ OUTPUT = {
 }
 OUTPUT |= {name: value for part in ("", "expected_") for name, value in ((f"{part}shape", [4]), (f"{part}dtype", "f"))}
 OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0, "lost_pct": 0.0, "baseline_lost_pct": 0.0}
-CALL = {"count": 1, "outputs": [OUTPUT]}
-FOUND = {"calls": [CALL], "expected_count": 1, "random": False, "bland": [], "oracle": "fp64"}
+CALL = {"count": 1, "structure": "tensor", "outputs": [OUTPUT]}
+EXPECTED = {"expected_count": 1, "expected_structure": "tensor", "changes": [], "wrong_state": []}
+FOUND = {**EXPECTED, "calls": [CALL], "random": False, "bland": [], "oracle": "fp64"}
 CASE = {"variant": None}
 TRANSPOSED, MISALIGNED = (
     {"variant": {"layout": f"{layout} inputs", "values": None}} for layout in ("transposed", "misaligned")

@@ -51,8 +51,8 @@ def found_variants(tmp_path, text: str) -> dict[str, dict]:
     path = tmp_path / f"reference_{len(list(tmp_path.iterdir()))}.py"  # a file is loaded once in a process
     path.write_text(text)
     reference = problem.Reference(path)
-    inputs = reference.case("default", 0, None, "cpu").inputs
-    return {v["name"]: v for v in variants.of_workload(reference, "default", None, inputs, full=True)}
+    case = reference.case("default", 0, None, "cpu")
+    return {v["name"]: v for v in variants.of_workload(reference, "default", case, full=True)}
 
 
 def sizes_of(variant: dict) -> set[tuple]:
@@ -179,7 +179,7 @@ def test_sizes_grow_beyond_a_tile_and_equal_sizes_part_where_the_reference_allow
     parts = [sizes_of(variant) for name, variant in found.items() if "others of its size stay" in name]
     assert {(0, 0, 31)} in parts and {(0, 1, 31), (1, 0, 31)} in parts and {(1, 1, 31)} in parts
     found = found_variants(tmp_path, PRODUCT.replace("300, 64", "1, 300, 64"))
-    assert (0, 0, 2) in sizes_of(found["batch of two"])
+    assert (0, 0, 2) in sizes_of(found["batch of 2 (input 0)"])
 
 
 def test_what_is_more_than_the_inputs_comes_again_with_other_values():
@@ -221,7 +221,7 @@ def test_sizes_are_varied_in_another_dtype_too(tmp_path):
     layer += "    def forward(self, x): return self.state(self.again(x))[0]\n"
     (tmp_path / "reference.py").write_text(layer + "def get_inputs(): return [torch.randn(300, 64)]\n")
     reference = problem.Reference(tmp_path / "reference.py")
-    model, inputs, _ = reference.build("default", 0, "bf16", "cpu")
+    model, *_ = reference.build("default", 0, "bf16", "cpu")
     assert model.again.weight is model.layer.weight and model.layer.weight.dtype == torch.bfloat16
-    found = variants.of_workload(reference, "default", "bf16", inputs, full=True)
+    found = variants.of_workload(reference, "default", reference.case("default", 0, "bf16", "cpu"), full=True)
     assert any(variant["sizes"] for variant in found)

@@ -22,7 +22,7 @@ def judge(case: dict, done: dict, found: dict | None, libraries: bool) -> dict:
         if case["variant"] and declined(case["variant"], status, message):
             return {"status": "DECLINED", "message": message[:200]}
         return {"status": status, "message": message}
-    status, message = judge_process(done)
+    status, message = judge_process(done, found)
     if status == "OK":
         status, message = judge_outputs(found, case["variant"])
     if status == "OK" and done["aliased"]:
@@ -52,12 +52,17 @@ def declined(variant: dict, status: str, message: str) -> bool:
     return status in DECLINING or (status == "ILLEGAL_ACCESS" and loud)
 
 
-def judge_process(done: dict) -> tuple[str, str]:
+def judge_process(done: dict, found: dict) -> tuple[str, str]:
     """(status, message) of what the kernel did besides its result. Pure."""
     if done["device"]:
         return "WRONG_DEVICE", f"an output is on {done['device']}"
     if done["mutated"]:  # told first: it is why a second call is wrong
         return "INPUT_MUTATED", f"input {done['mutated'][0]} was changed"
+    if "changes" in found and (changed := [name for name in done["changed"] if name not in found["changes"]]):
+        return (
+            "INPUT_MUTATED",
+            f"a call changed '{changed[0]}' of the model's state, which the reference leaves as it is",
+        )
     if done["late"] and not done["aliased"]:
         return "CHEAT_SUSPECT", "an output changed after the call had returned: a thread or a stream was not waited for"
     if done["out_of_bounds"]:
@@ -107,6 +112,11 @@ def judge_outputs(found: dict, variant: dict | None = None) -> tuple[str, str]:
     for call in found["calls"]:
         if call["count"] != found["expected_count"]:
             return "WRONG_SHAPE", f"{call['count']} outputs, expected {found['expected_count']}"
+        if call["structure"] not in (None, found["expected_structure"]):
+            return (
+                "WRONG_SHAPE",
+                f"the result is {call['structure'][:200]}, expected {found['expected_structure'][:200]}",
+            )
         for number, output in enumerate(call["outputs"]):
             status, message = judge_output(output, number, variant)
             if status != "OK":
@@ -114,6 +124,11 @@ def judge_outputs(found: dict, variant: dict | None = None) -> tuple[str, str]:
         filled = [output for output in call["outputs"] if output["elements"]]
         if variant is None and filled and not any(output["finite"] for output in filled):
             return "INVALID_TASK", "the reference's outputs hold no finite value, so there is nothing to compare"
+    if found["wrong_state"]:
+        return (
+            "WRONG_VALUES",
+            f"the reference's forward changes '{found['wrong_state'][0]}', and the kernel leaves it otherwise",
+        )
     return "OK", ""
 
 

@@ -25,6 +25,7 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 
 BASELINE_CAP = 4  # however inexact PyTorch is, no more than so many tolerances
 LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
+UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
 LOST = 0.5  # an element whose error exceeds so much of itself is lost, whatever the scale of the others
 TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush what is below
 FEW = 32  # of fewer elements no share is told
@@ -36,6 +37,10 @@ class ContractError(Exception):
 
 class UnknownWorkload(ContractError):
     """The reference has no workload of that name."""
+
+
+class UnsupportedInput(ContractError):
+    """The reference is sound, but this bundle cannot handle its inputs."""
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
@@ -129,6 +134,8 @@ class Reference:
         ignores them. It is positive, for a variance must stay so.
         """
         model, inputs, init = self.build(workload, seed, dtype, device)
+        for tensor in input_tensors(inputs):
+            refuse_unsupported(tensor)
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.dtype in NAMES and tensor.numel() and tensor.min() == tensor.max() and tensor.isfinite().all():
                 tensor.data += 0.2 * torch.rand_like(tensor)
@@ -155,6 +162,16 @@ def arguments(values, maker: str) -> list:
     if not isinstance(values, list | tuple):
         raise ContractError(f"{maker} must return a list, not a {type(values).__name__}")
     return list(values)
+
+
+def refuse_unsupported(tensor: torch.Tensor) -> None:
+    """UnsupportedInput for layouts and dtypes on which torch lacks what verification takes."""
+    dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    if not dense or tensor.dtype in UNSUPPORTED:
+        raise UnsupportedInput(
+            f"an input is a {tensor.layout} tensor of {tensor.dtype}, a limit of this bundle and no fault of the reference: it "
+            "handles dense tensors of floating, complex and signed integer dtypes, uint8 and bool"
+        )
 
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
@@ -198,7 +215,7 @@ def replace_tensors(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def take_dtypes(model: torch.nn.Module, state: dict) -> None:
     """Give each parameter and buffer that `state` names the dtype it has there."""
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, value in state.items():
         if name in parameters:
             parameters[name].data = parameters[name].data.to(value.dtype)
@@ -234,16 +251,24 @@ def call(kernel: Callable, inputs: list):
 def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
     """The value with each tensor in it, in lists, tuples and dicts too, replaced by what `function` makes of it; in the order
     of `tensors`."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
+    return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def map_leaves(value, function: Callable):
+    """The same for all that is no list, tuple or dict."""
     if isinstance(value, dict):
-        made = {key: map_tensors(item, function) for key, item in sorted(value.items(), key=lambda pair: pair[0])}
+        made = {key: map_leaves(item, function) for key, item in in_order(value)}
         return {key: made[key] for key in value}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, function) for item in value))
+        return type(value)(*(map_leaves(item, function) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(item, function) for item in value)
-    return value
+        return type(value)(map_leaves(item, function) for item in value)
+    return function(value)
+
+
+def in_order(value: dict) -> list[tuple]:
+    """The items of a dict by key, whatever order they were put in; keys may be numbers beside strings."""
+    return sorted(dict.items(value), key=lambda pair: repr(pair[0]))
 
 
 def on_cpu(value):
@@ -302,11 +327,21 @@ def tensors(value) -> list[torch.Tensor]:
     if type(value) in (bool, int, float):
         return [torch.tensor(value)]
     if isinstance(value, dict):
-        value = [item for _, item in sorted(dict.items(value), key=lambda pair: pair[0])]
+        value = [item for _, item in in_order(value)]
     for kind in (list, tuple):
         if isinstance(value, kind):
             return [tensor for item in kind.__iter__(value) for tensor in tensors(item)]
     raise ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
+
+
+def structure(value) -> str:
+    """How the tensors of a result hang together: "{'a': tensor, 'b': [tensor, None]}". Lists and tuples look alike."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {structure(item)}" for key, item in in_order(value)) + "}"
+    for kind in (list, tuple):
+        if isinstance(value, kind):
+            return "[" + ", ".join(structure(item) for item in kind.__iter__(value)) + "]"
+    return "None" if value is None else "tensor"
 
 
 def input_tensors(values: list) -> list[torch.Tensor]:
@@ -491,7 +526,8 @@ def bland_answers(
     return [
         name
         for name, answer in answers.items()
-        if all(map(passes, answer, oracle, baseline, bounds)) and any(torch.isfinite(t).any() for t in oracle)
+        if all(map(passes, answer, oracle, baseline, bounds))
+        and any(torch.isfinite(comparable(tensor)).any() for tensor in oracle)
     ]
 
 

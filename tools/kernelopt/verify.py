@@ -48,6 +48,7 @@ CANDIDATE_FAULTS = (
 )
 REPORT_KEYS = {
     "mutated",
+    "changed",
     "aliased",
     "late",
     "out_of_bounds",
@@ -69,7 +70,7 @@ HINTS = {
     "WRONG_VALUES": "compare masks, reduction order and accumulation dtype; in Triton an fp32 tl.dot uses tf32 "
     "unless input_precision='ieee'",
     "NONFINITE": "look for unwritten output, overflow, or -inf minus -inf",
-    "INPUT_MUTATED": "write to a new tensor, not into the inputs",
+    "INPUT_MUTATED": "write to a new tensor, not into inputs or parameters",
     "ALIASED_OUTPUT": "allocate the output in each call",
     "OUT_OF_BOUNDS": "a load or store is out of bounds: check masks and strides",
     "WRONG_STRIDE": "return the memory layout that the reference returns",
@@ -99,27 +100,53 @@ def verify(
         if "error" in prepared:
             return verdict(sandbox, [], prepared["error"], what.tolerance)
         cases = with_others(prepared["cases"])
-        outcome, ran = run(sandbox, what.kernel, what.reference, cases, folder, timeout_s)
-        if "error" in ran:
-            return verdict(sandbox, [], ran["error"], what.tolerance, outcome)
-        stored = [
-            {**case, "calls": stored_calls(case, folder, number)}
-            for number, (case, done) in enumerate(zip(cases, ran["cases"], strict=False))
-            if "error" not in done
-        ]
-        checked = check(sandbox, what.reference, what.dtype, stored, what.tolerance, timeout_s)
-        if "error" in checked:
-            return verdict(sandbox, [], checked["error"], what.tolerance)
-        found = iter(checked["cases"])
-        results = [
-            {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), what.libraries)}
-            for case, done in zip(cases, ran["cases"], strict=False)
-        ]
+        usual = [case for case in cases if not in_reserve(case)]
+        outcome, results, fault = judged(sandbox, what, usual, folder, timeout_s)
+        if fault is None and (rest := called_up(cases, results)):
+            with sandbox.folder("outputs") as apart:
+                outcome, more, fault = judged(sandbox, what, rest, apart, timeout_s)
+            results += more
+        if fault:
+            return verdict(sandbox, [], fault, what.tolerance, outcome)
         hide_secret(results)
         result = verdict(sandbox, results, None, what.tolerance, outcome)
         if sanitize and result["status"] == "OK":
-            result = sanitized(sandbox, what.kernel, cases, result, timeout_s)
+            result = sanitized(sandbox, what.kernel, usual, result, timeout_s)
         return result
+
+
+def judged(
+    sandbox: Sandbox, what: Subject, cases: list[dict], folder: str, timeout_s: float
+) -> tuple[Outcome, list[dict], dict | None]:
+    """(how the candidate's process ended, a result a case, the error that leaves none); outputs go to `folder`."""
+    outcome, ran = run(sandbox, what.kernel, what.reference, cases, folder, timeout_s)
+    if "error" in ran:
+        return outcome, [], ran["error"]
+    stored = [
+        {**case, "calls": stored_calls(case, folder, number)}
+        for number, (case, done) in enumerate(zip(cases, ran["cases"], strict=False))
+        if "error" not in done
+    ]
+    checked = check(sandbox, what.reference, what.dtype, stored, what.tolerance, timeout_s)
+    if "error" in checked:
+        return outcome, [], checked["error"]
+    found = iter(checked["cases"])
+    results = [
+        {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), what.libraries)}
+        for case, done in zip(cases, ran["cases"], strict=False)
+    ]
+    return outcome, results, None
+
+
+def in_reserve(case: dict) -> bool:
+    """A variant at the task's own sizes, which is asked of kernels alone that decline it at others."""
+    return bool(case["variant"] and case["variant"]["instead_of"])
+
+
+def called_up(cases: list[dict], results: list[dict]) -> list[dict]:
+    """The cases in reserve whose counterparts at other sizes were declined."""
+    declined = {result["variant"] for result in results if result["status"] == "DECLINED"}
+    return [case for case in cases if in_reserve(case) and case["variant"]["instead_of"] in declined]
 
 
 def run(
@@ -297,7 +324,8 @@ def of_reference(outcome: Outcome) -> dict:
         if found["error"]["status"] == "USAGE":
             raise UsageError(found["error"]["message"])
         no_space(found["error"])
-        return {"error": {**found["error"], "status": "INVALID_REFERENCE"}}
+        status = "INVALID_TASK" if found["error"]["status"] == "INVALID_TASK" else "INVALID_REFERENCE"
+        return {"error": {**found["error"], "status": status}}
     return found
 
 

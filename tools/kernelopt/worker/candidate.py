@@ -7,10 +7,11 @@ import traceback
 import torch
 
 from .. import problem, variants
-from . import tracing
+from . import state, tracing
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
+from .state import identical
 
 LATE_S = 0.02  # so long a thread or stream of the candidate may still change an output before that is looked for
 GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which take as much memory again
@@ -62,27 +63,36 @@ class Run:
         self.case = candidate.load_case(entry["path"])
         self.other = candidate.load_case(entry["other"]) if entry["other"] else None
         self.kernel = candidate.load(self.case)
+        self.watched = {} if entry["variant"] else state.watched(self.case.state)
+        self.state = state.State(self.kernel.bound, self.watched)
+        self.changed: set[str] = set()
+        self.first_state: dict[str, torch.Tensor] = {}  # what the first call changed, as it left it
         self.guards = Guards()
         self.guarded = guarded and problem.held_bytes(problem.input_tensors(self.case.inputs)) <= GUARDED_BYTES
         self.fails_guarded = False
         self.mutated: set[int] = set()
+        self.structures: list[str] = []  # of what the calls returned
         self.live: list[list[torch.Tensor]] = []  # what the calls returned
         self.kept: list[list[torch.Tensor]] = []  # copies of it, taken at once
         self.taken: set[int] = set()  # storages of inputs and of former outputs
         self.aliased = False
 
     def result(self, path: str, trace: bool) -> dict:
-        """{mutated, aliased, late, out_of_bounds, deterministic, device, guarded, fails_guarded, kernels}; the outputs go to files at `path`."""
+        """{mutated, changed, aliased, late, out_of_bounds, deterministic, device, guarded, fails_guarded, kernels}; the outputs go to files at `path`."""
         memory = self._memory(self.case)
         self._call(memory, self.case)
+        self._restore()
         self.guards.fill = 0  # what is never written may be right once, -1 and True say, and not twice
         if self.other:
             self._call(memory if same_shapes(self.case, self.other) else self._memory(self.other), self.other)
+            self._restore()
             self._call(self._memory(self.case), self.case)
+            self._restore()
         time.sleep(LATE_S)
         self.context.synchronize()
         found = {
             "mutated": sorted(self.mutated),
+            "changed": sorted(self.changed),
             "aliased": self.aliased,
             "late": not all(map(all_identical, self.live, self.kept)),
             "out_of_bounds": self.guards.broken(),
@@ -134,10 +144,19 @@ class Run:
         self.taken |= own
         self.mutated |= {i for i, pair in enumerate(zip(memory, contents, strict=True)) if not identical(*pair)}
 
+    def _restore(self) -> None:
+        """Each call starts from the parameters and buffers of the case, as the reference does; what a call changed is noted."""
+        left = self.state.changed()
+        if len(self.live) == 1:
+            self.first_state = {name: tensor.to("cpu", copy=True) for name, tensor in left.items()}
+        self.changed |= set(left)
+        self.state.restore(left)
+        self.context.synchronize()
+
     def _outputs(self, call) -> list[torch.Tensor]:
         try:
             with GuardedAllocation(self.guards, self.context.device) if self.guarded else contextlib.nullcontext():
-                return returned(call())
+                return self._returned(call())
         except CheatError:
             raise
         except Exception:
@@ -147,25 +166,22 @@ class Run:
                 False,
                 True,
             )  # some libraries cannot work while their allocations are replaced
-            return returned(call())
+            return self._returned(call())
+
+    def _returned(self, result) -> list[torch.Tensor]:
+        self.structures.append(problem.structure(result))
+        return returned(result)
 
     def _store(self, path: str, deterministic: bool | None) -> None:
         """A file for each call, but for a third one whose outputs equal the first's, which had the same contents."""
         for number, tensors in enumerate(self.kept[:2] if deterministic else self.kept):
-            self.candidate.save(tensors, f"{path}-{number}.pt")
+            left = self.first_state if number == 0 and self.watched else None
+            self.candidate.save(tensors, f"{path}-{number}.pt", self.structures[number], left)
 
 
 def same_shapes(a: problem.Case, b: problem.Case) -> bool:
     shapes = [[(t.shape, t.dtype) for t in problem.input_tensors(case.inputs)] for case in (a, b)]
     return shapes[0] == shapes[1]
-
-
-def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal bit for bit where finite, NaN where the other is NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    a, b = problem.comparable(a), problem.comparable(b)
-    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def all_identical(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -43,7 +43,7 @@ class Candidate:
         self._tripwire = Tripwire(self.path, **context.rules)
 
     def load(self, case: problem.Case, allow_reference: bool = False):
-        """The kernel bound to a case's parameters, as something to call."""
+        """The kernel bound to a case's parameters, as something to call; `bound` is the module or function itself."""
         with blaming(LoadError):
             kernel = problem.load_kernel(self.path, case, self.device, allow_reference)
         self.check()
@@ -54,6 +54,7 @@ class Candidate:
             except (LoadError, OpponentError, OracleError) as error:  # the judge's own words, which put blame on others
                 raise RuntimeError(str(error)) from error
 
+        call.bound = kernel
         return call
 
     def ran_no_kernel(self) -> bool:
@@ -70,10 +71,14 @@ class Candidate:
         with self._tripwire.judging():
             return problem.Case.load(Path(path))
 
-    def save(self, outputs: list[torch.Tensor], path: str) -> None:
-        """What the kernel returned, into a file."""
+    def save(
+        self, outputs: list[torch.Tensor], path: str, structure: str | None = None, state: dict | None = None
+    ) -> None:
+        """What the kernel returned, into a file; where they are known also its structure (problem.structure) and what the call
+        left of parameters and buffers that it changed."""
+        found = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
         with self._tripwire.judging():
-            problem.save([tensor.cpu() for tensor in outputs], Path(path))
+            problem.save(found, Path(path))
 
     def check(self) -> None:
         """CheatError when it touched or replaced what it must not."""

@@ -46,6 +46,10 @@ class Guards:
             tensor = tensor.new_empty(2 * len(tensor))[::2]
         return self.like(tensor, device, shift=1 if layout == "misaligned" else 0)
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Does it lie in a guarded block?"""
+        return any(tensor.untyped_storage()._cdata == block.untyped_storage()._cdata for block, *_ in self._blocks)
+
     def broken(self) -> bool:
         """Was a byte beside a tensor changed?"""
         return any(
@@ -64,9 +68,12 @@ class GuardedAllocation(TorchDispatchMode):
         self.empty = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
         self.empty |= {aten.new_empty.default, aten.new_empty_strided.default}
         self.filled = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.ones.default}
+        self.resize = aten.resize_.default
         self.filled |= {aten.full.default, aten.full_like.default, aten.new_full.default, aten.ones_like.default}
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function is self.resize and self.guards.holds(arguments[0]):
+            return self._resized(*arguments)
         made = function(*arguments, **(keywords or {}))
         if function not in self.empty | self.filled or made.numel() == 0 or made.device.type != self.device:
             return made
@@ -74,3 +81,10 @@ class GuardedAllocation(TorchDispatchMode):
             return made
         guarded = self.guards.like(made, made.device)
         return guarded.copy_(made) if function in self.filled else guarded
+
+    def _resized(self, tensor: torch.Tensor, size: list[int], **_) -> torch.Tensor:
+        """resize_ of a guarded tensor, which would grow into its band: it gets other guarded memory, its first elements kept."""
+        made = self.guards.like(torch.empty(size, dtype=tensor.dtype, device="meta"), tensor.device)
+        count = min(made.numel(), tensor.numel())
+        made.flatten()[:count].copy_(tensor.flatten()[:count])
+        return tensor.set_(made)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from .. import problem, variants
+from . import state
 from .context import Context, load_reference
 from .faults import OracleError, blaming, describe
 
@@ -58,9 +59,9 @@ def prepare(
                 total += Path(own[0]["path"]).stat().st_size
             cases += own
         for workload in names if with_variants else []:
-            inputs = maker.case(workload, seeds[-1]).inputs
+            case = maker.case(workload, seeds[-1])
             full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
-            found = variants.of_workload(loaded, workload, dtype, inputs, full, own_sizes)
+            found = variants.of_workload(loaded, workload, case, full, own_sizes)
             for variant in taken(found, loaded, maker, workload, seeds[-1]):
                 cases.append(store(maker, workload, seeds[-1], variant, folder))
     return {"cases": cases}
@@ -74,7 +75,7 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
 
     Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and everything where the
-    reference runs on no CPU."""
+    reference runs on no CPU, but for whole numbers of our own, which may point past the end of something."""
     answers = {}
     for number, variant in enumerate(found):
         case = maker.case(workload, seed, variant)
@@ -85,7 +86,10 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
             except Exception:
                 answers[number] = False
     runs_here = any(answer and found[number]["values"] is None for number, answer in answers.items())
-    return [variant for number, variant in enumerate(found) if answers.get(number, True) or not runs_here]
+    if not runs_here:
+        answers = {}
+    untried = [variant["values"] != variants.FLAGS for variant in found]
+    return [variant for number, variant in enumerate(found) if answers.get(number, untried[number])]
 
 
 class Maker:
@@ -164,11 +168,14 @@ class Check:
             return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
 
     def result(self) -> dict:
-        """{calls: [{count, outputs}], expected_count, bland, oracle, random} or {unreadable}."""
+        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, bland, oracle, random} or
+        {unreadable}. changes: the parameters and buffers that the reference changes; wrong_state: those that the kernel left otherwise."""
         calls, found, expected = [], {}, {}
         for call in self.entry["calls"]:
             try:
-                actual = [tensor.to(self.device) for tensor in problem.load(call["output"])]
+                stored = problem.load(call["output"])
+                actual = [tensor.to(self.device) for tensor in stored["outputs"]]
+                structure, left = stored["structure"], stored["state"]
             except Exception as error:
                 return {"unreadable": describe(error)["message"]}
             if call["inputs_seed"] not in expected:
@@ -177,8 +184,13 @@ class Check:
             wanted = expected[call["inputs_seed"]]
             if not calls:  # what is asked once
                 found = {name: wanted[name] for name in ("bland", "random")} | {"oracle": wanted["precision"]}
-                found["expected_count"] = len(wanted["baseline"])
-            calls.append({"count": len(actual), "outputs": self._compared(actual, wanted)})
+                found["expected_count"], found["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
+                found["changes"], found["wrong_state"] = (
+                    sorted(wanted["state"]),
+                    self._wrong_state(left, wanted["state"]),
+                )
+            outputs = self._compared(actual, wanted)
+            calls.append({"count": len(actual), "structure": structure, "outputs": outputs})
             del wanted
         return {"calls": calls, **found}
 
@@ -194,6 +206,20 @@ class Check:
         self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
         return found
 
+    def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
+        """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference does: running
+        statistics, say; counters count for nothing. left: those that the kernel changed, None where nobody looked."""
+        if left is None:
+            return []
+        wrong = []
+        for name, wanted in expected.items():
+            actual = left.get(name, self.case.state[name]).to(self.device)
+            bound = self.tolerances[problem.dtype_class(wanted.dtype)]
+            found = problem.compare(actual, wanted, wanted, bound)
+            if wanted.is_floating_point() and found.get("mismatches", 1) + found.get("nonfinite", 1):
+                wrong.append(name)
+        return wrong
+
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
         bounds = [self.tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
         if self.entry["variant"] and self.entry["variant"]["values"]:
@@ -207,9 +233,12 @@ class Check:
         if inputs_seed != self.entry["seed"]:
             case = case.with_inputs(self._case(inputs_seed).inputs)
         with blaming(OracleError):
-            baseline = outputs(self.loaded, case, self.device)
+            baseline, structure, model = answer(self.loaded, case, self.device)
+            left = state.changed(model, state.watched(case.state)) if first and self.entry["variant"] is None else {}
+            del model
             oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
         expected = {"baseline": baseline, "oracle": oracle, "precision": precision, "random": False, "bland": []}
+        expected |= {"structure": structure, "state": left}
         expected["usual_rms"] = self._usual_rms(inputs_seed, oracle)
         if first and self.entry["variant"] is None:
             with blaming(OracleError):
@@ -225,9 +254,11 @@ class Check:
         sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
         if not sizes or not any(tensor.numel() < problem.FEW for tensor in oracle):
             return [0.0] * len(oracle)
-        with blaming(OracleError):
+        try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
-            found = outputs(self.loaded, other, self.device)
+            found = map(problem.comparable, outputs(self.loaded, other, self.device))
+        except Exception:  # contents of our own making
+            return [0.0] * len(oracle)
         return [problem.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
 
     def _bland(self, case: problem.Case, expected: dict) -> list[str]:
@@ -242,10 +273,18 @@ class Check:
 
 
 def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
-    """The reference in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
+    """What the reference returns in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
+    return answer(loaded, case, device, draw)[0]
+
+
+def answer(
+    loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0
+) -> tuple[list[torch.Tensor], str, torch.nn.Module]:
+    """(`outputs`, their problem.structure, the model after the call)."""
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     torch.manual_seed(draw)
-    found = problem.tensors(problem.call(model, inputs))
+    result = problem.call(model, inputs)
+    found = problem.tensors(result)
     if not found:
         raise problem.ContractError("the reference returns no tensor")
-    return found
+    return found, problem.structure(result), model

@@ -9,14 +9,16 @@ import builtins
 import contextlib
 import gc
 import json
-import operator
 import os
 import secrets
 import signal
 import sys
 import threading
 import time
+from os.path import abspath, isdir, realpath
 from pathlib import Path
+from sys import _getframe
+from threading import get_ident
 
 from .faults import CheatError
 
@@ -28,8 +30,7 @@ FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # writable anyway, and nobody's files
 
-
-_hooks = threading.local()  # what a hook itself does is no offence
+__builtins__ = dict(vars(builtins))  # where the functions below look theirs up, whatever is done to the module
 
 
 class Tripwire:
@@ -41,16 +42,16 @@ class Tripwire:
 
     def __init__(self, candidate: Path, writable: list[str], hidden: list[str]):
         self.candidate = str(candidate)
-        self.writable = tuple(os.path.realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
-        self.hidden = {os.path.realpath(path) for path in hidden}
+        self.writable = tuple(realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
+        self.hidden = {realpath(path) for path in hidden}
         self.found: list[str] = []
-        spelt = [spell(path) for path in sys.path if path for spell in (os.path.realpath, os.path.abspath)]
+        spelt = [spell(path) for path in sys.path if path for spell in (realpath, abspath)]
         self._libraries = tuple(
             path + "/" for path in dict.fromkeys(spelt)
         )  # code names its file as sys.path spells it
-        self._harness = threading.get_ident()
+        self._harness = get_ident()
         self._judging = False
-        sys.addaudithook(self._hook)
+        sys.addaudithook(self._hook())
 
     @contextlib.contextmanager
     def judging(self):
@@ -66,19 +67,23 @@ class Tripwire:
         if self.found:
             raise CheatError(self.found[0])
 
-    def _hook(self, event: str, arguments: tuple) -> None:
-        if self._judging and threading.get_ident() == self._harness:
-            return
-        if getattr(_hooks, "looking", False):
-            return
-        _hooks.looking = True
-        try:
-            what = self._offence(event, arguments)
-        finally:
-            _hooks.looking = False
-        if what:
-            self.found.append(what)
-            raise CheatError(what)
+    def _hook(self):
+        """What sys.addaudithook takes. Whether it is looking already is known here alone: what a hook itself does is no offence."""
+        state = threading.local()
+
+        def hook(event: str, arguments: tuple) -> None:
+            if (self._judging and get_ident() == self._harness) or getattr(state, "looking", False):
+                return
+            state.looking = True
+            try:
+                what = self._offence(event, arguments)
+            finally:
+                state.looking = False
+            if what:
+                self.found.append(what)
+                raise CheatError(what)
+
+        return hook
 
     def _offence(self, event: str, arguments: tuple) -> str | None:
         if event == "open":
@@ -99,13 +104,13 @@ class Tripwire:
     def _of_open(self, path, mode: str | None, flags: int) -> str | None:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
-        name = os.path.realpath(os.fsdecode(path))
+        name = realpath(os.fsdecode(path))
         if name in self.hidden:
             return f"the kernel opened {Path(name).name}, a file of the judge"
         process = name.removeprefix("/proc/").split("/")[0]
         if name.startswith("/proc/") and process.isdigit() and int(process) != os.getpid():
             return "the kernel looked into another process"
-        if mode is None and os.path.isdir(name) and self._called_by_candidate():  # noqa: PTH112
+        if mode is None and isdir(name) and self._called_by_candidate():  # noqa: PTH112
             return self._of_path(path)  # paths relative to an open folder are not reported as they are
         changes = any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         return self._of_path(path) if changes else None
@@ -113,8 +118,8 @@ class Tripwire:
     def _of_path(self, path) -> str | None:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
-        raw = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 (links are looked at apart)
-        name = os.path.realpath(raw)
+        raw = abspath(os.fsdecode(path))  # noqa: PTH100 (links are looked at apart)
+        name = realpath(raw)
         own = f"/proc/{os.getpid()}/"
         if (name + "/").startswith((*self.writable, own)) or raw.startswith(SYSTEM_FOLDERS):
             return None
@@ -122,7 +127,7 @@ class Tripwire:
 
     def _called_by_candidate(self) -> bool:
         """Does the nearest code that is not the reader of frames itself belong to no installed library?"""
-        frame = sys._getframe(2)
+        frame = _getframe(2)
         reader = None
         while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(FRAME_READERS)):
             reader, frame = frame, frame.f_back
@@ -143,7 +148,7 @@ class Snapshot:
         """CheatError when one of them was replaced since."""
         now = _watched()
         for key, before in self._before.items():
-            if key not in now or not all(map(operator.is_, before, _parts(now[key]))):
+            if key not in now or any(a is not b for a, b in zip(before, _parts(now[key]), strict=True)):
                 raise CheatError(f"{key} was replaced while the kernel was loaded or run")
         if _left_behind() != self._left_behind:
             raise CheatError(

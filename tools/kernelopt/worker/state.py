@@ -1,0 +1,55 @@
+"""Parameters and buffers of a model: which of them a call changed, and as they were."""
+
+import torch
+
+from .. import problem
+
+WATCHED_BYTES = 1 << 30  # of a model's state, which is copied once; a larger one is not watched
+
+
+def watched(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The state of a case, or nothing where it is large."""
+    return state if sum(tensor.nbytes for tensor in state.values()) <= WATCHED_BYTES else {}
+
+
+def held(model) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, tied ones under each; of a function none."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    both = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
+    return {name: tensor.detach() for name, tensor in both}
+
+
+def changed(model, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the model holds now under those names where it is something else than before."""
+    now = held(model)
+    return {name: now[name] for name, old in before.items() if name in now and not identical(now[name], old)}
+
+
+class State:
+    """What a kernel holds of Model's state, as it was bound; each call is to start from there."""
+
+    def __init__(self, kernel, names):
+        self._kernel = kernel
+        self._bound = {name: tensor for name, tensor in held(kernel).items() if name in names}
+        self._kept = {name: tensor.clone() for name, tensor in self._bound.items()}
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        return changed(self._kernel, self._kept)
+
+    def restore(self, names) -> None:
+        """Put back what was changed in place, and buffers that were replaced."""
+        for name in names:
+            owner, _, leaf = name.rpartition(".")
+            buffers = self._kernel.get_submodule(owner)._buffers
+            if leaf in buffers:
+                buffers[leaf] = self._bound[name]
+            self._bound[name].copy_(self._kept[name])
+
+
+def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal bit for bit where finite, NaN where the other is NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = problem.comparable(a), problem.comparable(b)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
