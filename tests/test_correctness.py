@@ -103,3 +103,15 @@ def test_where_a_variant_has_no_finite_value_nothing_is_asked():
     infinite = {"finite": 3, "nonfinite": 1, "usually_finite": False}  # the task's own outputs have infinities as well
     assert judged(TRANSPOSED, output=infinite) == "NONFINITE"
     assert judged(output={"finite": 0}) == "INVALID_TASK"
+
+
+def test_the_structure_of_the_result_and_what_a_call_leaves_of_the_state_count():
+    found = {**FOUND, "calls": [{**CALL, "structure": "[tensor]"}]}
+    assert correctness.judge(CASE, DONE, found, False)["status"] == "WRONG_SHAPE"
+    unknown = {**FOUND, "calls": [{**CALL, "structure": None}]}  # outputs of timed calls
+    assert correctness.judge(CASE, DONE, unknown, False)["status"] == "OK"
+    changed = {**DONE, "changed": ["weight", "mean"]}
+    assert correctness.judge(CASE, changed, FOUND, False)["status"] == "INPUT_MUTATED"
+    both = {**FOUND, "changes": ["mean", "weight"]}
+    assert correctness.judge(CASE, changed, both, False)["status"] == "OK"
+    assert correctness.judge(CASE, changed, {**both, "wrong_state": ["mean"]}, False)["status"] == "WRONG_VALUES"

@@ -200,3 +200,49 @@ def get_inputs(): return [torch.randn(4, 8, 16)]
     assert (
         problem.estimate(reference(tmp_path, text), "default", None, "cpu")["flops"] == 2 * 4 * 8 * (16 + 32) * 4 * 32
     )
+
+
+def test_tied_weights_are_bound_to_a_kernel_that_ties_them_and_to_one_that_does_not(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class CLASS(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+    def forward(self, x): return self.b(self.a(x))
+def get_inputs(): return [torch.randn(4, 8)]
+"""
+    case = reference(tmp_path, text.replace("CLASS", "Model")).case("default", 0, "bf16", "cpu")
+    kernel = text.replace("CLASS", "ModelNew")
+    for one in (kernel, kernel.replace("        self.b.weight = self.a.weight\n", "")):
+        (tmp_path / "kernel_file.py").unlink(missing_ok=True)
+        problem.load_module.cache_clear()
+        found = bound(tmp_path, one, case)
+        assert found.a.weight.equal(found.b.weight) and found.b.weight.equal(case.state["a.weight"])
+
+
+def test_bland_answers_of_eight_bit_floats():
+    result = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e4m3fn)
+    assert problem.bland_answers([result], [result], [], [result], [0.125]) == ["the result of another call"]
+
+
+def test_the_structure_of_a_result():
+    x = torch.ones(1)
+    assert problem.structure(x) == problem.structure(3.0) == "tensor"
+    assert problem.structure((x, [x, None])) == problem.structure([x, (x, None)]) == "[tensor, [tensor, None]]"
+    assert problem.structure({"b": x, "a": None}) == "{'a': None, 'b': tensor}" != problem.structure([None, x])
+
+
+def test_a_dict_may_have_numbers_beside_strings_as_keys():
+    mixed = {"x": torch.ones(1), 2: torch.zeros(1)}
+    assert [int(t) for t in problem.tensors(mixed)] == [int(t) for t in problem.input_tensors([mixed])]
+    assert problem.map_tensors(mixed, torch.neg)[2] == 0
+
+
+@pytest.mark.parametrize("made", ["torch.ones(4, dtype=torch.uint16)", "torch.eye(4).to_sparse()"])
+def test_inputs_that_no_kernel_can_be_judged_on_are_no_fault_of_the_reference(tmp_path, made):
+    text = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return x\n"
+    oracle = reference(tmp_path, text + f"def get_inputs(): return [{made}]\n")
+    with pytest.raises(problem.UnsupportedInput, match="a limit of this bundle"):
+        oracle.case("default", 0, None, "cpu")

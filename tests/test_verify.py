@@ -378,3 +378,62 @@ def test_an_overflow_far_from_the_tasks_values_is_said_and_no_reason_to_refuse(i
     problem["kernel"].write_text(kernel_text(body))
     found = judged(interpreter, problem)
     assert found["status"] == "OK" and "NOT RIGHT on 64 times the inputs (NONFINITE" in found["summary"]
+
+
+def on_one_input(interpreter, tmp_path, forward: str, inputs: str, **options) -> dict:
+    """The verification of a reference against itself: kernel_function is its forward."""
+    head = f"import torch\ndef forward(*args):\n    {forward}\n"
+    (tmp_path / "r.py").write_text(
+        f"{head}class Model(torch.nn.Module):\n    def forward(self, *args): return forward(*args)\n"
+        f"def get_inputs(): return [{inputs}]\n"
+    )
+    (tmp_path / "k.py").write_text(f"{head}kernel_function = forward\n")
+    return judged(interpreter, {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}, **options)
+
+
+def test_eight_bit_outputs_of_few_elements_are_compared(interpreter, tmp_path):
+    found = on_one_input(
+        interpreter, tmp_path, "return args[0].amax(-1).to(torch.float8_e4m3fn)", "torch.randn(40, 64)"
+    )
+    assert found["status"] == "OK", found["summary"]
+
+
+def test_a_reference_may_refuse_contents_of_our_own_making(interpreter, tmp_path):
+    """Of the inputs from their end it is asked the usual size of a small output."""
+    forward = "x, = args\n    if x[0] != 1: raise ValueError('starts with 1')\n    return x.sum()"
+    found = on_one_input(interpreter, tmp_path, forward, "torch.cat([torch.ones(1), torch.randn(39)])")
+    assert found["status"] == "OK", found["summary"]
+    assert any(case["resized"] for case in found["cases"])
+
+
+def test_an_input_beyond_the_bundle_is_no_fault_of_the_reference(interpreter, tmp_path):
+    found = on_one_input(interpreter, tmp_path, "return args[0].int() * 3", "torch.ones(40).to(torch.uint16)")
+    assert found["status"] == "INVALID_TASK" and "a limit of this bundle" in found["summary"]
+    assert "mend reference.py" not in found["summary"]
+
+
+def test_only_what_is_declined_is_asked_again_at_the_tasks_own_sizes(interpreter, problem):
+    body = (
+        "if x.shape[0] not in (8, 33): raise ValueError('no')\nreturn torch.clamp(x * self.weight, min=0) * self.scale"
+    )
+    assert not any("own sizes" in str(case["variant"]) for case in judged(interpreter, problem)["cases"])
+    problem["kernel"].write_text(kernel_text(body))
+    found = judged(interpreter, problem)
+    assert found["status"] == "OK" and any("own sizes" in str(case["variant"]) for case in found["cases"])
+
+
+@pytest.mark.parametrize(
+    "disarm",
+    [
+        "import builtins\nbuiltins.all = builtins.any = lambda _: True",
+        "import operator\noperator.is_ = lambda a, b: True",
+        "hooks = getattr(sys.modules['kernelopt.worker.tripwire'], '_hooks', None)\n"
+        "if hooks: hooks.looking = True\nopen(REFERENCE).read()",
+        "import os\nos.path.realpath = lambda path: '/nothing'\nopen(REFERENCE).read()",
+    ],
+)
+def test_what_a_kernel_replaces_does_not_blind_the_tripwire(interpreter, problem, disarm):
+    hidden = "sys.modules['kernelopt.worker.candidate'].identical = lambda a, b: True\n"
+    text = disarm.replace("REFERENCE", repr(str(problem["reference"])))
+    problem["kernel"].write_text(f"import sys\n{text}\n{hidden}{kernel_text()}")
+    assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernelopt import intervals, problem, variants
-from kernelopt.worker import tracing
+from kernelopt.worker import oracle, state, tracing
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.timing import close
@@ -225,3 +225,144 @@ def test_sizes_are_varied_in_another_dtype_too(tmp_path):
     assert model.again.weight is model.layer.weight and model.layer.weight.dtype == torch.bfloat16
     found = variants.of_workload(reference, "default", reference.case("default", 0, "bf16", "cpu"), full=True)
     assert any(variant["sizes"] for variant in found)
+
+
+def cut_case(inputs: list, sizes: list, **options) -> list:
+    return variants.of_case(problem.Case(inputs, [], {}, None), variants.variant("cut", sizes, **options)).inputs
+
+
+def test_offsets_rise_to_the_total_at_every_size():
+    offsets = torch.tensor([0, 10, 33, 60, 96], dtype=torch.int32)
+    for sizes, count, total in (([[0, 0, 61]], 5, 61), ([[1, 0, 3]], 3, 96), ([[0, 0, 129], [1, 0, 9]], 9, 129)):
+        found = cut_case([torch.zeros(96, 4), offsets], sizes)[1]
+        assert len(found) == count and found[0] == 0 and found[-1] == total and (found.diff() > 0).all(), found
+        assert found.dtype == torch.int32
+
+
+def test_offsets_are_never_fewer_than_two(tmp_path):
+    text = (
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x, ends): return x.cumsum(0)[ends[:-1]]\n"
+    )
+    text += "def get_inputs(): return [torch.randn(96, 8), torch.tensor([0, 10, 33, 60, 96])]\n"
+    sizes = [change for variant in found_variants(tmp_path, text).values() for change in sizes_of(variant)]
+    assert (1, 0, 3) in sizes and (1, 0, 1) not in sizes
+
+
+def test_no_stretch_between_offsets_grows_beyond_the_longest_where_that_is_an_input(tmp_path):
+    text = "import torch\nclass Model(torch.nn.Module):\n"
+    text += "    def forward(self, x, ends, longest): return torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)])[ends].diff(dim=0)\n"
+    text += "def get_inputs(): return [torch.randn(96, 8), torch.tensor([0, 10, 33, 60, 96]), 36]\n"
+    sizes = [change for variant in found_variants(tmp_path, text).values() for change in sizes_of(variant)]
+    assert (0, 0, 61) in sizes and (1, 0, 3) not in sizes
+    sizes = [
+        change
+        for variant in found_variants(tmp_path, text.replace(", 36]", ", 50]")).values()
+        for change in sizes_of(variant)
+    ]
+    assert (1, 0, 3) in sizes
+
+
+def test_edges_stay_sorted_and_permutations_permutations():
+    edges = torch.linspace(-2, 2, 17)
+    for size in (7, 33):
+        found = cut_case([edges], [[0, 0, size]])[0]
+        assert len(found) == size and (found.diff() >= 0).all()
+        shuffled = cut_case([torch.randperm(17)], [[0, 0, size]])[0]
+        assert shuffled.sort().values.equal(torch.arange(size))
+    assert cut_case([edges], [], values="mixed signs")[0].equal(edges)
+    segments = cut_case([torch.tensor([0, 0, 1, 2, 7, 9]), torch.zeros(10, 2)], [[1, 0, 5]])[0]
+    assert (segments.diff() >= 0).all() and segments.max() < 5
+
+
+def test_only_floats_without_an_order_are_taken_from_their_end():
+    case = problem.Case([torch.randn(5), torch.arange(6), torch.linspace(0, 1, 7)], [], {}, None)
+    found = variants.of_case(case, variants.variant("turned", []), from_the_end=True).inputs
+    assert found[0].equal(case.inputs[0].flip(0)) and all(map(torch.equal, found[1:], case.inputs[1:]))
+
+
+def test_inputs_of_one_size_get_other_signs():
+    found = cut_case([torch.ones(40)] * 3, [], values="mixed signs")
+    assert not found[0].equal(found[1]) and not found[1].equal(found[2])
+
+
+def test_zeros_and_ones_are_varied_and_single_floats_too():
+    case = problem.Case(
+        [torch.zeros(40, dtype=torch.int64), torch.full((40,), 7), torch.ones(1), torch.zeros(1)],
+        [],
+        {"keep": torch.ones(40, dtype=torch.bool), "zeros": torch.zeros(40, dtype=torch.int8), "w": torch.ones(1)},
+        None,
+    )
+    flags = variants.of_case(case, variants.variant("flags", [], values=variants.FLAGS))
+    assert flags.inputs[0].unique().tolist() == [0, 1] and flags.inputs[1:3] == case.inputs[1:3]
+    assert flags.state["zeros"].unique().tolist() == [0, 1] and flags.state["keep"].all()
+    constants = variants.of_case(case, variants.variant("constants", [], values=variants.CONSTANTS))
+    assert constants.inputs[2] > 1 and constants.inputs[3] > 0 and constants.inputs[2] - 1 != constants.inputs[3]
+    assert not constants.state["keep"].all() and constants.state["w"] == 1 and not constants.inputs[0].any()
+
+
+def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp_path):
+    text = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    text += "        self.table = torch.nn.Parameter(torch.randn(ROWS, 8))\n"
+    text += "    def forward(self, at): return self.table[at]\ndef get_inputs(): return [torch.zeros(40, dtype=torch.int64)]\n"
+    for rows, asked in ((1, False), (2, True), (1 << 16, False)):  # a large table is not tried
+        path = tmp_path / f"table_{rows}.py"
+        path.write_text(text.replace("ROWS", str(rows)))
+        loaded = problem.Reference(path)
+        maker = oracle.Maker(loaded, None, "cpu")
+        found = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
+        names = [one["name"] for one in oracle.taken(found, loaded, maker, "default", 0)]
+        assert (variants.FLAGS in names) == asked
+
+
+def test_a_small_batch_grows_by_one(tmp_path):
+    found = found_variants(tmp_path, PRODUCT.replace("300, 64", "3, 30, 64"))
+    assert (0, 0, 4) in sizes_of(found["batch of 4 (input 0)"])
+
+
+def test_a_reference_that_looks_at_values_gets_other_sizes_where_inputs_are_small(tmp_path):
+    text = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x, n): return x[: int(n[0])]\n"
+    text += "def get_inputs(): return [torch.randn(300, COLUMNS), torch.tensor([5, 9])]\n"
+    found = found_variants(tmp_path, text.replace("COLUMNS", "8"))
+    assert (0, 0, 127) in sizes_of(found["prime sizes"])
+    assert not any(map(sizes_of, found_variants(tmp_path, text.replace("COLUMNS", "2000")).values()))
+
+
+def test_what_is_declined_at_other_sizes_is_asked_at_the_tasks_own(tmp_path):
+    found = found_variants(tmp_path, PRODUCT)
+    apart = found["transposed inputs, own sizes"]
+    assert apart["instead_of"] == "transposed inputs" and not apart["sizes"]
+    assert not any(one["values"] == variants.SCALED for one in found.values() if one["instead_of"])
+    assert not any(one["instead_of"] for one in found_variants(tmp_path, PRODUCT.replace("300", "9000")).values())
+
+
+def test_a_number_that_is_a_dimensions_size_follows_it(tmp_path):
+    text = (
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x, n, d): return x.view(n, 2, -1).sum(d)\n"
+    )
+    found = found_variants(tmp_path, text + "def get_inputs(): return [torch.randn(300, 64), 300, 2]\n")
+    assert (0, 0, 127) in sizes_of(found["prime sizes"])
+    assert cut_case([torch.zeros(300, 2), 300, {"n": 300}, True, 2], [[0, 0, 127]])[1:] == [127, {"n": 127}, True, 2]
+
+
+def test_a_guarded_tensor_that_is_resized_stays_guarded():
+    guards = Guards()
+    with GuardedAllocation(guards, "cpu"):
+        tensor = torch.empty(1).fill_(3.0).resize_(100, 400)
+    assert tensor.shape == (100, 400) and tensor[0, 0] == 3.0
+    tensor.fill_(1.0)
+    assert not guards.broken()
+    torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + 40000).fill_(1.0)
+    assert guards.broken()
+
+
+def test_what_a_call_changed_of_a_model_is_told_and_put_back():
+    model = torch.nn.BatchNorm1d(4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    watched = state.State(model, before)
+    assert not watched.changed()
+    model(torch.randn(8, 4))
+    model.weight.data.zero_()
+    model.running_var = model.running_var + 1
+    assert set(watched.changed()) == {"weight", "running_mean", "running_var", "num_batches_tracked"}
+    watched.restore(watched.changed())
+    assert not watched.changed() and all(map(torch.equal, model.state_dict().values(), before.values()))

@@ -351,6 +351,18 @@ def input_tensors(values: list) -> list[torch.Tensor]:
     return found
 
 
+def input_numbers(values: list) -> list[int]:
+    """The whole Python numbers among arguments."""
+    found = []
+
+    def note(leaf):
+        found.extend([leaf] * (type(leaf) is int))
+        return leaf
+
+    map_leaves(values, note)
+    return found
+
+
 def dtype_class(dtype: torch.dtype) -> str:
     """Which tolerance a dtype has: its own name, fp8 for the eight-bit floats, that of the parts for complex
     numbers, exact for integers and bool."""

@@ -178,8 +178,7 @@ class Shapes:
         self.inputs = problem.input_tensors(case.inputs)
         whole = [t for t in self.inputs if not t.is_floating_point() and not t.is_complex() and t.dtype != torch.bool]
         self._has_indices = any(t.numel() for t in whole)
-        self._numbers: list = []
-        problem.map_leaves(case.inputs, lambda leaf: self._numbers.append(leaf) if type(leaf) is int else leaf)
+        self._numbers = problem.input_numbers(case.inputs)
 
     def floating(self) -> bool:
         return any(tensor.dtype in problem.NAMES for tensor in self.inputs)
@@ -343,13 +342,9 @@ def arranged(
         if is_offsets(before, lengths):
             return stretched(before, len(tensor), limits)
         return within(tensor, limits).sort().values
-    if len(tensor.shape) == 1 and tensor.shape != before.shape and is_permutation(before):
-        return (
-            torch.cat([before, torch.arange(len(before), len(tensor)).to(before)])[: len(tensor)]
-            .argsort()
-            .argsort()
-            .to(before)
-        )
+    if tensor.shape != before.shape and is_permutation(before):
+        more = torch.arange(len(before), max(len(tensor), len(before))).to(before)
+        return torch.cat([before, more])[: len(tensor)].argsort().argsort().to(before)
     return within(tensor, limits)
 
 
