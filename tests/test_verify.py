@@ -422,18 +422,38 @@ def test_only_what_is_declined_is_asked_again_at_the_tasks_own_sizes(interpreter
     assert found["status"] == "OK" and any("own sizes" in str(case["variant"]) for case in found["cases"])
 
 
+HIDING = "sys.modules['kernelopt.worker.candidate'].identical = lambda a, b: True"
+READING = "open(REFERENCE).read()"
+
+
 @pytest.mark.parametrize(
-    "disarm",
+    ("disarm", "offence"),
     [
-        "import builtins\nbuiltins.all = builtins.any = lambda _: True",
-        "import operator\noperator.is_ = lambda a, b: True",
-        "hooks = getattr(sys.modules['kernelopt.worker.tripwire'], '_hooks', None)\n"
-        "if hooks: hooks.looking = True\nopen(REFERENCE).read()",
-        "import os\nos.path.realpath = lambda path: '/nothing'\nopen(REFERENCE).read()",
+        ("import builtins\nbuiltins.all = builtins.any = lambda _: True", HIDING),
+        ("import operator\noperator.is_ = lambda a, b: True", HIDING),
+        ("getattr(sys.modules['kernelopt.worker.tripwire'], '_hooks', sys).looking = True", READING),
+        ("import os\nos.path.realpath = lambda path: '/nothing'", READING),
     ],
 )
-def test_what_a_kernel_replaces_does_not_blind_the_tripwire(interpreter, problem, disarm):
-    hidden = "sys.modules['kernelopt.worker.candidate'].identical = lambda a, b: True\n"
-    text = disarm.replace("REFERENCE", repr(str(problem["reference"])))
-    problem["kernel"].write_text(f"import sys\n{text}\n{hidden}{kernel_text()}")
+def test_what_a_kernel_replaces_does_not_blind_the_tripwire(interpreter, problem, disarm, offence):
+    text = f"import sys\n{disarm}\n{offence}\n".replace("REFERENCE", repr(str(problem["reference"])))
+    problem["kernel"].write_text(text + kernel_text())
     assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"
+
+
+@pytest.mark.parametrize(
+    ("moved", "status"),
+    [("0.5 * self.mean + 0.5 * x.mean(0)", "OK"), ("self.mean", "WRONG_VALUES"), ("x.mean(0)", "WRONG_VALUES")],
+)
+def test_each_call_starts_from_the_state_of_the_case_and_leaves_it_as_the_reference_does(
+    interpreter, problem, moved, status
+):
+    text = kernel_text("y = x - 0.5 * self.mean - 0.5 * x.mean(0)\nself.mean = MOVED\nreturn y")
+    text = text.replace("self.weight = nn.Parameter(torch.empty(16))", "self.register_buffer('mean', torch.zeros(16))")
+    problem["reference"].write_text(
+        text.replace("ModelNew", "Model").replace("MOVED", "0.5 * self.mean + 0.5 * x.mean(0)")
+        + "def get_inputs(): return [torch.randn(8, 16) + 3]\ndef get_init_inputs(): return [2.0]\n"
+    )
+    problem["kernel"].write_text(text.replace("MOVED", moved))
+    found = judged(interpreter, problem)
+    assert found["status"] == status, found["summary"]

@@ -22,8 +22,8 @@ def held(model) -> dict[str, torch.Tensor]:
 
 def changed(model, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What the model holds now under those names where it is something else than before."""
-    now = held(model)
-    return {name: now[name] for name, old in before.items() if name in now and not identical(now[name], old)}
+    both = {name: (now, before[name]) for name, now in held(model).items() if name in before}
+    return {name: now for name, (now, old) in both.items() if not identical(now, old.to(now.device))}
 
 
 class State:
