@@ -476,4 +476,6 @@ def varied(tensor: torch.Tensor, number: int) -> torch.Tensor:
     """Bools, zeros and ones by coin; floats with noise that is positive, for a variance must stay so."""
     torch.manual_seed(tensor.numel() + number)
     noise = torch.rand(tensor.shape, device=tensor.device)
-    return tensor + (0.2 * noise).to(tensor.dtype) if tensor.is_floating_point() else (noise < 0.5).to(tensor.dtype)
+    return (
+        tensor + (0.1 + 0.1 * noise).to(tensor.dtype) if tensor.is_floating_point() else (noise < 0.5).to(tensor.dtype)
+    )

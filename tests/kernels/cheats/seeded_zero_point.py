@@ -20,7 +20,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randint(-8, 8, (40, 64), dtype=torch.int8)]
+    return [torch.randint(-64, 64, (40, 64), dtype=torch.int8)]
 
 
 @triton.jit
