@@ -176,8 +176,7 @@ class Shapes:
         self._arguments = reference, workload, case.dtype
         self._given = case.inputs
         self.inputs = problem.input_tensors(case.inputs)
-        whole = [t for t in self.inputs if not t.is_floating_point() and not t.is_complex() and t.dtype != torch.bool]
-        self._has_indices = any(t.numel() for t in whole)
+        self._has_indices = any(whole(tensor) and tensor.numel() for tensor in self.inputs)
         self._numbers = problem.input_numbers(case.inputs)
 
     def floating(self) -> bool:
@@ -341,7 +340,8 @@ def arranged(
     if rising(before):
         if is_offsets(before, lengths):
             return stretched(before, len(tensor), limits)
-        return within(tensor, limits).sort().values
+        found = within(tensor, limits)
+        return found if found is before else found.sort().values
     if tensor.shape != before.shape and is_permutation(before):
         more = torch.arange(len(before), max(len(tensor), len(before))).to(before)
         return torch.cat([before, more])[: len(tensor)].argsort().argsort().to(before)
@@ -350,9 +350,7 @@ def arranged(
 
 def rising(tensor: torch.Tensor) -> bool:
     """Is it sorted, and that by no chance: edges, offsets, segments?"""
-    if tensor.dim() != 1 or len(tensor) < 2 or tensor.is_complex() or tensor.dtype == torch.bool:
-        return False
-    if tensor.is_floating_point() and tensor.dtype not in problem.NAMES:
+    if tensor.dim() != 1 or len(tensor) < 2 or not (whole(tensor) or tensor.dtype in problem.NAMES):
         return False
     if len(tensor) < SORTED and (tensor.is_floating_point() or int(tensor[0]) != 0):
         return False
@@ -376,15 +374,14 @@ def stretched(offsets: torch.Tensor, count: int, limits: set[tuple[int, int]]) -
 
 
 def is_permutation(tensor: torch.Tensor) -> bool:
-    if (
-        tensor.dim() != 1
-        or len(tensor) < 2
-        or tensor.is_floating_point()
-        or tensor.is_complex()
-        or tensor.dtype == torch.bool
-    ):
+    if tensor.dim() != 1 or len(tensor) < 2 or not whole(tensor):
         return False
     return torch.equal(tensor.sort().values, torch.arange(len(tensor)).to(tensor))
+
+
+def whole(tensor: torch.Tensor) -> bool:
+    """Does it hold whole numbers?"""
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
 
 
 def resize(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
@@ -402,7 +399,7 @@ def resize(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
 def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
     """Whole numbers that may be indices into a dimension of that (size, new size), or lengths of it, kept below the new one, and no
     lower than the lowest: a length that is never 0 stays so. Negative ones mean something else."""
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not tensor.numel():
+    if not whole(tensor) or not tensor.numel():
         return tensor
     largest = int(tensor.max())
     new = min((new for size, new in limits if new <= largest <= size), default=None)
@@ -463,7 +460,7 @@ def constant(tensor: torch.Tensor) -> bool:
 
 def constant_flags(tensor: torch.Tensor) -> bool:
     """Does a tensor of whole numbers hold nothing but zeros, or ones, several times?"""
-    if tensor.numel() < 2 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if tensor.numel() < 2 or not whole(tensor):
         return False
     return all_equal(tensor) and int(tensor.flatten()[0]) in (0, 1)
 
