@@ -26,6 +26,7 @@ NOT_KEPT = (".loop", ".cache", "report.html")  # of the workspace: what its own 
 GIT_NOT_KEPT = ("index", "logs", "kernelopt-lock")  # every commit of ours makes its index anew
 TOKENS = "tokens.json"  # in the archive, beside the files
 STATE_FILE = ".loop/state.json"
+OWN_REFS = "refs/kernelopt"
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -88,8 +89,8 @@ class Kept:
         with a word where that was not possible. UsageError where something new can neither be moved nor removed."""
         real_folder(archive(self.root).parent)
         unlock_git(self.root)
-        heads = self._commits()
         changed = self._changed()
+        commits = self._commits(changed)
         new = {name for name in changed if name not in self.tokens and self._put_aside(name)}
         meddled = []
         for name in changed:
@@ -101,27 +102,25 @@ class Kept:
             raise UsageError(
                 f"{self.root / stays[0]} came while agents worked and cannot be taken away; remove it, then --resume"
             )
-        return [*self._git_mended(heads), *meddled]
+        self._mend_git()
+        return [*self._told(commits), *meddled]
 
     def _changed(self) -> list[str]:
-        """The names that are not as they were. Objects of git that are new change nothing."""
+        """The names that are not as they were. Objects of git that are new, and our own references to them, change nothing."""
         now = everything(self.root)
         names = [name for name in sorted({*now, *self.tokens}) if now.get(name) != self.tokens.get(name)]
-        return [name for name in names if name in self.tokens or not name.startswith(".git/objects/")]
-
-    def _commits(self) -> set[str]:
-        """What the branches name now; read without git, which somebody may have made wait."""
-        names = [
-            name for name, what in seen(self.root / ".git" / "refs" / "heads", ()).items() if what.startswith("file")
+        return [
+            name for name in names if name in self.tokens or not name.startswith((".git/objects/", f".git/{OWN_REFS}"))
         ]
-        found = {
-            (self.root / ".git/refs/heads" / name).read_bytes()[:64].strip().decode(errors="replace") for name in names
-        }
-        return {commit for commit in found if COMMIT.fullmatch(commit)}
 
-    def _git_mended(self, heads: set[str]) -> list[str]:
-        """Once its files are back: what git itself writes is sound, and commits that came meanwhile are kept under refs/kernelopt.
-        Returns what to say of the history."""
+    def _commits(self, changed: list[str]) -> list[str]:
+        """What the branches that were changed name now; read without git, which somebody may have made wait."""
+        paths = [self.root / name for name in changed if name.startswith(".git/refs/heads/")]
+        found = {path.read_bytes()[:64].strip().decode(errors="replace") for path in paths if path.is_file()}
+        return sorted(commit for commit in found if COMMIT.fullmatch(commit))
+
+    def _mend_git(self) -> None:
+        """Once its files are back: what git itself writes is sound, and HEAD is where it was."""
         git = self.root / ".git"
         if (git / "index").is_symlink() or not (git / "index").is_file():
             remove(git / "index")
@@ -131,16 +130,15 @@ class Kept:
         remove_unless_file(git / "kernelopt-lock")
         if not (git / "index").exists():
             run_git(self.root, "read-tree", "HEAD")
-        own = self.head, run_git(self.root, "rev-parse", "HEAD").stdout.decode().strip()
-        if own[0] != own[1]:
+        if run_git(self.root, "rev-parse", "HEAD").stdout.decode().strip() != self.head:
             run_git(self.root, "update-ref", "HEAD", self.head)
-        said = []
-        for commit in sorted(heads - {self.head}):
-            if not run_git(self.root, "merge-base", "--is-ancestor", commit, "HEAD").returncode:
-                continue
-            if not run_git(self.root, "update-ref", f"refs/kernelopt/taken-{commit[:10]}", commit).returncode:
-                said.append(f"the history (HEAD; {commit[:10]} is kept as refs/kernelopt/taken-{commit[:10]})")
-        return said or ["the history (HEAD)"] * (own[0] != own[1])
+
+    def _told(self, commits: list[str]) -> Iterator[str]:
+        """A line for each commit that came meanwhile, which a reference keeps."""
+        for commit in commits:
+            reference = f"{OWN_REFS}/taken-{commit[:10]}"
+            if commit != self.head and not run_git(self.root, "update-ref", reference, commit).returncode:
+                yield f"the history (HEAD; {commit[:10]} is kept as {reference})"
 
     def _restored(self, name: str) -> bool:
         """Put one back as it was; False where that is not possible."""
