@@ -372,6 +372,28 @@ def test_without_what_it_had_kept_a_killed_run_trusts_nothing(ready):
         run(ready, "true", resume=True)
 
 
+def test_killed_while_it_takes_back_a_killed_run_it_goes_on_all_the_same(ready, monkeypatch):
+    code = KILLED.format(
+        agent=GOOD,
+        tools=str(BUNDLE / "tools"),
+        tests=str(BUNDLE / "tests"),
+        root=str(ready.root),
+        place="while the agent works",
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    discard = kept.discard
+
+    def killed(root):
+        discard(root)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept, "discard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(ready, GOOD, resume=True)
+    monkeypatch.setattr(kept, "discard", discard)
+    assert run(ready, GOOD, resume=True)[0]["best"] == "v2"
+
+
 def test_a_commit_between_a_kill_and_the_next_run_is_kept_and_named(ready):
     ready.git("branch", "idea", ready.git("commit-tree", "HEAD^{tree}", "-m", "an idea"))
     kept.Kept.of(ready)

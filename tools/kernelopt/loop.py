@@ -80,7 +80,7 @@ class Loop:
                 f"{self.ledger.state_file} is of a run that did not end; go on with --resume, or remove it"
             )
         unfinished = self.ledger.state()
-        self.reclaim(unfinished.kept if unfinished else None)
+        self.reclaim(unfinished)
         if self.records.best() is None:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
@@ -98,15 +98,18 @@ class Loop:
         self.state.tried += sorted(recorded - {*self.state.tried})
         self._since = time.monotonic() - self.state.spent_s
 
-    def reclaim(self, digest: str | None) -> None:
-        """What a run that was killed has left is ended, put back and cleared away. digest: of what it says it kept."""
+    def reclaim(self, unfinished: State | None) -> None:
+        """What a run that was killed has left is ended, put back and cleared away."""
         self.ledger.open()
         agents.clear_desks(self.workspace)
-        if (before := kept.Kept.left(self.workspace.root, digest)) and (meddled := before.put_back()):
+        before = kept.Kept.left(self.workspace.root, unfinished.kept if unfinished else None)
+        if before and (meddled := before.put_back()):
             self.say(
                 f"changed since the run was killed or while agents worked, and put back: {', '.join(meddled[:5])}; what was there "
                 f"lies in {self.ledger.folder / 'taken'}"
             )
+        if unfinished:  # first: killed after the next line, it would miss what is gone
+            self.ledger.save(replace(unfinished, kept=None))
         kept.discard(self.workspace.root)
 
     @contextlib.contextmanager
