@@ -108,6 +108,9 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
     record = memory.Memory(with_v0).read("v1")
     assert record["quality_gate"]["result"] == "FAIL" and "EQUAL" in record["quality_gate"]["failure_reason"]
     assert memory.Memory(with_v0).best()["version"] == "v0"
+    with_v0.kernel.write_text(candidate)
+    rounds.set_aside(with_v0, "v1")  # once more, after a kill
+    assert [path.name for path in (with_v0.root / "rejected").iterdir()] == ["v1_kernel.py"]
 
 
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
@@ -172,10 +175,11 @@ def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, 
 
 
 def test_a_refused_baseline_may_be_tried_again_as_v0(session):
-    wrong = rounds.Evidence(
-        digest(session.kernel), {**recorded("v0", session).verify, "status": "WRONG_VALUES"}, {}, None, None, None
-    )
-    for _ in range(2):
+    text = session.kernel.read_text()
+    for number in range(2):
+        session.kernel.write_text(f"{text}# {number}\n")
+        verdict = {**recorded("v0", session).verify, "status": "WRONG_VALUES"}
+        wrong = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
         assert not rounds.settle(session, "v0", rounds.check_ready(session, "v0"), wrong, None)["accepted"]
     assert len(list((session.root / "rejected").iterdir())) == 2
     assert rounds.settle(session, "v0", rounds.check_ready(session, "v0"), recorded("v0", session), None)["accepted"]

@@ -394,10 +394,11 @@ def set_aside(workspace: Workspace, version: str) -> None:
     """Keep the refused kernel under rejected/ and put the last accepted kernel.py back."""
     folder = workspace.root / "rejected"
     folder.mkdir(exist_ok=True)
-    taken = len(list(folder.glob(f"{version}_kernel*.py")))  # v0 may be refused more than once
-    shutil.copyfile(
-        workspace.kernel, folder / (f"{version}_kernel_{taken + 1}.py" if taken else f"{version}_kernel.py")
-    )
+    kernel = workspace.kernel.read_bytes()
+    refused = [path.read_bytes() for path in folder.glob(f"{version}_kernel*.py")]  # v0 may be so more than once
+    if kernel not in refused:  # it lies there where a gate was killed between this and its record
+        name = f"{version}_kernel_{len(refused) + 1}.py" if refused else f"{version}_kernel.py"
+        bundle.write_bytes(folder / name, kernel)
     put_best_back(workspace)
 
 
