@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .. import problem, variants
+from .. import contents, problem, variants
 from . import state
 from .context import Context, load_reference
 from .faults import OracleError, blaming, describe
@@ -68,7 +68,7 @@ def prepare(
 
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
-ROUGHLY = 0.25  # bound on variants.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
+ROUGHLY = 0.25  # bound on contents.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
 
 
 def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
@@ -88,7 +88,7 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
     runs_here = any(answer and found[number]["values"] is None for number, answer in answers.items())
     if not runs_here:
         answers = {}
-    untried = [variant["values"] != variants.FLAGS for variant in found]
+    untried = [variant["values"] != contents.FLAGS for variant in found]
     return [variant for number, variant in enumerate(found) if answers.get(number, untried[number])]
 
 
@@ -103,7 +103,7 @@ class Maker:
         """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of them."""
         if self._last[0] != (workload, seed):
             self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
-        return variants.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
+        return contents.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
@@ -222,7 +222,7 @@ class Check:
 
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
         bounds = [self.tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
-        if self.entry["variant"] and self.entry["variant"]["values"] in variants.VALUES:
+        if self.entry["variant"] and self.entry["variant"]["values"] in contents.VALUES:
             return [max(ROUGHLY, bound) if bound else bound for bound in bounds]
         return bounds
 
