@@ -64,6 +64,7 @@ def main() -> None:
     else:
         without_gpu(demo, workspace)
     demo.table()
+    print(f"\nThe workspace stays for you to look at; remove it with: rm -r {workspace}")
 
 
 def detect() -> str | None:

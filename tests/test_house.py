@@ -194,7 +194,7 @@ def test_the_demo_without_a_gpu_says_so_and_accepts_nothing(tmp_path):
     assert {"cpu-interpreter", "recorded", "not run", "cited"} <= set(re.split(r"\s\s+", table.replace("\n", "  ")))
     assert " measured " not in table and "nothing accepted" in table
     (made,) = tmp_path.glob("kernel_opt_row_softmax_demo_*")
-    assert not list((made / "memory").glob("*.json"))
+    assert not list((made / "memory").glob("*.json")) and f"rm -r {made}" in done.stdout
 
 
 def test_the_demos_exit_code_is_that_of_the_step_that_failed(tmp_path):
