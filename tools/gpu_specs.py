@@ -29,7 +29,7 @@ def main() -> int:
     page = wiki.find(args.platform, products)
     if args.verb == "show":
         return show(page, args.json)
-    return lookup(page, args.metric, {name for page in products for name in page.all_rows()}, args.json)
+    return lookup(page, args.metric, products, args.json)
 
 
 def arguments():
@@ -79,12 +79,12 @@ def show(page: wiki.Page, as_json: bool) -> int:
     return 0
 
 
-def lookup(page: wiki.Page, metric: str, names: set[str], as_json: bool) -> int:
-    """names: the metrics that any page has."""
+def lookup(page: wiki.Page, metric: str, products: list[wiki.Page], as_json: bool) -> int:
     row = page.row(metric)
     if row is None:
         row = wiki.Row(metric, "UNKNOWN", "-", "-", "-", f"{page.platform} has no such row", "", 0)
-        odd = "" if metric in names else f"no page calls a metric {metric}: is it one of these? "
+        known = any(metric in product.all_rows() for product in products)
+        odd = "" if known else f"no page calls a metric {metric}: is it one of these? "
         cli.say(f"gpu_specs.py: {odd}{page.platform} has: {', '.join(page.all_rows())}")
     cli.emit(describe(page, row), as_json, [row.citation])
     return 0 if row.known else 1

@@ -20,12 +20,12 @@ from pathlib import Path
 from . import bundle
 from .errors import UsageError
 from .workspace import KEPT_FILE, Workspace, run_git
+from .workspace import digest as digest_of
 
 LARGE = 4 << 20  # bytes; a larger file is told by its size and time, and cannot be put back
 NOT_KEPT = (".loop", ".cache", "report.html")  # of the workspace: what its own tools write meanwhile
 GIT_NOT_KEPT = ("index", "logs", "kernelopt-lock")  # every commit of ours makes its index anew
 TOKENS = "tokens.json"  # in the archive, beside the files
-STATE_FILE = ".loop/state.json"
 OWN_REFS = "refs/kernelopt"
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -59,10 +59,10 @@ class Kept:
         """
         path = archive(root)
         there = path.is_file() and not path.is_symlink()
-        if digest and not (there and hashlib.sha256(path.read_bytes()).hexdigest() == digest):
+        if digest and not (there and digest_of(path) == digest):
             raise UsageError(
                 f"{path} is not what the run kept before it asked its agents, so that what they did to the workspace cannot be told: "
-                f"look at its git log and memory/, then remove {root / STATE_FILE}"
+                f"look at its git log and memory/, then remove {path.with_name('state.json')}"
             )
         if not there:
             return None
@@ -98,7 +98,7 @@ class Kept:
                 meddled.append(name if self._restored(name) else f"{name} (which cannot be put back)")
             elif name in new:
                 meddled.append(name)
-        if stays := [name for name in self._changed() if name not in self.tokens]:
+        if new and (stays := [name for name in self._changed() if name not in self.tokens]):
             raise UsageError(
                 f"{self.root / stays[0]} came while agents worked and cannot be taken away; remove it, then --resume"
             )

@@ -277,13 +277,18 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
 def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
     """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end setting)."""
     commit = workspace.commit(message)
-    if hashlib.sha256(workspace.file_at(commit, "kernel.py")).hexdigest() != kernel_sha256:
+    if kernel_digest(workspace, commit) != kernel_sha256:
         workspace.git("update-ref", "HEAD", "HEAD^")
         raise UsageError(
             "git stored another kernel.py than the one that was judged; look for a filter: "
             f"git -C {workspace.root} check-attr -a kernel.py"
         )
     return commit
+
+
+def kernel_digest(workspace: Workspace, revision: str) -> str:
+    """SHA-256 of kernel.py in a revision."""
+    return hashlib.sha256(workspace.file_at(revision, "kernel.py")).hexdigest()
 
 
 def forget_unrecorded_commit(workspace: Workspace) -> None:
@@ -295,7 +300,7 @@ def forget_unrecorded_commit(workspace: Workspace) -> None:
     records = memory.Memory(workspace)
     if not found or f"v{found[1]}" not in records.versions():
         return
-    own = hashlib.sha256(workspace.file_at("HEAD", "kernel.py")).hexdigest() == found[2]
+    own = kernel_digest(workspace, "HEAD") == found[2]
     if own and records.read(f"v{found[1]}")["quality_gate"]["result"] is None:
         workspace.git("update-ref", "HEAD", "HEAD^")
 

@@ -85,11 +85,9 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
                 answers[number] = True
             except Exception:
                 answers[number] = False
-    runs_here = any(answer and found[number]["values"] is None for number, answer in answers.items())
-    if not runs_here:
+    if not any(answer and found[number]["values"] is None for number, answer in answers.items()):  # it runs on no CPU
         answers = {}
-    untried = [variant["values"] != contents.FLAGS for variant in found]
-    return [variant for number, variant in enumerate(found) if answers.get(number, untried[number])]
+    return [one for number, one in enumerate(found) if answers.get(number, one["values"] != contents.FLAGS)]
 
 
 class Maker:
