@@ -88,11 +88,13 @@ def kernel(us: int, more: str = "") -> str:
 GOOD = agent("n=${v#v}; " + kernel(0).replace("us = 0", "us = $((90 - 10 * n))").replace("'END'", "END"))
 
 
-def run(workspace, command: str, machine=None, limits=LIMITS, resume=False, strategy=GREEDY) -> tuple[dict, list[dict]]:
+def run(
+    workspace, command: str, machine=None, limits=LIMITS, resume=False, strategy=GREEDY, final=None
+) -> tuple[dict, list[dict]]:
     """(the loop's result, the lines of rounds.jsonl)"""
     made = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None, strategy)
     result = made.run(resume)
-    made.done()
+    made.done(final or {})
     return result, [json.loads(line) for line in (workspace.root / ".loop" / "rounds.jsonl").read_text().splitlines()]
 
 
@@ -101,8 +103,12 @@ def outcomes(lines: list[dict]) -> list[str]:
 
 
 def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
-    result, lines = run(ready, GOOD)
-    assert outcomes(lines) == ["accepted"] * 3 + ["stop"] and result["reason"] == "3 rounds are over"
+    compared = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())["timing"]["comparisons"][
+        "default"
+    ]
+    result, lines = run(ready, GOOD, final={"torch.compile": compared})
+    assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
+    assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
     assert result["best"] == "v3" == memory.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
@@ -364,23 +370,13 @@ def test_what_an_agents_process_forges_while_candidates_are_measured_is_put_back
 
 def test_without_what_it_had_kept_a_killed_run_trusts_nothing(ready):
     forge = f"cp {W}/memory/v0.json {W}/memory/v1.json; rm {W}/.loop/kept.tar; kill -9 $PPID; sleep 5"
-    code = KILLED.format(
-        agent=forge, tools=str(BUNDLE / "tools"), tests=str(BUNDLE / "tests"), root=str(ready.root), place=""
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    run_until_killed(ready, forge)
     with pytest.raises(UsageError, match=r"kept\.tar is not what the run kept"):
         run(ready, "true", resume=True)
 
 
 def test_killed_while_it_takes_back_a_killed_run_it_goes_on_all_the_same(ready, monkeypatch):
-    code = KILLED.format(
-        agent=GOOD,
-        tools=str(BUNDLE / "tools"),
-        tests=str(BUNDLE / "tests"),
-        root=str(ready.root),
-        place="while the agent works",
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    run_until_killed(ready, GOOD, "while the agent works")
     discard = kept.discard
 
     def killed(root):
@@ -391,7 +387,7 @@ def test_killed_while_it_takes_back_a_killed_run_it_goes_on_all_the_same(ready, 
     with pytest.raises(KeyboardInterrupt):
         run(ready, GOOD, resume=True)
     monkeypatch.setattr(kept, "discard", discard)
-    assert run(ready, GOOD, resume=True)[0]["best"] == "v2"
+    assert run(ready, GOOD, resume=True)[0]["best"] == "v3"
 
 
 def test_a_commit_between_a_kill_and_the_next_run_is_kept_and_named(ready):
@@ -422,11 +418,7 @@ def test_a_message_with_half_a_character_is_handed_back(ready):
 
 
 def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of_a_killed_one(ready, tmp_path):
-    script = KILLED.replace("loop.Loop(", "signal.signal(15, lambda *_: sys.exit(143))\nloop.Loop(")
-    names = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(ready.root), "place": ""}
-    code = script.format(agent=f"echo > {tmp_path}/began; sleep 303", **names).replace(
-        "import os", "import signal, os", 1
-    )
+    code = STOPPABLE + program(ready, f"echo > {tmp_path}/began; sleep 303")
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = subprocess.Popen([sys.executable, "-c", code.replace(".run()", f".run({number == 9})")])
         while not (tmp_path / "began").exists():
@@ -448,7 +440,7 @@ def test_an_agents_command_that_is_none_ends_the_run_and_another_goes_on(ready, 
     with pytest.raises(EnvironmentLacks, match=r"cannot be run: bash: line 1: .*--resume"):
         run(ready, command)
     result, lines = run(ready, GOOD, resume=True)
-    assert result["best"] == "v2" and outcomes(lines) == ["accepted", "accepted", "stop"]
+    assert result["best"] == "v3" and outcomes(lines) == ["interrupted", *["accepted"] * 3, "stop"]
 
 
 def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
@@ -531,8 +523,24 @@ elif place == "before the verdict":
     machine = test_loop.StandInMachine(machine.brief, machine.check, die, machine.restart)
 elif place == "while the agent works":
     machine = test_loop.StandInMachine(machine.brief, die, machine.measure, machine.restart)
-loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print, test_loop.GREEDY).run()
+limits = test_loop.replace(test_loop.LIMITS, candidates={candidates})
+loop.Loop(workspace, {agent!r}, limits, machine, print, test_loop.GREEDY).run()
 """
+
+
+STOPPABLE = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(143))\n"
+
+
+def program(workspace: Workspace, command: str, place: str = "", candidates: int = 1) -> str:
+    """A run in a process of its own, which is killed at that place."""
+    folders = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(workspace.root)}
+    return KILLED.format(agent=command, place=place, candidates=candidates, **folders)
+
+
+def run_until_killed(*arguments, **options) -> None:
+    """`program`, killed at its place or by its agent."""
+    done = subprocess.run([sys.executable, "-c", program(*arguments, **options)], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -540,9 +548,7 @@ loop.Loop(workspace, {agent!r}, test_loop.LIMITS, machine, print, test_loop.GREE
     ["while the agent works", "before the verdict", "before the record", "after the record", "between line and state"],
 )
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
-    names = {"tools": str(BUNDLE / "tools"), "tests": str(BUNDLE / "tests"), "root": str(ready.root), "agent": GOOD}
-    done = subprocess.run([sys.executable, "-c", KILLED.format(place=place, **names)], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    run_until_killed(ready, GOOD, place)
     result, lines = run(ready, GOOD, resume=True)
     records = memory.Memory(ready)
     accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
@@ -555,6 +561,26 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(read
         for r in records.records()[1:]
     ]
     assert times == sorted(times, reverse=True) and len({str(t) for t in times}) == len(times)
+
+
+@pytest.mark.parametrize(
+    ("evil", "found"),
+    [
+        ("", ["interrupted", "accepted"]),
+        (f"echo x > {W}/notes.txt; ", ["interrupted"] * 2),
+        (f"echo x >> {W}/.loop/candidates/round1-0.py; ", ["interrupted"] * 2),
+    ],
+    ids=["a right one", "the workspace is changed", "its kernel is changed"],
+)
+def test_a_right_answer_outlives_a_kill_while_another_agent_works(ready, evil, found):
+    """The second agent of a round kills the loop once the first has answered. A round that comes to nothing by it is not counted."""
+    right = f"""until grep -q '"round1-0": "[0-9a-f]' {W}/.loop/state.json; do sleep 0.05; done"""
+    kills = f"if [ $n = 1 ]; then {right}; {evil}kill -9 $PPID; sleep 9; fi; cat > kernel.py"
+    run_until_killed(ready, SEVERAL.replace("cat > kernel.py", kills, 1), candidates=2)
+    gained = "accepted" in found
+    result, lines = run(ready, "true", limits=replace(LIMITS, rounds=2 + gained, patience=9), resume=True)
+    assert outcomes(lines) == [*found, "unchanged", "unchanged", "stop"], lines
+    assert result["best"] == ("v1" if gained else "v0") and result["rounds"] == 2 + gained
 
 
 def test_a_hanging_agent_leaves_no_process(ready, tmp_path):
@@ -726,10 +752,7 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_was_forged_before_a_stop_is_put_back_before_anything_reads_it(ready, number):
     forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.9/' {W}/memory/v0.json; kill -{number:d} $PPID; sleep 5"""
-    code = KILLED.format(
-        agent=forge, tools=str(BUNDLE / "tools"), tests=str(BUNDLE / "tests"), root=str(ready.root), place=""
-    )
-    code = code.replace("import os, sys", "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(143))")
+    code = STOPPABLE + program(ready, forge)
     record = (ready.memory / "v0.json").read_bytes()
     assert subprocess.run([sys.executable, "-c", code]).returncode in (143, -9)
     assert json.loads((ready.root / ".loop" / "status.json").read_text())["pid"]
@@ -858,10 +881,7 @@ def test_a_state_that_is_none_is_refused_and_kept(ready, text):
 
 def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read(ready, run_here):
     breaks = f"rm -rf {W}/memory {W}/README.md {W}/.git; kill -9 $PPID; sleep 5"
-    code = KILLED.format(
-        agent=breaks, tools=str(BUNDLE / "tools"), tests=str(BUNDLE / "tests"), root=str(ready.root), place=""
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    run_until_killed(ready, breaks)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
     assert memory.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""

@@ -854,10 +854,18 @@ def test_what_became_no_version_of_an_unattended_run_is_told(ready, run_here):
         {"at": "2026-11-22T01:00:00Z", "round": 1, "of": "round1-0", "outcome": "timed out", "message": HOSTILE},
         {"at": "2026-11-22T01:01:00Z", "round": 1, "of": "v1", "outcome": "accepted", "message": "FASTER"},
         {"at": "2026-11-22T01:02:00Z", "round": 1, "of": None, "outcome": "stop", "message": "1 rounds are over"},
+        {
+            "at": "2026-11-22T01:03:00Z",
+            "round": 1,
+            "of": "v1 against v0",
+            "outcome": "final",
+            "message": "SLOWER, 0.5x",
+        },
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines) + "{\n"
     (ready.root / ".loop" / "rounds.jsonl").write_text(text)
     page = run_here("render_report.py", ready.root, "--markdown").stdout
     part = page.split("## Unattended rounds")[1].split("\n## ")[0]
     assert "Stopped: 1 rounds are over." in part and "1 timed out" in part and "FASTER" not in part
-    assert "rounds.jsonl:4 is no line of a round" in page
+    assert "| v1 against v0 | SLOWER, 0.5x |" in part
+    assert "rounds.jsonl:5 is no line of a round" in page

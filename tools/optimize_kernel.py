@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, executors, gate, kept, loop, machine, strategies
+from kernelopt import cli, executors, gate, kept, ledger, loop, machine, strategies
 from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
@@ -42,7 +42,7 @@ def main() -> int:
         driven = loop.Loop(workspace, args.agent, limits, own, cli.say, strategy)
         result = driven.run(args.resume)
         result["final"] = own.final()
-        driven.done()
+        driven.done(result["final"])
     cli.emit(result, args.json, lines(result))
     return 0 if result["met"] else 1
 
@@ -53,6 +53,9 @@ def opened(root: Path) -> Workspace:
         before := kept.Kept.left(root)
     ):
         cli.say(f"optimize_kernel.py: put back, as they were before a kill: {', '.join(before.put_back()[:5])}")
+        own = ledger.Ledger(root / ".loop")
+        if state := own.state():
+            own.save(state.distrusted())
     return Workspace(root)
 
 

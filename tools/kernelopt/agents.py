@@ -38,6 +38,7 @@ OUTCOMES = (
     "tried before",
     "forbidden files",
     "no call left",
+    "interrupted",
 )
 ENDING_S = 5  # seconds in which what an agent started must be gone
 MARK = "KERNELOPT_DESK"  # in the environment of all that an agent starts

@@ -2,8 +2,9 @@
 candidates/, kernels and plans that wait for their verdict. An agent that was at them changes nothing: they are written whole each time.
 """
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from . import bundle, kept, memory, rounds
@@ -14,10 +15,11 @@ LONGEST = 500  # characters of a message
 
 @dataclass
 class State:
-    """Where the loop stands. waiting: candidates of this round that are to be judged, the first of them as `version` while its
-    verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too. kept: while agents or
+    """Where the loop stands. asked: candidates of this round that agents work on, each with the digest of its files once they are
+    right. waiting: those that are to be judged, the first of them as `version` while its verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too. kept: while agents or
     measurements run, the digest of what is kept of the workspace."""
 
+    asked: dict[str, str] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     version: str | None = None
     gained: bool = False
@@ -28,6 +30,10 @@ class State:
     spent_s: float = 0.0
     tried: list[str] = field(default_factory=list)
     kept: str | None = None
+
+    def distrusted(self) -> "State":
+        """No answer counts: somebody has changed the workspace while agents worked."""
+        return replace(self, asked=dict.fromkeys(self.asked, ""))
 
 
 class Ledger:
@@ -61,12 +67,12 @@ class Ledger:
         try:
             state = State(**bundle.read_json(self.state_file))
             lists = isinstance(state.waiting, list) and isinstance(state.tried, list)
-            texts = lists and all(isinstance(x, str) for x in [*state.waiting, *state.tried])
+            texts = lists and all(isinstance(x, str) for x in [*state.waiting, *state.tried, *state.asked.values()])
             texts = texts and isinstance(state.version, str | None) and isinstance(state.kept, str | None)
             numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
             if texts and all(isinstance(number, int | float) for number in numbers):
                 return state
-        except (TypeError, OSError, RecursionError):
+        except (AttributeError, TypeError, OSError, RecursionError):
             pass
         raise UsageError(f"{self.state_file} is no state of a run; remove it to begin anew")
 
@@ -110,9 +116,22 @@ class Ledger:
             bundle.write_text(self._file(str(path.relative_to(self.folder))), text)
         return paths
 
+    def unchanged(self, name: str, own: str) -> tuple[str, str] | None:
+        """Kernel and plan of a candidate whose digest was `own`; None when they are not those any more."""
+        try:
+            kernel, plan = (bundle.read_bytes(path).decode("utf-8") for path in self.candidate(name))
+        except (UsageError, OSError, UnicodeDecodeError):
+            return None
+        return (kernel, plan) if digest(kernel, plan) == own else None
+
     def _file(self, name: str) -> Path:
         """A file of the loop's own; what an agent may have put in its place is removed."""
         path = self.folder / name
         kept.real_folder(path.parent)
         kept.remove_unless_file(path)
         return path
+
+
+def digest(kernel: str, plan: str) -> str:
+    """SHA-256 of a candidate, in hexadecimal."""
+    return hashlib.sha256(f"{kernel}\0{plan}".encode("utf-8", "replace")).hexdigest()

@@ -1,7 +1,7 @@
 """Rounds without a person: brief -> agent -> verify -> gate -> record, until a rule says stop. Its state is on disk before each step.
 
-Killed at any point it goes on from there (ledger.py): what was accepted is in the records, and a candidate that waited for its verdict is
-judged.
+Killed at any point it goes on from there (ledger.py): what was accepted is in the records, and a candidate that waited for its verdict, or
+was right while another agent of its round still worked, is judged.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from . import agents, bundle, executors, gate, kept, memory, metrics, profile_report, rounds
+from . import agents, bundle, executors, gate, kept, ledger, memory, metrics, profile_report, rounds
 from .errors import EnvironmentLacks, Refused, ToolError, UsageError
-from .ledger import Ledger, State
+from .ledger import State
 from .strategies import Beam, Greedy
 from .workspace import Workspace, digest
 
@@ -65,9 +65,10 @@ class Loop:
     ):
         self.workspace, self.agent, self.limits, self.machine, self.say = workspace, agent, limits, machine, say
         self.strategy = strategy
-        self.ledger = Ledger(workspace.root / ".loop")
+        self.ledger = ledger.Ledger(workspace.root / ".loop")
         self.records = memory.Memory(workspace)
         self.state = State()
+        self.reason = ""  # why it stops
         self.stopped: str | None = None
         self.stopping = threading.Event()
         self.best: dict | None = None  # as it was last told
@@ -79,15 +80,14 @@ class Loop:
             raise UsageError(
                 f"{self.ledger.state_file} is of a run that did not end; go on with --resume, or remove it"
             )
-        unfinished = self.ledger.state()
-        self.reclaim(unfinished)
+        unfinished = self.reclaim(self.ledger.state())
         if self.records.best() is None:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
         rounds.forget_unrecorded_commit(self.workspace)
         if unfinished:
-            self.state = replace(unfinished, kept=None)
+            self.state = unfinished
         elif resume:
             self.say("no run is unfinished here: this one begins anew")
         if self.state.waiting:
@@ -98,8 +98,8 @@ class Loop:
         self.state.tried += sorted(recorded - {*self.state.tried})
         self._since = time.monotonic() - self.state.spent_s
 
-    def reclaim(self, unfinished: State | None) -> None:
-        """What a run that was killed has left is ended, put back and cleared away."""
+    def reclaim(self, unfinished: State | None) -> State | None:
+        """What a run that was killed has left is ended, put back and cleared away. Returns where it goes on."""
         self.ledger.open()
         agents.clear_desks(self.workspace)
         before = kept.Kept.left(self.workspace.root, unfinished.kept if unfinished else None)
@@ -108,9 +108,12 @@ class Loop:
                 f"changed since the run was killed or while agents worked, and put back: {', '.join(meddled[:5])}; what was there "
                 f"lies in {self.ledger.folder / 'taken'}"
             )
+            unfinished = unfinished and unfinished.distrusted()
         if unfinished:  # first: killed after the next line, it would miss what is gone
-            self.ledger.save(replace(unfinished, kept=None))
+            unfinished = replace(unfinished, kept=None)
+            self.ledger.save(unfinished)
         kept.discard(self.workspace.root)
+        return unfinished
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[list[str]]:
@@ -123,7 +126,7 @@ class Loop:
             yield meddled
         finally:
             meddled += before.put_back()
-            self.state.kept = None
+            self.state = replace(self.state.distrusted() if meddled else self.state, kept=None)
             self.save()
             kept.discard(self.workspace.root)
 
@@ -138,6 +141,7 @@ class Loop:
             raise
 
     def until_a_rule_stops(self) -> dict:
+        self.take_what_was_asked()
         if self.state.waiting:
             self.judge_what_waits()
         while True:
@@ -170,17 +174,18 @@ class Loop:
 
     def round(self) -> None:
         """Ask for the candidates side by side, then judge what came of it."""
+        count = min(self.limits.candidates, self.limits.agent_calls - self.state.agent_calls)
         self.state.rounds += 1
         self.state.gained = False
+        names = [f"round{self.state.rounds}-{number}" for number in range(count)]
+        self.state.asked = dict.fromkeys(names, "")
         self.save()
-        calls_left = self.limits.agent_calls - self.state.agent_calls
-        starts = self.strategy.starts(self.records, min(self.limits.candidates, calls_left))
+        starts = self.strategy.starts(self.records, count)
         kernels = [self.kernel_of(version) for version in starts]
         starts = [
             version if text else self.records.best()["version"] for version, text in zip(starts, kernels, strict=True)
         ]
         briefs = [self.machine.brief(version, number) for number, version in enumerate(starts)]
-        names = [f"round{self.state.rounds}-{number}" for number in range(len(starts))]
         with contextlib.ExitStack() as stack:
             desks = [
                 stack.enter_context(agents.Desk(self.workspace, name, kernel or self.workspace.kernel.read_bytes()))
@@ -193,8 +198,20 @@ class Loop:
             answers = [refused(meddled)] * len(answers)
         for name, answer in zip(names, answers, strict=True):
             self.take(name, answer)
+        self.state.asked = {}
         self.save()
         self.judge_what_waits()
+
+    def take_what_was_asked(self) -> None:
+        """Of a round in which the run was killed, what was right already waits; where that is nothing, the round is not counted."""
+        asked = self.state.asked
+        for name, own in list(asked.items()):
+            found = self.ledger.unchanged(name, own)
+            self.take(name, agents.Answer("answered", "", *found) if found else INTERRUPTED)
+        if asked and not self.state.waiting:
+            self.state.rounds -= 1
+        self.state.asked = {}
+        self.save()
 
     def end_agents(self) -> None:
         """Told to stop: agents and verifications end, and no other begins."""
@@ -234,6 +251,9 @@ class Loop:
                 return answer
             status, message = self.machine.check(*self.ledger.put_down(desk.name, answer.kernel, answer.plan))
             if status == "OK":
+                with self._lock:
+                    self.state.asked[desk.name] = ledger.digest(answer.kernel, answer.plan)
+                    self.save()
                 return answer
             if attempt == self.limits.refinements:
                 return replace(answer, outcome="refused plan", message=message) if status == "PLAN" else answer
@@ -377,8 +397,12 @@ class Loop:
             },
         )
 
-    def done(self) -> None:
-        """The next run begins afresh; until this is called, --resume comes to the same end again."""
+    def done(self, final: dict[str, dict]) -> None:
+        """The next run begins afresh; until this is called, --resume comes to the same end again. final: comparisons of the best."""
+        for name, found in final.items():
+            self.note("final", f"{self.best['version']} against {name}", f"{found['verdict']}, {gate.describe(found)}")
+        self.stopped = f"stopped: {self.reason}"
+        self.tell()
         self.ledger.forget()
 
     def ended(self, reason: str) -> dict:
@@ -386,7 +410,8 @@ class Loop:
         best = self.records.best()
         if digest(self.workspace.kernel) != best["kernel_sha256"]:
             rounds.put_best_back(self.workspace)
-        self.stopped = f"stopped: {reason}"
+        self.reason = reason
+        self.stopped = f"measuring {best['version']} once more, then it stops: {reason}"
         self.note("stop", None, reason)
         self.save()
         return {
@@ -402,6 +427,7 @@ class Loop:
 
 
 BROKEN = (NotADirectoryError, FileNotFoundError, FileExistsError, IsADirectoryError, PermissionError)
+INTERRUPTED = agents.Answer("interrupted", "the run ended while its agent worked")
 STUCK = "no accepted gain"
 REFINE = """
 

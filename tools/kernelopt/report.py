@@ -26,7 +26,13 @@ LESSONS = "lessons.md"  # what a person or an agent wrote about the session, bes
 UNKNOWN = "UNKNOWN"
 NOT_RECORDED = "not recorded"
 NOT_PROFILED = "not profiled"
-RECORDED = ("accepted", "rejected", "diverged", "stop")  # lines of an unattended run that stand elsewhere in the report
+RECORDED = (
+    "accepted",
+    "rejected",
+    "diverged",
+    "stop",
+    "final",
+)  # lines of an unattended run that stand elsewhere in the report
 MOST_LINES = 40  # of the others, the latest
 KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
 
@@ -461,15 +467,19 @@ def all_rounds(session: Session) -> Iterator:
 
 
 def unattended(session: Session) -> Iterator:
-    """How optimize_kernel.py stopped, and the answers of its agent that became no version."""
-    last = session.unattended[-1]
+    """How optimize_kernel.py stopped, how the best compared then, and the answers of its agent that became no version."""
+    lines = session.unattended
+    final = [*itertools.takewhile(lambda line: line["outcome"] == "final", reversed(lines))][::-1]
+    last = (lines[: len(lines) - len(final)] or lines)[-1]
     yield Text(
         f"Stopped: {last['message']}."
         if last["outcome"] == "stop"
         else f"No stop is noted; the last line: {last['message']}",
         "note",
     )
-    became_none = [line for line in session.unattended if line["outcome"] not in RECORDED]
+    if final:
+        yield Table(("measured in pairs at the end", "verdict"), [(line["of"], line["message"]) for line in final])
+    became_none = [line for line in lines if line["outcome"] not in RECORDED]
     if became_none:
         counts = Counter(line["outcome"] for line in became_none)
         told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
