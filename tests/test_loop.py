@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -695,6 +696,26 @@ def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypat
         trial.examine("verify", trial.pack("verify", ready, b"x = 1\n"), 60)
 
 
+def test_a_trial_ends_with_the_loop_that_is_killed():
+    """It would hold the GPU, for which the next run waits. Its input does not end with the loop here."""
+    starts = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-m', 'kernelopt.trial', 'verify', '60', ''])"
+    )
+    command = [sys.executable, "-c", f"{starts}; print(p.pid, flush=True); p.wait()"]
+    env = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as loops:
+        status = Path("/proc") / loops.stdout.readline().strip() / "status"
+        while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) >> signal.SIGTERM - 1 & 1:
+            time.sleep(0.05)
+        time.sleep(0.2)  # it reads its input
+        loops.kill()
+        deadline = time.monotonic() + 5
+        with contextlib.suppress(OSError):  # gone
+            while "zombie" not in status.read_text() and time.monotonic() < deadline:
+                time.sleep(0.05)
+    assert time.monotonic() < deadline
+
+
 def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     import ray
@@ -738,6 +759,12 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     text = own.brief("v0", 0)
     assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
     assert "one of your own" in own.brief("v0", 9)
+    verify, template = re.search(r"`(\S+ \S+ --workspace \.)`", text)[1], re.search(r"copy (\S+) and fill", text)[1]
+    with agents.Desk(ready, "round1-0", ready.kernel.read_bytes()) as desk:
+        env = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(verify.split(), cwd=desk.path, env=env, capture_output=True, text=True)
+        assert done.stdout.startswith("OK on cpu-interpreter") and desk.touched() == [], done.stderr
+    assert "## Action" in Path(template).read_text() and f"folder {BUNDLE}/gpu-wiki;" in text
     assert own.restart() is None  # v0 alone: nothing may be masked
     (ready.memory / "restarts.json").write_text("{}")
     with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):

@@ -33,10 +33,12 @@ INSTRUCTIONS = """
 You are in a git clone of your own, a copy of the workspace. Write these two files, and nothing else:
 
 - `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function).
-- `plan.md`: copy {template} and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
+- `plan.md`: copy {bundle}/reference/plan.md and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
   copied with its citation from the GPU section above.
 
-`reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. Timing is done after you, against the best version.
+`reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself beforehand:
+`{python} {bundle}/tools/verify_kernel.py --workspace .` Timing is done after you, against the best version.
+gpu-wiki is the folder {wiki}; to look for more there: `{python} {bundle}/tools/search_wiki.py WORDS`
 """
 
 
@@ -60,7 +62,7 @@ class Machine:
             tool = bundle.ROOT / "tools" / "profile_kernel.py"
             command = [sys.executable, tool, "--workspace", self.workspace.root, "--version", version]
             subprocess.run(command, stdout=subprocess.DEVNULL)
-        instructions = INSTRUCTIONS.format(template=bundle.REFERENCE / "plan.md")
+        instructions = INSTRUCTIONS.format(bundle=bundle.ROOT, python=sys.executable, wiki=wiki.root())
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:

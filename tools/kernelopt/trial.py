@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from . import bundle, errors, rounds, subject, verify
+from . import bundle, errors, processes, rounds, subject, verify
 from .sandbox import Sandbox
 from .workspace import Workspace
 
@@ -95,6 +95,7 @@ def verified(workspace: Workspace, timeout_s: float) -> dict:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that scratch files are cleaned up
+    processes.die_with_parent(signal.SIGTERM)  # a killed loop's next run would wait for the GPU
     try:
         result = main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3] else None)
     except errors.ToolError as error:

@@ -5,7 +5,6 @@ child finds no trace of another's seeds or results, and a crash ends one child. 
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -21,7 +20,7 @@ import torch._dynamo
 import torch._subclasses.fake_tensor  # noqa: F401  (these four are there to make the children start quickly)
 import triton.testing  # noqa: F401
 
-from .. import landlock
+from .. import landlock, processes
 from . import interpreter, jobs
 from .faults import describe
 
@@ -29,7 +28,6 @@ FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large p
 HOST_MEMORY_SHARE = 0.6
 MORE_TASKS = 4096  # threads and processes that a job may add to those of its user
 LOOK_EVERY_S = 0.01
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def serve(handle: int) -> None:
@@ -37,8 +35,8 @@ def serve(handle: int) -> None:
 
     Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have ended.
     """
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what leaves a child's session becomes a child of this process
+    processes.die_with_parent(signal.SIGKILL)
+    processes.adopt_orphans()
     control = socket.socket(fileno=handle)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, 3)
@@ -68,18 +66,12 @@ def once(request: Path, result: Path) -> None:
         _perform(text, channel.fileno())
 
 
-def _prctl(option: int, value: int) -> None:
-    """Linux only; elsewhere nothing happens."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value)
-
-
 def _become_job(folder: str, request: int, channel: int, log: int) -> None:
     """Run the job that `request` describes and end this process."""
     failed = 1
     try:
         os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        processes.die_with_parent(signal.SIGKILL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
