@@ -13,9 +13,9 @@ from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace
 
 EXAMPLES = """examples:
-  optimize_kernel.py --workspace W --agent 'claude -p --permission-mode acceptEdits'
-  optimize_kernel.py --workspace W --agent 'codex exec --full-auto -' --rounds 12 --budget-minutes 90
-  optimize_kernel.py --workspace W --agent 'gemini --yolo' --resume"""
+  optimize_kernel.py --workspace W --agent 'claude -p --permission-mode acceptEdits --allowedTools Bash'
+  optimize_kernel.py --workspace W --agent 'codex exec --sandbox workspace-write -' --rounds 12 --budget-minutes 90
+  optimize_kernel.py --workspace W --agent 'gemini --approval-mode=yolo --skip-trust' --resume"""
 
 
 SIDE_BY_SIDE = 64  # each is an agent, its desk and its verifications
