@@ -408,6 +408,8 @@ def verdict(
         hint = f"; {HINTS[status]}" if status in HINTS else ""
         if bad and bad["variant"]:
             hint = f"; the reference takes this, so the kernel must be right on it too, or raise a ValueError{hint}"
+        if sandbox.device == "cpu-interpreter" and status == "TIMEOUT":
+            hint += "; the CPU interpreter takes seconds for thousands of elements: give it small inputs, in a reference of its own"
         if sandbox.device == "cpu-interpreter" and bad and bad["dtype"] == "bf16" and status in BF16_SYMPTOMS:
             hint += f"; or: {INTERPRETED_BF16}"
         if "InterpreterError" in message and re.search("libdevice|inline_asm|extern", message):
