@@ -65,6 +65,12 @@ def test_every_collected_counter_is_in_the_prompt_with_label_value_and_unit(repo
         assert float(value) == pytest.approx(collected[metric.key], rel=1e-4)
 
 
+@pytest.mark.parametrize(("own", "told"), [(None, "0.016"), (0.001, "0.001")])
+def test_the_tolerance_is_told_the_dtypes_where_the_task_has_none(parts, own, told):
+    user = brief.compose(replace(parts, task={**parts.task, "tolerance": own}))["user"]
+    assert f"- tolerance: |error| / (|reference| + rms) up to {told}\n" in user
+
+
 def test_counters_stand_in_their_sections(parts):
     user = brief.compose(parts)["user"]
     for metric in metrics.schema():

@@ -145,13 +145,25 @@ def test_classification(values, expected):
     assert found["reasons"]
 
 
-def findings_of(work=None, **values) -> list[str]:
+def findings_of(work=None, floor=None, **values) -> list[str]:
     kernel = {"name": "k", "duration_us": 10.0, "metrics": metrics_of(**values)}
-    return [finding["id"] for finding in diagnosis.analyse({"kernels": [kernel], "work": work}, LIMITS)["findings"]]
+    found = diagnosis.analyse({"kernels": [kernel], "work": work}, LIMITS, floor)["findings"]
+    return [finding["id"] for finding in found]
 
 
 BUSY = {"sm_throughput": 30.0, "memory_throughput": 90.0, "dram_throughput": 90.0}
 IDLE = {"sm_throughput": 10.0, "memory_throughput": 20.0, "waves_per_sm": 4.0}
+
+
+def test_a_pipe_that_is_full_before_the_floor_is_named_beside_the_limiter():
+    """66 % busy, it leaves a third of the time; at 39.8 % of the floor that is in the way, at 70 % it is not."""
+    issues = {"sm_throughput": 88.0, "memory_throughput": 36.0, "dram_throughput": 36.0, "issue_active": 0.88}
+    for floor_pct, others in ((39.8, ["busy_special_functions"]), (70.0, []), (None, [])):
+        floor = floor_pct and {"share_pct": floor_pct, "bound": "memory"}
+        assert findings_of(floor=floor, **issues, xu_instructions=66.0) == ["busy_issue_slots", *others]
+    assert findings_of(floor={"share_pct": 39.8, "bound": "memory"}, **issues, xu_instructions=59.0) == [
+        "busy_issue_slots"
+    ]
 
 
 def test_findings_follow_from_their_counters():

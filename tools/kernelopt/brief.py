@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
 
-from . import bundle, gate, metrics, rounds
+from . import bundle, gate, metrics, rounds, verify
 from .errors import Refused, UsageError
 from .memory import Memory
 from .profile_analysis import total_us
@@ -62,18 +62,26 @@ class Parts:
 
 def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[Parts, list[str]]:
     """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files."""
-    roof, records = rounds.roof_of_task(workspace), Memory(workspace)
+    roof, records, params = rounds.roof_of_task(workspace), Memory(workspace), profile["params"]
     parts = Parts(
         analysis=analysis,
-        origin=origin(profile["params"]),
-        kernel=profiled_source(workspace, profile["params"]),
+        origin=origin(params) + (f", torch {params['torch']}" if params else ""),
+        kernel=profiled_source(workspace, params),
         task=workspace.task(),
-        specs=roof.citations() if roof else [],
+        specs=[*(roof.citations() if roof else []), *clock_citations(workspace)],
         utilization=utilization(workspace, profile),
         records=records.records(),
         masked=records.masked_versions(),
     )
     return parts, records.left_out()
+
+
+def clock_citations(workspace: Workspace) -> list[str]:
+    """What turns instructions into time; [] where the Task block names no platform."""
+    if workspace.task()["platform"] is None:
+        return []
+    page = rounds.product_of_task(workspace)
+    return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]
 
 
 def profiled_source(workspace: Workspace, params: dict | None) -> str | None:
@@ -116,7 +124,9 @@ def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
 
 def task_section(parts: Parts) -> str:
     task = parts.task or {}
-    lines = [f"- {name}: {task[name]}" for name in ("platform", "framework", "dtype", "tolerance") if task.get(name)]
+    lines = [f"- {name}: {task[name]}" for name in ("platform", "framework", "dtype") if task.get(name)]
+    tolerance = task.get("tolerance") or verify.TOLERANCES.get(task.get("dtype"))
+    lines += [f"- tolerance: |error| / (|reference| + rms) up to {figure(tolerance)}"] if tolerance else []
     lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.get("shapes") or {}).items()]
     lines += [
         f"- goal: {goal['metric']} {gate.sign(goal['metric'])} {figure(goal['target'])} {goal['unit']}"

@@ -498,7 +498,8 @@ def uneven_work(case: Case) -> Iterator[dict]:
 
 
 def busy_pipes(case: Case) -> Iterator[dict]:
-    """A pipe, or the issue slots, that limit the kernel; without a gain, one that is near its peak while another unit limits.
+    """A pipe, or the issue slots, that limit the kernel; without a gain, one that is near its peak while another unit limits, or that
+    is full before the floor is reached: with as many instructions of its kind, the time falls by its idle cycles at most.
 
     What the tensor pipe does is the problem itself: there the rest of the cycles is all that can be gained.
     """
@@ -507,7 +508,7 @@ def busy_pipes(case: Case) -> Iterator[dict]:
     busy[ISSUE] = ("issue_active", None if issue is None else 100 * issue)
     for name, (key, value) in busy.items():
         leads = name == case.judged["limiter"]
-        if value is None or not (leads or value >= case.limits["saturated_pct"]):
+        if value is None or not (leads or value >= case.limits["saturated_pct"] or full_first(case, name, value)):
             continue
         id_, what, action = PIPE_ADVICE[name]
         yield finding(
@@ -515,11 +516,24 @@ def busy_pipes(case: Case) -> Iterator[dict]:
             gain_of(case, 100 - value if name == "tensor pipe" else beside_dram(case.m)) if leads else None,
             [(key, case.m[key], "inst/cycle" if name == ISSUE else "%")],
             f"{what} in {value:.0f} % of the cycles"
-            + (": that limits the kernel" if leads else ", near the peak, too"),
+            + (
+                ": that limits the kernel"
+                if leads
+                else ", near the peak, too"
+                if value >= case.limits["saturated_pct"]
+                else f": without fewer of them at most {100 - value:.0f} % of the time can go, less than the floor allows"
+            ),
             [action],
             "tensor-cores.md",
             "that figure changes and the time does not",
         )
+
+
+def full_first(case: Case, name: str, busy_pct: float) -> bool:
+    """Is this pipe, which is not idle, full before the kernel is at its floor? What the tensor pipe does is the problem itself."""
+    floor_pct = case.floor and case.floor["share_pct"]
+    pipe = name not in (ISSUE, "tensor pipe")
+    return bool(pipe and floor_pct) and busy_pct >= case.limits["idle_pct"] and busy_pct > floor_pct
 
 
 def starved_tensor_pipe(case: Case) -> Iterator[dict]:

@@ -260,7 +260,7 @@ class Loop:
             self.note("refined", desk.name, message)
             if status not in ("PLAN", "CRASH"):  # the kernel itself is wrong: it may not come back as it is
                 tried.add(agents.fingerprint(answer.kernel))
-            brief += REFINE.format(status=status, message=message, file="plan.md" if status == "PLAN" else "kernel.py")
+            brief += REFINE.format(message=message, file="plan.md" if status == "PLAN" else "kernel.py")
         return answer
 
     def seconds_left(self) -> float:
@@ -433,7 +433,7 @@ REFINE = """
 
 ## {file} is not right yet
 
-The verifier says {status}: {message}
+{message}
 
 Mend {file} in this folder, and leave both kernel.py and plan.md there.
 """
