@@ -78,28 +78,36 @@ EXPLAINED = {
     "tensor pipe": {"stall_gmma", "stall_math_pipe_throttle", "stall_barrier"},
 }
 CHEAPER = "fewer or cheaper instructions of that pipe; index arithmetic and masks out of the loop"
-PIPE_ADVICE = {  # limiter -> (finding, what it is, action)
+PIPE_ADVICE = {  # limiter -> (finding, what it is, action, page)
     ISSUE: (
         "busy_issue_slots",
         "the schedulers issue",
         "fewer instructions an element: wider accesses, index arithmetic and masks out of the loop, 16-bit pairs, fused operations",
+        "instructions.md",
     ),
     "xu pipe": (
         "busy_special_functions",
         "special functions and conversions run",
         "fewer or cheaper ones an element: exp2 with a folded scale, tanh.approx and ex2.approx, one reciprocal for many "
         "quotients, a part of them as polynomials on the multiply-add units",
+        "instructions.md",
     ),
     "tensor pipe": (
         "busy_tensor_pipe",
         "the tensor pipe works",
         "what is left is between the products: prologue, epilogue and softmax under the product of another tile (persistent "
         "loop, two consumer warpgroups), panels shared by a cluster; low occupancy is no fault here",
+        "tensor-cores.md",
     ),
-    "fma pipe": ("busy_arithmetic_pipe", "multiply-adds run", CHEAPER),
-    "alu pipe": ("busy_arithmetic_pipe", "integer and logic instructions run", CHEAPER),
-    "fp64 pipe": ("busy_arithmetic_pipe", "double-precision instructions run", CHEAPER),
-    "lsu pipe": ("busy_arithmetic_pipe", "load and store instructions run", "16 bytes per thread and access"),
+    "fma pipe": ("busy_arithmetic_pipe", "multiply-adds run", CHEAPER, "instructions.md"),
+    "alu pipe": ("busy_arithmetic_pipe", "integer and logic instructions run", CHEAPER, "instructions.md"),
+    "fp64 pipe": ("busy_arithmetic_pipe", "double-precision instructions run", CHEAPER, "instructions.md"),
+    "lsu pipe": (
+        "busy_arithmetic_pipe",
+        "load and store instructions run",
+        "16 bytes per thread and access",
+        "instructions.md",
+    ),
 }
 
 
@@ -510,21 +518,22 @@ def busy_pipes(case: Case) -> Iterator[dict]:
         leads = name == case.judged["limiter"]
         if value is None or not (leads or value >= case.limits["saturated_pct"] or full_first(case, name, value)):
             continue
-        id_, what, action = PIPE_ADVICE[name]
+        id_, what, action, page = PIPE_ADVICE[name]
+        if leads:
+            means = ": that limits the kernel"
+        elif value >= case.limits["saturated_pct"]:
+            means = ", near the peak, too"
+        else:
+            means = (
+                f": without fewer of them at most {100 - value:.0f} % of the time can go, less than the floor allows"
+            )
         yield finding(
             id_,
             gain_of(case, 100 - value if name == "tensor pipe" else beside_dram(case.m)) if leads else None,
             [(key, case.m[key], "inst/cycle" if name == ISSUE else "%")],
-            f"{what} in {value:.0f} % of the cycles"
-            + (
-                ": that limits the kernel"
-                if leads
-                else ", near the peak, too"
-                if value >= case.limits["saturated_pct"]
-                else f": without fewer of them at most {100 - value:.0f} % of the time can go, less than the floor allows"
-            ),
+            f"{what} in {value:.0f} % of the cycles{means}",
             [action],
-            "tensor-cores.md",
+            page,
             "that figure changes and the time does not",
         )
 
