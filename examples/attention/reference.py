@@ -18,6 +18,3 @@ def get_inputs():
 def get_init_inputs():
     return []
 
-
-def get_small_inputs():
-    return [torch.randn(1, 2, 171, HEAD_DIM) for _ in range(3)]

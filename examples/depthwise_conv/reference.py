@@ -24,9 +24,6 @@ def get_inputs():
     return [torch.rand(batch_size, in_channels, height, width)]
 
 
-def get_small_inputs():
-    return [torch.randn(2, in_channels, 9, 20)]
-
 
 def get_init_inputs():
     return [in_channels, kernel_size, stride, padding]

@@ -18,6 +18,3 @@ def get_inputs():
 def get_init_inputs():
     return []
 
-
-def get_small_inputs():
-    return [torch.randn(37, 5003), torch.randn(5003, 1)]

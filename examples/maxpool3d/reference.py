@@ -25,9 +25,6 @@ def get_inputs():
     return [torch.rand(batch_size, channels, depth, height, width)]
 
 
-def get_small_inputs():
-    return [torch.randn(2, 3, 11, 13, 16)]
-
 
 def get_init_inputs():
     return [kernel_size, stride, padding, dilation]

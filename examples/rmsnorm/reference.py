@@ -24,6 +24,3 @@ def get_inputs():
 def get_init_inputs():
     return [FEATURES]
 
-
-def get_small_inputs():
-    return [torch.rand(3, FEATURES, 7, 19)]

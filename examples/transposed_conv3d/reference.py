@@ -26,9 +26,6 @@ def get_inputs():
     return [torch.rand(batch_size, in_channels, depth, height, width)]
 
 
-def get_small_inputs():
-    return [torch.randn(2, in_channels, 3, 5, 7)]
-
 
 def get_init_inputs():
     return [in_channels, out_channels, kernel_size, stride, padding, dilation]
