@@ -175,6 +175,7 @@ def test_an_agent_is_driven_to_the_target(tmp_path, executor):
     assert found["final"]["v0"]["verdict"] == "FASTER" and found["final"]["torch.compile"]["speedup"]["point"] > 0.5
     briefs = [path.read_text() for path in tmp_path.glob("brief-*.txt")]
     assert len(briefs) == 2 and all("excess_dram_traffic" in text for text in briefs)
+    assert (root / "profiles" / found["best"] / "annotation" / "metrics.json").is_file()
     assert run_tool("render_report.py", root).returncode == 0
 
 

@@ -766,6 +766,8 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
         done = subprocess.run(verify.split(), cwd=desk.path, env=env, capture_output=True, text=True)
         assert done.stdout.startswith("OK on cpu-interpreter") and desk.touched() == [], done.stderr
     assert "## Action" in Path(template).read_text() and f"folder {BUNDLE}/gpu-wiki:" in text
+    shutil.rmtree(ready.profile("v0", "annotation"))
+    assert own.final() == {} and "could not be profiled here" in own.brief("v0", 0)  # there is no GPU
     assert own.restart() is None  # v0 alone: nothing may be masked
     (ready.memory / "restarts.json").write_text("{}")
     with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):

@@ -58,11 +58,7 @@ class Machine:
 
     def brief(self, version: str, number: int) -> str:
         """The brief on a version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
-        folder = self.workspace.profile(version, profile_report.MODE)
-        if not (folder / "metrics.json").exists():
-            tool = bundle.ROOT / "tools" / "profile_kernel.py"
-            command = [sys.executable, tool, "--workspace", self.workspace.root, "--version", version]
-            subprocess.run(command, stdout=subprocess.DEVNULL)
+        folder = self.profiled(version)
         instructions = INSTRUCTIONS.format(bundle=bundle.ROOT, python=sys.executable, wiki=wiki.root())
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
@@ -76,6 +72,15 @@ class Machine:
             self.say(f"not in the brief: {what}")
         prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
         return f"{prompts['system']}\n\n{prompts['user']}"
+
+    def profiled(self, version: str) -> Path:
+        """The folder of its profile, which is taken first if there is none; without metrics.json where that failed."""
+        folder = self.workspace.profile(version, profile_report.MODE)
+        if not (folder / "metrics.json").exists():
+            tool = bundle.ROOT / "tools" / "profile_kernel.py"
+            command = [sys.executable, tool, "--workspace", self.workspace.root, "--version", version]
+            subprocess.run(command, stdout=subprocess.DEVNULL)
+        return folder
 
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]:
         """(status, message) of an agent's plan and of a quick verification of its kernel."""
@@ -111,7 +116,8 @@ class Machine:
         self.executor.stop()
 
     def final(self) -> dict[str, dict]:
-        """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}.
+        """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}; and its
+        profile, for the report.
 
         What cannot be compared is named and left out: the rounds were worth something without it."""
         found: dict[str, dict] = {}
@@ -119,6 +125,7 @@ class Machine:
             self._compare(found)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
+        self.profiled(memory.Memory(self.workspace).best()["version"])
         return found
 
     def _compare(self, found: dict[str, dict]) -> None:
