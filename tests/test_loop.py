@@ -40,6 +40,7 @@ class StandInMachine:
     restart: Callable
     slots: int = 1
     stop: Callable = lambda: None
+    final: Callable = dict
 
 
 def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, slots: int = 1) -> StandInMachine:
@@ -93,9 +94,7 @@ def run(
     workspace, command: str, machine=None, limits=LIMITS, resume=False, strategy=GREEDY, final=None
 ) -> tuple[dict, list[dict]]:
     """(the loop's result, the lines of rounds.jsonl)"""
-    made = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None, strategy)
-    result = made.run(resume)
-    made.done(final or {})
+    result = loop.Loop(workspace, command, limits, machine or stand_in(workspace), lambda _: None, strategy).run(resume)
     return result, [json.loads(line) for line in (workspace.root / ".loop" / "rounds.jsonl").read_text().splitlines()]
 
 
@@ -107,7 +106,8 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
     compared = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())["timing"]["comparisons"][
         "default"
     ]
-    result, lines = run(ready, GOOD, final={"torch.compile": compared})
+    machine = replace(stand_in(ready), final=lambda: {"torch.compile": compared})
+    result, lines = run(ready, GOOD, machine)
     assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
     assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
     assert result["best"] == "v3" == memory.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
@@ -396,7 +396,7 @@ def test_a_commit_between_a_kill_and_the_next_run_is_kept_and_named(ready):
     kept.Kept.of(ready)
     (ready.root / "notes.txt").write_text("mine")
     own, said = ready.commit("my work"), []
-    assert kept.Kept.left(ready.root).put_back()  # as optimize_kernel.py does where more than that is gone
+    assert kept.Kept.left(ready.root).put_back(lambda: None)  # as optimize_kernel.py does where more than that is gone
     made = loop.Loop(ready, "true", LIMITS, stand_in(ready), said.append, GREEDY)
     made.begin(resume=True)
     assert ready.git("log", "-1", "--format=%s") != "my work"
@@ -442,6 +442,7 @@ def test_an_agents_command_that_is_none_ends_the_run_and_another_goes_on(ready, 
         run(ready, command)
     result, lines = run(ready, GOOD, resume=True)
     assert result["best"] == "v3" and outcomes(lines) == ["interrupted", *["accepted"] * 3, "stop"]
+    assert result["agent_calls"] == 3  # the one that was none is not counted
 
 
 def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
@@ -574,14 +575,47 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(read
     ids=["a right one", "the workspace is changed", "its kernel is changed"],
 )
 def test_a_right_answer_outlives_a_kill_while_another_agent_works(ready, evil, found):
-    """The second agent of a round kills the loop once the first has answered. A round that comes to nothing by it is not counted."""
-    right = f"""until grep -q '"round1-0": "[0-9a-f]' {W}/.loop/state.json; do sleep 0.05; done"""
-    kills = f"if [ $n = 1 ]; then {right}; {evil}kill -9 $PPID; sleep 9; fi; cat > kernel.py"
-    run_until_killed(ready, SEVERAL.replace("cat > kernel.py", kills, 1), candidates=2)
+    """A round that comes to nothing by it is not counted."""
+    run_until_killed(ready, killer(evil), candidates=2)
     gained = "accepted" in found
     result, lines = run(ready, "true", limits=replace(LIMITS, rounds=2 + gained, patience=9), resume=True)
     assert outcomes(lines) == [*found, "unchanged", "unchanged", "stop"], lines
     assert result["best"] == ("v1" if gained else "v0") and result["rounds"] == 2 + gained
+
+
+def killer(evil: str) -> str:
+    """Agents of which the second does something evil and kills the loop, once the first has answered."""
+    right = f"""until grep -q '"round1-0": "[0-9a-f]' {W}/.loop/state.json; do sleep 0.05; done"""
+    kills = f"if [ $n = 1 ]; then {right}; {evil}kill -9 $PPID; sleep 9; fi; cat > kernel.py"
+    return SEVERAL.replace("cat > kernel.py", kills, 1)
+
+
+def test_killed_while_it_puts_back_no_answer_of_the_round_counts_later(ready, monkeypatch):
+    run_until_killed(ready, killer(f"echo x > {W}/notes.txt; "), candidates=2)
+    aside = kept.Kept._put_aside
+
+    def killed(own, name):
+        aside(own, name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept.Kept, "_put_aside", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(ready, "true", resume=True)
+    monkeypatch.setattr(kept.Kept, "_put_aside", aside)
+    _, lines = run(ready, "true", limits=replace(LIMITS, rounds=1), resume=True)
+    assert outcomes(lines) == ["interrupted", "interrupted", "unchanged", "stop"]
+
+
+def test_stopped_in_the_comparison_at_the_end_it_says_so_and_comes_to_the_same_end(ready):
+    def dies():
+        raise KeyboardInterrupt
+
+    limits = replace(LIMITS, rounds=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(ready, GOOD, replace(stand_in(ready), final=dies), limits)
+    assert "ended by KeyboardInterrupt" in json.loads((ready.root / ".loop" / "status.json").read_text())["now"]
+    result, lines = run(ready, GOOD, limits=limits, resume=True)
+    assert outcomes(lines) == ["accepted", "stop"] and result["best"] == "v1"
 
 
 def test_a_hanging_agent_leaves_no_process(ready, tmp_path):

@@ -39,10 +39,7 @@ def main() -> int:
     own = machine.Machine(workspace, executors.EXECUTORS[args.executor](workspace), args.timeout, cli.say)
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     with workspace.locked():
-        driven = loop.Loop(workspace, args.agent, limits, own, cli.say, strategy)
-        result = driven.run(args.resume)
-        result["final"] = own.final()
-        driven.done(result["final"])
+        result = loop.Loop(workspace, args.agent, limits, own, cli.say, strategy).run(args.resume)
     cli.emit(result, args.json, lines(result))
     return 0 if result["met"] else 1
 
@@ -52,10 +49,8 @@ def opened(root: Path) -> Workspace:
     if not all((root / name).exists() for name in ("README.md", "reference.py", ".git")) and (
         before := kept.Kept.left(root)
     ):
-        cli.say(f"optimize_kernel.py: put back, as they were before a kill: {', '.join(before.put_back()[:5])}")
-        own = ledger.Ledger(root / ".loop")
-        if state := own.state():
-            own.save(state.distrusted())
+        put_back = before.put_back(ledger.Ledger(root / ".loop").distrust)
+        cli.say(f"optimize_kernel.py: put back, as they were before a kill: {', '.join(put_back[:5])}")
     return Workspace(root)
 
 

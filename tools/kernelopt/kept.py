@@ -14,7 +14,7 @@ import stat
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import bundle
@@ -84,12 +84,15 @@ class Kept:
                 file.addfile(entry, io.BytesIO(content))
         return packed.getvalue()
 
-    def put_back(self) -> list[str]:
+    def put_back(self, distrust: Callable[[], None]) -> list[str]:
         """Restore what was changed or removed; what lies there instead, and what is new, goes to .loop/taken. Returns their names,
-        with a word where that was not possible. UsageError where something new can neither be moved nor removed."""
+        with a word where that was not possible. UsageError where something new can neither be moved nor removed. distrust: called
+        before anything is restored, if there is something: killed after that, it would not be seen any more."""
         real_folder(archive(self.root).parent)
         unlock_git(self.root)
         changed = self._changed()
+        if changed:
+            distrust()
         commits = self._commits(changed)
         new = {name for name in changed if name not in self.tokens and self._put_aside(name)}
         meddled = []

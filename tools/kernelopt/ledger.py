@@ -15,11 +15,11 @@ LONGEST = 500  # characters of a message
 
 @dataclass
 class State:
-    """Where the loop stands. asked: candidates of this round that agents work on, each with the digest of its files once they are
-    right. waiting: those that are to be judged, the first of them as `version` while its verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too. kept: while agents or
+    """Where the loop stands. candidates: of the round in which agents work, each with the digest of its files once they are right.
+    waiting: those that are to be judged, the first of them as `version` while its verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too. kept: while agents or
     measurements run, the digest of what is kept of the workspace."""
 
-    asked: dict[str, str] = field(default_factory=dict)
+    candidates: dict[str, str] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     version: str | None = None
     gained: bool = False
@@ -33,7 +33,7 @@ class State:
 
     def distrusted(self) -> "State":
         """No answer counts: somebody has changed the workspace while agents worked."""
-        return replace(self, asked=dict.fromkeys(self.asked, ""))
+        return replace(self, candidates=dict.fromkeys(self.candidates, ""))
 
 
 class Ledger:
@@ -67,7 +67,9 @@ class Ledger:
         try:
             state = State(**bundle.read_json(self.state_file))
             lists = isinstance(state.waiting, list) and isinstance(state.tried, list)
-            texts = lists and all(isinstance(x, str) for x in [*state.waiting, *state.tried, *state.asked.values()])
+            texts = lists and all(
+                isinstance(x, str) for x in [*state.waiting, *state.tried, *state.candidates.values()]
+            )
             texts = texts and isinstance(state.version, str | None) and isinstance(state.kept, str | None)
             numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
             if texts and all(isinstance(number, int | float) for number in numbers):
@@ -75,6 +77,11 @@ class Ledger:
         except (AttributeError, TypeError, OSError, RecursionError):
             pass
         raise UsageError(f"{self.state_file} is no state of a run; remove it to begin anew")
+
+    def distrust(self) -> None:
+        """State.distrusted, on disk."""
+        if state := self.state():
+            self.save(state.distrusted())
 
     def forget(self) -> None:
         """Put the state away, so that the next run begins afresh."""
@@ -116,13 +123,13 @@ class Ledger:
             bundle.write_text(self._file(str(path.relative_to(self.folder))), text)
         return paths
 
-    def unchanged(self, name: str, own: str) -> tuple[str, str] | None:
-        """Kernel and plan of a candidate whose digest was `own`; None when they are not those any more."""
+    def read_if(self, name: str, digest: str) -> tuple[str, str] | None:
+        """Kernel and plan of a candidate, if they have this digest; else None."""
         try:
             kernel, plan = (bundle.read_bytes(path).decode("utf-8") for path in self.candidate(name))
         except (UsageError, OSError, UnicodeDecodeError):
             return None
-        return (kernel, plan) if digest(kernel, plan) == own else None
+        return (kernel, plan) if candidate_digest(kernel, plan) == digest else None
 
     def _file(self, name: str) -> Path:
         """A file of the loop's own; what an agent may have put in its place is removed."""
@@ -132,6 +139,6 @@ class Ledger:
         return path
 
 
-def digest(kernel: str, plan: str) -> str:
+def candidate_digest(kernel: str, plan: str) -> str:
     """SHA-256 of a candidate, in hexadecimal."""
     return hashlib.sha256(f"{kernel}\0{plan}".encode("utf-8", "replace")).hexdigest()

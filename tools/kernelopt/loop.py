@@ -40,7 +40,7 @@ class Machine(Protocol):
     """What needs a GPU (machine.Machine). brief: (version to start from, number of the candidate in its round) -> text, each with another direction.
     check: the files of a kernel and its plan -> (status, message). measure: kernels -> evidence of each against the best version,
     or why there is none, `slots` of them side by side. restart: a partial restart, or None when nothing can be masked. stop: end
-    the verifications that run."""
+    the verifications that run. final: how the best compares at the end, {opponent: comparison}."""
 
     slots: int
 
@@ -49,6 +49,7 @@ class Machine(Protocol):
     def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]: ...
     def restart(self) -> str | None: ...
     def stop(self) -> None: ...
+    def final(self) -> dict[str, dict]: ...
 
 
 class Loop:
@@ -68,8 +69,7 @@ class Loop:
         self.ledger = ledger.Ledger(workspace.root / ".loop")
         self.records = memory.Memory(workspace)
         self.state = State()
-        self.reason = ""  # why it stops
-        self.stopped: str | None = None
+        self.last_word: str | None = None  # of status.json
         self.stopping = threading.Event()
         self.best: dict | None = None  # as it was last told
         self._lock = threading.Lock()
@@ -103,14 +103,13 @@ class Loop:
         self.ledger.open()
         agents.clear_desks(self.workspace)
         before = kept.Kept.left(self.workspace.root, unfinished.kept if unfinished else None)
-        if before and (meddled := before.put_back()):
+        if before and (meddled := before.put_back(self.ledger.distrust)):
             self.say(
                 f"changed since the run was killed or while agents worked, and put back: {', '.join(meddled[:5])}; what was there "
                 f"lies in {self.ledger.folder / 'taken'}"
             )
-            unfinished = unfinished and unfinished.distrusted()
         if unfinished:  # first: killed after the next line, it would miss what is gone
-            unfinished = replace(unfinished, kept=None)
+            unfinished = replace(self.ledger.state(), kept=None)
             self.ledger.save(unfinished)
         kept.discard(self.workspace.root)
         return unfinished
@@ -125,23 +124,30 @@ class Loop:
         try:
             yield meddled
         finally:
-            meddled += before.put_back()
-            self.state = replace(self.state.distrusted() if meddled else self.state, kept=None)
+            meddled += before.put_back(self.distrust)
+            self.state.kept = None
             self.save()
             kept.discard(self.workspace.root)
 
+    def distrust(self) -> None:
+        self.state = self.state.distrusted()
+        self.save()
+
     def run(self, resume: bool = False) -> dict:
-        """{reason, met, best, rounds, …} when a rule says stop."""
+        """{reason, met, best, rounds, …, final} when a rule says stop. Until it returns, --resume comes to the same end again."""
         self.begin(resume)
         try:
-            return self.until_a_rule_stops()
+            result = self.until_a_rule_stops()
+            result["final"] = self.machine.final()
+            self.done(result)
+            return result
         except BaseException as error:
-            self.stopped = f"ended by {type(error).__name__}: {error}"
+            self.last_word = f"ended by {type(error).__name__}: {error}"
             self.tell()  # and the state stays as it was before the step that was not done
             raise
 
     def until_a_rule_stops(self) -> dict:
-        self.take_what_was_asked()
+        self.take_up()
         if self.state.waiting:
             self.judge_what_waits()
         while True:
@@ -178,7 +184,7 @@ class Loop:
         self.state.rounds += 1
         self.state.gained = False
         names = [f"round{self.state.rounds}-{number}" for number in range(count)]
-        self.state.asked = dict.fromkeys(names, "")
+        self.state.candidates = dict.fromkeys(names, "")
         self.save()
         starts = self.strategy.starts(self.records, count)
         kernels = [self.kernel_of(version) for version in starts]
@@ -196,22 +202,18 @@ class Loop:
                 answers = executors.side_by_side(self.answered, pairs, len(pairs), self.end_agents)
         if meddled:
             answers = [refused(meddled)] * len(answers)
-        for name, answer in zip(names, answers, strict=True):
-            self.take(name, answer)
-        self.state.asked = {}
-        self.save()
+        self.take(dict(zip(names, answers, strict=True)), self.state.rounds)
         self.judge_what_waits()
 
-    def take_what_was_asked(self) -> None:
+    def take_up(self) -> None:
         """Of a round in which the run was killed, what was right already waits; where that is nothing, the round is not counted."""
-        asked = self.state.asked
-        for name, own in list(asked.items()):
-            found = self.ledger.unchanged(name, own)
-            self.take(name, agents.Answer("answered", "", *found) if found else INTERRUPTED)
-        if asked and not self.state.waiting:
-            self.state.rounds -= 1
-        self.state.asked = {}
-        self.save()
+        if not self.state.candidates:
+            return
+        found = {name: self.ledger.read_if(name, digest) for name, digest in self.state.candidates.items()}
+        answers = {name: agents.Answer("answered", "", *it) if it else INTERRUPTED for name, it in found.items()}
+        number = self.state.rounds
+        self.state.rounds -= not any(found.values())
+        self.take(answers, number)
 
     def end_agents(self) -> None:
         """Told to stop: agents and verifications end, and no other begins."""
@@ -246,13 +248,13 @@ class Loop:
                 self.state.agent_calls += 1
                 self.say(f"{desk.name}: asking the agent, call {self.state.agent_calls}")
                 self.save()
-            answer = desk.ask(self.agent, brief, self.seconds_left(), tried)
+            answer = self.called(desk, brief, tried)
             if answer.outcome != "answered":
                 return answer
             status, message = self.machine.check(*self.ledger.put_down(desk.name, answer.kernel, answer.plan))
             if status == "OK":
                 with self._lock:
-                    self.state.asked[desk.name] = ledger.digest(answer.kernel, answer.plan)
+                    self.state.candidates[desk.name] = ledger.candidate_digest(answer.kernel, answer.plan)
                     self.save()
                 return answer
             if attempt == self.limits.refinements:
@@ -263,24 +265,37 @@ class Loop:
             brief += REFINE.format(message=message, file="plan.md" if status == "PLAN" else "kernel.py")
         return answer
 
+    def called(self, desk: agents.Desk, brief: str, tried: set[str]) -> agents.Answer:
+        """Desk.ask; a call of a command that does not exist was none."""
+        try:
+            return desk.ask(self.agent, brief, self.seconds_left(), tried)
+        except EnvironmentLacks:
+            with self._lock:
+                self.state.agent_calls -= 1
+                self.save()
+            raise
+
     def seconds_left(self) -> float:
         """For the next call of the agent: its own time-out, or what the budget leaves."""
         left = 60 * self.limits.minutes - (time.monotonic() - self._since)
         return max(1.0, min(self.limits.agent_timeout_s, left))
 
-    def take(self, name: str, answer: agents.Answer) -> None:
-        """Let a candidate wait for the gate; or say why it is none."""
-        outcome, message = answer.outcome, answer.message
-        if outcome == "answered" and agents.fingerprint(answer.kernel) in self.state.tried:
-            outcome, message = "tried before", "another candidate of this round is the same"
-        if outcome != "answered":
-            self.note(outcome, name, message)
-            return
-        self.ledger.put_down(
-            name, answer.kernel, answer.plan
-        )  # once more: another agent of the round may have been at the files
-        self.state.tried.append(agents.fingerprint(answer.kernel))
-        self.state.waiting.append(name)
+    def take(self, answers: dict[str, agents.Answer], number: int) -> None:
+        """Let the candidates of round `number` wait for the gate; or say why they are none."""
+        none = {}
+        for name, answer in answers.items():
+            if answer.outcome != "answered":
+                none[name] = answer
+            elif agents.fingerprint(answer.kernel) in self.state.tried:
+                none[name] = TWIN
+            else:  # put down once more: another agent of the round may have been at the files
+                self.ledger.put_down(name, answer.kernel, answer.plan)
+                self.state.tried.append(agents.fingerprint(answer.kernel))
+                self.state.waiting.append(name)
+        self.state.candidates = {}
+        self.save()  # first: killed between the lines, it must not ask for this round again
+        for name, answer in none.items():
+            self.note(answer.outcome, name, answer.message, number)
 
     def judge_what_waits(self) -> None:
         """Measure as many candidates side by side as there are GPUs, settle the fastest first. Who is faster than a version that
@@ -360,15 +375,15 @@ class Loop:
         self.save()
         return accepted
 
-    def note(self, outcome: str, of: str | None, message: str) -> None:
-        """Ledger.note, and progress."""
+    def note(self, outcome: str, of: str | None, message: str, number: int | None = None) -> None:
+        """Ledger.note, and progress. number: of the round, if not this one."""
         with self._lock:
-            message = self.ledger.note(self.state.rounds, of, outcome, message)
+            message = self.ledger.note(self.state.rounds if number is None else number, of, outcome, message)
         self.say(f"{of or 'loop'}: {outcome}: {message[:200]}")
 
     def now(self) -> str:
-        if self.stopped:
-            return self.stopped
+        if self.last_word:
+            return self.last_word
         if self.state.waiting:
             return f"round {self.state.rounds}: judging {', '.join(self.state.waiting)}"
         return f"round {self.state.rounds}: asking the agent" if self.state.rounds else "beginning"
@@ -397,11 +412,12 @@ class Loop:
             },
         )
 
-    def done(self, final: dict[str, dict]) -> None:
-        """The next run begins afresh; until this is called, --resume comes to the same end again. final: comparisons of the best."""
-        for name, found in final.items():
-            self.note("final", f"{self.best['version']} against {name}", f"{found['verdict']}, {gate.describe(found)}")
-        self.stopped = f"stopped: {self.reason}"
+    def done(self, result: dict) -> None:
+        """The next run begins afresh."""
+        self.note("stop", None, result["reason"])
+        for name, found in result["final"].items():
+            self.note("final", f"{result['best']} against {name}", f"{found['verdict']}, {gate.describe(found)}")
+        self.last_word = f"stopped: {result['reason']}"
         self.tell()
         self.ledger.forget()
 
@@ -410,9 +426,8 @@ class Loop:
         best = self.records.best()
         if digest(self.workspace.kernel) != best["kernel_sha256"]:
             rounds.put_best_back(self.workspace)
-        self.reason = reason
-        self.stopped = f"measuring {best['version']} once more, then it stops: {reason}"
-        self.note("stop", None, reason)
+        self.last_word = f"measuring {best['version']} once more, then it stops: {reason}"
+        self.say(self.last_word)
         self.save()
         return {
             "reason": reason,
@@ -427,7 +442,8 @@ class Loop:
 
 
 BROKEN = (NotADirectoryError, FileNotFoundError, FileExistsError, IsADirectoryError, PermissionError)
-INTERRUPTED = agents.Answer("interrupted", "the run ended while its agent worked")
+INTERRUPTED = agents.Answer("interrupted", "the run ended before it was right")
+TWIN = agents.Answer("tried before", "another candidate of this round is the same")
 STUCK = "no accepted gain"
 REFINE = """
 
