@@ -349,3 +349,11 @@ def test_a_masked_version_is_not_named_in_the_history_and_the_kernel_stays_as_it
     parts = brief.Parts({}, records=[record], masked={"v0"}, kernel="v0 = tl.load(p)")
     assert "a masked version" in brief.history_section(parts) and "v0" not in brief.history_section(parts)
     assert "v0 = tl.load(p)" in brief.kernel_section(parts)
+
+
+@pytest.mark.parametrize("platform", ["null", '"B999"'])
+def test_without_a_known_platform_there_is_a_brief_without_clocks(session, platform):
+    text = session.readme.read_text()
+    assert '"platform": "H200"' in text and len(brief.clock_citations(session)) == 2
+    session.readme.write_text(text.replace('"platform": "H200"', f'"platform": {platform}'))
+    assert brief.clock_citations(session) == []

@@ -730,24 +730,27 @@ def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypat
         trial.examine("verify", trial.pack("verify", ready, b"x = 1\n"), 60)
 
 
-def test_a_trial_ends_with_the_loop_that_is_killed():
+@pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it reads"])
+def test_a_trial_ends_with_the_loop_that_is_killed(early):
     """It would hold the GPU, for which the next run waits. Its input does not end with the loop here."""
-    starts = (
-        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-m', 'kernelopt.trial', 'verify', '60', ''])"
-    )
-    command = [sys.executable, "-c", f"{starts}; print(p.pid, flush=True); p.wait()"]
-    env = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as loops:
+    trial = "[sys.executable, '-m', 'kernelopt.trial', str(os.getpid()), 'verify', '60', '']"
+    code = f"import os, subprocess, sys; p = subprocess.Popen({trial}); print(p.pid, flush=True); p.wait()"
+    options = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "env": {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")},
+    }
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **options) as loops:
         status = Path("/proc") / loops.stdout.readline().strip() / "status"
-        while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) >> signal.SIGTERM - 1 & 1:
-            time.sleep(0.05)
-        time.sleep(0.2)  # it reads its input
+        while not early and not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) >> signal.SIGTERM - 1 & 1:
+            time.sleep(0.05)  # until it listens to the signal
+        time.sleep(0 if early else 0.2)
         loops.kill()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 10
         with contextlib.suppress(OSError):  # gone
             while "zombie" not in status.read_text() and time.monotonic() < deadline:
                 time.sleep(0.05)
-    assert time.monotonic() < deadline
+        assert time.monotonic() < deadline
 
 
 def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, tmp_path, monkeypatch):

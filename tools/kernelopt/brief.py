@@ -77,10 +77,13 @@ def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[P
 
 
 def clock_citations(workspace: Workspace) -> list[str]:
-    """What turns instructions into time; [] where the Task block names no platform."""
+    """What turns instructions into time; [] where the Task block names no platform, or one that the wiki does not know."""
     if workspace.task()["platform"] is None:
         return []
-    page = rounds.product_of_task(workspace)
+    try:
+        page = rounds.product_of_task(workspace)
+    except Refused:
+        return []
     return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]
 
 

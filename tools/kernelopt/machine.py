@@ -1,10 +1,13 @@
 """What the loop needs a GPU for: a profile and its brief, quick verification, measurement, the comparison at the end."""
 
+import functools
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from . import (
     audit,
@@ -14,6 +17,7 @@ from . import (
     gate,
     memory,
     opponents,
+    processes,
     profile_analysis,
     profile_report,
     restart,
@@ -37,9 +41,9 @@ You are in a git clone of your own, a copy of the workspace. Write these two fil
   copied with its citation from the GPU section above.
 
 `reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself beforehand:
-`{python} {bundle}/tools/verify_kernel.py --workspace .` Timing is done after you, against the best version.
-What it compiled to, when it has run: `{python} {bundle}/tools/extract_asm.py .cache`
-gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source. To look for more there: `{python} {bundle}/tools/search_wiki.py WORDS`
+`{tools}/verify_kernel.py --workspace .` Timing is done after you, against the best version.
+What it compiled to, when it has run: `{tools}/extract_asm.py .cache`
+gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source. To look for more there: `{tools}/search_wiki.py WORDS`
 """
 
 
@@ -59,7 +63,9 @@ class Machine:
     def brief(self, version: str, number: int) -> str:
         """The brief on a version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
         folder = self.profiled(version)
-        instructions = INSTRUCTIONS.format(bundle=bundle.ROOT, python=sys.executable, wiki=wiki.root())
+        instructions = INSTRUCTIONS.format(
+            bundle=bundle.ROOT, tools=f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}", wiki=wiki.root()
+        )
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:
@@ -79,7 +85,8 @@ class Machine:
         if not (folder / "metrics.json").exists():
             tool = bundle.ROOT / "tools" / "profile_kernel.py"
             command = [sys.executable, tool, "--workspace", self.workspace.root, "--version", version]
-            subprocess.run(command, stdout=subprocess.DEVNULL)
+            ends = functools.partial(processes.die_with_parent, signal.SIGTERM)  # no thread of ours runs at this time
+            subprocess.run(command, stdout=subprocess.DEVNULL, preexec_fn=ends)
         return folder
 
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]:

@@ -2,13 +2,17 @@
 
 import contextlib
 import ctypes
+import os
+import signal
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def die_with_parent(number: int) -> None:
-    """Get this signal when the thread that started this process ends."""
+def die_with_parent(number: int, parent: int | None = None) -> None:
+    """Get this signal when the thread that started this process ends; at once, where `parent` has ended already."""
     _prctl(PR_SET_PDEATHSIG, number)
+    if parent is not None and os.getppid() != parent:
+        signal.raise_signal(number)
 
 
 def adopt_orphans() -> None:

@@ -1,6 +1,6 @@
 """A candidate examined in a copy of its workspace, by the GPU that this process sees; the copy may lie on another machine.
 
-`python -m kernelopt.trial verify|measure SECONDS CACHE` reads a packed workspace from stdin and prints one JSON object: {status, message} of
+`python -m kernelopt.trial PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin and prints one JSON object: {status, message} of
 a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
 """
 
@@ -46,7 +46,7 @@ def examine(
     timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: the one to use, by
     UUID; None takes the first visible. The ToolError that the process met is raised here; Refused when it died.
     """
-    command = [sys.executable, "-m", "kernelopt.trial", what, str(timeout_s), str(cache or "")]
+    command = [sys.executable, "-m", "kernelopt.trial", str(os.getpid()), what, str(timeout_s), str(cache or "")]
     environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -95,9 +95,9 @@ def verified(workspace: Workspace, timeout_s: float) -> dict:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that scratch files are cleaned up
-    processes.die_with_parent(signal.SIGTERM)  # a killed loop's next run would wait for the GPU
+    processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))  # a killed loop's next run would wait for the GPU
     try:
-        result = main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3] else None)
+        result = main(sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4] else None)
     except errors.ToolError as error:
         kinds = (errors.UsageError, errors.EnvironmentLacks, errors.TimedOut)
         kind = next((kind for kind in kinds if isinstance(error, kind)), errors.Refused)
