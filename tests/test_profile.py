@@ -158,12 +158,19 @@ IDLE = {"sm_throughput": 10.0, "memory_throughput": 20.0, "waves_per_sm": 4.0}
 def test_a_pipe_that_is_full_before_the_floor_is_named_beside_the_limiter():
     """66 % busy, it leaves a third of the time; at 39.8 % of the floor that is in the way, at 70 % it is not."""
     issues = {"sm_throughput": 88.0, "memory_throughput": 36.0, "dram_throughput": 36.0, "issue_active": 0.88}
-    for floor_pct, others in ((39.8, ["busy_special_functions"]), (70.0, []), (None, [])):
-        floor = floor_pct and {"share_pct": floor_pct, "bound": "memory"}
-        assert findings_of(floor=floor, **issues, xu_instructions=66.0) == ["busy_issue_slots", *others]
-    assert findings_of(floor={"share_pct": 39.8, "bound": "memory"}, **issues, xu_instructions=59.0) == [
-        "busy_issue_slots"
-    ]
+    even = {**issues, "cycles_active": 100.0, "cycles_active_most": 100.0}
+
+    def beside(floor_pct=39.8, bound="memory", values=even, **pipe) -> list[str]:
+        found = findings_of(floor=floor_pct and {"share_pct": floor_pct, "bound": bound}, **values, **pipe)
+        return [id_ for id_ in found if id_ != "busy_issue_slots"]
+
+    assert beside(xu_instructions=66.0) == ["busy_special_functions"]
+    assert beside(floor_pct=70.0, xu_instructions=66.0) == beside(floor_pct=None, xu_instructions=66.0) == []
+    assert beside(xu_instructions=59.0) == []
+    assert beside(values={**even, "cycles_active": 95.0}, xu_instructions=62.0) == []  # SMs idle: less of the time
+    assert beside(values=issues, xu_instructions=66.0) == []  # whether they do is unknown
+    assert beside(fma_cycles=66.0) == ["busy_arithmetic_pipe"] and beside(bound="compute", fma_cycles=66.0) == []
+    assert beside(tensor_cycles=50.0) == []
 
 
 def test_findings_follow_from_their_counters():

@@ -55,7 +55,9 @@ def findings() -> dict[str, str]:
     """{finding: page} of all calls of `finding` in findings.py, and of its tables of advice."""
     tree = ast.parse(Path(rules.__file__).read_text())
     found = dict.fromkeys(rules.STALL_ADVICE, "latency-hiding.md")
-    found |= {id_: page for id_, _, _, page in rules.PIPE_ADVICE.values()}
+    found |= {id_: "instructions.md" for id_, _, _ in rules.PIPE_ADVICE.values()} | {
+        "busy_tensor_pipe": "tensor-cores.md"
+    }
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "finding":
             id_, page = call.args[0], getattr(call.args[5], "value", None)

@@ -78,35 +78,31 @@ EXPLAINED = {
     "tensor pipe": {"stall_gmma", "stall_math_pipe_throttle", "stall_barrier"},
 }
 CHEAPER = "fewer or cheaper instructions of that pipe; index arithmetic and masks out of the loop"
-PIPE_ADVICE = {  # limiter -> (finding, what it is, action, page)
+PIPE_ADVICE = {  # limiter -> (finding, what it is, action)
     ISSUE: (
         "busy_issue_slots",
         "the schedulers issue",
         "fewer instructions an element: wider accesses, index arithmetic and masks out of the loop, 16-bit pairs, fused operations",
-        "instructions.md",
     ),
     "xu pipe": (
         "busy_special_functions",
         "special functions and conversions run",
         "fewer or cheaper ones an element: exp2 with a folded scale, tanh.approx and ex2.approx, one reciprocal for many "
         "quotients, a part of them as polynomials on the multiply-add units",
-        "instructions.md",
     ),
     "tensor pipe": (
         "busy_tensor_pipe",
         "the tensor pipe works",
         "what is left is between the products: prologue, epilogue and softmax under the product of another tile (persistent "
         "loop, two consumer warpgroups), panels shared by a cluster; low occupancy is no fault here",
-        "tensor-cores.md",
     ),
-    "fma pipe": ("busy_arithmetic_pipe", "multiply-adds run", CHEAPER, "instructions.md"),
-    "alu pipe": ("busy_arithmetic_pipe", "integer and logic instructions run", CHEAPER, "instructions.md"),
-    "fp64 pipe": ("busy_arithmetic_pipe", "double-precision instructions run", CHEAPER, "instructions.md"),
+    "fma pipe": ("busy_arithmetic_pipe", "multiply-adds run", CHEAPER),
+    "alu pipe": ("busy_arithmetic_pipe", "integer and logic instructions run", CHEAPER),
+    "fp64 pipe": ("busy_arithmetic_pipe", "double-precision instructions run", CHEAPER),
     "lsu pipe": (
         "busy_arithmetic_pipe",
         "load and store instructions run",
         "16 bytes per thread and access",
-        "instructions.md",
     ),
 }
 
@@ -507,7 +503,7 @@ def uneven_work(case: Case) -> Iterator[dict]:
 
 def busy_pipes(case: Case) -> Iterator[dict]:
     """A pipe, or the issue slots, that limit the kernel; without a gain, one that is near its peak while another unit limits, or that
-    is full before the floor is reached: with as many instructions of its kind, the time falls by its idle cycles at most.
+    is full before the floor is reached.
 
     What the tensor pipe does is the problem itself: there the rest of the cycles is all that can be gained.
     """
@@ -515,34 +511,47 @@ def busy_pipes(case: Case) -> Iterator[dict]:
     busy = {name: (key, case.m.get(key)) for key, name in PIPES.items()}
     busy[ISSUE] = ("issue_active", None if issue is None else 100 * issue)
     for name, (key, value) in busy.items():
-        leads = name == case.judged["limiter"]
-        if value is None or not (leads or value >= case.limits["saturated_pct"] or full_first(case, name, value)):
+        means = None if value is None else meaning(case, name, value)
+        if means is None:
             continue
-        id_, what, action, page = PIPE_ADVICE[name]
-        if leads:
-            means = ": that limits the kernel"
-        elif value >= case.limits["saturated_pct"]:
-            means = ", near the peak, too"
-        else:
-            means = (
-                f": without fewer of them at most {100 - value:.0f} % of the time can go, less than the floor allows"
-            )
+        id_, what, action = PIPE_ADVICE[name]
+        gain = 100 - value if name == "tensor pipe" else beside_dram(case.m)
         yield finding(
             id_,
-            gain_of(case, 100 - value if name == "tensor pipe" else beside_dram(case.m)) if leads else None,
+            gain_of(case, gain) if name == case.judged["limiter"] else None,
             [(key, case.m[key], "inst/cycle" if name == ISSUE else "%")],
             f"{what} in {value:.0f} % of the cycles{means}",
             [action],
-            page,
+            "tensor-cores.md" if id_ == "busy_tensor_pipe" else "instructions.md",
             "that figure changes and the time does not",
         )
 
 
-def full_first(case: Case, name: str, busy_pct: float) -> bool:
-    """Is this pipe, which is not idle, full before the kernel is at its floor? What the tensor pipe does is the problem itself."""
-    floor_pct = case.floor and case.floor["share_pct"]
-    pipe = name not in (ISSUE, "tensor pipe")
-    return bool(pipe and floor_pct) and busy_pct >= case.limits["idle_pct"] and busy_pct > floor_pct
+def meaning(case: Case, name: str, busy_pct: float) -> str | None:
+    """What it means that this unit is busy in so many of the cycles in which SMs work; None where that is no finding."""
+    if name == case.judged["limiter"]:
+        return ": that limits the kernel"
+    if busy_pct >= case.limits["saturated_pct"]:
+        return ", near the peak, too"
+    used = share_of_the_call(case, busy_pct)
+    floor = case.floor and case.floor["share_pct"]
+    if used and floor and name not in the_problems_own(case) and used >= case.limits["idle_pct"] and used > floor:
+        return (
+            f": without fewer of them at most {100 - used:.0f} % of the call's time can go, less than the floor allows"
+        )
+    return None
+
+
+def share_of_the_call(case: Case, busy_pct: float) -> float | None:
+    """Percent of the call's time that these instructions take by themselves: less where SMs idle or other kernels run."""
+    average, most, share = case.m.get("cycles_active"), case.m.get("cycles_active_most"), case.main["share_pct"]
+    return busy_pct * average / most * share / 100 if average and most and share else None
+
+
+def the_problems_own(case: Case) -> set[str]:
+    """The pipes whose work cannot become less: that of a problem which arithmetic bounds is the floor itself."""
+    vectors = {"fma pipe", "fp64 pipe"} if case.floor and case.floor["bound"] == "compute" else set()
+    return {"tensor pipe"} | vectors
 
 
 def starved_tensor_pipe(case: Case) -> Iterator[dict]:
