@@ -15,9 +15,12 @@ LONGEST = 500  # characters of a message
 
 @dataclass
 class State:
-    """Where the loop stands. candidates: of the round in which agents work, each with the digest of its files once they are right.
-    waiting: those that are to be judged, the first of them as `version` while its verdict is recorded. tried: fingerprints of all kernels that were judged, in earlier runs too. kept: while agents or
-    measurements run, the digest of what is kept of the workspace."""
+    """Where the loop stands.
+
+    candidates: of the round in which agents work, each with the digest of its files once they are right. waiting: those that are to
+    be judged, the first of them as `version` while its verdict is recorded. tried: fingerprints of all kernels that were judged, in
+    earlier runs too. kept: while agents or measurements run, the digest of what is kept of the workspace.
+    """
 
     candidates: dict[str, str] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)

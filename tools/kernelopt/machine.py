@@ -85,7 +85,7 @@ class Machine:
         if not (folder / "metrics.json").exists():
             tool = bundle.ROOT / "tools" / "profile_kernel.py"
             command = [sys.executable, tool, "--workspace", self.workspace.root, "--version", version]
-            ends = functools.partial(processes.die_with_parent, signal.SIGTERM)  # no thread of ours runs at this time
+            ends = functools.partial(processes.die_with_parent, signal.SIGTERM)  # it would hold the GPU after a kill
             subprocess.run(command, stdout=subprocess.DEVNULL, preexec_fn=ends)
         return folder
 

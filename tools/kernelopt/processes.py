@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 
+LIBC = ctypes.CDLL(None)  # opened before any fork: a child of a process with threads may not do it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -22,4 +23,4 @@ def adopt_orphans() -> None:
 
 def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value)
+        LIBC.prctl(option, value)

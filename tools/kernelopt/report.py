@@ -26,13 +26,8 @@ LESSONS = "lessons.md"  # what a person or an agent wrote about the session, bes
 UNKNOWN = "UNKNOWN"
 NOT_RECORDED = "not recorded"
 NOT_PROFILED = "not profiled"
-RECORDED = (
-    "accepted",
-    "rejected",
-    "diverged",
-    "stop",
-    "final",
-)  # lines of an unattended run that stand elsewhere in the report
+# lines of an unattended run that stand elsewhere in the report
+RECORDED = ("accepted", "rejected", "diverged", "stop", "final")
 MOST_LINES = 40  # of the others, the latest
 KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
 
