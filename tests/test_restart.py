@@ -228,3 +228,8 @@ def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
     met = Memory(stuck).best()["performance"]["latency_us"] is not None
     assert met and done.returncode == 1 and "nothing to restart for" in done.stderr
     assert not any(record["masked"] for record in Memory(stuck).records(masked=True))
+
+
+def test_the_workspace_as_an_option_is_told_where_it_stands(session):
+    done = run_tool("partial_restart.py", "--workspace", session.root)
+    assert done.returncode == 2 and "the workspace's path alone is enough" in done.stderr

@@ -97,7 +97,9 @@ def test_the_hook_ends_well_whatever_it_is_called_with(tmp_path):
     for words in (["--hook"], ["--hook", "--json", tmp_path / "none"], [tmp_path, tmp_path, "--hook"]):
         done = run_tool("check_goal.py", *words)
         assert done.returncode == 0 and not done.stdout, words
-    assert "nothing is blocked" in run_tool("check_goal.py", "--hook").stderr
+    assert (
+        "name one workspace: check_goal.py W --hook; nothing is blocked" in run_tool("check_goal.py", "--hook").stderr
+    )
 
 
 def test_it_finds_the_task_block_that_the_other_tools_find(finished):

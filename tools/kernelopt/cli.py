@@ -21,6 +21,8 @@ class Parser(argparse.ArgumentParser):
     """One sentence for a wrong call, in place of the usage of all options."""
 
     def error(self, message: str):
+        if "arguments: --workspace" in message:  # of some tools it is what all is about, and has no option's name
+            message += " (the workspace's path alone is enough)"
         say(f"{self.prog}: {message}; --help lists the options")
         self.exit(2)
 

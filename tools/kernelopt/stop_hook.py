@@ -17,9 +17,11 @@ ARMED = Path(".loop") / "goal.json"
 
 def main(words: list[str]) -> int:
     """Print Claude Code's answer that blocks, or nothing. Always 0. words: the workspace."""
+    if len(words) != 1:
+        say("check_goal.py --hook: name one workspace: check_goal.py W --hook; nothing is blocked")
+        return 0
     try:
-        (root,) = words
-        reason = why_not(Path(root))
+        reason = why_not(Path(words[0]))
     except Exception as error:
         say(f"check_goal.py --hook: {type(error).__name__}: {error}; nothing is blocked")
         return 0
