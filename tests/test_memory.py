@@ -169,6 +169,18 @@ def test_the_best_is_the_last_accepted_and_masking_does_not_lower_the_bar(memory
     assert memory.best()["version"] == "v2" and memory.next_version() == "v4"
 
 
+def test_the_best_is_found_whatever_its_texts_say_and_a_pipe_in_its_place_is_named(memory):
+    accepted(memory, "v1")
+    record = memory.read("v1")
+    record["optimization"]["action_description"] = '"git_commit_hash": null'
+    memory.save(record)
+    memory.create("v2")
+    assert memory.best()["version"] == "v1"
+    os.mkfifo(memory.path("v3"))
+    with pytest.raises(UsageError, match=r"v3\.json is no file"):
+        memory.best()
+
+
 READERS = (["read"], ["summary"], ["list"], ["latest"], ["history", "--field", "device"])
 STRANGE = {  # file: what stands in it, and what is said of it
     "v1.json": ("{", "is not valid JSON"),

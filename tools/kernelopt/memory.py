@@ -251,6 +251,8 @@ class Memory:
         Masking hides a record from planning, not from this. UsageError when a later record is broken: it might be
         the best."""
         for version in reversed(self.versions()):
+            if self._has_no_commit(version):
+                continue
             try:
                 record = self.read(version)
             except UsageError as error:
@@ -258,6 +260,13 @@ class Memory:
             if record["quality_gate"]["result"] == "PASS" and record["git_commit_hash"]:
                 return record
         return None
+
+    def _has_no_commit(self, version: str) -> bool:
+        """Does its text say so? Thousands of refused rounds may follow the best one, and need not be read for that. In a string of a
+        record the quotes would be escaped."""
+        with contextlib.suppress(UsageError, OSError):  # `read` words what is wrong
+            return b'"git_commit_hash": null' in bundle.read_bytes(self.path(version))
+        return False
 
     def next_version(self) -> str:
         """One above the highest recorded version, masked or not."""
