@@ -76,6 +76,17 @@ def test_a_kernel_that_ends_the_process_is_survived_and_named(interpreter, probl
     assert found["status"] == "RUNTIME_ERROR" and signal in found["summary"]
 
 
+def test_what_takes_its_time_is_said_beforehand(interpreter, problem):
+    said = []
+    found = verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append)
+    assert said == [f"on {len(found['cases'])} cases: seeds, other sizes, layouts and values"]
+    declines = "if x.shape[-1] != 16 or x.shape[0] not in (8, 33): raise ValueError('not these')\n"
+    problem["kernel"].write_text(kernel_text(declines + "return torch.relu(x * self.weight) * self.scale"))
+    said.clear()
+    assert verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append)["status"] == "OK"
+    assert said[1].endswith(" more, at the task's own sizes, since it declines others")
+
+
 def test_a_hanging_kernel_is_ended_with_its_children(problem, tmp_path):
     mark = tmp_path / "child"
     body = "import subprocess, sys, time\n"

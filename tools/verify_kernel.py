@@ -25,7 +25,7 @@ def main() -> int:
     )
     with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
         cli.say(f"verifying {what.kernel} on {sandbox.device_name}")
-        result = verify.verify(sandbox, what, args.workload, args.seeds, args.sanitize, args.timeout)
+        result = verify.verify(sandbox, what, args.workload, args.seeds, args.sanitize, args.timeout, cli.say)
     cli.emit(result, args.json, [result["summary"]])
     if result["status"] == "TIMEOUT":
         return 4

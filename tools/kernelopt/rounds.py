@@ -160,7 +160,7 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
         reference.write_bytes(workspace.first_reference())
         say(f"verifying on {sandbox.device_name} (sandbox: {sandbox.isolation})")
         judged = replace(task, kernel=candidate, reference=reference)
-        verdict = verify.verify(sandbox, judged, seeds=SEEDS, sanitize=True, timeout_s=timeout_s)
+        verdict = verify.verify(sandbox, judged, seeds=SEEDS, sanitize=True, timeout_s=timeout_s, say=say)
         evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
             return evidence

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from . import correctness
@@ -86,11 +87,12 @@ def verify(
     seeds: int = 3,
     sanitize: bool = False,
     timeout_s: float = 300,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict:
     """{status, device, cases, summary, …}: the kernel against the reference on every workload, seed and variant.
 
     workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer looks
-    at a run, where it is installed.
+    at a run, where it is installed. say: gets a line before each step that takes its time.
     UsageError when a workload is unknown; whatever the candidate does is a status.
     """
     with sandbox.folder("verify") as folder:
@@ -101,8 +103,10 @@ def verify(
             return verdict(sandbox, [], prepared["error"], what.tolerance)
         cases = with_others(prepared["cases"])
         usual = [case for case in cases if not in_reserve(case)]
+        say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
         outcome, results, fault = judged(sandbox, what, usual, folder, timeout_s)
         if fault is None and (rest := called_up(cases, results)):
+            say(f"on {len(rest)} more, at the task's own sizes, since it declines others")
             with sandbox.folder("outputs") as apart:
                 outcome, more, fault = judged(sandbox, what, rest, apart, timeout_s)
             results += more
@@ -111,6 +115,7 @@ def verify(
         hide_secret(results)
         result = verdict(sandbox, results, None, what.tolerance, outcome)
         if sanitize and result["status"] == "OK":
+            say("under compute-sanitizer, where it is installed")
             result = sanitized(sandbox, what.kernel, usual, result, timeout_s)
         return result
 
