@@ -99,11 +99,7 @@ PIPE_ADVICE = {  # limiter -> (finding, what it is, action)
     "fma pipe": ("busy_arithmetic_pipe", "multiply-adds run", CHEAPER),
     "alu pipe": ("busy_arithmetic_pipe", "integer and logic instructions run", CHEAPER),
     "fp64 pipe": ("busy_arithmetic_pipe", "double-precision instructions run", CHEAPER),
-    "lsu pipe": (
-        "busy_arithmetic_pipe",
-        "load and store instructions run",
-        "16 bytes per thread and access",
-    ),
+    "lsu pipe": ("busy_arithmetic_pipe", "load and store instructions run", "16 bytes per thread and access"),
 }
 
 

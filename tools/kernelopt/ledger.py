@@ -51,7 +51,7 @@ class Ledger:
         for folder in (self.folder, self.folder / "candidates"):
             kept.real_folder(folder)
         bundle.write_text(self.folder / ".gitignore", "*\n")
-        path = self._file("rounds.jsonl")
+        path = self._cleared(self.folder / "rounds.jsonl")
         self._noted = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     # --- state ------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Ledger:
         return self.folder / "state.json"
 
     def save(self, state: State) -> None:
-        bundle.write_json(self._file("state.json"), asdict(state))
+        bundle.write_json(self._cleared(self.state_file), asdict(state))
 
     def state(self) -> State | None:
         """Where a run that did not end stands; None where there is none. UsageError when the file holds something else."""
@@ -98,7 +98,7 @@ class Ledger:
         line = {"at": memory.now(), "round": number, "of": of, "outcome": outcome, "message": message}
         half_a_line = bool(self._noted) and not self._noted.endswith("\n")
         self._noted += "\n" * half_a_line + json.dumps(line) + "\n"
-        bundle.write_text(self._file("rounds.jsonl"), self._noted)
+        bundle.write_text(self._cleared(self.folder / "rounds.jsonl"), self._noted)
         return message
 
     def last_noted(self) -> str | None:
@@ -110,7 +110,7 @@ class Ledger:
 
     def tell(self, status: dict) -> None:
         """status.json, for whoever wants to know."""
-        bundle.write_json(self._file("status.json"), status)
+        bundle.write_json(self._cleared(self.folder / "status.json"), status)
 
     # --- candidates -------------------------------------------------------------------------------------------
 
@@ -122,8 +122,7 @@ class Ledger:
         """A candidate as files of the loop's own, which no agent's desk takes away."""
         paths = self.candidate(name)
         for path, text in zip(paths, (kernel, plan), strict=True):
-            kept.real_folder(self.folder)
-            bundle.write_text(self._file(str(path.relative_to(self.folder))), text)
+            bundle.write_text(self._cleared(path), text)
         return paths
 
     def read_if(self, name: str, digest: str) -> tuple[str, str] | None:
@@ -134,10 +133,10 @@ class Ledger:
             return None
         return (kernel, plan) if candidate_digest(kernel, plan) == digest else None
 
-    def _file(self, name: str) -> Path:
-        """A file of the loop's own; what an agent may have put in its place is removed."""
-        path = self.folder / name
-        kept.real_folder(path.parent)
+    def _cleared(self, path: Path) -> Path:
+        """A file of the loop's own; what an agent may have put in its place, or in its folders', is removed."""
+        for folder in (self.folder, path.parent):
+            kept.real_folder(folder)
         kept.remove_unless_file(path)
         return path
 
