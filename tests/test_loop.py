@@ -139,7 +139,7 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
 def test_whatever_an_agent_does_has_a_name_and_leaves_the_best(ready, command, outcome, says):
     before = ready.kernel.read_bytes()
     record, commits = (ready.memory / "v0.json").read_bytes(), ready.git("rev-list", "--count", "HEAD")
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "agent_timeout_s": 2 if "sleep" in command else 20})
+    limits = replace(LIMITS, rounds=1, agent_timeout_s=2 if "sleep" in command else 20)
     result, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == [outcome, "stop"], lines
     assert says in lines[0]["message"] and result["best"] == "v0" and ready.kernel.read_bytes() == before
@@ -193,7 +193,7 @@ def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes
     (ready.root / "link").symlink_to("kernel.py")
     before = files_but_git(ready)
     command = agent(f"if [ ! -e {W}/../done ]; then touch {W}/../done; {evil}; fi; " + kernel(50))
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
+    limits = replace(LIMITS, rounds=2)
     result, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
     assert "in the workspace itself" in lines[0]["message"] or ".loop" in evil  # where its own desk went, too
@@ -208,7 +208,7 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").write_text("years")
     links = f"rm -rf {W}/memory; for name in rejected memory; do ln -s {tmp_path}/precious {W}/$name; done"
-    _, lines = run(ready, agent(links + "; " + kernel(50)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(links + "; " + kernel(50)), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["forbidden files", "stop"] and not ready.memory.is_symlink()
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.txt"]
 
@@ -231,7 +231,7 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
     ],
 )
 def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
-    _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"], lines
     record = memory.Memory(ready).read("v1")
     assert record["performance"]["comparison_with_previous"]["speedup"] == pytest.approx(100 / 90)
@@ -241,7 +241,7 @@ def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(read
 def test_where_one_of_a_round_meddles_none_counts_and_no_forgery_stays(ready):
     forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.0/' {W}/memory/v0.json"""
     command = SEVERAL.replace("cat > kernel.py", "[ $n = 0 ] && " + forge + "; sleep 0.3; cat > kernel.py", 1)
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 2})
+    limits = replace(LIMITS, rounds=1, candidates=2)
     record = (ready.memory / "v0.json").read_bytes()
     _, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == ["forbidden files"] * 2 + ["stop"] and (ready.memory / "v0.json").read_bytes() == record
@@ -266,7 +266,7 @@ def test_where_one_of_a_round_meddles_none_counts_and_no_forgery_stays(ready):
     ],
 )
 def test_odd_texts_have_a_name_too(ready, body, outcome):
-    _, lines = run(ready, agent(kernel(500) + body), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(kernel(500) + body), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == [outcome, "stop"], lines
     assert lines[0]["message"].isprintable()
 
@@ -276,12 +276,12 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
     machine = stand_in(ready)
     status = iter([("PLAN", "no Category"), *[("OK", "OK")] * 9])
     machine = StandInMachine(machine.brief, lambda *_: next(status), machine.measure, machine.restart)
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    limits = replace(LIMITS, rounds=1)
     result, lines = run(ready, agent(kernel(50)), machine, limits)
     assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
     bad = agent(kernel(40), plan=PLAN.replace("One pass.", "One pass at 3.9 TB/s."))
     (ready.root / ".loop" / "rounds.jsonl").unlink()
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
+    limits = replace(LIMITS, rounds=2)
     command = f"if [ -e {W}/.loop/second ]; then {agent(kernel(40))}else touch {W}/.loop/second; {bad}fi"
     _, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == ["refused plan", "accepted", "stop"], lines
@@ -289,7 +289,7 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
 
 def test_what_an_agent_leaves_running_is_ended_with_it(ready, tmp_path):
     leaves = f"set -m; sleep 301 & echo $! > {tmp_path}/a; setsid sleep 302 & sleep 0.2; echo $! > {tmp_path}/b"
-    _, lines = run(ready, agent(kernel(50) + leaves), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(kernel(50) + leaves), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"]
     assert not running("301") and not running("302")
 
@@ -304,35 +304,35 @@ def running(word: str) -> list[Path]:
 
 
 def test_the_budget_of_calls_is_kept_with_several_candidates(ready):
-    limits = loop.Limits(**{**vars(LIMITS), "candidates": 4, "agent_calls": 2, "rounds": 9})
+    limits = replace(LIMITS, candidates=4, agent_calls=2, rounds=9)
     result, _ = run(ready, agent(kernel(500)), limits=limits)
     assert result["agent_calls"] == 2 and "calls of the agent" in result["reason"]
 
 
 def test_a_kernel_of_a_former_run_is_not_judged_again(ready):
-    one = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    one = replace(LIMITS, rounds=1)
     run(ready, agent(kernel(500)), limits=one)
     _, lines = run(ready, agent(kernel(500)), limits=one)
     assert outcomes(lines)[2:] == ["tried before", "stop"]
 
 
 def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
-    run(ready, agent(kernel(500)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
-    run(ready, agent(kernel(90)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))  # commits the plan of v1 too
+    run(ready, agent(kernel(500)), limits=replace(LIMITS, rounds=1))
+    run(ready, agent(kernel(90)), limits=replace(LIMITS, rounds=1))  # commits the plan of v1 too
     memory.Memory(ready).set_masked(["v1"], True)
     looks = f"ls plans > {tmp_path}/plans; git log --oneline > {tmp_path}/log"
-    run(ready, looks, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    run(ready, looks, limits=replace(LIMITS, rounds=1))
     assert (tmp_path / "plans").read_text().split() == ["v2_plan.md"]
     assert (tmp_path / "log").read_text().count("\n") == 1
 
 
 def test_masked_plans_are_in_no_history_on_the_desk(ready, tmp_path):
-    run(ready, agent("n=${v#v}; " + kernel(90)), limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    run(ready, agent("n=${v#v}; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     records = memory.Memory(ready)
     records.save({**records.read("v1"), "masked": True})
     assert "plans/v1_plan.md" in ready.git("ls-files")
     look = f"git log --patch --all > {tmp_path}/log; git diff HEAD >> {tmp_path}/log; git status --short > {tmp_path}/status"
-    run(ready, look, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    run(ready, look, limits=replace(LIMITS, rounds=1))
     assert "One pass" not in (tmp_path / "log").read_text() and not (tmp_path / "status").read_text()
 
 
@@ -340,7 +340,7 @@ def test_a_users_file_is_not_written_through_a_link_and_what_was_taken_is_kept(r
     (tmp_path / "thesis").write_text("years")
     link = f"ln -sf {tmp_path}/thesis {W}/.git/index; ln -sf {tmp_path}/thesis {W}/.git/kernelopt-lock"
     edits = f"echo new > {W}/a.txt; echo new > {W}/b.txt"
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2})
+    limits = replace(LIMITS, rounds=2)
     result, _ = run(ready, agent(f"{link}; {edits}; " + kernel(50)), limits=limits)
     with ready.locked():
         assert (tmp_path / "thesis").read_text() == "years" and result["best"] == "v0"
@@ -352,7 +352,7 @@ def test_a_commit_of_the_users_own_stays_whatever_it_is_called(ready):
     memory.Memory(ready).create("v1")
     (ready.root / "notes.txt").write_text("mine")
     own = ready.commit("V1: my notes")
-    run(ready, "true", limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    run(ready, "true", limits=replace(LIMITS, rounds=1))
     assert ready.git("rev-parse", "HEAD") == own
 
 
@@ -365,7 +365,7 @@ def test_what_an_agents_process_forges_while_candidates_are_measured_is_put_back
         return found
 
     outlived = replace(machine, measure=measured)
-    _, lines = run(ready, agent(kernel(50)), outlived, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(kernel(50)), outlived, replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["put back", "accepted", "stop"] and not (ready.memory / "v9.json").exists()
 
 
@@ -414,7 +414,7 @@ def test_a_long_line_of_quotes_is_looked_at_in_no_time():
 def test_a_message_with_half_a_character_is_handed_back(ready):
     plain = stand_in(ready)
     odd = replace(plain, check=lambda *_: ("WRONG_VALUES", "off \ud800"))
-    _, lines = run(ready, agent(kernel(50)), odd, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(kernel(50)), odd, replace(LIMITS, rounds=1))
     assert outcomes(lines)[0] == "refined" and outcomes(lines)[-1] == "stop"
 
 
@@ -429,7 +429,7 @@ def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of
         process.wait()
         assert time.monotonic() - start < LIMITS.agent_timeout_s - 5
         (tmp_path / "began").unlink()
-    _, lines = run(ready, "true", limits=loop.Limits(**{**vars(LIMITS), "rounds": 3}), resume=True)
+    _, lines = run(ready, "true", limits=replace(LIMITS, rounds=3), resume=True)
     assert "stop" in outcomes(lines)
     assert not running("303")
 
@@ -448,7 +448,7 @@ def test_an_agents_command_that_is_none_ends_the_run_and_another_goes_on(ready, 
 def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     mends = agent('if grep -q WRONG_VALUES <<< "$b"; then ' + kernel(50) + "else " + kernel(50, "WRONG = 1\\n") + "fi")
     mends = mends.replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat); v=$(grep -o 'v[0-9]*' <<< \"$b\" | head -1)")
-    one = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    one = replace(LIMITS, rounds=1)
     result, lines = run(ready, mends, limits=one)
     assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
     never = agent("n=$RANDOM; " + kernel(40, "WRONG = $n\\n").replace("'END'", "END"))
@@ -470,7 +470,7 @@ def test_stuck_means_a_partial_restart_and_then_the_end(ready):
     masked = []
     machine = stand_in(ready)
     machine = StandInMachine(machine.brief, machine.check, machine.measure, lambda: masked.append(1) or "masked v1")
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1})
+    limits = replace(LIMITS, rounds=9, restarts=1)
     result, lines = run(ready, "true", machine, limits)
     assert outcomes(lines) == ["unchanged", "unchanged", "restart", "unchanged", "unchanged", "stop"]
     assert result["reason"].startswith(loop.STUCK) and masked == [1] and result["restarts"] == 1
@@ -639,7 +639,7 @@ def test_fingerprints_see_code_and_nothing_else():
 
 
 def test_candidates_of_a_round_compete_and_twins_are_dropped(ready):
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 3})
+    limits = replace(LIMITS, rounds=1, candidates=3)
     twins = SEVERAL.replace("10 * n", "10 * (n > 1 ? 1 : n)")
     result, lines = run(ready, twins, limits=limits)
     assert sorted(outcomes(lines)) == ["accepted", "accepted", "stop", "tried before"] and result["agent_calls"] == 3
@@ -652,7 +652,7 @@ SEVERAL = agent("n=${b: -1}; " + kernel(0).replace("us = 0", "us = $((70 - 10 * 
 
 
 def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_it(ready):
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 3})
+    limits = replace(LIMITS, rounds=1, candidates=3)
     machine = stand_in(ready, slots=3)
     measured = []
     machine = StandInMachine(
@@ -673,7 +673,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
 def test_a_candidate_whose_judge_dies_is_dropped_and_named(ready):
     machine = stand_in(ready)
     machine = StandInMachine(machine.brief, machine.check, lambda kernels: [Refused("it died")], machine.restart)
-    result, lines = run(ready, GOOD, machine, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    result, lines = run(ready, GOOD, machine, replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["not judged", "stop"] and "it died" in lines[0]["message"] and result["best"] == "v0"
 
 
@@ -683,7 +683,7 @@ def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(r
         "us = 0", "us = $((n - 5 + 90 * (${b: -1} * (n == 100))))"
     ).replace("'END'", "END")
     command = agent(step).replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat)")
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 2, "candidates": 2})
+    limits = replace(LIMITS, rounds=2, candidates=2)
     _, lines = run(ready, command, limits=limits, strategy=strategies.Beam(2))
     assert outcomes(lines) == ["accepted", "diverged", "accepted", "diverged", "stop"]
     assert (
@@ -788,6 +788,12 @@ def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp
     assert status == "PLAN" and "plan.md, line 4: '3.9 TB/s' is no citation" in message
 
 
+def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monkeypatch):
+    profiled = []
+    monkeypatch.setattr(machine.Machine, "profiled", lambda own, version: profiled.append(version))
+    assert machine.Machine(ready, None, 60, print).final() == {} and profiled == ["v0"]  # there is no GPU
+
+
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
     own = machine.Machine(ready, None, 60, print)
@@ -823,7 +829,7 @@ def test_what_was_forged_before_a_stop_is_put_back_before_anything_reads_it(read
     record = (ready.memory / "v0.json").read_bytes()
     assert subprocess.run([sys.executable, "-c", code]).returncode in (143, -9)
     assert json.loads((ready.root / ".loop" / "status.json").read_text())["pid"]
-    result, _ = run(ready, "true", limits=loop.Limits(**{**vars(LIMITS), "rounds": 1}), resume=True)
+    result, _ = run(ready, "true", limits=replace(LIMITS, rounds=1), resume=True)
     assert result["reason"] == "1 rounds are over" and (ready.memory / "v0.json").read_bytes() == record
 
 
@@ -843,7 +849,7 @@ def test_what_stands_in_rounds_and_in_a_candidates_files_is_the_loops_own(ready)
     """One candidate overwrites the checked other, and adds a line to the rounds."""
     rival = f"sleep 1; echo 'us = 1' > {W}/.loop/candidates/round1-0.py; echo '{{}}' >> {W}/.loop/rounds.jsonl; exit 1"
     command = f"if [ $(basename $PWD) = round1-1 ]; then {rival}; fi; {agent(kernel(80))}"
-    _, lines = run(ready, command, limits=loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 2}))
+    _, lines = run(ready, command, limits=replace(LIMITS, rounds=1, candidates=2))
     assert outcomes(lines) == ["failed", "accepted", "stop"]
     assert "us = 80" in ready.kernel.read_text()
 
@@ -861,7 +867,7 @@ def test_a_candidate_whose_files_are_gone_costs_that_candidate_alone(ready):
 def test_an_accepted_version_is_noted_though_a_refused_plan_came_before_it(ready):
     bad = PLAN.replace("One pass.", "One pass at 3.9 TB/s.")
     command = f"if [ $(basename $PWD) = round1-0 ]; then {agent(kernel(60), plan=bad)} else {agent(kernel(50))} fi"
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1, "candidates": 2, "refinements": 0})
+    limits = replace(LIMITS, rounds=1, candidates=2, refinements=0)
     made = loop.Loop(ready, command, limits, stand_in(ready), lambda _: None, GREEDY)
     note = made.note
 
@@ -886,7 +892,7 @@ def test_a_plan_that_stays_refused_takes_no_measurement(ready):
     measured = []
     machine = stand_in(ready)
     machine = StandInMachine(machine.brief, lambda *_: ("PLAN", "no Risk"), measured.append, machine.restart)
-    _, lines = run(ready, agent(kernel(50)), machine, loop.Limits(**{**vars(LIMITS), "rounds": 1}))
+    _, lines = run(ready, agent(kernel(50)), machine, replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["refined", "refused plan", "stop"] and measured == []
 
 
@@ -896,7 +902,7 @@ def test_killed_in_a_partial_restart_it_still_tries_the_rounds_after_it(ready):
     def dies():
         raise KeyboardInterrupt
 
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 9, "restarts": 1, "patience": 1})
+    limits = replace(LIMITS, rounds=9, restarts=1, patience=1)
     with pytest.raises(KeyboardInterrupt):
         run(ready, "true", StandInMachine(machine.brief, machine.check, machine.measure, dies), limits)
     _, lines = run(ready, "true", limits=limits, resume=True)
@@ -911,7 +917,7 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch)
     monkeypatch.setattr(trial.sys, "executable", str(sleeper))
     executor = SimpleNamespace(slots=1, examine=trial.examine, stop=trial.end_all)
     own = machine.Machine(ready, executor, 600, print)
-    limits = loop.Limits(**{**vars(LIMITS), "rounds": 1})
+    limits = replace(LIMITS, rounds=1)
     plain = StandInMachine(stand_in(ready).brief, own.check, own.measure, own.restart, stop=own.stop)
 
     def end():
