@@ -53,13 +53,29 @@ def kernel_text(body: str = "return torch.clamp(x * self.weight, min=0) * self.s
     return KERNEL.format(body=body.replace("\n", "\n        "))
 
 
+GPU_TEST_S = 600  # compilers and profilers take their time; the default for all tests is in pyproject.toml
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads the marks
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "gpu" in item.keywords and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(GPU_TEST_S))
     try:
         gpu.identify()
     except EnvironmentLacks as error:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts this process and those that it starts, also in a suite that `nohup ... &` started: a shell without
+    job control has what it puts into the background ignore SIGINT, children inherit that, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

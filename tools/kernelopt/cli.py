@@ -160,12 +160,19 @@ def flush() -> None:
         raise
 
 
+def handle(handler: Callable[[int, object], object], *signals: int) -> None:
+    """Have these signals call `handler`, but leave those alone that whoever started this process had it ignore: nohup does so with
+    SIGHUP, a shell without job control (`... &` in a script) with SIGINT. SIGTERM ends it all the same."""
+    for number in signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def run(main: Callable[[], int]) -> None:
     """Run a tool's `main` and leave with its exit code; errors become one sentence on stderr."""
     name = Path(sys.argv[0]).name
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that children and scratch files are cleaned up
-        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
-            signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    # So that children and scratch files are cleaned up; SIGINT raises KeyboardInterrupt by itself.
+    handle(lambda number, _: sys.exit(128 + number), signal.SIGTERM, signal.SIGHUP)
     escape_what_cannot_be_printed()
     try:
         if not {"-h", "--help"} & set(sys.argv[1:]):
