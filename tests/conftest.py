@@ -71,11 +71,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT interrupts this process and those that it starts, also in a suite that `nohup ... &` started: a shell without
-    job control has what it puts into the background ignore SIGINT, children inherit that, and Python leaves it so."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """SIGINT and SIGHUP end this process and those that it starts, also in a suite that `nohup ... &` started: nohup has its
+    command ignore SIGHUP, a shell without job control what it puts into the background SIGINT; children inherit that."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -137,8 +137,8 @@ def emit(result: dict, as_json: bool, lines: list[str]) -> None:
 
 
 def continue_in_bundle_environment() -> None:
-    """If this interpreter lacks a package that `.venv` (scripts/setup.sh) has, go on there."""
-    python = bundle.ROOT / ".venv" / "bin" / "python"
+    """If this interpreter lacks a package that the environment of scripts/setup.sh has, go on there."""
+    python = Path(os.environ.get("KERNELOPT_VENV") or bundle.ROOT / ".venv", "bin", "python")
     lacking = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking and python.exists() and Path(sys.prefix).resolve() != python.parents[1].resolve():
         os.execv(python, [str(python), *sys.argv])
