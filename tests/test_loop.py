@@ -3,6 +3,7 @@ and the evidence of its round is a recorded one of an H200 with that time put in
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -743,6 +745,18 @@ def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_
             trial.examine(what, packed, 60)
     with pytest.raises(Refused, match="died, exit 1"):
         trial.examine("verify", b"no archive", 60)
+
+
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot filter what it unpacks")
+def test_what_a_trial_unpacks_stays_in_its_folder(ready, tmp_path, monkeypatch):
+    packed = io.BytesIO(trial.pack("verify", ready, b"x = 1\n"))
+    with tarfile.open(fileobj=packed, mode="a") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped"))
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    with pytest.raises(Refused, match="died"):
+        trial.examine("verify", packed.getvalue(), 60)
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypatch):

@@ -144,6 +144,14 @@ def continue_in_bundle_environment() -> None:
         os.execv(python, [str(python), *sys.argv])
 
 
+def continue_in_utf8() -> None:
+    """Where paths are in another encoding than UTF-8 (LC_ALL=C with Python's own mode for it switched off, a legacy locale), go on
+    in Python's UTF-8 mode: torch and others write no path that is not UTF-8, and it would be blamed on the kernel's files."""
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"  # the children too
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def escape_what_cannot_be_printed() -> None:
     """Half characters, bytes of paths that are no text, and what the terminal's encoding lacks; stderr escapes them anyway."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # neither closed nor captured
@@ -175,6 +183,7 @@ def run(main: Callable[[], int]) -> None:
     handle(lambda number, _: sys.exit(128 + number), signal.SIGTERM, signal.SIGHUP)
     escape_what_cannot_be_printed()
     try:
+        continue_in_utf8()
         if not {"-h", "--help"} & set(sys.argv[1:]):
             continue_in_bundle_environment()
         try:
