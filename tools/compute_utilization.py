@@ -46,23 +46,31 @@ def explicit(args) -> int:
 
 def of_version(workspace: Workspace, args) -> int:
     record = Memory(workspace).recall(args.version)
-    time_us, workload = record["performance"]["latency_us"], record["performance"]["workload"]
-    if time_us is None:
+    performance = record["performance"]
+    if performance["latency_us"] is None:
         raise Refused(f"{args.version} has no recorded latency")
-    return report(product(workspace, args), known_work(workspace.task())[workload], time_us, args.json)
+    work, clocks = known_work(workspace.task())[performance["workload"]], seen_clocks(performance["gpu_state"])
+    return report(product(workspace, args), work, performance["latency_us"], args.json, clocks)
 
 
-def report(page: wiki.Page, work: dict, time_us: float, as_json: bool) -> int:
+def seen_clocks(state: dict | None) -> dict[str, float]:
+    """The highest clocks that were read while a version was timed, in MHz."""
+    figures = {name: (state or {}).get(name) for name in ("sm_clock_mhz", "memory_clock_mhz")}
+    return {name: figure["max"] for name, figure in figures.items() if figure}
+
+
+def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, clocks: dict | None = None) -> int:
     roof = roofline.roof_for(page, work)
-    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
-    result |= {"platform": page.platform, "dtype": work["dtype"], "time_us": time_us, "citations": roof.citations()}
+    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof, clocks)
+    result |= {"platform": page.platform, "dtype": work["dtype"], "citations": roof.citations()}
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
     cli.emit(result, as_json, lines)
     if beyond := roofline.beyond_floor(result):
         cli.say(f"compute_utilization.py: {beyond}")
     if result["below_physical_limit"]:
-        cli.say("compute_utilization.py: BELOW_FLOOR: faster than the hardware allows; time, FLOPs or bytes are wrong")
+        said = gate.impossible(result["time_us"], result["limit_us"])
+        cli.say(f"compute_utilization.py: {gate.IMPOSSIBLE}: {said}")
         return 1
     return 0
 

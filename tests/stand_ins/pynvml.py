@@ -27,13 +27,13 @@ def _cards() -> list[dict]:
 
 def _ask(card: dict, name: str):
     if name not in card:
-        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)  # noqa: F821 (the real module's)
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
     return card[name]
 
 
 def nvmlInit():
     if not _cards():
-        raise NVMLError(NVML_ERROR_LIBRARY_NOT_FOUND)  # noqa: F821
+        raise NVMLError(NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def nvmlShutdown():
@@ -51,7 +51,7 @@ def nvmlDeviceGetCount():
 def nvmlDeviceGetHandleByIndex(index):
     card = _cards()[index]
     if card.get("lost"):
-        raise NVMLError(NVML_ERROR_GPU_IS_LOST)  # noqa: F821
+        raise NVMLError(NVML_ERROR_GPU_IS_LOST)
     return card
 
 
@@ -66,7 +66,7 @@ def nvmlDeviceGetMaxMigDeviceCount(card):
 
 def nvmlDeviceGetMigDeviceHandleByIndex(card, index):
     if index >= len(card["mig"]):
-        raise NVMLError(NVML_ERROR_NOT_FOUND)  # noqa: F821
+        raise NVMLError(NVML_ERROR_NOT_FOUND)
     return card["mig"][index]
 
 
@@ -84,11 +84,11 @@ def nvmlDeviceGetMemoryInfo(card):
 
 
 def nvmlDeviceGetMaxClockInfo(card, which):
-    return _ask(card, "max_sm" if which == NVML_CLOCK_SM else "max_memory")  # noqa: F821
+    return _ask(card, "max_sm" if which == NVML_CLOCK_SM else "max_memory")
 
 
 def nvmlDeviceGetClockInfo(card, which):
-    return _ask(card, "sm_clock" if which == NVML_CLOCK_SM else "memory_clock")  # noqa: F821
+    return _ask(card, "sm_clock" if which == NVML_CLOCK_SM else "memory_clock")
 
 
 def nvmlDeviceGetTemperature(card, _):

@@ -108,7 +108,9 @@ def utilization(workspace: Workspace, profile: dict) -> dict | None:
     recorded = profile.get("recorded_us")
     time_us = recorded or total_us(profile)
     found = rounds.utilization(workspace, time_us, profile["work"]) if time_us else None
-    return {**found, "time_us": time_us, "clock": "measured" if recorded else "profiled"} if found else None
+    if found is None or found["floor_us"] is None:
+        return None
+    return {**found, "clock": "measured" if recorded else "profiled"}
 
 
 def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:

@@ -57,10 +57,7 @@ def _visible_handles(nvml) -> list:
     """The devices that CUDA would show, in PCI order (see Sandbox): whole GPUs, and of a GPU in MIG mode its slices."""
     devices = [_as_cuda_sees(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        found = [slices[0] for slices in devices if slices]
-    else:
-        found = _chosen(nvml, devices, chosen)
+    found = [slices[0] for slices in devices if slices] if chosen is None else _chosen(nvml, devices, chosen)
     if not found:
         raise EnvironmentLacks(NO_GPU.format(_why_none(chosen)))
     return found

@@ -155,6 +155,7 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
     best = memory.Memory(workspace).best()
     with Sandbox("cuda", workspace.cache, sandbox_kind) as sandbox:
         check_platform(workspace, sandbox.device_name)
+        max_clocks = sandbox.gpu and sandbox.gpu["max_clocks"]
         candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
         reference = sandbox.scratch / "reference.py"
         reference.write_bytes(workspace.first_reference())
@@ -175,7 +176,8 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
         if status != "OK":
             evidence.verify = {**verdict, "status": status, "summary": f"{status}: {message}"}
             return evidence
-    evidence.utilization = utilization(workspace, evidence.latencies["default"]["latency_us"]["median"])
+    time_us = evidence.latencies["default"]["latency_us"]["median"]
+    evidence.utilization = utilization(workspace, time_us, max_clocks=max_clocks)
     return evidence
 
 
@@ -210,14 +212,16 @@ def check_platform(workspace: Workspace, device: str) -> None:
         )
 
 
-def utilization(workspace: Workspace, time_us: float, work: dict | None = None) -> dict | None:
-    """Roofline figures of a workload, given by its work (None: the default one); None when the platform, its values or the work
-    are unknown."""
-    roof = roof_of_task(workspace)
-    if roof is None:
+def utilization(
+    workspace: Workspace, time_us: float, work: dict | None = None, max_clocks: dict | None = None
+) -> dict | None:
+    """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known, and the rates
+    alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
+    work = work or (workspace.task()["work"] or {}).get("default")
+    if work is None:
         return None
-    work = work or workspace.task()["work"]["default"]
-    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    roof = roof_of_task(workspace)
+    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof, max_clocks)
 
 
 def roof_of_task(workspace: Workspace) -> roofline.Roof | None:

@@ -164,30 +164,35 @@ def product(name: str, gpu_wiki: Path | str | None = None) -> Page:
     return find(name, pages(root(gpu_wiki)))
 
 
-# How far a device's own word may be from the page: a capacity is printed rounded, a clock and a count are not.
-DEVICE_TOLERANCE = {
-    "memory_capacity": 0.05,
-    "tdp": 0.02,
-    "l2_capacity": 0.01,
-    "boost_clock": 0.01,
-    "memory_clock": 0.01,
+# What a device may say of itself beside its page: (least, most) as shares of the page's value. ECC takes up to 8 % of the
+# capacity, which is printed rounded; a board may be allowed a higher clock than the boost clock that its peaks belong to.
+DEVICE_RANGES = {
+    "memory_capacity": (0.92, 1.05),
+    "tdp": (0.98, 1.02),
+    "l2_capacity": (0.99, 1.01),
+    "boost_clock": (0.99, 1.5),
+    "memory_clock": (0.99, 1.01),
 }
+EXACTLY = (1.0, 1.0)
 
 
 def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
     """[{metric, device, wiki, citation}] where what a device says of itself is not what its page says.
 
-    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement.
+    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement. A row
+    `<metric>_lowest` is the least that boards of this product have.
     """
     found = []
     for metric, value in said.items():
         row = page.known(metric)
-        if row is None:
+        if row is None or _agrees(value, row, page.known(f"{metric}_lowest")):
             continue
-        if isinstance(value, str):
-            same = value == row.text
-        else:
-            same = abs(value - row.value) <= DEVICE_TOLERANCE.get(metric, 0.0) * row.value
-        if not same:
-            found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
+        found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
     return found
+
+
+def _agrees(value: int | float | str, row: Row, lowest: Row | None) -> bool:
+    if isinstance(value, str):
+        return value == row.text
+    least, most = DEVICE_RANGES.get(row.metric, EXACTLY)
+    return least * (lowest or row).value <= value <= most * row.value
