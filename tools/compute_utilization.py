@@ -13,6 +13,7 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.memory import Memory
 from kernelopt.workspace import Workspace
 
+UNCAST = "as the reference makes it"
 EXAMPLES = """examples:
   compute_utilization.py --workspace W --set-targets --share 95
   compute_utilization.py --workspace W --version v1
@@ -88,9 +89,10 @@ def known_work(task: dict) -> dict:
         raise UsageError("the Task block has no work yet; run: estimate_work.py --workspace W")
     if work["default"]["bytes_min"] == 0:
         raise UsageError("the default workload moves no byte: get_inputs of the reference makes empty tensors")
-    if task["dtype"] and work["default"]["dtype"] not in (task["dtype"], "int"):
+    counted = work["default"].get("cast_to", task["dtype"])  # the Task blocks of before do not say it
+    if counted != task["dtype"]:
         raise UsageError(
-            f"the work was counted in {work['default']['dtype']}, the task is in {task['dtype']}; "
+            f"the task's dtype was {counted or UNCAST} when the work was counted and is {task['dtype'] or UNCAST} now; "
             "run: estimate_work.py --workspace W"
         )
     return work

@@ -9,7 +9,7 @@ from .sandbox import Sandbox
 
 
 def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout_s: float) -> dict[str, dict]:
-    """Least work per workload (problem.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
+    """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
     fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
         arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}

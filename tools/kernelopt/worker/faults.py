@@ -23,6 +23,7 @@ class CheatError(Exception):
 
 STATUS_OF_OWN = {
     problem.UnknownWorkload: "USAGE",
+    problem.CastOfQuantised: "USAGE",
     problem.UnsupportedInput: "INVALID_TASK",
     LoadError: "IMPORT_ERROR",
     OracleError: "INVALID_REFERENCE",
