@@ -63,7 +63,8 @@ def line(target: dict) -> str:
     achieved = "not measured" if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
     state = "met" if target["met"] else "NOT met"
     state += f"; {target['problem']}" if target["problem"] else ""
-    return f"{target['workload']} {target['metric']}: {achieved}, target {target['target']} {target['unit']}: {state}"
+    wanted = f"target {target['target']} {target['unit']}{gate.reach(target)}"
+    return f"{target['workload']} {target['metric']}: {achieved}, {wanted}: {state}"
 
 
 if __name__ == "__main__":

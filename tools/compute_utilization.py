@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, roofline, wiki
+from kernelopt import cli, gate, platforms, roofline, wiki
 from kernelopt.errors import Refused, UsageError
 from kernelopt.memory import Memory
 from kernelopt.workspace import Workspace
@@ -80,7 +80,7 @@ def product(workspace: Workspace, args) -> wiki.Page:
     task = workspace.task()
     if task["platform"] is None:
         raise UsageError("the Task block names no platform; set it, for example to a name of: gpu_specs.py list")
-    return wiki.product(task["platform"], args.gpu_wiki or task["gpu_wiki_path"])
+    return platforms.of_task(workspace, args.gpu_wiki)
 
 
 def known_work(task: dict) -> dict:
@@ -111,6 +111,11 @@ def set_targets(workspace: Workspace, args) -> int:
         "Stop Conditions": "\n".join(gate.stop_line(target) for target in task["targets"]),
     }
     workspace.update_readme(task, sections)
+    if any(gate.is_documented(target) for target in task["targets"]):
+        cli.say(
+            "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this card "
+            f"(about a minute): calibrate_gpu.py --workspace {workspace.root}"
+        )
     result = {"targets": task["targets"], "citations": citations}
     cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
     return 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
 
-from . import bundle, gate, metrics, rounds, verify
+from . import bundle, gate, metrics, platforms, rounds, verify
 from .errors import Refused, UsageError
 from .memory import Memory
 from .profile_analysis import total_us
@@ -81,7 +81,7 @@ def clock_citations(workspace: Workspace) -> list[str]:
     if workspace.task()["platform"] is None:
         return []
     try:
-        page = rounds.product_of_task(workspace)
+        page = platforms.of_task(workspace)
     except Refused:
         return []
     return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from . import roofline, subject, verify, wiki
+from . import platforms, roofline, subject, verify
 from .errors import Refused
 from .sandbox import Sandbox
 
@@ -26,7 +26,7 @@ def limit_us(what: subject.Subject, workload: str, gpu: dict, timeout_s: float) 
     """
     task = what.workspace.task() if what.workspace else {}
     try:
-        page = wiki.product(gpu["name"], task.get("gpu_wiki_path"))
+        page = platforms.of_device(gpu["name"], what.workspace)
     except Refused:
         return None
     work = (task.get("work") or counted_work(what.reference, what.dtype, what.cache, timeout_s)).get(workload)

@@ -37,7 +37,6 @@ UNITS = {
 }  # of a row, by a word in its name; else TFLOPS
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
 LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two for one product
-DOCUMENTED = "documented, may be out of reach"  # a target that rests on a peak which nobody measured
 BEYOND_PCT = 102.0  # a share of the floor; what the same row gave on one card in two runs lies within 2 %
 TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, unless the user asks for another
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
+from . import audit, bundle, gate, memory, platforms, profile_report, roofline, subject, timing, verify, wiki
 from .errors import Refused, TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
 from .workspace import KEPT_FILE, Workspace, digest
@@ -206,10 +206,17 @@ def time_all(
 def check_platform(workspace: Workspace, device: str) -> None:
     """UsageError when the GPU is not the platform of the task: its times would be held against another product."""
     platform = workspace.task()["platform"]
-    if platform and wiki.normalised(device) not in wiki.spellings(product_of_task(workspace)):
-        raise UsageError(
-            f"this GPU is {device}, the task is for {platform}; set the platform in the README's Task block"
-        )
+    if platform and wiki.normalised(device) not in wiki.spellings(platforms.of_task(workspace)):
+        raise UsageError(f"this GPU is {device}, the task is for {platform}; {other_platform(workspace, device)}")
+
+
+def other_platform(workspace: Workspace, device: str) -> str:
+    """What to do about a task that is for another product than the GPU."""
+    try:
+        page = platforms.of_device(device, workspace)
+    except Refused:
+        return "the wiki has no page of it: start a session without --platform, then calibrate_gpu.py --workspace W"
+    return f"set the platform {page.platform} in the README's Task block"
 
 
 def utilization(
@@ -229,16 +236,10 @@ def roof_of_task(workspace: Workspace) -> roofline.Roof | None:
     task = workspace.task()
     if task["platform"] is None or task["work"] is None:
         return None
-    page = product_of_task(workspace)
+    page = platforms.of_task(workspace)
     with contextlib.suppress(Refused):
         return roofline.roof_for(page, task["work"]["default"])
     return None
-
-
-def product_of_task(workspace: Workspace) -> wiki.Page:
-    """The platform's page; Refused when the wiki does not know it."""
-    task = workspace.task()
-    return wiki.product(task["platform"], task["gpu_wiki_path"])
 
 
 def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, diagnosis: dict | None) -> dict:

@@ -23,6 +23,7 @@ class Row:
     note: str
     page: str
     line: int
+    root: str = "<gpu-wiki>"
 
     @property
     def known(self) -> bool:
@@ -42,11 +43,11 @@ class Row:
 
     @property
     def citation(self) -> str:
-        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, or the line for a missing value."""
+        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a missing value."""
         if self.text == "UNKNOWN":
             return missing(self.metric)
         unit = "" if self.unit == "-" else f" {self.unit}"
-        return f"{self.metric}: {self.text}{unit} <- <gpu-wiki>/{self.page}:L{self.line}"
+        return f"{self.metric}: {self.text}{unit} <- {self.root}/{self.page}:L{self.line}"
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def read_page(path: Path, wiki: Path) -> Page:
     return parse_page(path.read_text(encoding="utf-8"), str(path.relative_to(wiki)))
 
 
-def parse_page(text: str, page: str) -> Page:
-    """Read one page; UsageError names the line that breaks the format."""
+def parse_page(text: str, page: str, root: str = "<gpu-wiki>") -> Page:
+    """Read one page, which lies at `page` below `root`; UsageError names the line that breaks the format."""
     lines = text.splitlines()
     heads = dict(re.findall(r"^(Aliases|Architecture|Vendor): (.+)$", text, re.MULTILINE))
     if not lines or not lines[0].startswith("# ") or len(heads) != 3 or HEADER not in lines:
@@ -128,7 +129,7 @@ def parse_page(text: str, page: str) -> Page:
         cells = [cell.strip() for cell in lines[index].strip().strip("|").split("|")]
         if len(cells) != 6 or cells[0] in rows:
             raise UsageError(f"{page}:{index + 1}: a row has six cells, and a metric one row")
-        rows[cells[0]] = Row(*cells, page=page, line=index + 1)
+        rows[cells[0]] = Row(*cells, page, index + 1, root)
     aliases = tuple(alias.strip() for alias in heads["Aliases"].split(";"))
     return Page(lines[0][2:].strip(), aliases, heads["Architecture"], heads["Vendor"], rows)
 
