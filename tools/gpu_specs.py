@@ -112,7 +112,7 @@ def detect(products: list[wiki.Page], as_json: bool) -> int:
             raise
     page = wiki.find(device["name"], products)
     found = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
-    lines = [f"{page.platform}: " + ", ".join(str(value) for value in device.values())]
+    lines = [f"{page.platform}: " + ", ".join(value for value in device.values() if isinstance(value, str))]
     lines += [
         f"{metric}: {value if isinstance(value, str) else format(value, '.6g')}" for metric, value in said.items()
     ]

@@ -30,7 +30,8 @@ def run(job: str, arguments: dict, timeout_s: float) -> dict:
 @contextlib.contextmanager
 def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
     """(what gpu.identify says, a function that runs a job by name) on the locked GPU. The function returns what the job
-    reports and gpu_state, the whole job's, and under `states` that of each window in the report; it raises Failed."""
+    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of its
+    own; it raises Failed."""
     with Sandbox("cuda") as sandbox:
 
         def measure(job: str, **arguments) -> dict:
@@ -45,7 +46,7 @@ def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
                 name: part["window"] for name, part in found.items() if isinstance(part, dict) and "window" in part
             }
             states = {name: watch.state(window) for name, window in windows.items()}
-            return {**found, "gpu_state": watch.state(), **({"states": states} if states else {})}
+            return {**found, "gpu_state": watch.state(found.get("window")), "states": states}
 
         yield sandbox.gpu, measure
 

@@ -17,11 +17,14 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
     """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs.
 
     cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
-    what fits in the L2 comes from there. left_out: sizes for which too little memory is free.
+    what fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the last size was
+    measured, seconds since the epoch.
     """
     found, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
     cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
+    start = time.time()
     for size in fitting:
+        start = time.time()
         source = torch.randn(size // 4, device=context.device)
         target = torch.empty_like(source)
         for pattern, call, moved in (
@@ -34,7 +37,7 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
                 found.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
         del source, target, call
     left_out = [size for size in sizes if size not in fitting]
-    return {"unit": "GB/s", "rates": found, "left_out": left_out, **versions()}
+    return {"unit": "GB/s", "rates": found, "left_out": left_out, "window": [start, time.time()], **versions()}
 
 
 def free_bytes() -> int:
@@ -56,12 +59,19 @@ def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms:
     width = torch.empty((), dtype=kind).element_size()
     source = torch.ones(max(1, bytes_in // width), dtype=kind, device=context.device)
     target = torch.empty(max(1, bytes_out // width), dtype=kind, device=context.device)
-    found = []
+    found, start = [], time.time()
     for shape in streams.SHAPES:
         rate = rates(lambda s=shape: streams.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
         found.append({**shape, **rate})
     best = max(found, key=lambda rate: rate["median"])
-    return {"unit": "GB/s", "bytes_in": bytes_in, "bytes_out": bytes_out, "rates": found, "best": best}
+    return {
+        "unit": "GB/s",
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        "rates": found,
+        "best": best,
+        "window": [start, time.time()],
+    }
 
 
 def matmul(context: Context, size: int, dtype: str, rep_ms: int) -> dict:
@@ -118,6 +128,7 @@ def product(device: str, size: int, name: str):
     if name == "int8":
         a, b = (torch.randint(-128, 128, (size, size), device=device, dtype=torch.int8) for _ in range(2))
         return lambda: torch._int_mm(a, b.t())
+    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     a, b = (torch.randn(size, size, device=device) for _ in range(2))
     if name == "fp8":
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
