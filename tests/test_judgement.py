@@ -283,3 +283,15 @@ def test_what_cards_say_of_themselves_is_no_disagreement(platform, said):
 def test_another_product_under_the_same_name_is_a_disagreement():
     assert [one["metric"] for one in wiki.disagreements(H200, {"tdp": 600, "memory_capacity": 139.8})] == ["tdp"]
     assert wiki.disagreements(H200, {"memory_capacity": 94}) and wiki.disagreements(H200, {"boost_clock": 1700})
+
+
+def test_tensor_peaks_belong_to_a_clock_of_their_own():
+    """Hopper's tensor peaks are printed for 1830 MHz, and the card can run at 1980."""
+    assert limit_tflops(H200, "bf16", sm_clock_mhz=1980) == pytest.approx(989.5 * 1980 / 1830)
+    assert limit_tflops(wiki.find("H100 SXM", PAGES), "fp8", sm_clock_mhz=1980) == pytest.approx(1979 * 1980 / 1830)
+    assert limit_tflops(H200, "fp64", sm_clock_mhz=1980) == pytest.approx(67)
+
+
+def test_a_power_limit_within_the_configurable_range_is_no_disagreement():
+    page = wiki.find("GH200 96GB", PAGES)
+    assert wiki.disagreements(page, {"tdp": 900}) == [] and wiki.disagreements(page, {"tdp": 1200})

@@ -44,11 +44,11 @@ UNIT_OF = {
     r"(peak|measured)_int8_.*": "TOPS",
     r"peak_.*|measured_.*_matmul": "TFLOPS",
     r".*_bandwidth(_highest)?": "GB/s",
-    r".*_clock": "MHz",
+    r".*_clock(_tensor)?": "MHz",
     r"memory_bus_width": "bit",
     r"memory_capacity": "GB",
     r".*_capacity": "MB",
-    r"tdp": "W",
+    r"tdp(_lowest)?": "W",
 }
 # Lowest and highest value that a GPU of the last decade can have: a misplaced decimal point or unit falls outside.
 RANGES = {
