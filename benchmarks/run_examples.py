@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from kernelopt import benchmarks, cli, gate, memory, opponents, roofline, rounds, subject, timing, verify
+from kernelopt import benchmarks, cli, gate, memory, opponents, platforms, roofline, subject, timing, verify
 from kernelopt.errors import ToolError
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace
@@ -66,7 +66,7 @@ def measured(name: str) -> dict:
             theirs = statistics.median(time for run in found["rounds"] for pair in run["b_us"] for time in pair)
             row["against"][opponent] = {**gate.paired_verdict(found["rounds"]), "us": theirs}
     work = workspace.task()["work"]["default"]
-    roof = roofline.roof_for(rounds.product_of_task(workspace), work)
+    roof = roofline.roof_for(platforms.of_task(workspace), work)
     row["ours_us"] = ours_us(row["against"]["eager"])
     row |= roofline.utilization(row["ours_us"], work["flops"], work["bytes_min"], roof)
     if row["bound"] == "memory":

@@ -18,6 +18,7 @@ from kernelopt.errors import UsageError
 from kernelopt.memory import Memory
 from kernelopt.workspace import Workspace
 
+MAYBE = ("calibration.md",)
 FILES = ("README.md", "baseline_report.md", "kernel.py", "reference.py", "test_kernel.py")
 FOLDERS = ("memory", "plans", "rejected")
 PROFILE = ("report.md", "metrics.json", "params.json")
@@ -48,7 +49,7 @@ def collect(workspace: Workspace, folder: Path) -> None:
     """The whole archive into an empty folder; UsageError when the workspace lacks a part of it."""
     if gone := [name for name in FILES if not (workspace.root / name).is_file()]:
         raise UsageError(f"{workspace.root} has no {', '.join(gone)}; an archive needs them")
-    for name in FILES:
+    for name in (*FILES, *(name for name in MAYBE if (workspace.root / name).is_file())):
         shutil.copyfile(workspace.root / name, folder / name)
     for name in FOLDERS:
         if (workspace.root / name).is_dir():

@@ -19,21 +19,21 @@ class Demo:
     def __init__(self):
         self.rows: list[tuple[str, str, str]] = []
 
-    def run(self, title: str, *command, expect: int = 0) -> str:
-        """Show and run a command; its exit code must be the expected one. Returns its stdout."""
+    def run(self, title: str, *command, expect: int = 0, also: int | None = None) -> str:
+        """Show and run a command; its exit code must be the expected one, or `also`. Returns its stdout."""
         print(f"\n=== {title}\n$ {' '.join(shown(part) for part in command)}", flush=True)
         arguments = [sys.executable, *command] if str(command[0]).endswith(".py") else command
         done = subprocess.run([str(part) for part in arguments], stdout=subprocess.PIPE, text=True)
         print(done.stdout, end="", flush=True)
-        if done.returncode != expect:
+        if done.returncode not in (expect, also):
             print(
                 f"demo: exit code {done.returncode} where {expect} was expected; the demo stops here", file=sys.stderr
             )
             sys.exit(done.returncode or 1)
         return done.stdout.strip()
 
-    def tool(self, title: str, name: str, *arguments, expect: int = 0) -> str:
-        return self.run(title, BUNDLE / "tools" / name, *arguments, expect=expect)
+    def tool(self, title: str, name: str, *arguments, expect: int = 0, also: int | None = None) -> str:
+        return self.run(title, BUNDLE / "tools" / name, *arguments, expect=expect, also=also)
 
     def row(self, step: str, result: str, kind: str) -> None:
         self.rows.append((step, result.splitlines()[0] if result else "", kind))
@@ -56,10 +56,10 @@ def main() -> None:
     parser.add_argument("--root", default="/tmp", help="where the workspace is made (default /tmp)")
     root = parser.parse_args().root
     demo = Demo()
-    platform = detect()
-    workspace = start(demo, root, platform or "H200")
-    step_0(demo, workspace)
-    if platform:
+    gpu, platform = detect()
+    workspace = start(demo, root, platform if gpu else "H200")
+    step_0(demo, workspace, calibrated=gpu and not measured(platform))
+    if gpu:
         on_gpu(demo, workspace)
     else:
         without_gpu(demo, workspace)
@@ -67,34 +67,49 @@ def main() -> None:
     print(f"\nThe workspace stays for you to look at; remove it with: rm -r {workspace}")
 
 
-def detect() -> str | None:
-    """The wiki's name of this machine's GPU; None without one. A GPU that the wiki lacks ends the demo."""
-    command = [sys.executable, str(BUNDLE / "tools" / "gpu_specs.py"), "detect", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def detect() -> tuple[bool, str | None]:
+    """(is there an NVIDIA GPU here, the wiki's name of it; None for one that the wiki lacks)"""
+    done = gpu_specs("detect")
     if done.returncode == 3:
         print(
             "No GPU here: kernels run in the CPU interpreter, the profile is a recorded one, nothing can be accepted."
         )
-        return None
+        return False, None
+    if done.returncode == 1:
+        print(f"{done.stderr.strip()}\nThe demo measures this card and goes on.")
+        return True, None
     if done.returncode:
         sys.exit(f"demo: {done.stderr.strip()}")
-    return json.loads(done.stdout)["platform"]
+    return True, json.loads(done.stdout)["platform"]
 
 
-def start(demo: Demo, root: str, platform: str) -> Path:
+def measured(platform: str | None) -> bool:
+    """Has the wiki measured rates of this product?"""
+    return platform is not None and gpu_specs("lookup", platform, "measured_copy_bandwidth").returncode == 0
+
+
+def gpu_specs(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(BUNDLE / "tools" / "gpu_specs.py"), *arguments, "--json"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def start(demo: Demo, root: str, platform: str | None) -> Path:
     name = f"row_softmax_demo_{datetime.datetime.now():%Y%m%d_%H%M%S}"
     path = demo.run(
         "Session start",
         *("bash", BUNDLE / "reference" / "workspace_init.sh", name, EXAMPLE / "three_passes.py"),
-        *("--reference", EXAMPLE / "reference.py", "--platform", platform, "--framework", "triton"),
-        *("--dtype", "bf16", "--root", root),
+        *("--reference", EXAMPLE / "reference.py", *(("--platform", platform) if platform else ())),
+        *("--framework", "triton", "--dtype", "bf16", "--root", root),
     )
     demo.row("session start", path, "real")
     return Path(path)
 
 
-def step_0(demo: Demo, workspace: Path) -> None:
+def step_0(demo: Demo, workspace: Path, calibrated: bool) -> None:
     demo.tool("Step 0: the least work", "estimate_work.py", "--workspace", workspace)
+    if calibrated:
+        found = demo.tool("Step 0: what this card gives", "calibrate_gpu.py", "--workspace", workspace)
+        demo.row("calibration", found.splitlines()[-2], "measured")
     found = demo.tool(
         "Step 0: roofline and Stop Conditions", "compute_utilization.py", "--workspace", workspace, "--set-targets"
     )
@@ -110,9 +125,14 @@ def on_gpu(demo: Demo, workspace: Path) -> None:
     profile(demo, workspace, "v1")
     change(workspace, "v2", one_pass.replace("softmax_row", "softmax_row_renamed"), EXAMPLE / "renamed_plan.md")
     judge(demo, workspace, "v2", "Stage 2: the same kernel under another name must be refused", expect=1)
-    goal = demo.tool("Stop check", "check_goal.py", workspace)
+    goal = demo.tool("Stop check", "check_goal.py", workspace, also=1 if on_paper(workspace) else None)
     demo.row("goal", goal, "measured")
     demo.tool("All versions", "memory_manager.py", "summary", "--workspace", workspace)
+
+
+def on_paper(workspace: Path) -> bool:
+    """Does the target rest on documented peaks, which may be out of reach? Then missing it is said, and no error."""
+    return "(documented, may be out of reach)" in (workspace / "README.md").read_text()
 
 
 def judge(demo: Demo, workspace: Path, version: str, title: str, expect: int = 0) -> None:
@@ -129,6 +149,7 @@ def profile(demo: Demo, workspace: Path, version: str) -> None:
         workspace,
         "--version",
         version,
+        also=3,  # no right to read counters, or no profiler: there are durations all the same
     )
     folder = workspace / "profiles" / version / "annotation"
     found = demo.tool(f"What limits {version}, and what to try", "analyze_profile.py", folder, "--findings", "2")
@@ -136,7 +157,7 @@ def profile(demo: Demo, workspace: Path, version: str) -> None:
 
 
 def classification(report: str) -> str:
-    return next(line for line in report.splitlines() if ", of kernel" in line)
+    return next((line for line in report.splitlines() if ", of kernel" in line), report.splitlines()[0])
 
 
 def change(workspace: Path, version: str, kernel: str, plan: Path) -> None:

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the problems are small, and as 
 
 BUNDLE = Path(__file__).resolve().parents[1]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
+STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 
 REFERENCE = """
 import torch, torch.nn as nn

@@ -40,9 +40,8 @@ def nvmlDeviceGetUUID(handle): return state()["uuid"]
 def nvmlDeviceGetSupportedMemoryClocks(handle): return [3200, 1600]
 def nvmlDeviceGetClockInfo(handle, which): return state()["reads"] or state()["locked"] or 1980
 
-def nvmlDeviceGetHandleByUUID(uuid):
-    if uuid != state()["uuid"]: raise NVMLError(6)
-    return "handle"
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return "handle"
 
 def nvmlDeviceGetSupportedGraphicsClocks(handle, memory):
     return state()["clocks"] if memory == 3200 else [345]

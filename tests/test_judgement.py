@@ -1,12 +1,13 @@
 """The pure functions: paired verdicts, acceptance, goals, roofline mathematics."""
 
+import dataclasses
 import math
 import random
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
 from kernelopt import gate, roofline, wiki
-from kernelopt.errors import UsageError
+from kernelopt.errors import Refused, UsageError
 
 PAGES = wiki.pages(BUNDLE / "gpu-wiki")
 H200 = wiki.find("H200", PAGES)
@@ -79,7 +80,11 @@ def test_only_a_right_and_faster_gpu_result_is_accepted():
     assert gate.decide(OK, None, {"default": FASTER})["accepted"]
     assert not gate.decide({**OK, "status": "WRONG_VALUES"}, None, {"default": FASTER})["accepted"]
     assert not gate.decide({**OK, "device": "cpu-interpreter"}, None, {"default": FASTER})["accepted"]
-    assert not gate.decide(OK, {"below_physical_limit": True}, {"default": FASTER})["accepted"]
+    beaten = {"below_physical_limit": True, "time_us": 1.0, "limit_us": 2.0}
+    decision = gate.decide(OK, beaten, {"default": FASTER})
+    assert not decision["accepted"] and decision["reason"].startswith("IMPOSSIBLE_TIME: 1.00 us, where this card")
+    assert gate.is_impossible(decision["reason"]) and gate.is_impossible("BELOW_FLOOR: faster than …")
+    assert not gate.is_impossible(None) and not gate.is_impossible("SLOWER against the best version")
     for verdict in ("SLOWER", "EQUAL", "AMBIGUOUS"):
         assert not gate.decide(OK, None, {"default": {**FASTER, "verdict": verdict}})["accepted"]
 
@@ -207,3 +212,86 @@ def test_a_target_below_its_share_of_its_basis_is_never_met():
         "basis": "the user asked for it",
     }
     assert gate.goal([by_hand], {"performance": {"workload": "default", "latency_us": 8.0}})["met"]
+
+
+RTX_4090 = wiki.find("RTX 4090", PAGES)
+
+
+def limit_tflops(page: wiki.Page, dtype: str, **max_clocks) -> float:
+    """The rate that the limit allows, in TFLOPS."""
+    return 10**12 / roofline.physical_limit_us(10**12, 0, roofline.roof(page, dtype), max_clocks) / 1e6
+
+
+def test_the_limit_follows_the_cards_own_highest_clock():
+    """A 4090 with fp16 and fp32 accumulation has been seen at 168.4 TFLOPS; its page, at the boost clock on paper, has 165.2."""
+    assert limit_tflops(RTX_4090, "bf16") == pytest.approx(165.2)
+    assert limit_tflops(RTX_4090, "bf16", sm_clock_mhz=3105) == pytest.approx(165.2 * 3105 / 2520)
+    assert limit_tflops(RTX_4090, "bf16", sm_clock_mhz=210) == pytest.approx(165.2)  # an idle clock slows no peak down
+
+
+def test_the_limit_is_the_largest_peak_of_a_dtype():
+    """A narrower accumulator is faster on GeForce."""
+    assert limit_tflops(RTX_4090, "fp16") == pytest.approx(330.3)
+    assert limit_tflops(RTX_4090, "fp8") == pytest.approx(660.6)
+    assert roofline.roof(RTX_4090, "fp16").peak_compute.value == pytest.approx(
+        165.2
+    )  # the share of the peak keeps its own
+
+
+def test_the_limit_is_the_largest_bandwidth_that_a_document_gives():
+    row = H200.rows["memory_bandwidth"]
+    highest = dataclasses.replace(row, metric="memory_bandwidth_highest", text="5000")
+    page = dataclasses.replace(H200, rows={**H200.rows, "memory_bandwidth_highest": highest})
+    roof = roofline.roof(page, "bf16")
+    assert roof.peak_bandwidth.value == 4800
+    moved = 10**9 + int(roof.l2_bytes)
+    assert roofline.physical_limit_us(0, moved, roof) == pytest.approx(200)
+    assert roofline.physical_limit_us(0, moved, roof, {"memory_clock_mhz": 6402}) == pytest.approx(100)
+
+
+def test_a_dtype_that_the_card_lacks_is_called_unsupported_with_its_line():
+    with pytest.raises(
+        Refused, match=r"peak_fp8_tensor: UNSUPPORTED TFLOPS <- <gpu-wiki>/docs/hardware/rtx-3090.md:L\d+"
+    ):
+        roofline.roof_for(wiki.find("RTX 3090", PAGES), {"dtype": "fp8", "flops": 1, "bytes_min": 1})
+
+
+def test_rates_need_no_roof():
+    found = roofline.utilization(100.0, 10**9, 10**8, None)
+    assert found["tflops"] == pytest.approx(10) and found["bandwidth_gbps"] == pytest.approx(1000)
+    assert found["floor_us"] is None and found["floor_share_pct"] is None and not found["below_physical_limit"]
+    assert roofline.beyond_floor(found) is None
+
+
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [
+        ("T4", {"memory_capacity": 14.75, "boost_clock": 1590, "tdp": 70}),  # ECC takes a sixteenth
+        ("L4", {"memory_capacity": 22.5, "boost_clock": 2040}),
+        ("A10", {"memory_capacity": 22.5, "boost_clock": 1695}),
+        ("L40S", {"memory_capacity": 45.0, "boost_clock": 2520}),
+        ("RTX 3090", {"memory_capacity": 24.0, "boost_clock": 2100}),
+        ("RTX 4090", {"memory_capacity": 23.99, "boost_clock": 3105}),
+        ("RTX 5090", {"memory_capacity": 31.84, "boost_clock": 3090}),
+    ],
+)
+def test_what_cards_say_of_themselves_is_no_disagreement(platform, said):
+    """Capacity with ECC, and a highest clock above the boost clock. Figures: printouts of nvidia-smi."""
+    assert wiki.disagreements(wiki.find(platform, PAGES), said) == []
+
+
+def test_another_product_under_the_same_name_is_a_disagreement():
+    assert [one["metric"] for one in wiki.disagreements(H200, {"tdp": 600, "memory_capacity": 139.8})] == ["tdp"]
+    assert wiki.disagreements(H200, {"memory_capacity": 94}) and wiki.disagreements(H200, {"boost_clock": 1700})
+
+
+def test_tensor_peaks_belong_to_a_clock_of_their_own():
+    """Hopper's tensor peaks are printed for 1830 MHz, and the card can run at 1980."""
+    assert limit_tflops(H200, "bf16", sm_clock_mhz=1980) == pytest.approx(989.5 * 1980 / 1830)
+    assert limit_tflops(wiki.find("H100 SXM", PAGES), "fp8", sm_clock_mhz=1980) == pytest.approx(1979 * 1980 / 1830)
+    assert limit_tflops(H200, "fp64", sm_clock_mhz=1980) == pytest.approx(67)
+
+
+def test_a_power_limit_within_the_configurable_range_is_no_disagreement():
+    page = wiki.find("GH200 96GB", PAGES)
+    assert wiki.disagreements(page, {"tdp": 900}) == [] and wiki.disagreements(page, {"tdp": 1200})

@@ -33,6 +33,12 @@ def test_it_equals_what_ncu_says_of_every_recorded_kernel(report):
         ("sm_75", (1024, 32, 0), 32, "warps"),
         ("sm_89", (1024, 32, 0), 32, "warps"),  # 48 warps, and no second block of 32 fits
         ("sm_86", (64, 32, 0), 32, "blocks"),
+        ("sm_61", (1024, 32, 0), 64, "warps"),
+        ("sm_61", (128, 32, 48 * 1024), 8, "shared_memory"),  # no KB reserved: two blocks in 96 KB
+        ("sm_87", (1024, 32, 0), 32, "warps"),
+        ("sm_87", (128, 32, 81 * 1024), 8, "shared_memory"),  # two blocks in 164 KB, as on sm_80
+        ("sm_110", (64, 32, 0), 48, "blocks"),
+        ("sm_121", (128, 32, 99 * 1024), 4, "shared_memory"),
     ],
 )
 def test_each_limit(target, launch, warps, limiter):
@@ -48,11 +54,28 @@ def test_what_cannot_be_launched_and_what_is_not_known():
         occupancy.occupancy(LIMITS["gfx942"], 256, 64, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("sm_90a", "sm_90"),
+        ("sm_100a", "sm_100"),
+        ("sm_120f", "sm_120"),
+        ("sm_103", "sm_103"),
+        ("gfx90a", "gfx90a"),  # its a is a part of the name
+        ("L40", "L40"),
+    ],
+)
+def test_the_suffix_of_a_target_changes_no_limit(name, plain):
+    assert occupancy.plain_target(name) == plain and (plain in LIMITS or plain == "L40")
+
+
 def test_by_hand():
     found = tool_json("occupancy.py", "--platform", "H200", "--threads", 256, "--registers", 168)
     assert found["occupancy_pct"] == 12.5 and found["limiters"] == ["registers"]
     assert any(line.endswith(f"limits/sm_90.md:L{line.rpartition(':L')[2]}") for line in found["citations"])
-    assert tool_json("occupancy.py", "--platform", "9.0", "--threads", 256, "--registers", 168)["warps_per_sm"] == 8
+    for target in ("9.0", "9.0a", "sm_90a", "SM90a"):
+        found = tool_json("occupancy.py", "--platform", target, "--threads", 256, "--registers", 168)
+        assert found["warps_per_sm"] == 8 and found["platform"] == target
     assert run_tool("occupancy.py", "--platform", "MI300X", "--threads", 256, "--registers", 64).returncode == 1
     assert run_tool("occupancy.py", "--platform", "X9", "--threads", 256, "--registers", 64).returncode == 1
     assert run_tool("occupancy.py", "--platform", "H200", "--threads", 0, "--registers", 64).returncode == 2

@@ -265,7 +265,10 @@ def test_targets_that_no_longer_fit_the_work_are_gone(session, run_here):
     assert session.task()["targets"]
     session.update_readme({**session.task(), "dtype": "bf16"}, {})
     done = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
-    assert done.returncode == 2 and "counted in fp32, the task is in bf16" in done.stderr
+    assert (
+        done.returncode == 2
+        and "was as the reference makes it when the work was counted and is bf16 now" in done.stderr
+    )
     done = run_here("estimate_work.py", "--workspace", session.root)
     assert done.returncode == 0 and "the targets are gone" in done.stderr and session.task()["targets"] == []
     assert "set the targets again" in session.readme.read_text().split("## Stop Conditions")[1]

@@ -215,9 +215,9 @@ def test_the_lock_of_another_user_is_opened_without_making_it(tmp_path, monkeypa
 def test_an_empty_list_of_visible_gpus_is_no_gpu(monkeypatch):
     """A stand-in for NVML, which is not asked."""
     monkeypatch.setattr(gpu.bundle, "require", lambda *_: None)
-    pynvml = types.SimpleNamespace(NVMLError=RuntimeError, nvmlInit=int, nvmlShutdown=int)
+    pynvml = types.SimpleNamespace(NVMLError=RuntimeError, nvmlInit=int, nvmlShutdown=int, nvmlDeviceGetCount=int)
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for asked in (gpu.visible, gpu.identify):
-        with pytest.raises(EnvironmentLacks, match="CUDA_VISIBLE_DEVICES names ''"):
+        with pytest.raises(EnvironmentLacks, match="CUDA_VISIBLE_DEVICES, '', names no device"):
             asked()

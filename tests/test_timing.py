@@ -121,22 +121,28 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
     assert again == pytest.approx({"gpu": 100.0, "fresh": 40.0, "call": 300.0})
 
 
+def device(name: str, **max_clocks) -> dict:
+    """What gpu.identify says, as far as a limit needs it."""
+    return {"name": name, "max_clocks": max_clocks}
+
+
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
     monkeypatch.setattr(floor, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
     what = subject.Subject(problem["kernel"], problem["reference"])
-    limit = floor.limit_us(what, "default", "NVIDIA H200", 60)
+    limit = floor.limit_us(what, "default", device("NVIDIA H200"), 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
-    assert "allow no less" in floor.too_fast(limit - 1, limit) and floor.too_fast(limit + 1, limit) is None
-    assert floor.limit_us(what, "default", "Some GPU", 60) is None and floor.too_fast(1.0, None) is None
+    assert floor.limit_us(what, "default", device("Some GPU"), 60) is None
+    faster = floor.limit_us(what, "default", device("NVIDIA H200", memory_clock_mhz=2 * 3201), 60)
+    assert faster == pytest.approx(limit / 2)
 
 
 def test_work_that_was_given_by_hand_counts(session):
     given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
     session.update_readme({**session.task(), "work": {"default": given}}, {})
-    limit = floor.limit_us(subject.of_workspace(session), "default", "NVIDIA H200", 60)
+    limit = floor.limit_us(subject.of_workspace(session), "default", device("NVIDIA H200"), 60)
     assert 150 < limit < 10**9 / 4.8e6
-    assert floor.limit_us(subject.of_workspace(session), "tall", "NVIDIA H200", 60) is None
+    assert floor.limit_us(subject.of_workspace(session), "tall", device("NVIDIA H200"), 60) is None
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):

@@ -13,7 +13,7 @@ H200 = "docs/hardware/h200.md"
 
 def test_the_wiki_is_sound():
     found = tool_json("gpu_specs.py", "check")
-    assert found["problems"] == [] and found["products"] >= 27
+    assert found["problems"] == [] and found["products"] >= 54
 
 
 @pytest.fixture
@@ -54,6 +54,30 @@ BROKEN = {
         "[extra] is listed and never used",
     ),
     "a name of another product": (("Aliases: ", "Aliases: H20; "), "'h20' is a name of"),
+    "a unit that the name rules out": (
+        with_cell("l2_capacity", 2, "GB"),
+        "l2_capacity is given in GB; it belongs in MB",
+    ),
+    "a highest bandwidth below the one in use": (
+        (
+            row("tdp"),
+            row("tdp") + "\n" + "| memory_bandwidth_highest | 4000 | GB/s | [h200-query] | device query | - |",
+        ),
+        "memory_bandwidth_highest is not above",
+    ),
+    "a highest bandwidth in another unit": (
+        (row("tdp"), row("tdp") + "\n" + "| memory_bandwidth_highest | 5000 | MB | [h200-query] | device query | - |"),
+        "it belongs in GB/s",
+    ),
+    "fp16 accumulation above twice the rate": (
+        (
+            row("tdp"),
+            row("tdp")
+            + "\n"
+            + "| peak_fp16_tensor_fp16_accumulate | 3000 | TFLOPS | [h200-query] | device query | - |",
+        ),
+        "is not one to two times peak_fp16_tensor",
+    ),
     "a dead link": (("## Notes\n", "## Notes\n\n[x](gone.md)\n"), "gone.md leads nowhere"),
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import benchmarks, cli
+from kernelopt.errors import EnvironmentLacks
 
 
 def main() -> int:
@@ -25,6 +26,11 @@ def main() -> int:
     args = parser.parse_args()
     sizes = [size << 20 for size in args.size_mb]
     result = benchmarks.run("bandwidth", {"sizes": sizes, "rep_ms": args.rep_ms}, args.timeout)
+    if result["left_out"]:
+        sizes = ", ".join(str(size >> 20) for size in result["left_out"])
+        cli.say(f"bench_bandwidth.py: left out, for too little memory is free: buffers of {sizes} MiB")
+    if not result["rates"]:
+        raise EnvironmentLacks("too little memory of the GPU is free; end what uses it, or pass a smaller --size-mb")
     text = benchmarks.lines(result, lambda r: f"{r['pattern']:5} {r['buffer_bytes'] >> 20:6} MiB {r['cache']}")
     cli.emit(result, args.json, text + (benchmarks.plot(result["rates"]) if args.plot else []))
     return 0

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, roofline, wiki
+from kernelopt import cli, gate, platforms, roofline, wiki
 from kernelopt.errors import Refused, UsageError
 from kernelopt.memory import Memory
 from kernelopt.workspace import Workspace
 
+UNCAST = "as the reference makes it"
 EXAMPLES = """examples:
   compute_utilization.py --workspace W --set-targets --share 95
   compute_utilization.py --workspace W --version v1
@@ -46,23 +47,31 @@ def explicit(args) -> int:
 
 def of_version(workspace: Workspace, args) -> int:
     record = Memory(workspace).recall(args.version)
-    time_us, workload = record["performance"]["latency_us"], record["performance"]["workload"]
-    if time_us is None:
+    performance = record["performance"]
+    if performance["latency_us"] is None:
         raise Refused(f"{args.version} has no recorded latency")
-    return report(product(workspace, args), known_work(workspace.task())[workload], time_us, args.json)
+    work, clocks = known_work(workspace.task())[performance["workload"]], seen_clocks(performance["gpu_state"])
+    return report(product(workspace, args), work, performance["latency_us"], args.json, clocks)
 
 
-def report(page: wiki.Page, work: dict, time_us: float, as_json: bool) -> int:
+def seen_clocks(state: dict | None) -> dict[str, float]:
+    """The highest clocks that were read while a version was timed, in MHz."""
+    figures = {name: (state or {}).get(name) for name in ("sm_clock_mhz", "memory_clock_mhz")}
+    return {name: figure["max"] for name, figure in figures.items() if figure}
+
+
+def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, clocks: dict | None = None) -> int:
     roof = roofline.roof_for(page, work)
-    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
-    result |= {"platform": page.platform, "dtype": work["dtype"], "time_us": time_us, "citations": roof.citations()}
+    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof, clocks)
+    result |= {"platform": page.platform, "dtype": work["dtype"], "citations": roof.citations()}
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
     cli.emit(result, as_json, lines)
     if beyond := roofline.beyond_floor(result):
         cli.say(f"compute_utilization.py: {beyond}")
     if result["below_physical_limit"]:
-        cli.say("compute_utilization.py: BELOW_FLOOR: faster than the hardware allows; time, FLOPs or bytes are wrong")
+        said = gate.impossible(result["time_us"], result["limit_us"])
+        cli.say(f"compute_utilization.py: {gate.IMPOSSIBLE}: {said}")
         return 1
     return 0
 
@@ -71,7 +80,7 @@ def product(workspace: Workspace, args) -> wiki.Page:
     task = workspace.task()
     if task["platform"] is None:
         raise UsageError("the Task block names no platform; set it, for example to a name of: gpu_specs.py list")
-    return wiki.product(task["platform"], args.gpu_wiki or task["gpu_wiki_path"])
+    return platforms.of_task(workspace, args.gpu_wiki)
 
 
 def known_work(task: dict) -> dict:
@@ -80,9 +89,10 @@ def known_work(task: dict) -> dict:
         raise UsageError("the Task block has no work yet; run: estimate_work.py --workspace W")
     if work["default"]["bytes_min"] == 0:
         raise UsageError("the default workload moves no byte: get_inputs of the reference makes empty tensors")
-    if task["dtype"] and work["default"]["dtype"] not in (task["dtype"], "int"):
+    counted = work["default"].get("cast_to", task["dtype"])  # the Task blocks of before do not say it
+    if counted != task["dtype"]:
         raise UsageError(
-            f"the work was counted in {work['default']['dtype']}, the task is in {task['dtype']}; "
+            f"the task's dtype was {counted or UNCAST} when the work was counted and is {task['dtype'] or UNCAST} now; "
             "run: estimate_work.py --workspace W"
         )
     return work
@@ -101,6 +111,11 @@ def set_targets(workspace: Workspace, args) -> int:
         "Stop Conditions": "\n".join(gate.stop_line(target) for target in task["targets"]),
     }
     workspace.update_readme(task, sections)
+    if any(gate.is_documented(target) for target in task["targets"]):
+        cli.say(
+            "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this card "
+            f"(about a minute): calibrate_gpu.py --workspace {workspace.root}"
+        )
     result = {"targets": task["targets"], "citations": citations}
     cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
     return 0

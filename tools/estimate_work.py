@@ -2,14 +2,15 @@
 """The least work of a problem, per workload: FLOPs by torch's own counter, bytes of what goes in and comes out.
 
 The counter knows matrix products, convolutions and attention; element-wise and reduction arithmetic counts 0.
-With --workspace the result is written into the README's Task block. --flops and --bytes give figures by hand
+The dtype of the work is that of the products' operands: an fp8 product with bf16 output is fp8 work.
+With --workspace the result is written into the README's Task block. --flops, --bytes and --work-dtype give it by hand
 where the count is wrong for an algorithm, for example when not all input is needed."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, floor, subject
+from kernelopt import cli, floor, roofline, subject
 from kernelopt.errors import UsageError
 from kernelopt.workspace import Workspace, dtype_name
 
@@ -18,7 +19,8 @@ def main() -> int:
     args = arguments()
     what = chosen(args)
     found = floor.counted_work(what.reference, what.dtype, what.cache, args.timeout)
-    workloads = {name: {**work, "source": "counted"} for name, work in found.items()}
+    by_hand = {"dtype": args.work_dtype, "source": "given"} if args.work_dtype else {"source": "counted"}
+    workloads = {name: {**work, **by_hand} for name, work in found.items()}
     if args.flops is not None or args.bytes is not None:
         workloads["default"] = given(workloads["default"], args)
     if what.workspace:
@@ -81,6 +83,9 @@ def arguments():
     parser.add_argument("--reference", type=Path, help="instead of a workspace: file with Model and get_inputs")
     parser.add_argument(
         "--dtype", type=cli.filled, help="with --reference: cast floating inputs to bf16, fp16, fp32 or fp64"
+    )
+    parser.add_argument(
+        "--work-dtype", choices=sorted(roofline.COMPUTE_ROWS), help="dtype of the arithmetic, given by hand"
     )
     parser.add_argument("--flops", type=cli.positive_int, help="FLOPs of the default workload, given by hand")
     parser.add_argument("--bytes", type=cli.positive_int, help="least bytes of the default workload, given by hand")

@@ -26,7 +26,7 @@ def main() -> int:
         return list_products(products, args.json)
     if args.verb == "detect":
         return detect(products, args.json)
-    page = wiki.find(args.platform, products)
+    page = page_of(args, products)
     if args.verb == "show":
         return show(page, args.json)
     return lookup(page, args.metric, products, args.json)
@@ -47,9 +47,20 @@ def arguments():
         sub.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
         if verb in ("show", "lookup"):
             sub.add_argument("platform", help="for example H200")
+            sub.add_argument("--workspace", type=Path, help="its calibration (calibrate_gpu.py) goes before the wiki")
         if verb == "lookup":
             sub.add_argument("metric", help="for example memory_bandwidth")
     return parser.parse_args()
+
+
+def page_of(args, products: list[wiki.Page]) -> wiki.Page:
+    """The page that is asked for, as the workspace knows it where one is named."""
+    if args.workspace is None:
+        return wiki.find(args.platform, products)
+    from kernelopt import platforms
+    from kernelopt.workspace import Workspace
+
+    return platforms.of_device(args.platform, Workspace(args.workspace))
 
 
 def list_products(products: list[wiki.Page], as_json: bool) -> int:
@@ -101,7 +112,7 @@ def detect(products: list[wiki.Page], as_json: bool) -> int:
         said = {"gfx_target": device["gfx_target"]} if device["gfx_target"] else {}
     page = wiki.find(device["name"], products)
     found = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
-    lines = [f"{page.platform}: " + ", ".join(str(value) for value in device.values())]
+    lines = [f"{page.platform}: " + ", ".join(value for value in device.values() if isinstance(value, str))]
     lines += [
         f"{metric}: {value if isinstance(value, str) else format(value, '.6g')}" for metric, value in said.items()
     ]

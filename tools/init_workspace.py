@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, wiki, workspace
+from kernelopt import bundle, cli, platforms, wiki, workspace
 from kernelopt.errors import Refused, UsageError
 
 FRAMEWORKS = ("triton", "gluon", "cutedsl", "cuda", "flydsl")  # gpu-wiki/docs/frameworks
@@ -17,7 +17,9 @@ FRAMEWORKS = ("triton", "gluon", "cutedsl", "cuda", "flydsl")  # gpu-wiki/docs/f
 def main() -> int:
     args = arguments()
     wiki_root = wiki.root(args.gpu_wiki).resolve()
-    made = workspace.create(args.root, args.name, args.kernel, args.reference, task_block(args, wiki_root))
+    calibration = platforms.read(args.calibration) if args.calibration else None
+    task = task_block(args, wiki_root, calibration)
+    made = workspace.create(args.root, args.name, args.kernel, args.reference, task, beside(args))
     with contextlib.suppress(OSError):  # a convenience link; a name that is taken stays as it is
         Path("/tmp/gpu-wiki").symlink_to(wiki_root)
     for lacking in unsaid(args):
@@ -29,8 +31,8 @@ def main() -> int:
 def unsaid(args) -> list[str]:
     """What the session will miss, and how to put it right."""
     found = []
-    if args.platform is None:
-        found.append("no --platform: write it into the Task block, or there is no roofline and no target")
+    if args.platform is None and args.calibration is None:
+        found.append("no --platform: there is no roofline and no target before calibrate_gpu.py --workspace W")
     if args.framework is not None and args.framework not in FRAMEWORKS:
         found.append(f"no page of the wiki is about {args.framework}; it has {', '.join(FRAMEWORKS)}")
     return found
@@ -45,6 +47,11 @@ def arguments():
         "--root", type=cli.path, default=Path("/tmp"), help="where the workspace is made (default /tmp)"
     )
     parser.add_argument("--platform", type=cli.filled, help="target GPU as the wiki names it, for example H200")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        help="what calibrate_gpu.py --out measured of this card; its rates go before the wiki's",
+    )
     parser.add_argument("--framework", type=cli.filled, help=f"what the kernel is written in: {', '.join(FRAMEWORKS)}")
     parser.add_argument(
         "--dtype", type=cli.filled, help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)"
@@ -57,11 +64,23 @@ def arguments():
     return parser.parse_args()
 
 
-def task_block(args, wiki_root: Path) -> dict:
+def beside(args) -> dict[str, Path]:
+    """Files that the workspace takes under these names."""
+    return {platforms.CALIBRATION: args.calibration} if args.calibration else {}
+
+
+def task_block(args, wiki_root: Path, calibration: wiki.Page | None) -> dict:
+    platform = args.platform or (calibration and calibration.platform)
     try:
-        page = wiki.find(args.platform, wiki.pages(wiki_root)) if args.platform else None
+        page = platforms.known(platform, wiki_root, calibration) if platform else None
     except Refused as error:
-        raise UsageError(f"--platform: {error}") from None
+        raise UsageError(
+            f"--platform: {error}. For a card that the wiki lacks: start without --platform, then calibrate_gpu.py --workspace W"
+        ) from None
+    if calibration and not wiki.spellings(page) & wiki.spellings(calibration):
+        raise UsageError(
+            f"--calibration: {args.calibration} is of {calibration.platform}, the platform is {page.platform}"
+        )
     return {
         "platform": page.platform if page else None,
         "arch": page.architecture if page else None,
@@ -71,6 +90,7 @@ def task_block(args, wiki_root: Path) -> dict:
         "shapes": None,
         "additional_notes": args.notes,
         "gpu_wiki_path": None if wiki_root == bundle.ROOT / "gpu-wiki" else str(wiki_root),
+        "calibration": platforms.CALIBRATION if calibration else None,
         "work": None,
         "targets": [],
     }

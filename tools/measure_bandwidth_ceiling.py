@@ -62,9 +62,12 @@ def check_target(args) -> None:
     work = workspace.task()["work"]["default"]
     rounds.check_platform(workspace, gpu.identify()["name"])
     roof = rounds.roof_of_task(workspace)
-    if roof is None:
-        raise UsageError("the task's platform has no roofline, so no version's rate is recorded; see gpu_specs.py")
-    if roofline.bound(work["flops"], work["bytes_min"], roof)["bound"] == "compute":
+    if roof is None and work["flops"]:
+        raise UsageError(
+            "this card has no roofline that says whether memory or arithmetic bounds the problem; "
+            "first: calibrate_gpu.py --workspace W"
+        )
+    if roof and roofline.bound(work["flops"], work["bytes_min"], roof)["bound"] == "compute":
         raise UsageError("this problem is compute-bound; its target: compute_utilization.py --set-targets")
 
 

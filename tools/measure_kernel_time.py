@@ -22,9 +22,9 @@ def main() -> int:
         with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
             result = measure(sandbox, what, opponent, args)
     if args.device == "cuda":
-        limit = floor.limit_us(what, args.workload, result["device"], args.timeout)
-        if said := floor.too_fast(result["latency_us"]["median"], limit):
-            raise timing.KernelFailed("BELOW_FLOOR", said)
+        limit, time_us = floor.limit_us(what, args.workload, sandbox.gpu, args.timeout), result["latency_us"]["median"]
+        if limit is not None and time_us < limit:
+            raise timing.KernelFailed(gate.IMPOSSIBLE, gate.impossible(time_us, limit))
     cli.emit(result, args.json, lines(result))
     return 0 if result.get("verdict") in (None, "FASTER") else 1
 

@@ -29,10 +29,11 @@ def main() -> int:
 
 
 def limits_of(name: str, root: Path) -> wiki.Page:
-    """The limits of a product, of a compute capability (sm_90, 9.0) or of a gfx target."""
+    """The limits of a product, of a compute capability (sm_90, sm_90a, 9.0) or of a gfx target."""
     limits = list(wiki.limit_pages(root).values())
+    target = wiki.normalised(occupancy.plain_target(name))
     for page in limits:
-        if wiki.normalised(name) in wiki.spellings(page):
+        if target in wiki.spellings(page):
             return page
     try:
         page = wiki.find(name, wiki.pages(root))
@@ -45,7 +46,7 @@ def limits_of(name: str, root: Path) -> wiki.Page:
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    parser.add_argument("--platform", type=cli.filled, required=True, help="a product, or a target: H200, sm_90")
+    parser.add_argument("--platform", type=cli.filled, required=True, help="a product, or a target: H200, sm_90a")
     parser.add_argument("--threads", type=cli.positive_int, required=True, help="threads per block")
     parser.add_argument("--registers", type=cli.natural, required=True, help="registers per thread")
     parser.add_argument(

@@ -5,14 +5,15 @@ annotation (start here): roofline counters, findings, table against the version 
 by source line and instruction. event: time of each stage. nsys: timeline, gaps, overlap, cost of the host's calls.
 Writes profiles/vN/MODE/. Clocks are left alone. exit 3, with durations and resources all the same: no counters here."""
 
+import contextlib
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, memory, profile_pages, profiling, rounds, subject, timing
-from kernelopt.errors import EnvironmentLacks, UsageError
+from kernelopt import cli, memory, platforms, profile_pages, profiling, rounds, subject, timing, wiki
+from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.profilers import ncu, nsys
 from kernelopt.sandbox import Sandbox
 from kernelopt.workspace import Workspace, digest, version_number
@@ -57,9 +58,18 @@ def take(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> tuple[di
     for name in OWN_FOLDERS if args.out is None else ():  # where --out leads, folders of these names may be anybody's
         shutil.rmtree(folder / name, ignore_errors=True)
     cli.say(f"profiling {args.version} on {sandbox.device_name}, mode {args.mode}, workload {args.workload}")
-    profiled = profiling.Call(kernel, args.version, args.workload, case, args.cache, args.timeout)
+    profiled = profiling.Call(
+        kernel, args.version, args.workload, case, args.cache, args.timeout, limits_of(sandbox.device_name, workspace)
+    )
     work = (workspace.task()["work"] or {}).get(args.workload)
     return profiling.take(args.mode, sandbox, profiled, folder, work)
+
+
+def limits_of(device: str, workspace: Workspace) -> wiki.Page | None:
+    """The limits of the device's compute capability; None where the wiki lacks them."""
+    with contextlib.suppress(Refused):
+        return platforms.of_device(device, workspace).limits
+    return None
 
 
 def dry_run(folder: Path, args) -> int:

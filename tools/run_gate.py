@@ -29,7 +29,7 @@ def lines(result: dict) -> list[str]:
             f", {against['verdict']} {gate.describe(against)} against {result['timing']['against']}" if against else ""
         )
         found.append(f"{name}: {latency['latency_us']['median']:.2f} us{paired}")
-    if result["utilization"]:
+    if result["utilization"] and result["utilization"]["floor_us"]:
         beyond = roofline.beyond_floor(result["utilization"])
         found.append(
             f"{result['utilization']['floor_share_pct']:.1f} % of the floor" + (f"; {beyond}" if beyond else "")

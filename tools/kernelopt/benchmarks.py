@@ -1,12 +1,18 @@
-"""Benchmarks of the GPU itself, which measured maxima in the wiki come from."""
+"""Benchmarks of the GPU itself, which measured maxima in the wiki and in calibrations come from."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
-from . import cli, gpu, timing
-from .errors import TimedOut
+from . import cli, gpu, verify
+from .errors import EnvironmentLacks, TimedOut
 from .sandbox import Sandbox
 
 MARKS = "CRW"
+Job = Callable[..., dict]
+
+
+class Failed(EnvironmentLacks):
+    """This GPU, or the software on it, did not do what was measured."""
 
 
 def add_options(parser) -> None:
@@ -16,12 +22,33 @@ def add_options(parser) -> None:
 
 
 def run(job: str, arguments: dict, timeout_s: float) -> dict:
-    """{device, unit, rates, gpu_state} of a benchmark job of the worker."""
-    with Sandbox("cuda") as sandbox, gpu.Watch() as watch:
-        outcome = sandbox.run(job, arguments, timeout_s)
-        if outcome.timed_out:
-            raise TimedOut(f"no result after {timeout_s:.0f} s; --timeout raises the limit")
-        return {"device": sandbox.device_name, **timing.answer(outcome), "gpu_state": watch.state()}
+    """{device, unit, rates, gpu_state} of one benchmark job of the worker; Failed says why there is none."""
+    with jobs(timeout_s) as (device, measure):
+        return {"device": device["name"], **measure(job, **arguments)}
+
+
+@contextlib.contextmanager
+def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
+    """(what gpu.identify says, a function that runs a job by name) on the locked GPU. The function returns what the job
+    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of its
+    own; it raises Failed."""
+    with Sandbox("cuda") as sandbox:
+
+        def measure(job: str, **arguments) -> dict:
+            with gpu.Watch() as watch:
+                outcome = sandbox.run(job, arguments, timeout_s)
+            if outcome.timed_out:
+                raise TimedOut(f"no result after {timeout_s:.0f} s; --timeout raises the limit")
+            found = verify.failure(outcome) or outcome.result
+            if "error" in found:
+                raise Failed(found["error"]["message"].strip())
+            windows = {
+                name: part["window"] for name, part in found.items() if isinstance(part, dict) and "window" in part
+            }
+            states = {name: watch.state(window) for name, window in windows.items()}
+            return {**found, "gpu_state": watch.state(found.get("window")), "states": states}
+
+        yield sandbox.gpu, measure
 
 
 def lines(result: dict, label: Callable[[dict], str]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
 
-from . import bundle, gate, metrics, rounds, verify
+from . import bundle, gate, metrics, platforms, rounds, verify
 from .errors import Refused, UsageError
 from .memory import Memory
 from .profile_analysis import total_us
@@ -81,7 +81,7 @@ def clock_citations(workspace: Workspace) -> list[str]:
     if workspace.task()["platform"] is None:
         return []
     try:
-        page = rounds.product_of_task(workspace)
+        page = platforms.of_task(workspace)
     except Refused:
         return []
     return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]
@@ -108,7 +108,9 @@ def utilization(workspace: Workspace, profile: dict) -> dict | None:
     recorded = profile.get("recorded_us")
     time_us = recorded or total_us(profile)
     found = rounds.utilization(workspace, time_us, profile["work"]) if time_us else None
-    return {**found, "time_us": time_us, "clock": "measured" if recorded else "profiled"} if found else None
+    if found is None or found["floor_us"] is None:
+        return None
+    return {**found, "clock": "measured" if recorded else "profiled"}
 
 
 def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:

@@ -3,13 +3,13 @@
 import contextlib
 from pathlib import Path
 
-from . import roofline, subject, verify, wiki
+from . import platforms, roofline, subject, verify
 from .errors import Refused
 from .sandbox import Sandbox
 
 
 def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout_s: float) -> dict[str, dict]:
-    """Least work per workload (problem.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
+    """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
     fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
         arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
@@ -19,29 +19,20 @@ def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout
     return found["workloads"]
 
 
-def limit_us(what: subject.Subject, workload: str, device: str, timeout_s: float) -> float | None:
-    """roofline.physical_limit_us of a workload on the GPU of that name; None where the wiki does not know it.
+def limit_us(what: subject.Subject, workload: str, gpu: dict, timeout_s: float) -> float | None:
+    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not known.
 
     The work is that of the workspace's Task block, where somebody may have given it by hand, or else counted.
     """
     task = what.workspace.task() if what.workspace else {}
     try:
-        page = wiki.product(device, task.get("gpu_wiki_path"))
+        page = platforms.of_device(gpu["name"], what.workspace)
     except Refused:
         return None
     work = (task.get("work") or counted_work(what.reference, what.dtype, what.cache, timeout_s)).get(workload)
     if work is None:
         return None
     with contextlib.suppress(Refused):
-        return roofline.physical_limit_us(work["flops"], work["bytes_min"], roofline.roof_for(page, work))
+        roof = roofline.roof_for(page, work)
+        return roofline.physical_limit_us(work["flops"], work["bytes_min"], roof, gpu["max_clocks"])
     return None
-
-
-def too_fast(time_us: float, limit: float | None) -> str | None:
-    """What to say of a time that no hardware allows; None of any other. Pure."""
-    if limit is None or time_us >= limit:
-        return None
-    return (
-        f"{time_us:.2f} us, and the documented peaks allow no less than {limit:.2f} us: the kernel leaves work out, or "
-        "the count is wrong (estimate_work.py --flops --bytes gives it by hand)"
-    )

@@ -4,6 +4,8 @@ The rules are those of NVIDIA's cuda_occupancy.h: registers are given out a warp
 the SM, shared memory a block at a time; the unit of each is a row of the wiki.
 """
 
+import re
+
 from .errors import Refused, UsageError
 from .wiki import Page, missing
 
@@ -21,6 +23,11 @@ NEEDED = (
     "shared_memory_reserved_per_block",
     "shared_memory_allocation_unit",
 )
+
+
+def plain_target(name: str) -> str:
+    """sm_90 for sm_90a, sm_100 for sm_100f: the suffix adds instructions and changes no limit."""
+    return re.sub(r"^(sm_?\d+|\d+\.\d)[af]$", r"\1", name, flags=re.IGNORECASE)
 
 
 def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> dict:

@@ -39,6 +39,10 @@ class UnknownWorkload(ContractError):
     """The reference has no workload of that name."""
 
 
+class CastOfQuantised(ContractError):
+    """The task's dtype would cast 8-bit data, or the scales beside it."""
+
+
 class UnsupportedInput(ContractError):
     """The reference is sound, but this bundle cannot handle its inputs."""
 
@@ -123,6 +127,7 @@ class Reference:
             model = self.model_class(*init)
             inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
         if dtype:
+            refuse_cast(dtype, [*model.parameters(), *model.buffers(), *input_tensors(inputs)])
             cast_module(model, TORCH_DTYPES[dtype])
             inputs = [cast(value, TORCH_DTYPES[dtype]) for value in inputs]
         return model, inputs, init
@@ -172,6 +177,22 @@ def refuse_unsupported(tensor: torch.Tensor) -> None:
             f"an input is a {tensor.layout} tensor of {tensor.dtype}, a limit of this bundle and no fault of the reference: it "
             "handles dense tensors of floating, complex and signed integer dtypes, uint8 and bool"
         )
+
+
+def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
+    """CastOfQuantised where there are 8-bit numbers, and a cast to `dtype` would change them or what they are scaled with."""
+    eight_bits = next((t.dtype for t in values if t.dtype.itemsize == 1 and t.dtype != torch.bool), None)
+    changed = next((t.dtype for t in values if t.is_floating_point() and t.dtype != TORCH_DTYPES[dtype]), None)
+    if eight_bits and changed:
+        raise CastOfQuantised(
+            f"--dtype {dtype} would cast {plain(changed)} tensors of a task with {plain(eight_bits)} data: the 8-bit numbers or "
+            "their scales would be others; leave --dtype out and let the reference make its inputs in their dtypes"
+        )
+
+
+def plain(dtype: torch.dtype) -> str:
+    """ "float8_e4m3fn" """
+    return str(dtype).removeprefix("torch.")
 
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
@@ -379,90 +400,6 @@ def dominant_dtype(values: list[torch.Tensor]) -> str:
             name = dtype_class(tensor.dtype)
             sizes[name] = sizes.get(name, 0) + tensor.nbytes
     return max(sizes, key=sizes.get) if sizes else "int"
-
-
-def least_bytes(values: list[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind `values`; a view counts no more than it spans."""
-    sizes: dict[int, int] = {}
-    for tensor in values:
-        storage = tensor.untyped_storage()
-        size = min(tensor.nbytes, storage.nbytes())
-        sizes[storage._cdata] = max(size, sizes.get(storage._cdata, 0))
-    return sum(sizes.values())
-
-
-def estimate(reference: Reference, workload: str, dtype: str | None, device: str) -> dict:
-    """Least work of a workload: FLOPs by torch's counter, bytes of the tensors that go in and come out.
-
-    The counter (`torch.utils.flop_counter`) knows matrix products, convolutions and attention (products with a
-    vector are added here, the half that a causal mask spares is taken off); element-wise and reduction arithmetic counts 0. Shapes alone are run (fake tensors); a reference that looks at values
-    runs for real, on `device`.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return _count(reference, workload, dtype, "cpu")
-    except Exception:
-        return _count(reference, workload, dtype, device)
-
-
-def _count(reference: Reference, workload: str, dtype: str | None, device: str) -> dict:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model, inputs, _ = reference.build(workload, 0, dtype, device)
-    # Attention and recurrent layers are counted through their plain products: the counter does not know every
-    # fused CPU variant.
-    plain = torch.backends.mkldnn.flags(enabled=False)
-    aten = torch.ops.aten
-    vectors = {
-        aten.mv: product_flops,
-        aten.dot: product_flops,
-        aten.addmv: lambda _, *args, **rest: product_flops(*args),
-    }
-    causal = CausalAttention()
-    with FlopCounterMode(display=False, custom_mapping=vectors) as counter, sdpa_kernel(SDPBackend.MATH), plain, causal:
-        outputs = tensors(call(model, inputs))
-    arguments = input_tensors(inputs)
-    incoming = arguments + list(model.state_dict().values())
-    return {
-        "flops": int(counter.get_total_flops()) - causal.spared,
-        "bytes_in": least_bytes(incoming),
-        "bytes_out": least_bytes(outputs),
-        "bytes_min": least_bytes(incoming) + least_bytes(outputs),
-        "dtype": dominant_dtype(incoming + outputs),
-        "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
-    }
-
-
-class CausalAttention(torch.overrides.TorchFunctionMode):
-    """Counts in `spared` the FLOPs of attention that a causal mask takes away: torch's counter takes the whole square."""
-
-    def __init__(self):
-        super().__init__()
-        self.spared = 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            self.spared += self._spared(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    @staticmethod
-    def _spared(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_) -> int:
-        """query: (..., L, E), key: (..., S, E), value: (..., S, V); query i sees the keys up to i."""
-        if not is_causal:
-            return 0
-        rows, columns = query.shape[-2], key.shape[-2]
-        seen = sum(min(row + 1, columns) for row in range(rows))
-        products = 2 * math.prod(query.shape[:-2]) * (query.shape[-1] + value.shape[-1])
-        return products * (rows * columns - seen)
-
-
-def product_flops(matrix: tuple, vector: tuple, *_, **__) -> int:
-    """FLOPs of a matrix (or a vector) times a vector, from their shapes; torch's counter leaves these out."""
-    return 2 * math.prod(matrix)
 
 
 def compare(

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from . import bundle, diagnosis, metrics, roofline, sol, wiki
+from . import bundle, diagnosis, metrics, roofline, sol
 from .errors import Refused, ToolError
 
 MOSTLY = 0.75  # of the least bytes: what reads so much and writes so little may get past a copy's rate (gpu-wiki, H200)
@@ -28,12 +28,12 @@ def floor(profile: dict) -> dict | None:
     """{share_pct, bound, basis}: floor over time of the call, memory or compute, and in words which rate and which time that
     takes. The time is the recorded latency (recorded_us), else that of all kernels under the profiler. None where the work,
     the GPU or the time is unknown."""
-    work, params, recorded = profile.get("work"), profile.get("params"), profile.get("recorded_us")
+    work, product, recorded = profile.get("work"), profile.get("product"), profile.get("recorded_us")
     time_us = recorded or total_us(profile)
-    if not work or not params or not time_us:
+    if not work or not product or not time_us:
         return None
     try:
-        roof = roofline.roof_for(wiki.product(params["device"], profile.get("gpu_wiki_path")), work)
+        roof = roofline.roof_for(product, work)
     except Refused:
         return None
     found = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)

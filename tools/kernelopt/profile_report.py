@@ -4,9 +4,10 @@ report.ncu-rep: the profiler's own file. params.json: what was profiled, on what
 kernel of the marked call. report.md: the diagnosis and the table against the version before (profile_pages.py).
 """
 
+import contextlib
 from pathlib import Path
 
-from . import bundle, diagnosis, profile_analysis
+from . import bundle, diagnosis, platforms, profile_analysis
 from .errors import Refused, ToolError, UsageError
 from .memory import Memory
 from .profilers import ncu
@@ -16,10 +17,10 @@ MODE = "annotation"
 
 
 def load(path: Path, workspace: Workspace | None = None) -> dict:
-    """A profile {kernels, work, params, recorded_us, gpu_wiki_path} from a profile folder, its metrics.json or a bare .ncu-rep
+    """A profile {kernels, work, params, recorded_us, product} from a profile folder, its metrics.json or a bare .ncu-rep
     (params None).
 
-    recorded_us: the latency that the workspace recorded of that kernel; None where it has none. gpu_wiki_path: its own wiki.
+    recorded_us: the latency that the workspace recorded of that kernel; None where it has none. product: the page of its GPU.
     workspace: None for the one that the folder W/profiles/vN/MODE lies in, if it does."""
     if path.is_dir():
         reports = sorted(path.glob("*.ncu-rep"))
@@ -34,7 +35,7 @@ def load(path: Path, workspace: Workspace | None = None) -> dict:
     if not path.is_file():
         raise UsageError(f"{path} does not exist")
     if path.suffix == ".ncu-rep":
-        return {"kernels": ncu.read(path), "work": None, "params": None, "recorded_us": None, "gpu_wiki_path": None}
+        return {"kernels": ncu.read(path), "work": None, "params": None, "recorded_us": None, "product": None}
     found = bundle.read_json(path)
     if not isinstance(found, dict) or not found.get("kernels"):
         raise Refused(f"{path} holds no kernel")
@@ -44,13 +45,17 @@ def load(path: Path, workspace: Workspace | None = None) -> dict:
 
 
 def known_of(workspace: Workspace | None, folder: Path, params: dict | None) -> dict:
-    """{recorded_us, gpu_wiki_path} of a profile in `folder`, by its workspace."""
+    """{recorded_us, product} of a profile in `folder`, by its workspace, or the bundle's wiki for one that was copied out of it."""
+    recorded_us = None
     try:
         workspace = workspace or Workspace(folder.joinpath("..", "..", ".."))
-        wiki_path = workspace.task()["gpu_wiki_path"]
-    except ToolError:  # a folder that was copied out of its workspace
-        return {"recorded_us": None, "gpu_wiki_path": None}
-    return {"recorded_us": profile_analysis.recorded_us(workspace.memory, params), "gpu_wiki_path": wiki_path}
+        recorded_us = profile_analysis.recorded_us(workspace.memory, params)
+    except ToolError:
+        workspace = None
+    product = None
+    with contextlib.suppress(ToolError):
+        product = platforms.of_device(params["device"], workspace) if params else None
+    return {"recorded_us": recorded_us, "product": product}
 
 
 def is_of(workspace: Workspace, params: dict) -> bool:

@@ -28,6 +28,7 @@ class Call:
     case: dict
     cache: str
     timeout_s: float
+    limits: wiki.Page | None = None  # of its GPU's compute capability, where they are known
 
 
 def take(mode: str, sandbox: Sandbox, what: Call, folder: Path, work: dict | None) -> tuple[dict, str | None]:
@@ -42,7 +43,7 @@ def take(mode: str, sandbox: Sandbox, what: Call, folder: Path, work: dict | Non
         return _counters(mode == "ncu", sandbox, what, folder, work), None
     except EnvironmentLacks as lack:
         found = _timeline("event", sandbox, what, folder)
-        kernels = [without_counters(stage, sandbox.device_name) for stage in found["timeline"]["stages"]]
+        kernels = [without_counters(stage, what.limits) for stage in found["timeline"]["stages"]]
         return {"kernels": kernels, "work": work, "params": {**found["params"], "counters": "unavailable"}}, str(lack)
 
 
@@ -95,25 +96,23 @@ def settings(sandbox: Sandbox, what: Call, outcome: Outcome, watch: gpu.Watch, p
     }
 
 
-def without_counters(stage: dict, device: str) -> dict:
-    """A kernel whose counters could not be read: its duration, its launch, and the occupancy that these allow. Pure but for the
-    wiki."""
+def without_counters(stage: dict, limits: wiki.Page | None) -> dict:
+    """A kernel whose counters could not be read: its duration, its launch, and the occupancy that these allow. Pure."""
     threads = stage["block"] and stage["block"][0] * stage["block"][1] * stage["block"][2]
     blocks = stage["grid"] and stage["grid"][0] * stage["grid"][1] * stage["grid"][2]
     known = {"duration": stage["us"], "grid_size": blocks, "block_size": threads}
     known["registers_per_thread"] = stage["registers"]
-    known["theoretical_occupancy"] = theoretical_occupancy(device, threads, stage["registers"], stage["shared_bytes"])
+    known["theoretical_occupancy"] = theoretical_occupancy(limits, threads, stage["registers"], stage["shared_bytes"])
     values = {metric.key: known.get(metric.key) for metric in metrics.schema()}
     return {"name": stage["name"], "duration_us": stage["us"], "metrics": values, "rules": []}
 
 
-def theoretical_occupancy(device: str, threads, registers, shared_bytes) -> float | None:
-    """In percent, by the wiki's limits; None where anything is unknown."""
-    if None in (threads, registers, shared_bytes):
+def theoretical_occupancy(limits: wiki.Page | None, threads, registers, shared_bytes) -> float | None:
+    """In percent, by the limits of the compute capability; None where anything is unknown."""
+    if None in (limits, threads, registers, shared_bytes):
         return None
     try:
-        limits = wiki.product(device).limits
-        return occupancy.occupancy(limits, threads, registers, shared_bytes)["occupancy_pct"] if limits else None
+        return occupancy.occupancy(limits, threads, registers, shared_bytes)["occupancy_pct"]
     except Refused:
         return None
 

@@ -269,7 +269,7 @@ def wanted(target: dict) -> str:
 
 def basis(target: dict) -> str:
     """ "90 % of measured_bf16_matmul" """
-    return f"{target.get('share_pct', TARGET_SHARE_PCT):g} % of {target['basis'].split(':')[0]}"
+    return f"{target.get('share_pct', TARGET_SHARE_PCT):g} % of {target['basis'].split(':')[0]}{gate.reach(target)}"
 
 
 def reached_line(session: Session) -> str:

@@ -17,28 +17,44 @@ COMPUTE_ROWS = {
     "fp16": ("measured_fp16_matmul", "peak_fp16_tensor"),
     "bf16": ("measured_bf16_matmul", "peak_bf16_tensor"),
     "fp8": ("measured_fp8_matmul", "peak_fp8_tensor"),
+    "fp4": ("peak_fp4_tensor",),
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
     "int": (),
 }
-# What no kernel can beat, where it is not the documented peak of the dtype itself: fp32 work may run as several
-# tf32 products.
-LIMIT_ROWS = {"fp32": ("peak_tf32_tensor", "peak_fp32")}
-UNITS = {"bandwidth": "GB/s", "capacity": "MB", "int8": "TOPS"}  # of a row, by a word in its name; else TFLOPS
+# What no kernel can beat is the largest of these: fp32 work may run as several tf32 products, and a narrower accumulator
+# may be faster.
+LIMIT_ROWS = {
+    "fp64": ("peak_fp64_tensor", "peak_fp64"),
+    "fp32": ("peak_tf32_tensor", "peak_fp32"),
+    "fp16": ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate"),
+    "fp8": ("peak_fp8_tensor", "peak_fp8_tensor_fp16_accumulate"),
+}
+UNITS = {
+    "bandwidth": "GB/s",
+    "capacity": "MB",
+    "clock": "MHz",
+    "int8": "TOPS",
+}  # of a row, by a word in its name; else TFLOPS
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
+LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two for one product
 BEYOND_PCT = 102.0  # a share of the floor; what the same row gave on one card in two runs lies within 2 %
 TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, unless the user asks for another
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits a problem is held against: attainable (measured where it can be) and documented peak."""
+    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…: documented.
+    limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
     peak_bandwidth: wiki.Row | None
     peak_compute: wiki.Row | None
+    limit_bandwidth: wiki.Row | None
     limit_compute: wiki.Row | None
     l2_capacity: wiki.Row | None
+    sm_clock: wiki.Row | None
+    memory_clock: wiki.Row | None
 
     @property
     def l2_bytes(self) -> float:
@@ -54,41 +70,59 @@ def roof(page: wiki.Page, dtype: str) -> Roof:
     """The roof of a product for arithmetic in `dtype`; absent values are None."""
     compute = COMPUTE_ROWS.get(dtype, ())
     documented = [name for name in compute if name.startswith("peak")]
+    tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
     return Roof(
         bandwidth=_first(page, BANDWIDTH_ROWS),
         compute=_first(page, compute),
         peak_bandwidth=_first(page, ["memory_bandwidth"]),
         peak_compute=_first(page, documented),
-        limit_compute=_first(page, LIMIT_ROWS.get(dtype, documented)),
+        limit_bandwidth=_largest(page, LIMIT_BANDWIDTH_ROWS),
+        limit_compute=_largest(page, LIMIT_ROWS.get(dtype, documented)),
         l2_capacity=_first(page, ["l2_capacity"]),
+        sm_clock=tensor or _first(page, ["boost_clock"]),
+        memory_clock=_first(page, ["memory_clock"]),
     )
 
 
 def _first(page: wiki.Page, names) -> wiki.Row | None:
     """The first row that holds a value; UsageError when it is in a unit that these formulas do not take."""
-    row = next((row for name in names if (row := page.known(name))), None)
-    if row:
+    return next(iter(_rows(page, names)), None)
+
+
+def _largest(page: wiki.Page, names) -> wiki.Row | None:
+    return max(_rows(page, names), key=lambda row: row.value, default=None)
+
+
+def _rows(page: wiki.Page, names) -> list[wiki.Row]:
+    found = [row for name in names if (row := page.known(name))]
+    for row in found:
         unit = next((unit for word, unit in UNITS.items() if word in row.metric), "TFLOPS")
         if row.unit != unit:
             raise UsageError(f"{row.page}:{row.line}: {row.metric} must be given in {unit}, not {row.unit}")
-    return row
+    return found
 
 
-def lacking(roof: Roof, flops: int, dtype: str) -> list[str]:
-    """Wiki lines for the values without which this problem has no roof."""
+def lacking(page: wiki.Page, roof: Roof, work: dict) -> list[str]:
+    """Wiki lines for the values without which this problem, {flops, dtype}, has no roof: what is unknown, and what the
+    hardware lacks."""
     lines = []
     if roof.bandwidth is None:
         lines.append(wiki.missing("memory_bandwidth"))
-    if flops and roof.compute is None:
-        lines.append(wiki.missing((COMPUTE_ROWS.get(dtype) or (f"peak_{dtype}",))[-1]))
+    if work["flops"] and roof.compute is None:
+        name = (COMPUTE_ROWS.get(work["dtype"]) or (f"peak_{work['dtype']}",))[-1]
+        row = page.row(name)
+        lines.append(row.citation if row else wiki.missing(name))
     return lines
 
 
 def roof_for(page: wiki.Page, work: dict) -> Roof:
     """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
     found = roof(page, work["dtype"])
-    if gaps := lacking(found, work["flops"], work["dtype"]):
-        raise Refused(f"no roofline for {page.platform}: " + "; ".join(gaps))
+    if gaps := lacking(page, found, work):
+        raise Refused(
+            f"no roofline for {page.platform}: {'; '.join(gaps)}. Measure this card: calibrate_gpu.py --workspace W. Is the "
+            f"arithmetic not in {work['dtype']}: estimate_work.py --workspace W --work-dtype DTYPE"
+        )
     return found
 
 
@@ -109,26 +143,37 @@ def bound(flops: int, bytes_min: int, roof: Roof) -> dict:
     }
 
 
-def utilization(time_us: float, flops: int, bytes_min: int, roof: Roof) -> dict:
-    """What a time means: rates, shares of the documented peaks, share of the floor (100 is the floor itself)."""
-    limits = bound(flops, bytes_min, roof)
+def utilization(
+    time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: dict[str, float] | None = None
+) -> dict:
+    """What a time means: rates, shares of the documented peaks, share of the floor (100 is the floor itself).
+
+    roof None: the rates alone, for they need no hardware value. max_clocks: see `physical_limit_us`.
+    """
     tflops = flops / time_us / 1e6
     gbps = bytes_min / time_us / 1e3
-    return {
-        "tflops": tflops,
-        "bandwidth_gbps": gbps,
-        **limits,
-        "tflops_peak_utilization_pct": 100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
-        "bandwidth_peak_utilization_pct": 100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
-        "floor_share_pct": 100 * limits["floor_us"] / time_us,
-        "below_physical_limit": time_us < physical_limit_us(flops, bytes_min, roof),
-    }
+    rates = {"time_us": time_us, "tflops": tflops, "bandwidth_gbps": gbps}
+    if roof is None:
+        unknown = ("arithmetic_intensity", "ridge_point", "bound", "floor_us", *SHARES)
+        return {**rates, **dict.fromkeys(unknown), "limit_us": None, "below_physical_limit": False}
+    limits = bound(flops, bytes_min, roof)
+    shares = (
+        100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
+        100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
+        100 * limits["floor_us"] / time_us,
+    )
+    limit = physical_limit_us(flops, bytes_min, roof, max_clocks)
+    named = dict(zip(SHARES, shares, strict=True))
+    return {**rates, **limits, **named, "limit_us": limit, "below_physical_limit": time_us < limit}
+
+
+SHARES = ("tflops_peak_utilization_pct", "bandwidth_peak_utilization_pct", "floor_share_pct")
 
 
 def beyond_floor(found: dict) -> str | None:
     """What to look into when a result of `utilization` beats the floor by more than its uncertainty: the floor is wrong, or
     the kernel. None of any other."""
-    if found["floor_share_pct"] <= BEYOND_PCT:
+    if found["floor_share_pct"] is None or found["floor_share_pct"] <= BEYOND_PCT:
         return None
     if found["bound"] == "memory":
         return (
@@ -141,17 +186,28 @@ def beyond_floor(found: dict) -> str | None:
     )
 
 
-def physical_limit_us(flops: int, bytes_min: int, roof: Roof) -> float:
-    """The time that the documented peaks forbid to beat.
+def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
+    """The time that the documented peaks forbid to beat, at the clocks that this card can have.
 
-    Laxer than the floor on purpose: honest kernels read more than they write, skip bytes that no output
-    needs, and leave results in the L2. Who beats this one beats the hardware, or the work was counted wrong.
+    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are known (gpu.identify). The peaks on
+    paper belong to a boost clock, which many boards exceed. Laxer than the floor on purpose: honest kernels read more than
+    they write, skip bytes that no output needs, and leave results in the L2. Who beats this one beats the hardware, or the
+    work was counted wrong.
     """
-    peak = roof.peak_bandwidth or roof.bandwidth
-    rest = max(0, bytes_min - roof.l2_bytes)
-    memory_us = rest / (peak.value * 1e9) * 1e6
-    compute_us = flops / (roof.limit_compute.value * 1e12) * 1e6 if flops and roof.limit_compute else 0.0
+    clocks = max_clocks or {}
+    memory_us = compute_us = 0.0
+    if roof.limit_bandwidth:
+        rate = roof.limit_bandwidth.value * faster(roof.memory_clock, clocks.get("memory_clock_mhz"))
+        memory_us = max(0, bytes_min - roof.l2_bytes) / (rate * 1e9) * 1e6
+    if flops and roof.limit_compute:
+        rate = roof.limit_compute.value * faster(roof.sm_clock, clocks.get("sm_clock_mhz"))
+        compute_us = flops / (rate * 1e12) * 1e6
     return max(memory_us, compute_us)
+
+
+def faster(page_clock: wiki.Row | None, highest_mhz: float | None) -> float:
+    """How many times the page's clock this card's highest one is; 1 where either is unknown, and never less."""
+    return max(1.0, highest_mhz / page_clock.value) if page_clock and highest_mhz else 1.0
 
 
 def fits_in_cache(bytes_min: int, roof: Roof) -> bool:

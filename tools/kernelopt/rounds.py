@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
+from . import audit, bundle, gate, memory, platforms, profile_report, roofline, subject, timing, verify, wiki
 from .errors import Refused, TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
 from .workspace import KEPT_FILE, Workspace, digest
@@ -155,6 +155,7 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
     best = memory.Memory(workspace).best()
     with Sandbox("cuda", workspace.cache, sandbox_kind) as sandbox:
         check_platform(workspace, sandbox.device_name)
+        max_clocks = sandbox.gpu and sandbox.gpu["max_clocks"]
         candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
         reference = sandbox.scratch / "reference.py"
         reference.write_bytes(workspace.first_reference())
@@ -175,7 +176,8 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
         if status != "OK":
             evidence.verify = {**verdict, "status": status, "summary": f"{status}: {message}"}
             return evidence
-    evidence.utilization = utilization(workspace, evidence.latencies["default"]["latency_us"]["median"])
+    time_us = evidence.latencies["default"]["latency_us"]["median"]
+    evidence.utilization = utilization(workspace, time_us, max_clocks=max_clocks)
     return evidence
 
 
@@ -204,20 +206,29 @@ def time_all(
 def check_platform(workspace: Workspace, device: str) -> None:
     """UsageError when the GPU is not the platform of the task: its times would be held against another product."""
     platform = workspace.task()["platform"]
-    if platform and wiki.normalised(device) not in wiki.spellings(product_of_task(workspace)):
-        raise UsageError(
-            f"this GPU is {device}, the task is for {platform}; set the platform in the README's Task block"
-        )
+    if platform and wiki.normalised(device) not in wiki.spellings(platforms.of_task(workspace)):
+        raise UsageError(f"this GPU is {device}, the task is for {platform}; {other_platform(workspace, device)}")
 
 
-def utilization(workspace: Workspace, time_us: float, work: dict | None = None) -> dict | None:
-    """Roofline figures of a workload, given by its work (None: the default one); None when the platform, its values or the work
-    are unknown."""
-    roof = roof_of_task(workspace)
-    if roof is None:
+def other_platform(workspace: Workspace, device: str) -> str:
+    """What to do about a task that is for another product than the GPU."""
+    try:
+        page = platforms.of_device(device, workspace)
+    except Refused:
+        return "the wiki has no page of it: start a session without --platform, then calibrate_gpu.py --workspace W"
+    return f"set the platform {page.platform} in the README's Task block"
+
+
+def utilization(
+    workspace: Workspace, time_us: float, work: dict | None = None, max_clocks: dict | None = None
+) -> dict | None:
+    """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known, and the rates
+    alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
+    work = work or (workspace.task()["work"] or {}).get("default")
+    if work is None:
         return None
-    work = work or workspace.task()["work"]["default"]
-    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    roof = roof_of_task(workspace)
+    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof, max_clocks)
 
 
 def roof_of_task(workspace: Workspace) -> roofline.Roof | None:
@@ -225,16 +236,10 @@ def roof_of_task(workspace: Workspace) -> roofline.Roof | None:
     task = workspace.task()
     if task["platform"] is None or task["work"] is None:
         return None
-    page = product_of_task(workspace)
+    page = platforms.of_task(workspace)
     with contextlib.suppress(Refused):
         return roofline.roof_for(page, task["work"]["default"])
     return None
-
-
-def product_of_task(workspace: Workspace) -> wiki.Page:
-    """The platform's page; Refused when the wiki does not know it."""
-    task = workspace.task()
-    return wiki.product(task["platform"], task["gpu_wiki_path"])
 
 
 def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, diagnosis: dict | None) -> dict:

@@ -116,7 +116,7 @@ class Sandbox:
             self._server = Server(self._wrapper(), self._environment(), self.scratch)
         with self.folder(job) as folder:
             answer, report, log = self._server.fork(folder, request, seal, timeout_s)
-        return outcome(answer, report, log)
+        return self._usable(outcome(answer, report, log))
 
     def run_under(self, prefix: list[str], job: str, arguments: dict, timeout_s: float, **environment: str) -> Outcome:
         """The same in a process of its own behind the command `prefix`, a profiler."""
@@ -129,7 +129,17 @@ class Sandbox:
             report = Report(seal)
             with contextlib.suppress(OSError), open(paths[1], "rb") as file:
                 report.take(file.read(REPORT_BYTES + 1))
-        return outcome(answer, report, log)
+        return self._usable(outcome(answer, report, log))
+
+    def _usable(self, ended: Outcome) -> Outcome:
+        """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
+        error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
+        if isinstance(error, dict) and error.get("status") == "NO_GPU":
+            raise EnvironmentLacks(
+                f"the GPU is {self.gpu['name']}, driver {self.gpu['driver']}; {error['message']}. Install a torch that is built "
+                "for this GPU and driver, or a newer driver"
+            )
+        return ended
 
     def _request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:
         """(seal that the answer must carry, text of the request)"""

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from . import bundle, profile_analysis, profile_report, rounds
+from . import bundle, platforms, profile_analysis, profile_report, rounds
 from .errors import Refused, ToolError, UsageError
 from .memory import Memory
 from .roofline import Roof, roof_for
@@ -148,7 +148,7 @@ def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
     if not work or not work["bytes_min"]:
         return None, "the work of the default workload is not counted yet (estimate_work.py --workspace W)"
     try:
-        return roof_for(rounds.product_of_task(workspace), work), ""
+        return roof_for(platforms.of_task(workspace), work), ""
     except (Refused, UsageError) as error:
         return None, str(error)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from . import gate
 from .memory import Memory
 
 
@@ -31,7 +32,7 @@ class Beam:
 
 def too_fast(record: dict) -> bool:
     """Was it refused because no hardware allows its time? Then its order means nothing."""
-    return (record["quality_gate"]["failure_reason"] or "").startswith("BELOW_FLOOR")
+    return gate.is_impossible(record["quality_gate"]["failure_reason"])
 
 
 def relative_times(records: list[dict]) -> dict[str, float]:

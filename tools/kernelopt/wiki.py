@@ -23,6 +23,7 @@ class Row:
     note: str
     page: str
     line: int
+    root: str = "<gpu-wiki>"
 
     @property
     def known(self) -> bool:
@@ -42,11 +43,11 @@ class Row:
 
     @property
     def citation(self) -> str:
-        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, or the line for a missing value."""
+        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a missing value."""
         if self.text == "UNKNOWN":
             return missing(self.metric)
         unit = "" if self.unit == "-" else f" {self.unit}"
-        return f"{self.metric}: {self.text}{unit} <- <gpu-wiki>/{self.page}:L{self.line}"
+        return f"{self.metric}: {self.text}{unit} <- {self.root}/{self.page}:L{self.line}"
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def read_page(path: Path, wiki: Path) -> Page:
     return parse_page(path.read_text(encoding="utf-8"), str(path.relative_to(wiki)))
 
 
-def parse_page(text: str, page: str) -> Page:
-    """Read one page; UsageError names the line that breaks the format."""
+def parse_page(text: str, page: str, root: str = "<gpu-wiki>") -> Page:
+    """Read one page, which lies at `page` below `root`; UsageError names the line that breaks the format."""
     lines = text.splitlines()
     heads = dict(re.findall(r"^(Aliases|Architecture|Vendor): (.+)$", text, re.MULTILINE))
     if not lines or not lines[0].startswith("# ") or len(heads) != 3 or HEADER not in lines:
@@ -128,7 +129,7 @@ def parse_page(text: str, page: str) -> Page:
         cells = [cell.strip() for cell in lines[index].strip().strip("|").split("|")]
         if len(cells) != 6 or cells[0] in rows:
             raise UsageError(f"{page}:{index + 1}: a row has six cells, and a metric one row")
-        rows[cells[0]] = Row(*cells, page=page, line=index + 1)
+        rows[cells[0]] = Row(*cells, page, index + 1, root)
     aliases = tuple(alias.strip() for alias in heads["Aliases"].split(";"))
     return Page(lines[0][2:].strip(), aliases, heads["Architecture"], heads["Vendor"], rows)
 
@@ -176,30 +177,35 @@ def product(name: str, gpu_wiki: Path | str | None = None) -> Page:
     return find(name, pages(root(gpu_wiki)))
 
 
-# How far a device's own word may be from the page: a capacity is printed rounded, a clock and a count are not.
-DEVICE_TOLERANCE = {
-    "memory_capacity": 0.05,
-    "tdp": 0.02,
-    "l2_capacity": 0.01,
-    "boost_clock": 0.01,
-    "memory_clock": 0.01,
+# What a device may say of itself beside its page: (least, most) as shares of the page's value. ECC takes up to 8 % of the
+# capacity, which is printed rounded; a board may be allowed a higher clock than the boost clock that its peaks belong to.
+DEVICE_RANGES = {
+    "memory_capacity": (0.92, 1.05),
+    "tdp": (0.98, 1.02),
+    "l2_capacity": (0.99, 1.01),
+    "boost_clock": (0.99, 1.5),
+    "memory_clock": (0.99, 1.01),
 }
+EXACTLY = (1.0, 1.0)
 
 
 def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
     """[{metric, device, wiki, citation}] where what a device says of itself is not what its page says.
 
-    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement.
+    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement. A row
+    `<metric>_lowest` is the least that boards of this product have.
     """
     found = []
     for metric, value in said.items():
         row = page.known(metric)
-        if row is None:
+        if row is None or _agrees(value, row, page.known(f"{metric}_lowest")):
             continue
-        if isinstance(value, str):
-            same = value == row.text
-        else:
-            same = abs(value - row.value) <= DEVICE_TOLERANCE.get(metric, 0.0) * row.value
-        if not same:
-            found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
+        found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
     return found
+
+
+def _agrees(value: int | float | str, row: Row, lowest: Row | None) -> bool:
+    if isinstance(value, str):
+        return value == row.text
+    least, most = DEVICE_RANGES.get(row.metric, EXACTLY)
+    return least * (lowest or row).value <= value <= most * row.value

@@ -18,6 +18,7 @@ KINDS = {
     "programming guide",
     "ISA manual",
     "vendor documentation",
+    "vendor blog",
     "vendor header",
     "vendor repository",
     "device query",
@@ -36,12 +37,28 @@ REQUIRED_LIMITS = {
     "shared_memory_reserved_per_block shared_memory_allocation_unit fp32_lanes_per_sm",
     "AMD": "wavefront_size vgpr_file_per_cu lds_per_cu threads_per_cu wavefronts_per_cu workgroups_per_cu",
 }
+# The unit that a row's name fixes, the first pattern that matches; other rows choose theirs.
+UNIT_OF = {
+    r"sm_count": "SM",
+    r"cu_count": "CU",
+    r"(peak|measured)_int8_.*": "TOPS",
+    r"peak_.*|measured_.*_matmul": "TFLOPS",
+    r".*_bandwidth(_highest)?": "GB/s",
+    r".*_clock(_tensor)?": "MHz",
+    r"memory_bus_width": "bit",
+    r"memory_capacity": "GB",
+    r".*_capacity": "MB",
+    r"tdp(_lowest)?": "W",
+}
 # Lowest and highest value that a GPU of the last decade can have: a misplaced decimal point or unit falls outside.
 RANGES = {
     "sm_count": (16, 200),
     "cu_count": (60, 320),
     "memory_capacity": (8, 600),
     "memory_bandwidth": (200, 25_000),
+    "memory_bandwidth_highest": (200, 25_000),
+    "memory_clock": (400, 20_000),
+    "memory_bus_width": (64, 16_384),
     "l2_capacity": (2, 300),
     "boost_clock": (1000, 3500),
     "tdp": (50, 3000),
@@ -49,7 +66,9 @@ RANGES = {
     "peak_fp32": (5, 300),
     "peak_fp16_tensor": (40, 6000),
     "peak_bf16_tensor": (40, 6000),
+    "peak_tf32_tensor": (20, 3000),
     "peak_fp8_tensor": (100, 12_000),
+    "peak_fp4_tensor": (300, 40_000),
     "peak_int8_tensor": (100, 12_000),
 }
 AGREE_WITHIN = 0.02
@@ -74,7 +93,7 @@ def of_product(page: Page) -> list[str]:
     else:
         twice = sorted(set(page.rows) & set(page.limits.rows))
         found += [f"{name} stands on the page of the limits too" for name in twice]
-    return found + cells(page) + plausible(page) + agreement(page)
+    return found + cells(page) + units(page) + plausible(page) + variants(page) + agreement(page)
 
 
 def of_limits(page: Page) -> list[str]:
@@ -100,6 +119,32 @@ def cells(page: Page) -> list[str]:
         kind, *how = row.kind.split(", ")
         if kind not in KINDS or not set(how) <= HOW_READ:
             found.append(f"L{row.line}: {row.metric}: '{row.kind}' is no kind of source")
+    return found
+
+
+def units(page: Page) -> list[str]:
+    """Rows in another unit than their name fixes."""
+    found = []
+    for row in page.rows.values():
+        unit = next((unit for name, unit in UNIT_OF.items() if re.fullmatch(name, row.metric)), row.unit)
+        if row.unit != unit:
+            found.append(f"L{row.line}: {row.metric} is given in {row.unit}; it belongs in {unit}")
+    return found
+
+
+def variants(page: Page) -> list[str]:
+    """Rows beside another of the same thing: the highest documented bandwidth is above the one that is used, and a
+    peak with fp16 accumulation lies between the peak with fp32 accumulation and twice that."""
+    found = []
+    highest, used = page.known("memory_bandwidth_highest"), page.known("memory_bandwidth")
+    if highest and used and highest.value <= used.value:
+        found.append(f"L{highest.line}: memory_bandwidth_highest is not above memory_bandwidth, {used.text}")
+    for row in page.rows.values():
+        full = page.known(row.metric.removesuffix("_fp16_accumulate"))
+        if full is None or full is row or not row.known:
+            continue
+        if not full.value <= row.value <= full.value * 2 * (1 + AGREE_WITHIN):
+            found.append(f"L{row.line}: {row.metric} is not one to two times {full.metric}, {full.text}")
     return found
 
 

@@ -213,8 +213,12 @@ def replace_section(text: str, title: str, body: str) -> str:
     return f"{text.rstrip()}\n\n{section}".rstrip() + "\n"
 
 
-def create(root: Path, name: str, kernel: Path, reference: Path | None, task: dict) -> Workspace:
+def create(
+    root: Path, name: str, kernel: Path, reference: Path | None, task: dict, beside: dict[str, Path] | None = None
+) -> Workspace:
     """Make the workspace `root`/kernel_opt_<name> and its first commit.
+
+    beside: more files, by their names in the workspace.
 
     kernel: ModelNew or kernel_function, or a reference alone (then Stage 1 writes the kernel).
     reference: Model and get_inputs; may be left out when `kernel` defines them too.
@@ -232,6 +236,8 @@ def create(root: Path, name: str, kernel: Path, reference: Path | None, task: di
     except FileExistsError:
         raise UsageError(f"{target} exists; choose another NAME or remove it") from None
     try:
+        for file, source in (beside or {}).items():
+            shutil.copyfile(source, target / file)
         return _fill(target, name, kernel, reference, task)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)

@@ -17,13 +17,20 @@ class OpponentError(Exception):
     """What a kernel is compared with cannot be loaded or run."""
 
 
+class NoGpuError(Exception):
+    """torch cannot use the GPU."""
+
+
 class CheatError(Exception):
     """The kernel tampers with what judges it."""
 
 
+NO_GPU = "NO_GPU"  # the machine's fault: sandbox.Sandbox makes exit 3 of it
 STATUS_OF_OWN = {
     problem.UnknownWorkload: "USAGE",
+    problem.CastOfQuantised: "USAGE",
     problem.UnsupportedInput: "INVALID_TASK",
+    NoGpuError: NO_GPU,
     LoadError: "IMPORT_ERROR",
     OracleError: "INVALID_REFERENCE",
     OpponentError: "OPPONENT",

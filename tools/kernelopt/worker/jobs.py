@@ -16,6 +16,7 @@ JOBS = {
         rates.bandwidth,
         rates.ceiling,
         rates.matmul,
+        rates.product_rates,
     )
 }
 

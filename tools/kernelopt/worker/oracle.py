@@ -7,17 +7,17 @@ from pathlib import Path
 import torch
 
 from .. import contents, problem, variants
-from . import state
+from . import state, work
 from .context import Context, load_reference
 from .faults import OracleError, blaming, describe
 
 
 def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
-    """Least work per workload (see problem.estimate)."""
+    """Least work per workload (see work.estimate)."""
     loaded = load_reference(reference)
     with blaming(OracleError):
         names = chosen(loaded, workloads)
-        return {"workloads": {name: problem.estimate(loaded, name, dtype, context.device) for name in names}}
+        return {"workloads": {name: work.estimate(loaded, name, dtype, context.device) for name in names}}
 
 
 def chosen(reference: problem.Reference, workloads: list[str] | None) -> list[str]:

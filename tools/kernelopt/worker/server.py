@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 import torch._dynamo
-import torch._subclasses.fake_tensor  # noqa: F401  (these four are there to make the children start quickly)
-import triton.testing  # noqa: F401
+import torch._subclasses.fake_tensor
+import triton.testing  # noqa: F401  (these three are there to make the children start quickly)
 
 from .. import landlock, processes
 from . import interpreter, jobs
-from .faults import describe
+from .faults import NoGpuError, describe
 
 FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
 HOST_MEMORY_SHARE = 0.6
@@ -122,6 +122,8 @@ def _perform(text: str, channel: int) -> int:
         interpreter.install()
     line = Channel(channel, request["seal"])
     try:
+        if request["device"] == "cuda":
+            _require_gpu()
         result = jobs.JOBS[request["job"]](
             jobs.Context(request["device"], request["rules"], line), **request["arguments"]
         )
@@ -130,6 +132,19 @@ def _perform(text: str, channel: int) -> int:
         result = {"error": describe(error)}
     line.send({"result": result})
     return 1 if "error" in result else 0
+
+
+def _require_gpu() -> None:
+    """NoGpuError when torch cannot run anything on the GPU: built without CUDA, for other GPUs, or for a newer driver. Before
+    any file of the user's is loaded, for none of it is their fault."""
+    try:
+        torch.zeros(1, device="cuda").item()
+    except torch.cuda.OutOfMemoryError:
+        return
+    except Exception as error:
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+        why = (str(error).strip() or repr(error)).splitlines()[0]
+        raise NoGpuError(f"torch {torch.__version__}, built with {built}, cannot use it: {why}") from None
 
 
 class Channel:

@@ -1,0 +1,201 @@
+"""Calibrations: the page, what a workspace makes of it, the command. The measurements are stood in for; test_gpu.py makes some."""
+
+import contextlib
+import json
+
+import pytest
+from conftest import BUNDLE, run_tool, task, tool_json
+from kernelopt import benchmarks, calibration, gpu, platforms, rounds, wiki, wiki_checks, workspace
+from kernelopt.errors import Refused, UsageError
+
+WIKI = BUNDLE / "gpu-wiki"
+STATE = {
+    "sm_clock_mhz": {"min": 1700, "median": 1755, "max": 1980},
+    "power_w": {"min": 400.0, "median": 690.0, "max": 700.0},
+    "throttle_reasons": ["sw_power_cap"],
+}
+
+
+def rate(median: float) -> dict:
+    return {"median": median, "p20": 0.99 * median, "p80": 1.01 * median, "n": 50}
+
+
+def product(dtype: str, rested: float, sustained: float) -> dict:
+    window = {"window": [0.0, 1.0]}
+    parts = {"rested": {**rate(rested), **window}, "sustained": {"median": sustained, **window}}
+    return {"dtype": dtype, "size": 8192, **parts, "states": {"rested": STATE, "sustained": STATE}, "gpu_state": STATE}
+
+
+def measured(name: str, **said) -> calibration.Measured:
+    """What a card of that name gave: figures that no card has."""
+    rates = [
+        {"pattern": pattern, "buffer_bytes": size, "cache": "cold", **rate(size / 2**22 + number)}
+        for size in (1 << 20, 1 << 32)
+        for number, pattern in enumerate(calibration.PATTERNS)
+    ]
+    device = {"name": name, "uuid": "GPU-0", "driver": "580.1", "max_clocks": {"sm_clock_mhz": 2610}}
+    bandwidth = {"rates": rates, "left_out": [], "torch": "2.11", "triton": "3.6", "gpu_state": STATE}
+    ceilings = {"copy": {"best": rate(900.0), "gpu_state": STATE}, "read": {"best": rate(1234.5), "gpu_state": STATE}}
+    products = {
+        "bf16": product("bf16", 123.4, 99.0),
+        "fp8": "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0",
+        "int8": "CUDA error: something odd | happened",
+    }
+    return calibration.Measured(device, said, 700.0, bandwidth, {**ceilings, "write": "no"}, products)
+
+
+RTX_4070 = {
+    "compute_capability": "8.9",
+    "sm_count": 46,
+    "memory_capacity": 11.99,
+    "memory_clock": 10501,
+    "memory_bus_width": 192,
+    "l2_capacity": 36.0,
+    "boost_clock": 3105,
+}
+UNKNOWN = "NVIDIA GeForce RTX 4070 Imaginary"
+
+
+def written(folder, found: calibration.Measured, page: wiki.Page | None = None, limits: wiki.Page | None = None):
+    path = folder / platforms.CALIBRATION
+    path.write_text(calibration.text(found, page, limits, "2026-11-22", "python tools/calibrate_gpu.py --workspace W"))
+    return path
+
+
+@pytest.fixture
+def unknown_card(tmp_path):
+    return written(tmp_path, measured(UNKNOWN, **RTX_4070), limits=wiki.limit_pages(WIKI)["sm_89"])
+
+
+def test_the_rows_of_a_known_card_go_before_the_wikis_and_borrow_nothing_else(tmp_path):
+    page = wiki.product("H100 SXM")
+    path = written(tmp_path, measured("NVIDIA H100 80GB HBM3"), page, page.limits)
+    own = platforms.read(path)
+    assert own.platform == "H100 SXM" and set(own.rows) == {
+        "measured_copy_bandwidth",
+        "measured_read_bandwidth",
+        "measured_write_bandwidth",
+        "measured_bf16_matmul",
+        "measured_bf16_matmul_sustained",
+        "measured_fp8_matmul",
+        "measured_int8_matmul",
+    }
+    both = platforms.known("H100 SXM", WIKI, own)
+    assert both.row("measured_copy_bandwidth").value == 1024  # torch's, which was faster than the plain kernel
+    assert both.row("measured_read_bandwidth").value == 1234  # the plain kernel's
+    assert both.row("memory_bandwidth") == page.row("memory_bandwidth")
+    assert both.row("measured_fp8_matmul") is None  # what was not measured hides nothing
+    assert both.limits == page.limits and both.file == page.file
+    citation = both.row("measured_bf16_matmul").citation
+    assert citation.startswith("measured_bf16_matmul: 123.4 TFLOPS <- <workspace>/calibration.md:L")
+    line = path.read_text().splitlines()[int(citation.rpartition("L")[2]) - 1]
+    assert line.startswith("| measured_bf16_matmul | 123.4 |") and "SM 1755 MHz, 690 W" in line
+    assert platforms.known("H200", WIKI, own) == wiki.product("H200")  # another card's calibration counts for nothing
+
+
+def test_what_the_card_lacks_and_what_failed_are_told_apart(tmp_path):
+    own = platforms.read(written(tmp_path, measured(UNKNOWN)))
+    assert own.rows["measured_fp8_matmul"].text == "UNSUPPORTED" and own.rows["measured_int8_matmul"].text == "UNKNOWN"
+    assert "something odd / happened" in own.rows["measured_int8_matmul"].note
+
+
+def test_a_card_without_a_page_has_one_and_the_wiki_finds_no_fault_in_it(unknown_card):
+    own = platforms.known(UNKNOWN, WIKI, platforms.read(unknown_card))
+    assert own.architecture == "Ada Lovelace" and own.limits.row("threads_per_sm").value == 1536
+    assert own.row("memory_bandwidth").value == pytest.approx(504.0)  # the bus
+    assert own.row("peak_fp32").value == pytest.approx(46 * 128 * 2 * 3105 / 1e6, rel=1e-3)
+    assert not own.row("peak_bf16_tensor").known  # and no other product's
+    assert wiki_checks.of_product(own) == []
+    assert wiki_checks.sources(own, unknown_card.read_text()) == []
+
+
+def test_a_page_that_was_edited_is_no_measurement(unknown_card):
+    text = unknown_card.read_text()
+    unknown_card.write_text(text.replace("| 123.4 |", "| 100 |"))
+    with pytest.raises(UsageError, match="not as calibrate_gpu"):
+        platforms.read(unknown_card)
+
+
+def test_tf32_and_fp8_are_not_tried_where_there_are_no_tensor_cores_for_them():
+    limits = wiki.limit_pages(WIKI)
+    assert "tensor_core_types" in calibration.lacks("fp8", limits["sm_80"])
+    assert calibration.lacks("tf32", limits["sm_75"]) and calibration.lacks("tf32", limits["sm_80"]) is None
+    assert calibration.lacks("bf16", limits["sm_75"]) is None  # slow there, and that is what the card gives
+    assert calibration.lacks("fp8", None) is None
+
+
+@pytest.fixture
+def stood_in(monkeypatch):
+    """calibrate_gpu.py on a card of that name, whose jobs give what `measured` has."""
+
+    def put(name: str, **said) -> None:
+        found = measured(name, **said)
+
+        def job(kind: str, **arguments):
+            if kind == "bandwidth":
+                return found.bandwidth
+            if kind == "ceiling":
+                pattern = "copy" if arguments["bytes_in"] == arguments["bytes_out"] else "read"
+                return found.ceilings[pattern if arguments["bytes_in"] > 4096 else "copy"]
+            if isinstance(one := found.products.get(arguments["dtype"], "not supported"), str):
+                raise benchmarks.Failed(one)
+            return one
+
+        monkeypatch.setattr(benchmarks, "jobs", lambda _: contextlib.nullcontext((found.device, job)))
+        monkeypatch.setattr(gpu, "identify", lambda: found.device)
+        monkeypatch.setattr(gpu, "query", lambda: said)
+        monkeypatch.setattr(gpu, "power_limit_w", lambda: 700.0)
+
+    return put
+
+
+def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, stood_in):
+    stood_in(UNKNOWN, **RTX_4070)
+    made = workspace.create(tmp_path, "new", problem["kernel"], problem["reference"], task(platform=None, arch=None))
+    result = tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
+    assert result["platform"] == UNKNOWN and result["page"] == str(made.root / "calibration.md")
+    found = made.task()
+    assert (found["platform"], found["arch"], found["calibration"]) == (UNKNOWN, "Ada Lovelace", "calibration.md")
+    tool_json("estimate_work.py", "--workspace", made.root, run=run_here)
+    tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets", run=run_here)
+    basis = made.task()["targets"][0]["basis"]
+    assert basis.startswith("measured_copy_bandwidth: 1024 GB/s <- <workspace>/calibration.md:L")
+    looked_up = ("gpu_specs.py", "lookup", UNKNOWN, "measured_copy_bandwidth", "--workspace", made.root)
+    assert tool_json(*looked_up, run=run_here)["citation"] == basis
+    rounds.check_platform(made, UNKNOWN)
+    with pytest.raises(UsageError, match="this GPU is NVIDIA H200"):
+        rounds.check_platform(made, "NVIDIA H200")
+
+
+def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, run_here, stood_in):
+    stood_in("NVIDIA H100 80GB HBM3")
+    page = tmp_path / "h100.md"
+    tool_json("calibrate_gpu.py", "--out", page, run=run_here)
+    tool_json("calibrate_gpu.py", "--out", page, run=run_here)  # its own may be replaced
+    arguments = [problem["kernel"], "--reference", problem["reference"], "--root", tmp_path, "--calibration", page]
+    done = run_tool("workspace_init.sh", "given", *arguments)
+    assert done.returncode == 0, done.stderr
+    made = workspace.Workspace(tmp_path / "kernel_opt_given")
+    assert made.task()["platform"] == "H100 SXM" and made.task()["calibration"] == "calibration.md"
+    assert platforms.of_task(made).row("measured_bf16_matmul").value == 123.4
+    done = run_tool("workspace_init.sh", "other", *arguments, "--platform", "H200")
+    assert done.returncode == 2 and "is of H100 SXM, the platform is H200" in done.stderr
+    notes = tmp_path / "notes.md"
+    notes.write_text("mine")
+    done = run_here("calibrate_gpu.py", "--out", notes)
+    assert done.returncode == 2 and notes.read_text() == "mine"
+
+
+def test_a_task_that_names_a_page_which_is_gone_says_so(session):
+    session.update_readme({**session.task(), "calibration": "calibration.md"}, {})
+    with pytest.raises(UsageError, match="calibrate_gpu"):
+        platforms.of_task(session)
+    readme = session.readme.read_text()
+    session.readme.write_text(readme.replace('"calibration.md"', json.dumps("../elsewhere.md")))
+    with pytest.raises(UsageError, match="calibration"):
+        session.task()
+
+
+def test_no_other_product_stands_in(session):
+    with pytest.raises(Refused, match="no other product stands in"):
+        platforms.of_device("NVIDIA H100 80GB HBM3 MIG 1g.10gb", session)

@@ -1,0 +1,181 @@
+"""The least work of a problem (worker.work)."""
+
+import pytest
+import torch
+from kernelopt import problem
+from kernelopt.worker import work
+
+
+def reference(tmp_path, text: str) -> problem.Reference:
+    path = tmp_path / "reference_file.py"
+    path.write_text(text)
+    return problem.Reference(path)
+
+
+def test_work_of_a_matrix_product_and_of_attention(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, a, b): return a @ b
+def get_inputs(): return [torch.randn(64, 32), torch.randn(32, 16)]
+def get_workloads():
+    return {"large": lambda: [torch.randn(1 << 20, 1 << 12), torch.randn(1 << 12, 1 << 12)]}
+"""
+    oracle = reference(tmp_path, text)
+    small = work.estimate(oracle, "default", "bf16", "cpu")
+    assert small["flops"] == 2 * 64 * 32 * 16
+    assert small["bytes_min"] == 2 * (64 * 32 + 32 * 16 + 64 * 16) and small["dtype"] == "bf16"
+    assert work.estimate(oracle, "large", None, "cpu")["flops"] == 2 * 2**20 * 2**12 * 2**12  # shapes alone: no memory
+
+
+@pytest.mark.parametrize(
+    ("call", "pairs"),
+    [
+        ("F.scaled_dot_product_attention(q, k, v)", 100 * 100),
+        ("F.scaled_dot_product_attention(q, k, v, is_causal=True)", 100 * 101 // 2),
+        ("F.scaled_dot_product_attention(q, k, v, None, 0.0, True)", 100 * 101 // 2),
+        ("F.scaled_dot_product_attention(q[:, :, :60], k, v, is_causal=True)", 60 * 61 // 2),
+        ("F.scaled_dot_product_attention(q, k[:, :, :60], v[:, :, :60], is_causal=True)", 60 * 61 // 2 + 40 * 60),
+        ("F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=True, enable_gqa=True)", 100 * 101 // 2),
+    ],
+)
+def test_work_of_attention_is_what_the_causal_mask_leaves(tmp_path, call, pairs):
+    text = f"""
+import torch, torch.nn as nn, torch.nn.functional as F
+class Model(nn.Module):
+    def forward(self, q, k, v): return {call}
+def get_inputs(): return [torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 32)]
+"""
+    found = work.estimate(reference(tmp_path, text), "default", "bf16", "cpu")
+    assert found["flops"] == 2 * 2 * 4 * pairs * (16 + 32)
+
+
+def test_work_of_products_with_a_vector(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, a, v, b): return a @ v, v @ v, torch.addmv(b, a, v)
+def get_inputs(): return [torch.randn(64, 32), torch.randn(32), torch.randn(64)]
+"""
+    found = work.estimate(reference(tmp_path, text), "default", None, "cpu")
+    assert found["flops"] == 2 * 64 * 32 + 2 * 32 + 2 * 64 * 32
+
+
+def test_work_of_a_reference_that_looks_at_values(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, x): return x[: int(x.abs().sum() * 0 + 3)] * 2
+def get_inputs(): return [torch.randn(8)]
+"""
+    assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["bytes_out"] == 12
+
+
+def test_least_bytes_counts_a_storage_once():
+    base = torch.zeros(100)
+    assert work.least_bytes([base, base, base[:10]]) == 400
+    assert work.least_bytes([base[:10].expand(5, 10)]) == 200  # what it spans, not what the view repeats beyond it
+    assert work.least_bytes([torch.zeros(1).expand(1000)]) == 4
+
+
+def test_work_of_a_recurrent_layer(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 32, batch_first=True)
+    def forward(self, x): return self.lstm(x)[0]
+def get_inputs(): return [torch.randn(4, 8, 16)]
+"""
+    assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["flops"] == 2 * 4 * 8 * (16 + 32) * 4 * 32
+
+
+PRODUCTS = {  # forward, inputs -> dtype of the work
+    "fp8 with bf16 output": (
+        "torch._scaled_mm(a, b.t(), scale_a=s, scale_b=s, out_dtype=torch.bfloat16)",
+        "[fp8(64, 32), fp8(16, 32), torch.ones(())]",
+        "fp8",
+    ),
+    "fp8, converted for the product": (
+        "(a.float() @ b.float().t()).bfloat16()",
+        "[fp8(64, 32), fp8(16, 32), 1]",
+        "fp8",
+    ),
+    "fp8 with scales of blocks": (
+        "((a.float() * s) @ b.float().t()).bfloat16()",
+        "[fp8(64, 32), fp8(16, 32), torch.rand(64, 1)]",
+        "fp8",
+    ),
+    "int8, converted for the product": ("(a.int() @ b.int().t()).float() * s", "[i8(64, 32), i8(16, 32), 0.1]", "int8"),
+    "8-bit weights": ("a @ (b.bfloat16() * s).t()", "[b16(64, 32), i8(16, 32), torch.rand(16, 1).bfloat16()]", "bf16"),
+    "fp8 and int8": ("a.bfloat16() @ b.bfloat16().t()", "[fp8(64, 32), i8(16, 32), 1]", "bf16"),
+    "bf16 with fp32 output": ("(a @ b.t()).float()", "[b16(64, 32), b16(16, 32), 1]", "bf16"),
+    "bf16, multiplied in fp32": ("a.float() @ b.float().t()", "[b16(64, 32), b16(16, 32), 1]", "bf16"),
+    "attention with its softmax in fp32": (
+        "torch.softmax((a.float() @ b.float().t()) * 0.1, -1) @ b.float()",
+        "[b16(64, 32), b16(16, 32), 1]",
+        "bf16",
+    ),
+    "turned by a table in fp32": (
+        "(a.float() * s) @ b.float().t()",
+        "[b16(8, 64, 32), b16(16, 32), torch.rand(64, 32)]",
+        "bf16",
+    ),
+    "fp32, rounded for the product": ("a.bfloat16() @ b.bfloat16().t()", "[f32(64, 32), f32(16, 32), 1]", "bf16"),
+    "fp32": ("a @ b.t()", "[f32(64, 32), f32(16, 32), 1]", "fp32"),
+    "what follows an fp8 product": (
+        "torch.relu(a.float() @ b.float().t()) @ s.float()",
+        "[fp8(64, 32), fp8(16, 32), fp8(16, 4096)]",
+        "bf16",
+    ),
+    "no product": ("a.exp()", "[b16(64, 32), b16(16, 32), 1]", "bf16"),
+}
+
+
+@pytest.mark.parametrize(("forward", "inputs", "expected"), PRODUCTS.values(), ids=PRODUCTS)
+def test_the_dtype_of_the_work_is_that_of_the_operands_and_never_of_the_output(tmp_path, forward, inputs, expected):
+    text = f"""
+import torch, torch.nn as nn
+f32 = torch.randn
+def b16(*size): return torch.randn(*size).bfloat16()
+def fp8(*size): return torch.randn(*size).to(torch.float8_e4m3fn)
+def i8(*size): return torch.randint(-128, 128, size, dtype=torch.int8)
+class Model(nn.Module):
+    def forward(self, a, b, s): return {forward}
+def get_inputs(): return {inputs}
+"""
+    assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["dtype"] == expected
+
+
+def test_products_that_torch_does_not_count(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, a, b): return torch._int_mm(a, b)
+def get_inputs(): return [torch.ones(32, 64, dtype=torch.int8), torch.ones(64, 16, dtype=torch.int8)]
+"""
+    found = work.estimate(reference(tmp_path, text), "default", None, "cpu")
+    assert found["flops"] == 2 * 32 * 64 * 16 and found["dtype"] == "int8"
+    assert work.grouped_flops((100, 8), (4, 8, 16)) == 2 * 100 * 8 * 16  # groups of rows, a matrix each
+    assert work.grouped_flops((4, 100, 8), (4, 8, 16)) == 4 * 2 * 100 * 8 * 16
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "[torch.randn(8, 8).to(torch.float8_e4m3fn), torch.ones(())]",
+        "[torch.ones(8, 8, dtype=torch.int8), torch.rand(8, 1)]",
+    ],
+)
+def test_a_cast_of_eight_bit_data_or_their_scales_is_a_wrong_call(tmp_path, run_here, inputs):
+    file = tmp_path / "quantised.py"
+    file.write_text(f"""
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, x, scale): return (x.float() * scale).bfloat16()
+def get_inputs(): return {inputs}
+""")
+    done = run_here("estimate_work.py", "--reference", file, "--dtype", "bf16")
+    assert done.returncode == 2 and "leave --dtype out" in done.stderr
+    assert run_here("estimate_work.py", "--reference", file).returncode == 0

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""What this very card gives: memory bandwidth and matrix products, rested and sustained, as a page in the wiki's form.
+
+With --workspace W the page is W/calibration.md, and W's Task block names it: roofline and targets then rest on what this card
+gave. A card that the wiki lacks gets its page so. With --out the page is a file for other workspaces of this card
+(workspace_init.sh --calibration FILE). It takes about a minute and leaves clocks alone."""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import benchmarks, bundle, calibration, cli, gpu, memory, platforms, rounds, wiki
+from kernelopt.errors import Refused, UsageError
+from kernelopt.workspace import Workspace
+
+SIZES = [1 << power for power in range(20, 33, 2)]  # 1 MiB to 4 GiB
+LARGEST_PRODUCT = 8192
+BENCH_MS = 100  # of do_bench, as kernels are timed here
+PAUSE_S, SUSTAINED_S = 0.5, 2.0
+SMALL = 4096  # bytes of the side of a mix that hardly counts
+
+
+def main() -> int:
+    args = arguments()
+    start = time.monotonic()
+    workspace = Workspace(args.workspace) if args.workspace else None
+    target = workspace.root / platforms.CALIBRATION if workspace else args.out
+    page, limits = pages_of(gpu.identify()["name"], workspace)
+    check(workspace, target, page)
+    measured = measure(limits, args.timeout)
+    command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
+    bundle.write_text(target, calibration.text(measured, page, limits, memory.now()[:10], command))
+    made = platforms.read(target)
+    if workspace:
+        name_it(workspace, made)
+    result = {
+        "page": str(target),
+        "platform": made.platform,
+        "device": measured.device["name"],
+        "values": [row.citation for row in made.rows.values()],
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    lines = [*result["values"], f"{target}: {len(made.rows)} values of {made.platform}, in {result['seconds']} s"]
+    cli.emit(result, args.json, lines + next_step(workspace))
+    return 0
+
+
+def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None, wiki.Page | None]:
+    """(the wiki's page of the device, the limits of its compute capability), None for what the wiki lacks."""
+    root = wiki.root(workspace.task()["gpu_wiki_path"] if workspace else None)
+    try:
+        page = wiki.find(device, wiki.pages(root))
+        return page, page.limits
+    except Refused:
+        capability = gpu.query().get("compute_capability", "")
+        return None, wiki.limit_pages(root).get(f"sm_{capability.replace('.', '')}")
+
+
+def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> None:
+    """UsageError before anything is measured: the task is for another card, or the file is somebody's."""
+    if workspace:
+        rounds.check_platform(workspace, gpu.identify()["name"])
+    elif target.exists() and not is_calibration_of(target, gpu.identify()["name"]):
+        raise UsageError(f"{target} exists and is no calibration of this card; name another file")
+
+
+def is_calibration_of(path: Path, device: str) -> bool:
+    try:
+        return wiki.normalised(device) in wiki.spellings(platforms.read(path))
+    except UsageError:
+        return False
+
+
+def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
+    """Each dtype and each mix its own job and its own try: what fails loses nothing else."""
+    with benchmarks.jobs(timeout_s) as (device, job):
+        said, limit_w = gpu.query(), gpu.power_limit_w()
+        cli.say(f"calibrate_gpu.py: measuring {device['name']}: bandwidth")
+        bandwidth = job("bandwidth", sizes=SIZES, rep_ms=BENCH_MS, warm=False)
+        if not bandwidth["rates"]:
+            raise benchmarks.Failed("not even 4 MiB of the GPU's memory are free; end what uses it")
+        largest = max(rate["buffer_bytes"] for rate in bandwidth["rates"])
+        mixes = {"copy": (largest, largest), "read": (largest, SMALL), "write": (SMALL, largest)}
+        ceilings = {
+            pattern: tried(job, "ceiling", bytes_in=read, bytes_out=written, dtype="fp32", rep_ms=BENCH_MS)
+            for pattern, (read, written) in mixes.items()
+        }
+        products = {}
+        for dtype in calibration.DTYPES:
+            cli.say(f"calibrate_gpu.py: products in {dtype}")
+            products[dtype] = calibration.lacks(dtype, limits) or tried(
+                job,
+                "product_rates",
+                dtype=dtype,
+                largest=LARGEST_PRODUCT,
+                rep_ms=BENCH_MS,
+                pause_s=PAUSE_S,
+                sustained_s=SUSTAINED_S,
+            )
+    return calibration.Measured(device, said, limit_w, bandwidth, ceilings, products)
+
+
+def tried(job: benchmarks.Job, name: str, **arguments) -> dict | str:
+    """The job's report, or why there is none."""
+    try:
+        return job(name, **arguments)
+    except benchmarks.Failed as error:
+        return str(error)
+
+
+def name_it(workspace: Workspace, made: wiki.Page) -> None:
+    """The Task block names the page, and its platform where it named none."""
+    task = workspace.task() | {"calibration": platforms.CALIBRATION}
+    if task["platform"] is None:
+        task |= {"platform": made.platform, "arch": made.architecture}
+    workspace.update_readme(task, {})
+
+
+def next_step(workspace: Workspace | None) -> list[str]:
+    if workspace is None:
+        return ["use it: workspace_init.sh NAME KERNEL --calibration FILE"]
+    return [f"now: compute_utilization.py --workspace {workspace.root} --set-targets"]
+
+
+def arguments():
+    parser = cli.parser(__doc__)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
+    where.add_argument("--out", type=cli.path, help="a file for the page")
+    parser.add_argument("--timeout", type=cli.positive_float, default=120, help="seconds per measurement (default 120)")
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,195 @@
+"""The least work of a problem: FLOPs, the dtype that they are done in, and the bytes that go in and come out."""
+
+import math
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .. import problem
+
+
+def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
+    """Least work of a workload: {flops, dtype, bytes_in, bytes_out, bytes_min, cast_to, shapes}.
+
+    FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
+    does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction arithmetic
+    counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product. Shapes alone are
+    run (fake tensors); a reference that looks at values runs for real, on `device`.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _count(reference, workload, dtype, "cpu")
+    except problem.CastOfQuantised:
+        raise
+    except Exception:
+        return _count(reference, workload, dtype, device)
+
+
+def _count(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, inputs, _ = reference.build(workload, 0, dtype, device)
+    # Attention and recurrent layers are counted through their plain products: the counter does not know every
+    # fused CPU variant.
+    plain = torch.backends.mkldnn.flags(enabled=False)
+    causal, counter = CausalAttention(), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
+    operands = Operands(counter.flop_registry)
+    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands:
+        outputs = problem.tensors(problem.call(model, inputs))
+    arguments = problem.input_tensors(inputs)
+    incoming = arguments + list(model.state_dict().values())
+    return {
+        "flops": int(counter.get_total_flops()) - causal.spared,
+        "bytes_in": least_bytes(incoming),
+        "bytes_out": least_bytes(outputs),
+        "bytes_min": least_bytes(incoming) + least_bytes(outputs),
+        "dtype": operands.dtype() or problem.dominant_dtype(incoming + outputs),
+        "cast_to": dtype,
+        "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
+    }
+
+
+def least_bytes(values: list[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind `values`; a view counts no more than it spans."""
+    sizes: dict[int, int] = {}
+    for tensor in values:
+        storage = tensor.untyped_storage()
+        size = min(tensor.nbytes, storage.nbytes())
+        sizes[storage._cdata] = max(size, sizes.get(storage._cdata, 0))
+    return sum(sizes.values())
+
+
+def product_flops(matrix: tuple, vector: tuple, *_, **__) -> int:
+    """FLOPs of a matrix (or a vector) times a vector, from their shapes."""
+    return 2 * math.prod(matrix)
+
+
+def grouped_flops(a: tuple, b: tuple, *_, **__) -> int:
+    """FLOPs of a product of groups of rows (2-d) or of a batch (3-d), from the shapes (.., M, K) and (.., K, N)."""
+    return 2 * (a[0] if len(a) == len(b) == 3 else 1) * a[-2] * a[-1] * b[-1]
+
+
+ATEN = torch.ops.aten
+MORE_PRODUCTS = {  # that torch's counter leaves out, as far as this torch has them
+    getattr(ATEN, name): flops
+    for name, flops in {
+        "mv": product_flops,
+        "dot": product_flops,
+        "addmv": lambda _, *args, **rest: product_flops(*args),
+        "_int_mm": grouped_flops,
+        "_grouped_mm": grouped_flops,
+        "_scaled_grouped_mm": grouped_flops,
+    }.items()
+    if hasattr(ATEN, name)
+}
+ADDED_FIRST = {ATEN.addmm, ATEN.baddbmm, ATEN.addmv}  # their first argument is added to the product
+BITS = {"fp64": 64, "fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4}
+SCALING = {ATEN.mul, ATEN.div}
+COPYING = {
+    ATEN._to_copy,
+    ATEN.clone,
+    ATEN.copy_,
+    ATEN.detach,
+    ATEN.alias,
+    ATEN.cat,
+    ATEN.stack,
+    ATEN.index,
+    ATEN.gather,
+}
+
+
+class Operands(TorchDispatchMode):
+    """Sees each operation of a reference and keeps, by the dtype of their operands, how many FLOPs its products take.
+
+    A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the dtype
+    is the one that the numbers came in: conversions, views and scales keep it, other arithmetic on 8-bit numbers gives 16 bits.
+    """
+
+    def __init__(self, flops_of: dict):
+        super().__init__()
+        self._flops_of = flops_of
+        self._came_in = WeakIdKeyDictionary()  # tensor -> name of the dtype that its numbers came in
+        self._flops: dict[str, int] = {}
+
+    def dtype(self) -> str | None:
+        """The dtype of most FLOPs; None when there was no product."""
+        return max(self._flops, key=self._flops.get) if any(self._flops.values()) else None
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        operation = function._overloadpacket
+        tensors = problem.input_tensors([*args, *kwargs.values()])
+        given = [tensor for tensor in tensors if number_name(tensor.dtype) or tensor in self._came_in]
+        if operation in self._flops_of:
+            first = 1 if operation in ADDED_FIRST else 0
+            name = widest([self._name(tensor) for tensor in args[first : first + 2]])
+            flops = int(self._flops_of[operation](*args, **kwargs, out_val=result))
+            self._flops[name] = self._flops.get(name, 0) + flops
+            self._keep(result, at_least_16_bits(name))
+        elif given:
+            name = self._name(max(given, key=lambda tensor: (tensor.numel(), -BITS[self._name(tensor)])))
+            carried = function.is_view or operation in COPYING or (operation in SCALING and scaled(given))
+            self._keep(result, name if carried else at_least_16_bits(name))
+        return result
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        """The narrower of the dtype that it has and the one that its numbers came in."""
+        own = number_name(tensor.dtype) or "fp32"  # a product of whole numbers wider than 8 bits
+        return min(own, self._came_in.get(tensor, own), key=BITS.get)
+
+    def _keep(self, result, name: str) -> None:
+        for tensor in problem.input_tensors([result]):
+            self._came_in[tensor] = name
+
+
+def number_name(dtype: torch.dtype) -> str | None:
+    """ "bf16", "fp8", "fp4", "int8"; None for whole numbers that no product takes."""
+    if dtype in (torch.int8, torch.uint8):
+        return "int8"
+    if "float4" in str(dtype):
+        return "fp4"
+    return problem.dtype_class(dtype) if dtype.is_floating_point or dtype.is_complex else None
+
+
+def widest(names: list[str]) -> str:
+    """The dtype that two operands can meet in: the wider one, bf16 where they are 8 bits of two kinds."""
+    name = max(names, key=BITS.get)
+    return name if all(BITS[other] < BITS[name] or other == name for other in names) else at_least_16_bits(name)
+
+
+def at_least_16_bits(name: str) -> str:
+    return name if BITS[name] >= 16 else "bf16"
+
+
+def scaled(factors: list[torch.Tensor]) -> bool:
+    """Is one factor (or divisor) a scale of the other: a number, or a tensor of fewer elements?"""
+    return len(factors) == 1 or factors[0].numel() != factors[1].numel()
+
+
+class CausalAttention(torch.overrides.TorchFunctionMode):
+    """Counts in `spared` the FLOPs of attention that a causal mask takes away: torch's counter takes the whole square."""
+
+    def __init__(self):
+        super().__init__()
+        self.spared = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.spared += self._spared(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def _spared(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_) -> int:
+        """query: (..., L, E), key: (..., S, E), value: (..., S, V); query i sees the keys up to i."""
+        if not is_causal:
+            return 0
+        rows, columns = query.shape[-2], key.shape[-2]
+        seen = sum(min(row + 1, columns) for row in range(rows))
+        products = 2 * math.prod(query.shape[:-2]) * (query.shape[-1] + value.shape[-1])
+        return products * (rows * columns - seen)
