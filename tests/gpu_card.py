@@ -1,5 +1,5 @@
-"""What the tests on a GPU may expect of the one at hand: by its compute capability, its memories and its page of the wiki, never
-by its name."""
+"""What the tests on a GPU may expect of the one at hand: by its compute capability, its memories and its page of the
+wiki, never by its name."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,8 @@ LEAST_L2_BUFFER_MB = 2  # what is smaller takes less time than a launch
 
 @dataclass(frozen=True)
 class Card:
-    """page and limits: of the wiki, None where it has none of this product and capability. Sizes: None where not told."""
+    """page and limits: of the wiki, None where it has none of this product and capability. Sizes: None where not
+    told."""
 
     name: str
     capability: tuple[int, int]
@@ -40,8 +41,8 @@ class Card:
         return "bf16" if self.capability >= (8, 0) else "fp16"
 
     def l2_buffer_mb(self) -> int | None:
-        """The largest power of two of which two buffers take at most half of the L2; None where that is too small to tell a warm
-        cache from a cold one."""
+        """The largest power of two of which two buffers take at most half of the L2; None where that is too small to
+        tell a warm cache from a cold one."""
         size = LEAST_L2_BUFFER_MB
         if self.l2_mib is None or 4 * size > self.l2_mib:
             return None

@@ -1,8 +1,8 @@
 """On a real GPU, any of NVIDIA's from Volta on: pytest -m gpu. Each test runs the tools as a user does.
 
-What is expected follows the architecture (gpu_card.py); a test that the card, or the machine, lacks something for is skipped and
-says so. Where the wiki has no measured rows of the card, sessions stand on a calibration of it, so that targets can be met on any.
-`-m "gpu and not slow"` is meant to take less than eight minutes.
+What is expected follows the architecture (gpu_card.py); a test is skipped, and says why, where the card or the machine
+lacks something for it. Where the wiki has no measured rows of the card, sessions stand on a calibration of it, so that
+targets can be met on any. `-m "gpu and not slow"` is meant to take less than eight minutes.
 """
 
 import json
