@@ -1,6 +1,7 @@
-"""Print the requirements of a group of pyproject.toml that are not installed, one a line.
+"""Print the requirements of a group of pyproject.toml that are not installed, one a line; exit code 3 and a sentence when what is
+installed is too old and not ours to replace.
 
-Runs before anything is installed, on any Python from 3.10, so it reads its two arrays without a TOML library.
+Runs before anything is installed, on any Python from 3.10, so it reads its arrays without a TOML library.
 """
 
 import ast
@@ -10,7 +11,12 @@ import re
 import sys
 from pathlib import Path
 
-ANY_VERSION = ("torch", "triton")  # a GPU host's own build is used as it is, under whatever name it was installed
+BUNDLE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(BUNDLE / "tools"))
+import torch_build
+from kernelopt import packages
+
+HOSTS = ("torch", "triton")  # a GPU host's own build is used as it is, under whatever name it was installed
 
 
 def requirements(project: str, group: str) -> list[str]:
@@ -29,25 +35,35 @@ def applies(requirement: str) -> bool:
     return marker is None or sys.version_info >= (3, int(marker[1]))
 
 
-def installed(requirement: str) -> bool:
-    """Is it there, and new enough where the requirement says `>=`?"""
-    name = re.match(r"[A-Za-z0-9._-]+", requirement)[0]
-    if name in ANY_VERSION:
+def installed(requirement: str, hosts: tuple[str, ...] = HOSTS) -> bool:
+    """Is it there, and of a version that fits where the requirement says `>=` or `==`? Of `hosts` any version."""
+    name, sign, wanted = re.match(r"([A-Za-z0-9._-]+)(>=|==)?([\d.]*)", requirement).groups()
+    if name in hosts:
         return importlib.util.find_spec(name) is not None
     try:
-        found = importlib.metadata.version(name)
+        found = numbers(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return False
-    least = re.search(r">=([\d.]+)", requirement.partition(";")[0])
-    return least is None or numbers(found) >= numbers(least[1])
+    return sign is None or (found == numbers(wanted) if sign == "==" else found >= numbers(wanted))
 
 
-def main() -> None:
-    project = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text()
-    for requirement in requirements(project, sys.argv[1]):
-        if applies(requirement) and not installed(requirement):
-            print(requirement)
+def main(group: str) -> int:
+    for reason in filter(None, map(packages.unfit, HOSTS)):
+        print(f"setup: {reason}", file=sys.stderr)
+        return 3
+    hosts = () if group == "oldest" else HOSTS  # an environment of its own, with the versions that it names
+    wanted = [one for one in requirements((BUNDLE / "pyproject.toml").read_text(), group) if applies(one)]
+    lacking = [one for one in wanted if not installed(one, hosts)]
+    try:
+        if group == "dependencies":
+            lacking = [torch_build.requirement(one) if one.startswith("torch==") else one for one in lacking]
+    except torch_build.NoneFits as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 3
+    if lacking:
+        print("\n".join(lacking))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1]))

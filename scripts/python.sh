@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Prints the Python to run the tools with: the bundle's own environment if scripts/setup.sh made one, else python3.
+# Prints the Python to run the tools with: the environment that scripts/setup.sh made, if there is one, else python3.
 set -euo pipefail
 bundle=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
-if [ -x "$bundle/.venv/bin/python" ]; then
-  echo "$bundle/.venv/bin/python"
+venv=${KERNELOPT_VENV:-$bundle/.venv}
+if [ -x "$venv/bin/python" ]; then
+  echo "$venv/bin/python"
 elif command -v python3 >/dev/null; then
   command -v python3
 else

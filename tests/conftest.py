@@ -54,13 +54,31 @@ def kernel_text(body: str = "return torch.clamp(x * self.weight, min=0) * self.s
     return KERNEL.format(body=body.replace("\n", "\n        "))
 
 
+GPU_TEST_S = 600  # compilers and profilers take their time; the default for all tests is in pyproject.toml
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads the marks
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if "gpu" in item.keywords and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(GPU_TEST_S))
     try:
         gpu.identify()
     except EnvironmentLacks as error:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT and SIGHUP end this process and those that it starts, also in a suite that `nohup ... &` started: nohup has its
+    command ignore SIGHUP, a shell without job control what it puts into the background SIGINT; children inherit that."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

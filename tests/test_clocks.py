@@ -90,8 +90,8 @@ class StandInGpu:
     def set(self, **values) -> None:
         self.file.write_text(json.dumps({**json.loads(self.file.read_text()), **values}))
 
-    def start(self, script: str, *arguments) -> subprocess.Popen:
-        command = ["bash", str(BUNDLE / "scripts" / script), *map(str, arguments)]
+    def start(self, script: str, *arguments, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
+        command = [*prefix, "bash", str(BUNDLE / "scripts" / script), *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env={**os.environ, **self.environment}, **pipes)
 
@@ -104,7 +104,7 @@ class StandInGpu:
 
 
 @pytest.fixture
-def card(tmp_path):
+def card(tmp_path, interruptible):
     made = StandInGpu(tmp_path)
     yield made
     (gpu.LOCKS / f"kernelopt-{made.uuid}.lock").unlink(missing_ok=True)
@@ -249,21 +249,37 @@ def test_a_command_runs_locked_and_its_exit_code_is_passed_on(card, code):
     assert card["locked"] is None and card["resets"] == 1 and "the driver's again" in err
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_command_and_the_clock_is_given_back(card, ending):
+def started_under_lock(card, *signals: int, **options) -> subprocess.Popen:
+    """A command that dies of these signals, at work under the lock; a shell might take one for its child's."""
     started = card.file.with_name("started")
-    code = f"import pathlib, signal, time; signal.signal({ending:d}, signal.SIG_DFL); pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
-    process = card.start(
-        "lock-gpu-clock.sh", "--", sys.executable, "-c", code
-    )  # a shell may take a signal for its child's
+    lines = [f"signal.signal({number:d}, signal.SIG_DFL)" for number in signals]
+    lines += [f"pathlib.Path({str(started)!r}).touch()", "time.sleep(60)"]
+    code = "; ".join(["import pathlib, signal, time", *lines])
+    process = card.start("lock-gpu-clock.sh", "--", sys.executable, "-c", code, **options)
     deadline = time.monotonic() + 30
     while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert started.exists() and card["locked"] == 1590
+    return process
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_the_clock_is_given_back(card, ending):
+    process = started_under_lock(card, ending)
     process.send_signal(ending)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + ending and "Traceback" not in err
     assert card["locked"] is None and not list(card.notes.iterdir())
+
+
+def test_under_nohup_a_hang_up_ends_nothing_and_sigterm_does(card):
+    process = started_under_lock(card, signal.SIGHUP, signal.SIGTERM, prefix=("nohup",))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert process.poll() is None and card["locked"] == 1590
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM and card["locked"] is None
 
 
 def test_a_signal_while_the_clock_is_locked_or_given_back_leaves_nothing_locked(card):

@@ -1,12 +1,15 @@
 """Listings of real kernels, read by kernelopt.disassembly and shown by extract_asm.py."""
 
+import json
 import os
 import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import FIXTURES, run_tool, tool_json
-from kernelopt import disassembly
+from kernelopt import disassembly, programs
 from kernelopt.disassembly import Instruction, Kernel
 from kernelopt.errors import EnvironmentLacks, UsageError
 
@@ -58,6 +61,7 @@ def test_both_dialects_of_sass_read_the_same():
         "stack_bytes": 0,
         "static_shared_bytes": 0,
         "spilled_registers": None,  # only AMD's compiler says
+        "dynamic_shared_bytes": None,
     }
     assert counts(found, "global load", "global store") == {("global load", 128): (4, 0), ("global store", 128): (2, 0)}
     assert found["instructions"] == 42 and found["stands_out"] == []
@@ -95,6 +99,7 @@ def test_what_stands_out_in_each_recorded_kernel(name, kernel, resources, local,
         ("matmul_hgmma.sass", {("tensor", "HGMMA.64x128x16.F32.BF16"): (4, 4)}),
         ("matmul_tma_sm_100a.sass", {("tensor", "UTCHMMA"): (4, 2)}),
         ("matmul_gfx942.amdgcn", {("tensor", "v_mfma_f32_32x32x8_bf16"): (6, 2)}),
+        ("matmul_gfx1250.amdgcn", {("tensor", "v_wmma_f32_16x16x32_bf16"): (8, 4)}),
         ("one_block.sass", {}),
     ],
 )
@@ -223,6 +228,12 @@ def test_a_spill_is_told_from_an_array_where_the_evidence_allows(lines, verdict)
         ("amdgcn", "global_load_dword", "", "global load", 32),
         ("amdgcn", "buffer_load_ushort", "", "global load", 16),
         ("amdgcn", "buffer_load_dwordx4", "v1, s[4:7], 0 offen lds", "global to shared copy", 128),
+        ("amdgcn", "global_load_async_to_lds_b128", "v1, v[2:3], off", "global to shared copy", 128),
+        ("amdgcn", "cluster_load_async_to_lds_b32", "", "global to shared copy", 32),
+        ("amdgcn", "global_load_lds_dwordx4", "", "global to shared copy", 128),
+        ("amdgcn", "global_store_async_from_lds_b64", "", "shared to global copy", 64),
+        ("amdgcn", "tensor_load_to_lds", "s[0:3], s[4:11]", "TDM load", None),
+        ("amdgcn", "tensor_store_from_lds", "s[0:3], s[4:11]", "TDM store", None),
         ("amdgcn", "buffer_store_dword", "v1, off, s[0:3], 0 ; 4-byte Folded Spill", "local store", 32),
         ("amdgcn", "ds_read2st64_b64", "", "shared load", 128),
         ("amdgcn", "ds_bpermute_b32", "", None, None),
@@ -328,11 +339,18 @@ def test_amdgcn_of_triton():
         "stack_bytes": 0,
         "static_shared_bytes": 0,
         "spilled_registers": 0,
+        "dynamic_shared_bytes": None,
     }
     assert counts(found, "global load", "global store") == {("global load", 128): (6, 2), ("global store", 64): (4, 0)}
     assert found["in_loops"] == 36
     text = (RECORDED / "matmul_gfx942.amdgcn").read_text().replace(".vgpr_spill_count: 0", ".vgpr_spill_count: 7")
     assert notes(disassembly.summary(disassembly.parse_amdgcn(text)[0])) >= {"spill"}
+
+
+def test_amdgcn_of_gfx1250_copies_past_its_registers():
+    found = summary("matmul_gfx1250.amdgcn")
+    assert found["arch"] == "gfx1250" and found["local_memory"] == "none"
+    assert counts(found, "global load", "global to shared copy") == {("global to shared copy", 128): (16, 8)}
 
 
 @pytest.mark.parametrize("name", ["matmul_spill.sass", "tile.sass", "tile.ptx", "matmul_gfx942.amdgcn"])
@@ -367,6 +385,7 @@ def test_a_folder_gives_the_newest_of_each_kernel_first(tmp_path, run_here):
 def test_the_text_shows_what_stands_out(run_here):
     done = run_here("extract_asm.py", RECORDED / "matmul_spill.sass")
     assert done.returncode == 0 and "96 registers, 328 bytes of stack" in done.stdout
+    assert "1024 bytes of static shared memory, dynamic shared memory is set at launch" in done.stdout
     assert re.search(r"^  tensor +64 +64  HMMA.16816.F32.BF16$", done.stdout, re.MULTILINE)
     assert "  ! registers are spilled: " in done.stdout
 
@@ -453,6 +472,7 @@ def stand_in(tmp_path):
     program.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *broken*) echo "cuobjdump fatal   : Invalid fatbin header" >&2; exit 255;;\n'
+        f"  *sm_70.cubin) cat {RECORDED}/scale_sm_70.refused.txt >&2; exit 1;;\n"
         f"  -ptx*.so) cat {RECORDED}/scale.so.ptx.txt;;\n"
         f"  '-sass -res-usage'*.so) cat {RECORDED}/scale.so.sass.txt;;\n"
         f"  '-sass -res-usage'*.cubin) cat {RECORDED}/cute_vector_add.listing.txt;;\n"
@@ -487,8 +507,84 @@ def test_what_cuobjdump_cannot_read_is_said_in_its_words(tmp_path, stand_in):
     assert done.returncode == 2 and "Invalid fatbin header" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_one_file_that_cuobjdump_refuses_does_not_hide_the_others(tmp_path, stand_in):
+    cache = folder_of(tmp_path, "cute_vector_add.cubin", "scale_sm_70.cubin", "scale_sm_70.ptx")
+    done = run_tool("extract_asm.py", cache, "--json", env=stand_in)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and 'architecture "SM70" is deprecated' in done.stderr and done.stderr.count("\n") == 1
+    assert {(kernel["kind"], kernel["arch"]) for kernel in found["kernels"]} == {("sass", "sm_90a"), ("ptx", "sm_70")}
+    (left_out,) = found["unread"]
+    assert (
+        left_out["file"].endswith("hash1/scale_sm_70.cubin")
+        and left_out["kind"] == "sass"
+        and "SM70" in left_out["why"]
+    )
+    cut = tool_json("extract_asm.py", cache, "--kind", "ptx", env=stand_in)
+    assert cut["unread"] == [] and len(cut["kernels"]) == 1
+
+
+def test_the_ptx_beside_a_cubin_that_cuobjdump_refuses_is_read(tmp_path, stand_in):
+    cubin, ptx = (tmp_path / "cache" / f"scale_sm_70.{kind}" for kind in ("cubin", "ptx"))
+    cubin.parent.mkdir()
+    cubin.write_bytes((RECORDED / cubin.name).read_bytes())
+    alone = run_tool("extract_asm.py", cubin, env=stand_in)
+    assert alone.returncode == 2 and "SM70" in alone.stderr and "PTX" not in alone.stderr
+    ptx.write_bytes((RECORDED / ptx.name).read_bytes())
+    found = tool_json("extract_asm.py", cubin, env=stand_in)
+    assert [kernel["file"] for kernel in found["kernels"]] == [str(ptx)] and len(found["unread"]) == 1
+    for path, code in ((cubin, 2), (cubin.parent, 1)):  # a wrong file; a folder of which nothing can be read
+        done = run_tool("extract_asm.py", path, "--kind", "sass", env=stand_in)
+        assert done.returncode == code and "SM70" in done.stderr and "--kind all reads the PTX beside it" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_real_cuobjdump_refuses_that_cubin_as_it_was_recorded(tmp_path):
+    program = programs.find("cuobjdump")
+    version = program and subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    if not version or int(re.search(r"release (\d+)\.(\d+)", version)[1]) < 13 or "release 13.0" in version:
+        pytest.skip("no cuobjdump from 13.1 on")
+    listings = disassembly.read(RECORDED / "scale_sm_70.cubin")
+    assert [(listing.kind, bool(listing.why)) for listing in listings] == [("sass", True), ("ptx", False)]
+    assert (RECORDED / "scale_sm_70.refused.txt").read_text().strip() in listings[0].why
+
+
+def test_shared_memory_that_a_launch_asks_for_is_known_from_tritons_cache(tmp_path, stand_in):
+    cubin = tmp_path / "cute_vector_add.cubin"
+    cubin.write_bytes((RECORDED / cubin.name).read_bytes())
+    for beside, said in (
+        ('{"shared": 65536}', "65536 bytes of dynamic"),
+        ("[1]", "set at launch"),
+        ("{", "set at launch"),
+    ):
+        cubin.with_suffix(".json").write_text(beside)
+        assert said in run_tool("extract_asm.py", cubin, env=stand_in).stdout
+
+
+@pytest.mark.parametrize("place", ["PATH", "CUDA_HOME", "CUDA_PATH", "toolkit", "wheel"])
+def test_nvidias_programs_are_found_in_every_usual_place(tmp_path, monkeypatch, place):
+    """Not on the PATH alone: compute-sanitizer was looked for nowhere else."""
+    folder = tmp_path / {"PATH": "bin", "wheel": "triton/backends/nvidia/bin"}.get(place, "cuda/bin")
+    folder.mkdir(parents=True)
+    (folder / "some-program").write_text("#!/bin/sh\n")
+    (folder / "some-program").chmod(0o755)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert programs.find("some-program") is None
+    if place == "wheel":
+        monkeypatch.setattr(
+            programs.importlib.util,
+            "find_spec",
+            lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path / "triton")]),
+        )
+    elif place == "toolkit":
+        monkeypatch.setattr(programs, "CUDA", str(folder.parent))
+    else:
+        monkeypatch.setenv(place, str(folder if place == "PATH" else folder.parent))
+    assert programs.find("some-program") == str(folder / "some-program")
+
+
 def test_without_cuobjdump_a_cubin_needs_the_toolkit_and_a_listing_does_not(monkeypatch):
-    monkeypatch.setattr(disassembly.shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(programs.shutil, "which", lambda name, path=None: None)
     with pytest.raises(EnvironmentLacks, match=r"install the CUDA toolkit .* or pass a \.sass file") as error:
         disassembly.read(RECORDED / "cute_vector_add.cubin")
     assert error.value.exit_code == 3

@@ -6,10 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, run_tool
+from conftest import BUNDLE, GPU_TEST_S, run_tool
 
 DOCUMENTS = [
     path for path in BUNDLE.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
@@ -168,6 +169,34 @@ def test_setup_asks_for_what_is_absent_and_nothing_else():
     assert missing_packages.applies("x; python_version >= '3.10'") and not missing_packages.applies(
         "x; python_version >= '3.99'"
     )
+
+
+def test_every_test_has_a_time_limit_and_one_on_a_gpu_a_longer_one(pytestconfig, tmp_path):
+    if not pytestconfig.pluginmanager.hasplugin("timeout"):
+        pytest.skip("pytest-timeout is not installed")
+    usual = float(pytestconfig.getini("timeout"))
+    assert 0 < usual <= 120 < GPU_TEST_S
+    (tmp_path / "conftest.py").write_text((BUNDLE / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_limits.py").write_text(
+        "import pytest, time\n"
+        "def test_that_hangs(): time.sleep(600)\n"
+        "def test_after_it(request): assert request.node.get_closest_marker('timeout') is None\n"
+        "@pytest.mark.gpu\ndef test_of_a_gpu(): pass\n"
+        "def test_its_limit(request):\n"
+        "    (other,) = [item for item in request.session.items if item.name == 'test_of_a_gpu']\n"
+        f"    assert other.get_closest_marker('timeout').args == ({GPU_TEST_S},)\n"
+    )
+    command = ["-m", "pytest", "-n", "1", "-c", BUNDLE / "pyproject.toml", "--rootdir", tmp_path, "-o", "timeout=2"]
+    options = {
+        "cwd": tmp_path,
+        "capture_output": True,
+        "text": True,
+        "env": {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+    }
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, *command, tmp_path], **options)
+    assert "1 failed, 2 passed, 1 skipped" in done.stdout and "Timeout" in done.stdout, done.stdout + done.stderr
+    assert time.monotonic() - start < usual
 
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"

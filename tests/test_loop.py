@@ -3,6 +3,7 @@ and the evidence of its round is a recorded one of an H200 with that time put in
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -288,10 +290,15 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
 
 
 def test_what_an_agent_leaves_running_is_ended_with_it(ready, tmp_path):
-    leaves = f"set -m; sleep 301 & echo $! > {tmp_path}/a; setsid sleep 302 & sleep 0.2; echo $! > {tmp_path}/b"
+    leaves = f"set -m; sleep {nap(301)} & echo $! > {tmp_path}/a; setsid sleep {nap(302)} & sleep 0.2; echo $! > {tmp_path}/b"
     _, lines = run(ready, agent(kernel(50) + leaves), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"]
-    assert not running("301") and not running("302")
+    assert not running(nap(301)) and not running(nap(302))
+
+
+def nap(seconds: int) -> str:
+    """An argument of sleep that no other run of the tests on this machine has."""
+    return f"{seconds}.{os.getpid()}"
 
 
 def running(word: str) -> list[Path]:
@@ -419,7 +426,7 @@ def test_a_message_with_half_a_character_is_handed_back(ready):
 
 
 def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of_a_killed_one(ready, tmp_path):
-    code = STOPPABLE + program(ready, f"echo > {tmp_path}/began; sleep 303")
+    code = STOPPABLE + program(ready, f"echo > {tmp_path}/began; sleep {nap(303)}")
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = subprocess.Popen([sys.executable, "-c", code.replace(".run()", f".run({number == 9})")])
         while not (tmp_path / "began").exists():
@@ -431,7 +438,24 @@ def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of
         (tmp_path / "began").unlink()
     _, lines = run(ready, "true", limits=replace(LIMITS, rounds=3), resume=True)
     assert "stop" in outcomes(lines)
-    assert not running("303")
+    assert not running(nap(303))
+
+
+def test_started_by_nohup_in_the_background_it_is_stopped_by_sigterm_alone(ready, tmp_path):
+    """A shell without job control has what it puts into the background ignore SIGINT, nohup has it ignore SIGHUP."""
+    code = f"from kernelopt import cli\ncli.run(lambda: exec({program(ready, f'echo > {tmp_path}/began; sleep {nap(306)}')!r}))"
+    background = ["nohup", "bash", "-c", "trap '' INT; exec \"$@\"", "bash", sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
+    process = subprocess.Popen(background, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not (tmp_path / "began").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
+    time.sleep(0.3)
+    assert process.poll() is None and running(nap(306))
+    process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM and not running(nap(306))
 
 
 @pytest.mark.parametrize(
@@ -723,6 +747,18 @@ def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_
         trial.examine("verify", b"no archive", 60)
 
 
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot filter what it unpacks")
+def test_what_a_trial_unpacks_stays_in_its_folder(ready, tmp_path, monkeypatch):
+    packed = io.BytesIO(trial.pack("verify", ready, b"x = 1\n"))
+    with tarfile.open(fileobj=packed, mode="a") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped"))
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    with pytest.raises(Refused, match="died"):
+        trial.examine("verify", packed.getvalue(), 60)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
 def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypatch):
     (tmp_path / "jsonschema.py").write_text("raise SystemExit('the one on PYTHONPATH')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -909,10 +945,10 @@ def test_killed_in_a_partial_restart_it_still_tries_the_rounds_after_it(ready):
     assert outcomes(lines) == ["unchanged", "unchanged", "stop"]
 
 
-def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch):
+def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch, interruptible):
     """The process that verifies is stood in for by one that sleeps."""
     sleeper = tmp_path / "python"
-    sleeper.write_text("#!/bin/sh\nexec sleep 304\n")
+    sleeper.write_text(f"#!/bin/sh\nexec sleep {nap(304)}\n")
     sleeper.chmod(0o755)
     monkeypatch.setattr(trial.sys, "executable", str(sleeper))
     executor = SimpleNamespace(slots=1, examine=trial.examine, stop=trial.end_all)
@@ -921,7 +957,7 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch)
     plain = StandInMachine(stand_in(ready).brief, own.check, own.measure, own.restart, stop=own.stop)
 
     def end():
-        while not running("304"):
+        while not running(nap(304)):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -929,7 +965,7 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch)
     threading.Thread(target=end).start()
     with pytest.raises(KeyboardInterrupt):
         run(ready, agent(kernel(50)), plain, limits)
-    assert time.monotonic() - start < 10 and not running("304")
+    assert time.monotonic() - start < 10 and not running(nap(304))
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,13 @@ def test_the_verbose_page_and_the_files_of_mode_ncu(reports, tmp_path):
     assert all(f"| {metric.label} |" in text for metric in metrics.schema())
 
 
+def test_what_this_version_of_triton_does_not_show_is_said():
+    unknown = {"name": "k", "compiled": None, "autotuned": None}
+    assert "not known" in profile_pages.compiled_lines([unknown])[0]
+    assert "no Triton kernel of the file ran" in profile_pages.compiled_lines([{**unknown, "compiled": []}])[0]
+    assert "holds no Triton kernels" in profile_pages.compiled_lines([])[0]
+
+
 COMPILED = {"registers": 255, "spills": 4, "shared_bytes": 0, "num_warps": 4, "num_stages": 3, "files": ["k-0.ptx"]}
 PARAMS = {
     "version": "v1",

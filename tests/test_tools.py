@@ -238,6 +238,18 @@ def test_without_stderr_messages_go_nowhere(ready):
         assert done.stdout == b"", line
 
 
+def test_paths_with_letters_beyond_ascii_work_in_the_c_locale(tmp_path, problem):
+    """Also where Python's own way around that locale is switched off."""
+    folder = tmp_path / "köln"
+    folder.mkdir()
+    files = [option for name, path in problem.items() for option in (f"--{name}", path.rename(folder / path.name))]
+    for switched_off in ({}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
+        arguments = [*files, "--device", "cpu-interpreter", "--seeds", 2, "--only-these-shapes"]
+        done = run_tool("verify_kernel.py", *arguments, env={"LC_ALL": "C", **switched_off})
+        assert done.returncode == 0 and done.stdout.startswith("OK on cpu-interpreter"), done.stdout + done.stderr
+        assert str(folder) in done.stderr
+
+
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1", "ascii"])
 def test_what_an_encoding_lacks_is_escaped(ready, encoding):
     root = str(ready.root.rename(f"{ready.root}\udcff"))  # a byte that is no UTF-8

@@ -2,6 +2,7 @@
 test_gpu.py runs real ones."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
@@ -468,3 +469,47 @@ def test_each_call_starts_from_the_state_of_the_case_and_leaves_it_as_the_refere
     problem["kernel"].write_text(text.replace("MOVED", moved))
     found = judged(interpreter, problem)
     assert found["status"] == status, found["summary"]
+
+
+def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = False) -> tuple[dict, list]:
+    """(verify.sanitized of a right kernel, the command) with a stand-in for the sandbox, in which compute-sanitizer ends like that."""
+    (tmp_path / "input").write_bytes(b"x")
+    commands = []
+
+    def run_under(command, *_, **__):
+        commands.append(command)
+        return sandbox.Outcome(None, exit_code, None, timed_out, 1.0, log)
+
+    stand_in = SimpleNamespace(gpu={"name": "stand-in"}, new_folder=lambda _: str(tmp_path), run_under=run_under)
+    case = {"path": str(tmp_path / "input"), "other": None, "variant": None, "first": True}
+    result = {"status": "OK", "summary": "OK", "process": {}}
+    return verify.sanitized(stand_in, tmp_path / "kernel.py", [case], result, 60), commands
+
+
+def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(tmp_path, monkeypatch):
+    program = tmp_path / "cuda" / "compute-sanitizer" / "compute-sanitizer"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    clean, commands = sanitizer_run(tmp_path, "========= ERROR SUMMARY: 0 errors\n")
+    assert commands[0][0] == str(program) and commands[0][1:3] == ["--tool", "memcheck"]
+    assert clean["sanitizer"] == {"ran": True, "tool": "memcheck", "errors": 0} and clean["summary"] == "OK"
+    log = "========= Invalid __global__ read of size 4 bytes\n========= ERROR SUMMARY: 1 error\n"
+    found, _ = sanitizer_run(tmp_path, log, verify.SANITIZER_FOUND)
+    assert found["status"] == "OUT_OF_BOUNDS" and "Invalid __global__ read" in found["summary"]
+
+
+def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatch, interpreter, problem):
+    monkeypatch.setattr(verify.programs, "find", lambda _: "/some/compute-sanitizer")
+    broken, _ = sanitizer_run(tmp_path, "========= Error: Device not supported.\n", 1)
+    assert broken["sanitizer"] == {"ran": False, "why": "Error: Device not supported."} and broken["status"] == "OK"
+    assert broken["summary"] == "OK; compute-sanitizer did not run: Error: Device not supported."
+    late, _ = sanitizer_run(tmp_path, "", None, timed_out=True)
+    assert "did not run: time-out after 60 s" in late["summary"]
+    monkeypatch.setattr(verify.programs, "find", lambda _: None)
+    absent, commands = sanitizer_run(tmp_path, "")
+    assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
+    found = verify.verify(interpreter, Subject(**problem), ["default"], seeds=2, sanitize=True)
+    assert found["status"] == "OK" and found["summary"].endswith("compute-sanitizer did not run: there is no GPU")

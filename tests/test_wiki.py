@@ -182,9 +182,12 @@ def test_an_ambiguous_name_is_asked_back(name):
         wiki.find(name, PAGES)
 
 
-def test_an_unknown_name_lists_what_there_is_and_gets_no_stand_in():
-    done = run_tool("gpu_specs.py", "show", "RTX 9999")
-    assert done.returncode == 1 and "H200" in done.stderr and not done.stdout
+def test_an_unknown_name_gets_names_like_it_and_no_stand_in():
+    done = run_tool("gpu_specs.py", "show", "RTX 4099")
+    assert done.returncode == 1 and "RTX 4090" in done.stderr and not done.stdout
+    assert f"gpu_specs.py list prints all {len(PAGES)}" in done.stderr and done.stderr.count(",") <= 3
+    with pytest.raises(Refused, match=r"stands in for it; gpu_specs\.py list prints all"):
+        wiki.find("Voodoo", PAGES)
 
 
 def test_lookup_prints_the_contracted_keys():

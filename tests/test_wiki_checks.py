@@ -112,11 +112,3 @@ def test_a_device_that_says_something_else_than_its_page_is_told():
     assert wiki.disagreements(page, said) == []
     nvl = {**said, "tdp": 600.0, "sm_count": 131, "compute_capability": "9.9"}
     assert {found["metric"] for found in wiki.disagreements(page, nvl)} == {"tdp", "sm_count", "compute_capability"}
-
-
-def test_what_rocm_smi_prints_is_read():
-    from kernelopt import gpu
-
-    text = (Path(__file__).parent / "fixtures" / "rocm_smi_showproductname.json").read_text()
-    assert gpu.read_rocm_smi(text) == {"name": "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", "gfx_target": "gfx9010"}
-    assert gpu.read_rocm_smi("{}") is None and gpu.read_rocm_smi("no json") is None

@@ -2,7 +2,8 @@
 """SASS, PTX or AMDGCN of a kernel: what it holds, how much of that runs in loops, and what stands out.
 
 Counts registers, stack and shared memory; loads and stores by access width; spills; tensor instructions, barriers and
-atomics. Needs no GPU; cubins and extensions need cuobjdump (CUDA toolkit, or the copy in Triton's wheel).
+atomics. Needs no GPU; cubins and extensions need cuobjdump (CUDA toolkit, or the copy in Triton's wheel). Of a folder, files
+that it cannot read are named and left out; exit code 1 when it can read none.
 """
 
 import sys
@@ -22,9 +23,14 @@ EXAMPLES = """examples:
 def main() -> int:
     args = arguments()
     listings = disassembly.read(args.path, args.kind)
+    others = disassembly.read(args.diff, args.kind) if args.diff else []
+    unread = [listing for listing in (*listings, *others) if listing.why]
+    if unread:
+        more = f", nor {len(unread) - 1} more files of {len(listings) + len(others)}" if len(unread) > 1 else ""
+        cli.say(f"extract_asm.py: {unread[0].why}{more}")
     chosen = disassembly.choose(listings, args.kernel)
     if args.diff:
-        found = pairs(chosen, disassembly.choose(disassembly.read(args.diff, args.kind), args.kernel))
+        found = pairs(chosen, disassembly.choose(others, args.kernel))
         key, rows = "diffs", [difference(one, two) for one, two in found]
         lines = [line for diff in rows for line in changed(diff)]
         written = write_diffs(found, args.out) if args.out else []
@@ -32,7 +38,10 @@ def main() -> int:
         rows = [{"file": str(listing.file), **disassembly.summary(kernel)} for listing, kernel in chosen]
         key, lines = "kernels", [line for summary in rows for line in described(summary)]
         written = write(chosen, args.path, args.out) if args.out else []
-    cli.emit({key: rows, "written": written}, args.json, [*lines, *(f"wrote {path}" for path in written)])
+    left_out = [{"file": str(one.file), "kind": one.kind, "why": one.why} for one in unread]
+    cli.emit(
+        {key: rows, "written": written, "unread": left_out}, args.json, [*lines, *(f"wrote {path}" for path in written)]
+    )
     return 0
 
 
@@ -45,7 +54,7 @@ def described(found: dict) -> list[str]:
     elif None in known.values():
         resources = "registers, stack and shared memory unknown: add the output of cuobjdump -res-usage to the file"
     else:
-        resources = ", ".join(f"{value} {name}" for name, value in known.items()) + " memory"
+        resources = ", ".join(f"{value} {name}" for name, value in known.items()) + " memory, " + dynamic(found)
     lines = [
         f"{found['kernel']} ({found['kind']}, {found['arch'] or 'target unknown'}) {found['file']}",
         f"  {resources}",
@@ -57,6 +66,12 @@ def described(found: dict) -> list[str]:
             f"  {row['class']:<22}{row['bits'] or '':>6}{row['count']:>8}{row['in_loops']:>10}  {row['opcode']}",
         )
     return [*lines, *(f"  ! {note['message']}" for note in found["stands_out"]), ""]
+
+
+def dynamic(found: dict) -> str:
+    """The shared memory beyond the static one, which a tile of Triton's has none of."""
+    asked = found["resources"]["dynamic_shared_bytes"]
+    return "dynamic shared memory is set at launch" if asked is None else f"{asked} bytes of dynamic shared memory"
 
 
 def write(chosen: list[tuple[Listing, Kernel]], path: Path, out: Path) -> list[str]:

@@ -102,14 +102,14 @@ def lookup(page: wiki.Page, metric: str, products: list[wiki.Page], as_json: boo
 
 
 def detect(products: list[wiki.Page], as_json: bool) -> int:
-    from kernelopt import gpu
+    from kernelopt import amd, gpu
 
     try:
         device, said = gpu.identify(), gpu.query()
     except EnvironmentLacks:
-        device, said = gpu.identify_amd(), {}
-        if device is None:
+        if (device := amd.identify()) is None:
             raise
+        said = {"gfx_target": device["gfx_target"]} if device["gfx_target"] else {}
     page = wiki.find(device["name"], products)
     found = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
     lines = [f"{page.platform}: " + ", ".join(value for value in device.values() if isinstance(value, str))]

@@ -76,8 +76,7 @@ class Relay:
     def __init__(self):
         self.taken: list[int] = []
         self.child: subprocess.Popen | None = None
-        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, self.take)
+        cli.handle(self.take, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def take(self, number: int, _) -> None:
         self.taken.append(number)

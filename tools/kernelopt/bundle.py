@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import packages
 from .errors import EnvironmentLacks, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,10 +22,13 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def require(*packages: str, group: str = "") -> None:
-    """EnvironmentLacks when a package cannot be imported; none of them is imported here. group: of pyproject.toml."""
-    if lacking := [name for name in packages if importlib.util.find_spec(name) is None]:
+def require(*names: str, group: str = "") -> None:
+    """EnvironmentLacks when a package cannot be imported, or is too old (packages.unfit); none of them is imported here.
+    group: of pyproject.toml."""
+    if lacking := [name for name in names if importlib.util.find_spec(name) is None]:
         raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh {group}".rstrip())
+    for reason in filter(None, map(packages.unfit, names)):
+        raise EnvironmentLacks(reason)
 
 
 def finite(word: str) -> float:

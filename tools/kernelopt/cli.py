@@ -137,11 +137,19 @@ def emit(result: dict, as_json: bool, lines: list[str]) -> None:
 
 
 def continue_in_bundle_environment() -> None:
-    """If this interpreter lacks a package that `.venv` (scripts/setup.sh) has, go on there."""
-    python = bundle.ROOT / ".venv" / "bin" / "python"
+    """If this interpreter lacks a package that the environment of scripts/setup.sh has, go on there."""
+    python = Path(os.environ.get("KERNELOPT_VENV") or bundle.ROOT / ".venv", "bin", "python")
     lacking = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking and python.exists() and Path(sys.prefix).resolve() != python.parents[1].resolve():
         os.execv(python, [str(python), *sys.argv])
+
+
+def continue_in_utf8() -> None:
+    """Where paths are in another encoding than UTF-8 (LC_ALL=C with Python's own mode for it switched off, a legacy locale), go on
+    in Python's UTF-8 mode: torch and others write no path that is not UTF-8, and it would be blamed on the kernel's files."""
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"  # the children too
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def escape_what_cannot_be_printed() -> None:
@@ -160,14 +168,22 @@ def flush() -> None:
         raise
 
 
+def handle(handler: Callable[[int, object], object], *signals: int) -> None:
+    """Have these signals call `handler`, but leave those alone that whoever started this process had it ignore: nohup does so with
+    SIGHUP, a shell without job control (`... &` in a script) with SIGINT. SIGTERM ends it all the same."""
+    for number in signals:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def run(main: Callable[[], int]) -> None:
     """Run a tool's `main` and leave with its exit code; errors become one sentence on stderr."""
     name = Path(sys.argv[0]).name
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that children and scratch files are cleaned up
-        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
-            signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    # So that children and scratch files are cleaned up; SIGINT raises KeyboardInterrupt by itself.
+    handle(lambda number, _: sys.exit(128 + number), signal.SIGTERM, signal.SIGHUP)
     escape_what_cannot_be_printed()
     try:
+        continue_in_utf8()
         if not {"-h", "--help"} & set(sys.argv[1:]):
             continue_in_bundle_environment()
         try:

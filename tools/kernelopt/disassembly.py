@@ -5,9 +5,8 @@ Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, an
 """
 
 import difflib
-import importlib.util
+import json
 import re
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import EnvironmentLacks, UsageError
+from . import programs
+from .errors import EnvironmentLacks, Refused, UsageError
 
 KINDS = ("sass", "ptx", "amdgcn")
 KINDS_IN = {  # file suffix -> what can be read from such a file
@@ -25,7 +25,10 @@ KINDS_IN = {  # file suffix -> what can be read from such a file
     ".ptx": ("ptx",),
     ".amdgcn": ("amdgcn",),
 }
-UNKNOWN = {"registers": None, "stack_bytes": None, "static_shared_bytes": None, "spilled_registers": None}
+# static: what the code itself holds. dynamic: what a launch asks for on top, which only Triton writes down, beside the code.
+UNKNOWN = dict.fromkeys(
+    ("registers", "stack_bytes", "static_shared_bytes", "spilled_registers", "dynamic_shared_bytes"),
+)
 
 # ---- What an instruction does: the first pattern that fits its text ("opcode operands") from the left ----
 
@@ -78,7 +81,10 @@ PTX = {
 AMDGCN = {
     r"buffer_load_.*Folded": "local load",  # the compiler's comment at a spill, where scratch has no opcode of its own
     r"buffer_store_.*Folded": "local store",
-    r"global_load_lds|buffer_load_\S+ .*\blds\b": "global to shared copy",
+    r"global_load_lds|(global|cluster)_load_async_to_lds|buffer_load_\S+ .*\blds\b": "global to shared copy",
+    r"global_store_async_from_lds": "shared to global copy",
+    r"tensor_load_to_lds": "TDM load",  # the tensor data mover of gfx1250
+    r"tensor_store_from_lds": "TDM store",
     r"(global|buffer)_load_": "global load",
     r"(global|buffer)_store_": "global store",
     r"ds_(read|load)": "shared load",
@@ -103,7 +109,7 @@ CLASSES = {  # kind -> pattern, classes in the order of its groups
     "ptx": (alternatives(PTX), list(PTX.values())),
     "amdgcn": (alternatives(AMDGCN), list(AMDGCN.values())),
 }
-WITH_WIDTH = re.compile(r"(global|shared|local|generic) (load|store)|global to shared copy")
+WITH_WIDTH = re.compile(r"(global|shared|local|generic) (load|store)|global to shared copy|shared to global copy")
 
 JUMP = re.compile(r"(BRA|BRX|JMP|JMX)U?\b|bra\b|s_c?branch")
 NAMES_PLACE = re.compile(rf"{JUMP.pattern}|(BSSY|CALL|WARPSYNC)\b")
@@ -228,7 +234,7 @@ def amd_resources(known: dict[str, str]) -> dict:
         "static_shared_bytes": "group_segment_fixed_size",
         "spilled_registers": "vgpr_spill_count",
     }
-    return {key: int(known[name]) if name in known else None for key, name in names.items()}
+    return dict(UNKNOWN) | {key: int(known[name]) for key, name in names.items() if name in known}
 
 
 PARSERS = {"sass": parse_sass, "ptx": parse_ptx, "amdgcn": parse_amdgcn}
@@ -412,8 +418,9 @@ def narrow_accesses(found: dict) -> Iterator[dict]:
 
     Shared memory counts in loops only; elsewhere it serves a reduction or a few scalars.
     """
-    loads, stores = ("global load", "global to shared copy"), ("global store",)
-    looped = total(rows(found, *loads, *stores, "TMA load", "TMA store", "bulk copy"), "in_loops")
+    loads, stores = ("global load", "global to shared copy"), ("global store", "shared to global copy")
+    bulk = ("TMA load", "TMA store", "bulk copy", "TDM load", "TDM store")
+    looped = total(rows(found, *loads, *stores, *bulk), "in_loops")
     groups = [
         ("global loads", loads, "in_loops" if looped else "count"),
         ("global stores", stores, "in_loops" if looped else "count"),
@@ -520,21 +527,47 @@ def unified_diff(before: Kernel, after: Kernel) -> str:
 # ---- Files, and the program that disassembles them ----
 
 
+class Unreadable(UsageError):
+    """cuobjdump cannot read a file, in its own words."""
+
+
 @dataclass(frozen=True)
 class Listing:
-    """The text of one kind that a file holds or that cuobjdump made of it, and the kernels in it."""
+    """The text of one kind that a file holds or that cuobjdump made of it, and the kernels in it. why: it could not be read."""
 
     file: Path
     kind: str
     text: str
     kernels: list[Kernel]
+    why: str | None = None
 
 
 def read(path: Path, kind: str = "all") -> list[Listing]:
     """Listings of a file, or of all files below a folder, newest file first. kind: one of KINDS, or all.
 
-    UsageError when there is nothing to read; EnvironmentLacks when cuobjdump is needed and absent.
+    A file that cuobjdump cannot read has `why`; where any kind is wanted the PTX beside it is read too. UsageError when there is
+    nothing to read, or `path` is the one file that cannot be read; Refused when that is so of all files of a folder;
+    EnvironmentLacks when cuobjdump is needed and absent.
     """
+    files = files_of(path)
+    listings = in_parallel([(file, one) for file in files for one in KINDS_IN[file.suffix] if kind in (one, "all")])
+    unread = [listing for listing in listings if listing.why]
+    beside = [ptx for listing in unread if (ptx := listing.file.with_suffix(".ptx")).is_file() and ptx not in files]
+    if kind == "all":
+        listings += in_parallel([(ptx, "ptx") for ptx in beside])
+    if any(listing.kernels for listing in listings):
+        return listings
+    if not unread:
+        other = "" if kind == "all" else f" as {kind}; --kind all takes any kind"
+        raise UsageError(f"{path} holds no kernel{other}")
+    mend = "; --kind all reads the PTX beside it" if beside or (path.is_dir() and any(path.rglob("*.ptx"))) else ""
+    if path.is_dir():
+        raise Refused(f"none of the {len(unread)} files in {path} can be read; of the first, {unread[0].why}{mend}")
+    raise UsageError(f"{unread[0].why}{mend}")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file `path`, or the files with code below that folder, newest first; UsageError when there is none."""
     if path.is_dir():  # shared objects in a cache are host code as a rule
         files = [
             file for file in path.rglob("*") if file.suffix in KINDS_IN and file.suffix != ".so" and file.is_file()
@@ -545,16 +578,34 @@ def read(path: Path, kind: str = "all") -> list[Listing]:
         files = [path]
     if not files or any(file.suffix not in KINDS_IN for file in files):
         raise UsageError(f"{path} is no file or folder with code; what can be read: {', '.join(KINDS_IN)}")
-    files.sort(key=lambda file: (-file.stat().st_mtime, str(file)))
-    wanted = [(file, one) for file in files for one in KINDS_IN[file.suffix] if kind in (one, "all")]
-    with ThreadPoolExecutor() as pool:  # cuobjdump takes a quarter of a second, and a cache holds hundreds of files
-        texts = pool.map(lambda one: text_of(*one), wanted)
-        listings = [Listing(*one, text, PARSERS[one[1]](text)) for one, text in zip(wanted, texts, strict=True)]
-    if not any(listing.kernels for listing in listings):
-        raise UsageError(
-            f"{path} holds no kernel" + ("" if kind == "all" else f" as {kind}; --kind all takes any kind")
-        )
-    return listings
+    return sorted(files, key=lambda file: (-file.stat().st_mtime, str(file)))
+
+
+def in_parallel(wanted: list[tuple[Path, str]]) -> list[Listing]:
+    """A listing each; cuobjdump takes a quarter of a second, and a cache holds hundreds of files."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda one: listing_of(*one), wanted))
+
+
+def listing_of(file: Path, kind: str) -> Listing:
+    try:
+        text = text_of(file, kind)
+    except Unreadable as error:
+        return Listing(file, kind, "", [], str(error))
+    kernels = PARSERS[kind](text)
+    for kernel in kernels:
+        kernel.resources["dynamic_shared_bytes"] = dynamic_shared_bytes(file)
+    return Listing(file, kind, text, kernels)
+
+
+def dynamic_shared_bytes(file: Path) -> int | None:
+    """Shared memory that a launch of the code asks for: Triton's cache holds NAME.json with it beside NAME.cubin; None elsewhere."""
+    try:
+        found = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    shared = found.get("shared") if isinstance(found, dict) else None
+    return shared if isinstance(shared, int) else None
 
 
 def choose(listings: list[Listing], name: str | None) -> list[tuple[Listing, Kernel]]:
@@ -584,21 +635,16 @@ def text_of(file: Path, kind: str) -> str:
 
 
 def dump(file: Path, options: list[str]) -> str:
-    """What cuobjdump prints of a file; UsageError with its own words when it cannot read it."""
+    """What cuobjdump prints of a file; Unreadable with its own words when it cannot read it."""
     done = subprocess.run([program(), *options, str(file)], capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise UsageError(f"cuobjdump cannot read {file}; it said: {said}")
+        raise Unreadable(f"cuobjdump cannot read {file}; it said: {said}")
     return done.stdout
 
 
 def program() -> str:
-    """The path of cuobjdump: PATH, the CUDA toolkit's usual place, or the copy that Triton brings."""
-    triton = importlib.util.find_spec("triton")
-    brought = [
-        str(Path(folder, "backends/nvidia/bin")) for folder in (triton and triton.submodule_search_locations) or []
-    ]
-    for folder in (None, "/usr/local/cuda/bin", *brought):
-        if found := shutil.which("cuobjdump", path=folder):
-            return found
+    """The path of cuobjdump."""
+    if found := programs.find("cuobjdump"):
+        return found
     raise EnvironmentLacks("cuobjdump is not here: install the CUDA toolkit or Triton's wheel, or pass a .sass file")

@@ -7,10 +7,7 @@ import contextlib
 import ctypes
 import fcntl
 import getpass
-import json
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -203,25 +200,6 @@ def power_limit_w() -> float | None:
     with open_nvml() as (nvml, handle):
         ask = {"limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(_whole(nvml, handle)) / 1000}
         return told(nvml, ask).get("limit")
-
-
-def identify_amd() -> dict | None:
-    """{name, gfx_target} of the first AMD GPU by rocm-smi; None where there is none. Not run on AMD hardware: the reader
-    is tested on a sample of its JSON."""
-    if shutil.which("rocm-smi") is None:
-        return None
-    done = subprocess.run(["rocm-smi", "--showproductname", "--json"], capture_output=True, text=True)
-    return read_rocm_smi(done.stdout)
-
-
-def read_rocm_smi(text: str) -> dict | None:
-    """The first card of `rocm-smi --showproductname --json`."""
-    with contextlib.suppress(ValueError):
-        cards = json.loads(text)
-        card = cards[min(cards)] if cards else {}
-        name = card.get("Card Series") or card.get("Card series") or card.get("Card SKU")
-        return {"name": name, "gfx_target": card.get("GFX Version")} if name else None
-    return None
 
 
 def _sample(nvml, handle) -> dict:

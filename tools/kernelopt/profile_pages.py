@@ -247,7 +247,11 @@ def rule_line(rule: dict) -> str:
 def compiled_lines(kernels: list[dict]) -> list[str]:
     lines = []
     for kernel in kernels:
-        for one in kernel["compiled"]:
+        if kernel["compiled"] is None:
+            lines.append(
+                f"- `{kernel['name']}`: registers and spills are not known; this version of Triton does not show them"
+            )
+        for one in kernel["compiled"] or []:
             lines.append(
                 f"- `{kernel['name']}`: {one['registers']} registers, {one['spills']} spills, {one['shared_bytes']} bytes shared, "
                 f"{one['num_warps']} warps, {one['num_stages']} stages; {', '.join(one['files'])}"
@@ -258,7 +262,9 @@ def compiled_lines(kernels: list[dict]) -> list[str]:
                 f"  - {trial['config']}: {number(min(trial['times_us'], default=None))} us"
                 for trial in kernel["autotuned"]["trials"]
             ]
-    return lines or ["Nothing: the kernel's file holds no Triton kernels."]
+    return lines or [
+        "Nothing: " + ("no Triton kernel of the file ran." if kernels else "the kernel's file holds no Triton kernels.")
+    ]
 
 
 def timeline_page(profile: dict) -> str:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from . import correctness
+from . import correctness, programs
 from .errors import EnvironmentLacks, TimedOut, UsageError
 from .sandbox import Outcome, Sandbox
 from .subject import Subject
@@ -115,7 +115,7 @@ def verify(
         hide_secret(results)
         result = verdict(sandbox, results, None, what.tolerance, outcome)
         if sanitize and result["status"] == "OK":
-            say("under compute-sanitizer, where it is installed")
+            say("under compute-sanitizer")
             result = sanitized(sandbox, what.kernel, usual, result, timeout_s)
         return result
 
@@ -209,26 +209,39 @@ def named(case: dict) -> dict:
 
 
 def sanitized(sandbox: Sandbox, kernel: Path, cases: list[dict], result: dict, timeout_s: float) -> dict:
-    """The result after compute-sanitizer's memcheck has looked at one run of the kernel; `sanitizer` says what it found."""
-    if sandbox.gpu is None or shutil.which("compute-sanitizer") is None:
-        return {**result, "sanitizer": {"ran": False, "why": "no compute-sanitizer on the PATH"}}
+    """The result after compute-sanitizer's memcheck has looked at one run of the kernel; `sanitizer` says what it found, and where it
+    did not run why, which the summary says too."""
     small = [case for case in cases if Path(case["path"]).stat().st_size <= SANITIZED_BYTES]
-    if not small:
-        return {**result, "sanitizer": {"ran": False, "why": "all inputs are too large for it"}}
+    program = programs.find("compute-sanitizer")
+    why = {
+        "there is no GPU": sandbox.gpu is None,
+        "it is neither on the PATH nor in the CUDA toolkit": program is None,
+        "all inputs are too large for it": not small,
+    }
+    if reasons := [reason for reason, holds in why.items() if holds]:
+        return not_sanitized(result, reasons[0])
     arguments = run_arguments(kernel, small[:1], sandbox.new_folder("outputs"), guarded=False, trace=False)
-    tool = ["compute-sanitizer", "--tool", "memcheck", "--show-backtrace", "no", "--print-limit", "1"]
+    tool = [program, "--tool", "memcheck", "--show-backtrace", "no", "--print-limit", "1"]
     tool += ["--error-exitcode", str(SANITIZER_FOUND)]
     # Every tensor gets an allocation of its own, or an access out of bounds would hit its neighbour in torch's pool.
     outcome = sandbox.run_under(tool, "run", arguments, timeout_s, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     lines = [line.removeprefix("=========").strip() for line in outcome.log_tail.splitlines()]
-    ran = any(line.startswith("ERROR SUMMARY") for line in lines)
     if outcome.exit_code != SANITIZER_FOUND:
-        return {**result, "sanitizer": {"ran": ran, "tool": "memcheck", "errors": 0 if ran else None}}
+        if not any(line.startswith("ERROR SUMMARY") for line in lines):
+            said = next(filter(None, reversed(lines)), "it said nothing")
+            return not_sanitized(result, f"time-out after {timeout_s:.0f} s" if outcome.timed_out else said)
+        return {**result, "sanitizer": {"ran": True, "tool": "memcheck", "errors": 0}}
     first = next((line for line in lines if line.startswith(("Invalid", "Program hit"))), "see the log")
     message = f"OUT_OF_BOUNDS: compute-sanitizer: {first}; {HINTS['OUT_OF_BOUNDS']}"
     process = {**result["process"], "log_tail": outcome.log_tail}
     found = {"status": "OUT_OF_BOUNDS", "summary": message, "process": process}
     return {**result, **found, "sanitizer": {"ran": True, "tool": "memcheck", "errors": "at least 1"}}
+
+
+def not_sanitized(result: dict, why: str) -> dict:
+    """The result, which says that compute-sanitizer did not look at the kernel's memory accesses, and why."""
+    summary = f"{result['summary']}; compute-sanitizer did not run: {why[:120]}"
+    return {**result, "summary": summary, "sanitizer": {"ran": False, "why": why}}
 
 
 SANITIZER_FOUND = 86

@@ -147,7 +147,7 @@ def spellings(page: Page) -> set[str]:
 def find(name: str, products: list[Page]) -> Page:
     """The one product called `name`. Never a similar one.
 
-    Refused: several products could be meant (they are listed), or none is known (all are listed).
+    Refused: several products could be meant (they are listed), or none is known (those with names like it are listed).
     """
     wanted = normalised(name)
     for page in products:
@@ -156,8 +156,20 @@ def find(name: str, products: list[Page]) -> Page:
     similar = [p.platform for p in products if wanted and any(wanted in normalised(a) for a in p.aliases)]
     if similar:
         raise Refused(f"'{name}' does not name one product exactly; did you mean: {', '.join(similar)}?")
-    known = ", ".join(page.platform for page in products)
-    raise Refused(f"'{name}' is not in the wiki, and no other product stands in for it; known: {known}")
+    near = f"names like it: {', '.join(found)}; " if (found := nearest(wanted, products)) else ""
+    count = len(products)
+    raise Refused(
+        f"'{name}' is not in the wiki, and no other product stands in for it; {near}gpu_specs.py list prints all {count}"
+    )
+
+
+def nearest(wanted: str, products: list[Page]) -> list[str]:
+    """Up to three products with a name spelled like `wanted`, the nearest first."""
+    import difflib  # for a wrong name alone
+
+    platforms = {spelling: page.platform for page in products for spelling in spellings(page)}
+    close = difflib.get_close_matches(wanted, platforms, n=len(platforms))
+    return list(dict.fromkeys(platforms[spelling] for spelling in close))[:3]
 
 
 def product(name: str, gpu_wiki: Path | str | None = None) -> Page:

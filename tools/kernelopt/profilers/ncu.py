@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import metrics, verify
+from .. import metrics, programs, verify
 from ..errors import EnvironmentLacks, Refused, TimedOut
 from ..sandbox import Outcome, Sandbox
 
@@ -24,13 +24,15 @@ INSTALL_ROOTS = ("/opt/nvidia/nsight-compute", "/usr/local/NVIDIA-Nsight-Compute
 
 
 def installed() -> str | None:
-    return shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
+    return programs.find("ncu")
 
 
 def program() -> str:
     """The path of ncu; EnvironmentLacks when there is none."""
     if (found := installed()) is None:
-        raise EnvironmentLacks("ncu (Nsight Compute) is not on the PATH; install it or add its folder to PATH")
+        raise EnvironmentLacks(
+            "ncu (Nsight Compute) is neither on the PATH nor in the CUDA toolkit; install it or add its folder to PATH"
+        )
     return found
 
 
@@ -129,7 +131,7 @@ def reader():
 def installed_readers() -> list[Path]:
     """Folders with NVIDIA's own reader, newest first: beside ncu (in a CUDA toolkit ncu is a script that starts
     another one) and in the places where installers put Nsight Compute."""
-    beside = [Path(found).resolve().parent] if (found := shutil.which("ncu")) else []
+    beside = [Path(found).resolve().parent] if (found := installed()) else []
     usual = [path for root in INSTALL_ROOTS for path in sorted(Path(root).glob("*"), reverse=True)]
     folders = [path / "extras" / "python" for path in (*beside, *usual)]
     return [folder for folder in folders if (folder / "ncu_report.py").is_file()]

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .. import verify
+from .. import programs, verify
 from ..errors import Refused, TimedOut
 from ..sandbox import Sandbox
 
@@ -23,7 +23,7 @@ TABLES = ("cuda_gpu_trace", "cuda_api_trace")
 
 def program() -> str | None:
     """The path of nsys, if there is one."""
-    return shutil.which("nsys") or shutil.which("/usr/local/cuda/bin/nsys")
+    return programs.find("nsys")
 
 
 def command(report: Path) -> list[str]:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from triton.runtime import JITFunction
+
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin", "amdgcn")
 
 
@@ -9,27 +11,33 @@ def of_module(module, folder: str | None) -> list[dict]:
     """[{name, compiled: [{registers, spills, shared_bytes, num_warps, num_stages, files}], autotuned}] of the Triton kernels of
     a module. With a folder the stages of each compilation are written there.
 
+    compiled: None where this version of Triton keeps it where nobody looked for it; [] of a kernel that was never launched.
     autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
     """
     found = []
     for name, value in vars(module).items():
         kernel = _innermost(value)
         if kernel is not None:
-            compiled = [_compiled(name, number, one, folder) for number, one in enumerate(_compilations(kernel))]
-            found.append({"name": name, "compiled": compiled, "autotuned": _autotuned(value)})
+            kept = _compilations(kernel)
+            known = None if kept is None else [_compiled(name, at, one, folder) for at, one in enumerate(kept)]
+            found.append({"name": name, "compiled": known, "autotuned": _autotuned(value)})
     return found
 
 
-def _innermost(value):
+def _innermost(value) -> JITFunction | None:
     """Triton's JIT function inside autotuners and heuristics; None for anything else."""
-    while hasattr(value, "fn") and not hasattr(value, "device_caches"):
+    while hasattr(value, "fn") and not isinstance(value, JITFunction):
         value = value.fn
-    return value if hasattr(value, "device_caches") else None
+    return value if isinstance(value, JITFunction) else None
 
 
-def _compilations(kernel) -> list:
-    """The compiled kernels, by whatever version of Triton keeps them: a dict by device, whose first part is one by key."""
-    caches = [cache[0] if isinstance(cache, tuple) else cache for cache in kernel.device_caches.values()]
+def _compilations(kernel: JITFunction) -> list | None:
+    """The compiled kernels; None where this version of Triton keeps them in neither place. By device and key, 3.2 has them in
+    `cache`, 3.3 and newer as the first part of a tuple in `device_caches`."""
+    place = next((name for name in ("device_caches", "cache") if hasattr(kernel, name)), None)
+    if place is None:
+        return None
+    caches = [cache[0] if isinstance(cache, tuple) else cache for cache in getattr(kernel, place).values()]
     return [one for cache in caches for one in cache.values() if hasattr(one, "asm")]
 
 

@@ -3,7 +3,7 @@
 import time
 
 from triton.backends.driver import DriverBase
-from triton.runtime import driver
+from triton.runtime import Config, driver, interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
 
@@ -41,6 +41,9 @@ _finished = []  # kernels that ran to their end in this process
 def install() -> None:
     """Give the interpreter its driver, and see which kernels it runs."""
     driver.set_active(HostDriver())
+    # Triton 3.2 would hand a kernel the options of an autotuner's Config that its interpreter has not heard of.
+    reserved = getattr(interpreter, "RESERVED_KWS", [])
+    reserved += [name for name in Config({}).all_kwargs() if name not in reserved]
     launch = GridExecutor.__call__
 
     def noted(self, *arguments, **options) -> None:

@@ -1,0 +1,25 @@
+"""Where NVIDIA's programs are. No other place looks for them."""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+CUDA = "/usr/local/cuda"  # where the toolkit's installer puts a link to the newest
+PARTS = ("bin", "compute-sanitizer")  # of a toolkit, with programs
+
+
+def find(name: str) -> str | None:
+    """The path of a program: on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual place), or in Triton's wheel, which
+    brings ptxas, cuobjdump and nvdisasm; None where it is in none of them."""
+    return next((found for folder in (None, *folders()) if (found := shutil.which(name, path=folder))), None)
+
+
+def folders() -> list[str]:
+    """Where programs lie that are not on the PATH."""
+    toolkits = [root for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), CUDA) if root]
+    triton = importlib.util.find_spec("triton")
+    brought = [
+        Path(folder, "backends", "nvidia", "bin") for folder in (triton and triton.submodule_search_locations) or []
+    ]
+    return [str(path) for path in (*(Path(root, part) for root in toolkits for part in PARTS), *brought)]
