@@ -29,7 +29,7 @@ def test_a_report_is_read_with_every_kernel_and_metric(three_passes):
     assert [kernel["name"] for kernel in three_passes] == ["row_max", "row_sum", "normalise"]
     for kernel in three_passes:
         assert set(kernel["metrics"]) == {metric.key for metric in metrics.schema()}
-        assert None not in kernel["metrics"].values()
+        assert [key for key, value in kernel["metrics"].items() if value is None] == ["tcgen05_instructions"]
         assert 100 < kernel["duration_us"] < 300
 
 

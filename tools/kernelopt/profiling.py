@@ -103,8 +103,18 @@ def without_counters(stage: dict, device: str) -> dict:
     known = {"duration": stage["us"], "grid_size": blocks, "block_size": threads}
     known["registers_per_thread"] = stage["registers"]
     known["theoretical_occupancy"] = theoretical_occupancy(device, threads, stage["registers"], stage["shared_bytes"])
+    known |= metrics.of_capability(wiki_value(device, "compute_capability"))
     values = {metric.key: known.get(metric.key) for metric in metrics.schema()}
     return {"name": stage["name"], "duration_us": stage["us"], "metrics": values, "rules": []}
+
+
+def wiki_value(device: str, metric: str) -> str | None:
+    """What the wiki's page of this GPU has in a row; None where there is neither."""
+    try:
+        row = wiki.product(device).known(metric)
+    except Refused:
+        return None
+    return row and row.text
 
 
 def theoretical_occupancy(device: str, threads, registers, shared_bytes) -> float | None:
