@@ -197,6 +197,29 @@ def test_what_a_gpu_does_not_have_is_no_lost_evidence(tmp_path):
     assert light["warnings"] == [] and light["at_roofline"] is None and "of DRAM nothing is known" in light["reason"]
 
 
+PRODUCT = {"hmma_instructions": "20.1", "tensor_cycles": "42.0"}
+IN_PLACE = {HMMA.format("op"): HMMA.format("subpipe")}
+
+
+@pytest.mark.parametrize(
+    ("capability", "figures", "expected"),
+    [
+        ("10.0", {**PRODUCT, "tcgen05_instructions": "0"}, {"mma_sync_on_blackwell"}),
+        ("10.3", {**PRODUCT, "tcgen05_instructions": "0"}, {"mma_sync_on_blackwell"}),
+        ("10.0", {**PRODUCT, "tcgen05_instructions": "0.61"}, set()),
+        ("12.0", PRODUCT, set()),
+        ("8.9", PRODUCT, set()),
+    ],
+)
+def test_a_product_on_another_gpu_is_held_against_that_gpus_instructions(tmp_path, capability, figures, expected):
+    kernels = elsewhere(
+        tmp_path, "spilling_tile", capability, IN_PLACE if capability[:2] in ("10", "12") else {}, **figures
+    )
+    found = diagnosis.analyse({"kernels": kernels, "work": None}, LIMITS)
+    assert {finding["id"] for finding in found["findings"] if "mma_sync" in finding["id"]} == expected
+    assert found["metrics"]["hmma_instructions"] == 20.1 and found["metrics"]["tensor_cycles"] == 42.0
+
+
 def test_on_ada_the_name_that_nvidia_put_in_place_of_the_first_one_counts(tmp_path):
     old = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
     new = old.replace("active.avg", "active_v2.avg")

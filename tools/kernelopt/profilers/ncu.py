@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import metrics, verify
+from .. import gpu, metrics, verify
 from ..errors import EnvironmentLacks, Refused, TimedOut
 from ..sandbox import Outcome, Sandbox
 
@@ -39,6 +39,28 @@ def program_version() -> str:
     done = subprocess.run([program(), "--version"], capture_output=True, text=True)
     version = re.search(r"Version (\S+)", done.stdout)
     return f"Nsight Compute {version[1]}" if version else "Nsight Compute, version unknown"
+
+
+def check_supported() -> None:
+    """EnvironmentLacks when this Nsight Compute no longer profiles GPUs of this kind: it would find no kernel, and not say why."""
+    try:
+        capability = gpu.query().get("compute_capability")
+    except EnvironmentLacks:  # no GPU, which shows when the kernel runs
+        return
+    if capability and metrics.last_version(capability) and (lack := left_out(capability, program_version())):
+        raise EnvironmentLacks(lack)
+
+
+def left_out(capability: str, version: str) -> str | None:
+    """Why that version of Nsight Compute profiles no GPU of compute capability "7.0", and which one does; None where it does, or
+    its number is not known. Pure."""
+    last, found = metrics.last_version(capability), re.search(r"(\d+)\.(\d+)", version)
+    if last is None or found is None or (int(found[1]), int(found[2])) <= tuple(map(int, last.split("."))):
+        return None
+    return (
+        f"{version} profiles no GPU of compute capability {capability}; the last version that does is {last}: "
+        "install it, and put its folder before the newer one on the PATH"
+    )
 
 
 def command(report: Path, cache: str, everything: bool = False) -> list[str]:
@@ -80,6 +102,7 @@ def collect(
     """
     report.unlink(missing_ok=True)
     program()
+    check_supported()
     with sandbox.folder("report") as folder:
         made, stages = Path(folder, "report.ncu-rep"), Path(folder, "compiled")
         stages.mkdir()
