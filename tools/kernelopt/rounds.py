@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import audit, bundle, gate, memory, profile_report, roofline, subject, timing, verify, wiki
+from . import audit, bundle, correctness, gate, memory, profile_report, roofline, subject, timing, verify, wiki
 from .errors import Refused, TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
 from .workspace import KEPT_FILE, Workspace, digest
@@ -164,6 +164,9 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
         evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
             return evidence
+        if sandbox.gpu and verdict["own_work"] == correctness.NOT_CHECKED:
+            verify.check_profiler(sandbox, timeout_s)  # is it this machine, or the candidate?
+            return evidence
         workloads = list(dict.fromkeys(case["workload"] for case in verdict["cases"]))
         opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
         try:
@@ -267,7 +270,8 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
         "accepted": decision["accepted"],
         "reason": decision["reason"],
         "version": version,
-        "verify": {name: evidence.verify[name] for name in ("status", "device", "summary", "worst_rel_err")},
+        "verify": {name: evidence.verify[name] for name in ("status", "device", "summary", "worst_rel_err")}
+        | {"own_work": evidence.verify.get("own_work")},
         "timing": {"latencies": evidence.latencies, "against": evidence.against, "comparisons": evidence.comparisons},
         "utilization": evidence.utilization,
         "commit": record["git_commit_hash"],

@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, oracle, rates, timing
+from . import candidate, oracle, rates, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -16,6 +16,7 @@ JOBS = {
         rates.bandwidth,
         rates.ceiling,
         rates.matmul,
+        tracing.probe,
     )
 }
 

@@ -5,6 +5,8 @@ import re
 
 import torch
 
+from .context import Context
+
 # Kernels of PyTorch, of cuBLAS, cuDNN and hipBLASLt, and those that torch.compile generates, by the names that CUPTI
 # gives. A name must be one that only these make: `hopper_sgemm_kernel` or `ada_softmax` is somebody's own, and so is a
 # kernel made of CUTLASS, whose name holds cutlass::gemm or cutlass::conv. Held against the names in cuBLAS 13.10 and
@@ -52,6 +54,12 @@ def kernels_of(call, before=lambda: None) -> list[dict]:
         }
         for event in sorted(device_events(events), key=lambda event: event.time_range.start)
     ]
+
+
+def probe(context: Context) -> dict:
+    """{kernels}: how many kernels the profiler names of a call of torch's that launches some. A job without a candidate."""
+    numbers = torch.ones(1 << 10, device=context.device)
+    return {"kernels": len(kernels_of(lambda: numbers.exp().sum()))}
 
 
 @functools.cache
