@@ -340,8 +340,7 @@ def call(tmp_path, monkeypatch):
     (tmp_path / "kernel.py").write_text("")
     (tmp_path / "profile").mkdir()
     case = {"path": "input.pt", "shapes": [[4, 4]], "dtype": "bf16"}
-    limits = wiki.product("H200").limits
-    return profiling.Call(tmp_path / "kernel.py", "v0", "default", case, "cold", 60, limits)
+    return profiling.Call(tmp_path / "kernel.py", "v0", "default", case, "cold", 60, wiki.product("H200"))
 
 
 def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, tmp_path, monkeypatch, session):
