@@ -138,7 +138,7 @@ def stop_line(target: dict) -> str:
 
 def is_documented(target: dict) -> bool:
     """Does a target rest on a documented peak, which nobody measured on such a card?"""
-    return target["basis"].startswith(DOCUMENTED_ROWS)
+    return (target.get("basis") or "").startswith(DOCUMENTED_ROWS)
 
 
 def reach(target: dict) -> str:

@@ -192,7 +192,7 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
             evidence.verify = {**verdict, "status": status, "summary": f"{status}: {message}"}
             return evidence
     time_us = evidence.latencies["default"]["latency_us"]["median"]
-    evidence.utilization = utilization(workspace, time_us, max_clocks=sandbox.gpu["max_clocks"])
+    evidence.utilization = utilization(workspace, time_us, max_clocks=(sandbox.gpu or {}).get("max_clocks"))
     return evidence
 
 
