@@ -1,5 +1,5 @@
-"""Print the requirements of a group of pyproject.toml that are not installed, one a line; exit code 3 and a sentence when what is
-installed is too old and not ours to replace.
+"""Print the requirements of a group of pyproject.toml that are not installed, one a line; exit code 3 and a sentence
+when what is installed is too old and not ours to replace.
 
 Runs before anything is installed, on any Python from 3.10, so it reads its arrays without a TOML library.
 """

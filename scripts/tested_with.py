@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write what came of a run of the tests into docs/tested-with.md: tested_with.py RESULT.xml COMMAND.
 
-RESULT.xml is what pytest --junitxml left, COMMAND the line that ran the tests. The row of the same command, versions and device is
-replaced. scripts/test.sh --record calls this.
+RESULT.xml is what pytest --junitxml left, COMMAND the line that ran the tests. The row of the same command, versions
+and device is replaced. scripts/test.sh --record calls this.
 """
 
 import datetime

@@ -12,6 +12,9 @@ BUILDS = Path(__file__).resolve().parents[1] / "reference" / "torch_builds.json"
 QUERY = ["nvidia-smi", "--format=csv,noheader", "--query-gpu"]
 
 
+ANSWER_S = 60
+
+
 class NoneFits(Exception):
     """No build runs here: one sentence with the mend."""
 
@@ -19,8 +22,8 @@ class NoneFits(Exception):
 def choose(gpus: list[dict], builds: list[dict]) -> dict:
     """The newest build that runs on all GPUs, else the newest that runs on one of them; NoneFits where none does.
 
-    gpus: [{name, driver, capability}], driver the number before the first dot, capability as [9, 0], None where the driver does not
-    tell it. Without GPUs the newest.
+    gpus: [{name, driver, capability}], driver the number before the first dot, capability as [9, 0], None where the
+    driver does not tell it. Without GPUs the newest.
     """
     if not gpus:
         return builds[0]
@@ -32,8 +35,8 @@ def choose(gpus: list[dict], builds: list[dict]) -> dict:
                 return build
     mend = f"install driver {newest} or newer" if driver < newest else "put a torch built for it into a Python"
     raise NoneFits(
-        f"no build of torch 2.6 or newer that set-up knows runs on {describe(gpus[0])} under the NVIDIA driver {driver}: {mend}, "
-        "then run this again (PYTHON=... names another Python)"
+        f"no build of torch 2.6 or newer that set-up knows runs on {describe(gpus[0])} under the NVIDIA driver {driver}: "
+        f"{mend}, then run this again (PYTHON=... names another Python)"
     )
 
 
@@ -53,8 +56,9 @@ def ask() -> list[dict]:
     """The GPUs that nvidia-smi lists; [] where there is none, or no driver."""
     for fields in ("name,driver_version,compute_cap", "name,driver_version"):  # old drivers do not know compute_cap
         try:
-            done = subprocess.run([*QUERY[:-1], f"{QUERY[-1]}={fields}"], capture_output=True, text=True)
-        except OSError:
+            command = [*QUERY[:-1], f"{QUERY[-1]}={fields}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+        except (OSError, subprocess.TimeoutExpired):
             return []
         if done.returncode == 0:
             return [gpu for line in done.stdout.splitlines() if (gpu := read(line))]
@@ -72,7 +76,8 @@ def read(line: str) -> dict | None:
 
 
 def requirement(default: str) -> str:
-    """`default` ("torch==2.13.0"), or the requirement of a build that this machine's GPUs need in its place; NoneFits."""
+    """`default` ("torch==2.13.0"), or the requirement of a build that this machine's GPUs need in its place;
+    NoneFits."""
     if platform.machine() != "x86_64":  # the builds were looked at for this one alone
         return default
     return f"torch=={choose(ask(), json.loads(BUILDS.read_text())['builds'])['torch']}"

@@ -1,7 +1,7 @@
 """What artefacts.of_module says of a file of Triton kernels that were compiled for a GPU that is not here, as JSON.
 
-python compile_elsewhere.py FILE. The kernels are real and so is the compiler; the driver is a stand-in, which gives sm_80 as its
-GPU, launches nothing and lets each configuration of an autotuner be faster than the one before.
+python compile_elsewhere.py FILE. The kernels are real and so is the compiler; the driver is a stand-in, which gives
+sm_80 as its GPU, launches nothing and lets each configuration of an autotuner be faster than the one before.
 """
 
 import importlib.util

@@ -72,8 +72,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def interruptible():
-    """SIGINT and SIGHUP end this process and those that it starts, also in a suite that `nohup ... &` started: nohup has its
-    command ignore SIGHUP, a shell without job control what it puts into the background SIGINT; children inherit that."""
+    """SIGINT and SIGHUP end this process and those that it starts, also in a suite that `nohup ... &` started: nohup
+    has its command ignore SIGHUP, a shell without job control what it puts into the background SIGINT; children inherit
+    that."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

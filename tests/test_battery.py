@@ -28,9 +28,11 @@ def constant(path: Path, name: str):
 
 
 def files(folder: str, gpu: bool) -> list:
-    """pytest parameters: those that run without a GPU, or (gpu) all of them."""
-    found = [path for path in sorted((KERNELS / folder).glob("*.py")) if gpu or constant(path, "NEEDS") is None]
-    return [pytest.param(path, id=path.stem) for path in found]
+    """pytest parameters: those that run without a GPU, or (gpu) all of them; there the former are marked as slow, for
+    every run of the tests judges them in the interpreter."""
+    found = {path: constant(path, "NEEDS") is None for path in sorted((KERNELS / folder).glob("*.py"))}
+    slow = [pytest.mark.slow] if gpu else []
+    return [pytest.param(path, id=path.stem, marks=slow if free else []) for path, free in found.items() if gpu or free]
 
 
 @pytest.fixture(scope="module")

@@ -298,6 +298,7 @@ def test_a_task_without_a_gpu_is_not_judged(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TASKS, ids=lambda case: case.name)
 def test_the_targets_can_be_met(case, prepared):
     folder = prepared(case)

@@ -472,7 +472,8 @@ def test_each_call_starts_from_the_state_of_the_case_and_leaves_it_as_the_refere
 
 
 def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = False) -> tuple[dict, list]:
-    """(verify.sanitized of a right kernel, the command) with a stand-in for the sandbox, in which compute-sanitizer ends like that."""
+    """(verify.sanitized of a right kernel, the command) with a stand-in for the sandbox, in which compute-sanitizer
+    ends like that."""
     (tmp_path / "input").write_bytes(b"x")
     commands = []
 

@@ -195,7 +195,8 @@ def test_what_nvidia_smi_says_is_read():
 
 @pytest.fixture
 def bare(tmp_path):
-    """A Python without torch, a copy of what set-up reads, and the environment to run it in, with no index to install from."""
+    """A Python without torch, a copy of what set-up reads, and the environment to run it in, with no index to install
+    from."""
     venv.create(tmp_path / "bare", with_pip=False)
     bundle_copy = tmp_path / "bundle"
     for name in ("scripts", "tools"):
@@ -285,7 +286,8 @@ def test_set_up_in_a_bundle_that_it_cannot_write_says_what_to_do():
 # ---- The page of what the tests ran on ----
 
 RESULT = """<?xml version="1.0" encoding="utf-8"?><testsuites name="pytest tests"><testsuite name="pytest" errors="1"
-failures="2" skipped="30" tests="133" time="90.0" timestamp="2026-11-22T15:00:00" hostname="h"></testsuite></testsuites>"""
+failures="2" skipped="30" tests="133" time="90.0" timestamp="2026-11-22T15:00:00"
+hostname="h"></testsuite></testsuites>"""
 
 
 def test_a_run_of_the_tests_replaces_its_row_and_no_other():

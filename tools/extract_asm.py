@@ -2,8 +2,8 @@
 """SASS, PTX or AMDGCN of a kernel: what it holds, how much of that runs in loops, and what stands out.
 
 Counts registers, stack and shared memory; loads and stores by access width; spills; tensor instructions, barriers and
-atomics. Needs no GPU; cubins and extensions need cuobjdump (CUDA toolkit, or the copy in Triton's wheel). Of a folder, files
-that it cannot read are named and left out; exit code 1 when it can read none.
+atomics. Needs no GPU; cubins and extensions need cuobjdump (CUDA toolkit, or the copy in Triton's wheel). Of a folder,
+files that it cannot read are named and left out; exit code 1 when it can read none.
 """
 
 import sys

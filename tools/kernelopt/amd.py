@@ -37,7 +37,8 @@ def identify() -> dict | None:
 
 
 def ask() -> list[dict]:
-    """[{name, gfx_target, uuid}] of all AMD GPUs, in the order of their numbers, by the first program that knows of one."""
+    """[{name, gfx_target, uuid}] of all AMD GPUs, in the order of their numbers, by the first program that knows of
+    one."""
     for command, read in ASKED:
         if shutil.which(command[0]):
             try:
@@ -50,8 +51,8 @@ def ask() -> list[dict]:
 
 
 def visible(cards: list[dict], environment: Mapping[str, str]) -> list[dict]:
-    """The GPUs that HIP shows a process with this environment, in its order: ROCR_VISIBLE_DEVICES takes numbers or UUIDs, and
-    HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, takes numbers among what is left.
+    """The GPUs that HIP shows a process with this environment, in its order: ROCR_VISIBLE_DEVICES takes numbers or
+    UUIDs, and HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, takes numbers among what is left.
 
     From: rocm.docs.amd.com, GPU isolation techniques. That amd-smi numbers the GPUs as HIP does is taken for granted.
     """

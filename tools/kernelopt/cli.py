@@ -145,8 +145,9 @@ def continue_in_bundle_environment() -> None:
 
 
 def continue_in_utf8() -> None:
-    """Where paths are in another encoding than UTF-8 (LC_ALL=C with Python's own mode for it switched off, a legacy locale), go on
-    in Python's UTF-8 mode: torch and others write no path that is not UTF-8, and it would be blamed on the kernel's files."""
+    """Where paths are in another encoding than UTF-8 (LC_ALL=C with Python's own mode for it switched off, a legacy
+    locale), go on in Python's UTF-8 mode: torch and others write no path that is not UTF-8, and it would be blamed on
+    the kernel's files."""
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"  # the children too
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -169,8 +170,8 @@ def flush() -> None:
 
 
 def handle(handler: Callable[[int, object], object], *signals: int) -> None:
-    """Have these signals call `handler`, but leave those alone that whoever started this process had it ignore: nohup does so with
-    SIGHUP, a shell without job control (`... &` in a script) with SIGINT. SIGTERM ends it all the same."""
+    """Have these signals call `handler`, but leave those alone that whoever started this process had it ignore: nohup
+    does so with SIGHUP, a shell without job control (`... &` in a script) with SIGINT. SIGTERM ends it all the same."""
     for number in signals:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)

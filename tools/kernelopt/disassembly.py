@@ -25,7 +25,8 @@ KINDS_IN = {  # file suffix -> what can be read from such a file
     ".ptx": ("ptx",),
     ".amdgcn": ("amdgcn",),
 }
-# static: what the code itself holds. dynamic: what a launch asks for on top, which only Triton writes down, beside the code.
+# static: what the code itself holds. dynamic: what a launch asks for on top, which only Triton writes down, beside the
+# code.
 UNKNOWN = dict.fromkeys(
     ("registers", "stack_bytes", "static_shared_bytes", "spilled_registers", "dynamic_shared_bytes"),
 )
@@ -533,7 +534,8 @@ class Unreadable(UsageError):
 
 @dataclass(frozen=True)
 class Listing:
-    """The text of one kind that a file holds or that cuobjdump made of it, and the kernels in it. why: it could not be read."""
+    """The text of one kind that a file holds or that cuobjdump made of it, and the kernels in it. why: it could not be
+    read."""
 
     file: Path
     kind: str
@@ -545,9 +547,9 @@ class Listing:
 def read(path: Path, kind: str = "all") -> list[Listing]:
     """Listings of a file, or of all files below a folder, newest file first. kind: one of KINDS, or all.
 
-    A file that cuobjdump cannot read has `why`; where any kind is wanted the PTX beside it is read too. UsageError when there is
-    nothing to read, or `path` is the one file that cannot be read; Refused when that is so of all files of a folder;
-    EnvironmentLacks when cuobjdump is needed and absent.
+    A file that cuobjdump cannot read has `why`; where any kind is wanted the PTX beside it is read too. UsageError when
+    there is nothing to read, or `path` is the one file that cannot be read; Refused when that is so of all files of a
+    folder; EnvironmentLacks when cuobjdump is needed and absent.
     """
     files = files_of(path)
     listings = in_parallel([(file, one) for file in files for one in KINDS_IN[file.suffix] if kind in (one, "all")])
@@ -599,7 +601,8 @@ def listing_of(file: Path, kind: str) -> Listing:
 
 
 def dynamic_shared_bytes(file: Path) -> int | None:
-    """Shared memory that a launch of the code asks for: Triton's cache holds NAME.json with it beside NAME.cubin; None elsewhere."""
+    """Shared memory that a launch of the code asks for: Triton's cache holds NAME.json with it beside NAME.cubin; None
+    elsewhere."""
     try:
         found = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,5 @@
-"""Which versions of the packages that the tools stand on are too old, read from their files: importing torch takes seconds."""
+"""Which versions of the packages that the tools stand on are too old, read from their files: importing torch takes
+seconds."""
 
 import importlib.util
 import re
@@ -11,7 +12,8 @@ VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]((\d+)\.(\d+)[^'\"
 
 
 def unfit(name: str) -> str | None:
-    """Why an importable package cannot serve, as a sentence with the mend; None where it can, or nothing is known of it."""
+    """Why an importable package cannot serve, as a sentence with the mend; None where it can, or nothing is known of
+    it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         return None
@@ -19,7 +21,7 @@ def unfit(name: str) -> str | None:
 
 
 def too_old(name: str, file: Path) -> str | None:
-    """unfit() of the package whose __init__.py is `file`; any version will do of a package that is not in LEAST."""
+    """unfit() of the package whose __init__.py is `file`; of a package that is not in LEAST any version will do."""
     found = version(file) if name in LEAST else None
     if found is None or found[1] >= LEAST[name]:
         return None
@@ -39,8 +41,8 @@ def version(file: Path) -> tuple[str, tuple[int, int]] | None:
 
 
 def hidden_nvml(file: Path) -> str | None:
-    """unfit() of the module pynvml at `file`. nvidia-ml-py is the one file pynvml.py; the package of the folder pynvml, of another
-    maintainer, is imported in its place where both are installed."""
+    """unfit() of the module pynvml at `file`. nvidia-ml-py is the one file pynvml.py; the package of the folder pynvml,
+    of another maintainer, is imported in its place where both are installed."""
     if file.name != "__init__.py" or any(NVML_NEEDED in text for text in map(Path.read_text, file.parent.glob("*.py"))):
         return None
     return (

@@ -10,8 +10,8 @@ PARTS = ("bin", "compute-sanitizer")  # of a toolkit, with programs
 
 
 def find(name: str) -> str | None:
-    """The path of a program: on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual place), or in Triton's wheel, which
-    brings ptxas, cuobjdump and nvdisasm; None where it is in none of them."""
+    """The path of a program: on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual place), or in Triton's
+    wheel, which brings ptxas, cuobjdump and nvdisasm; None where it is in none of them."""
     return next((found for folder in (None, *folders()) if (found := shutil.which(name, path=folder))), None)
 
 

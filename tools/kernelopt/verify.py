@@ -214,8 +214,8 @@ def named(case: dict) -> dict:
 
 
 def sanitized(sandbox: Sandbox, kernel: Path, cases: list[dict], result: dict, timeout_s: float) -> dict:
-    """The result after compute-sanitizer's memcheck has looked at one run of the kernel; `sanitizer` says what it found, and where it
-    did not run why, which the summary says too."""
+    """The result after compute-sanitizer's memcheck has looked at one run of the kernel; `sanitizer` says what it
+    found, and where it did not run why, which the summary says too."""
     small = [case for case in cases if Path(case["path"]).stat().st_size <= SANITIZED_BYTES]
     program = programs.find("compute-sanitizer")
     why = {

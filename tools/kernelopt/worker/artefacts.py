@@ -11,7 +11,8 @@ def of_module(module, folder: str | None) -> list[dict]:
     """[{name, compiled: [{registers, spills, shared_bytes, num_warps, num_stages, files}], autotuned}] of the Triton kernels of
     a module. With a folder the stages of each compilation are written there.
 
-    compiled: None where this version of Triton keeps it where nobody looked for it; [] of a kernel that was never launched.
+    compiled: None where this version of Triton keeps it where nobody looked for it; [] of a kernel that was never
+    launched.
     autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
     """
     found = []
@@ -32,8 +33,8 @@ def _innermost(value) -> JITFunction | None:
 
 
 def _compilations(kernel: JITFunction) -> list | None:
-    """The compiled kernels; None where this version of Triton keeps them in neither place. By device and key, 3.2 has them in
-    `cache`, 3.3 and newer as the first part of a tuple in `device_caches`."""
+    """The compiled kernels; None where this version of Triton keeps them in neither place. By device and key, 3.2 has
+    them in `cache`, 3.3 and newer as the first part of a tuple in `device_caches`."""
     place = next((name for name in ("device_caches", "cache") if hasattr(kernel, name)), None)
     if place is None:
         return None
