@@ -1,5 +1,6 @@
-"""Which names a metric goes by on which GPU: the schema against what NVIDIA's library of counters answers (fixtures/ncu_names), and
-reports of GPUs that are not here. Those are stand-ins: a real CSV of an H200, its names and figures changed."""
+"""Which names a metric goes by on which GPU: the schema against what NVIDIA's library of counters answers
+(fixtures/ncu_names), and reports of GPUs that are not here. Those are stand-ins: a real CSV of an H200, its names and
+figures changed."""
 
 import csv
 import io
@@ -203,7 +204,7 @@ def test_so_it_is_in_a_report():
     assert ncu._kernel(launch)["metrics"]["dram_bytes_read"] == 7.0
 
 
-# --- CSVs of other GPUs: stand-ins -------------------------------------------------------------------------------------
+# --- CSVs of other GPUs: stand-ins ------------------------------------------------------------------------------------
 
 
 def captured(name: str) -> list[list[str]]:
@@ -213,8 +214,8 @@ def captured(name: str) -> list[list[str]]:
 
 
 def elsewhere(tmp_path: Path, name: str, capability: str, renamed: dict | None = None, **figures: str) -> list[dict]:
-    """Kernels of the capture `name` as if from a GPU of that compute capability: what the schema says it does not have is "(!) n/a", as
-    ncu writes it; renamed: name there -> name here, figures: key of the schema -> text in its first column there."""
+    """Kernels of the capture `name` as if from a GPU of that compute capability: what the schema says it does not have
+    is "(!) n/a"; renamed: name there -> name here, figures: key of the schema -> text in its first column there."""
     header, units, row = captured(name)
     cells = {column: (unit, text) for column, unit, text in zip(header, units, row, strict=True)}
     for old, new in (renamed or {}).items():

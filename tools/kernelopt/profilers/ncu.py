@@ -42,7 +42,8 @@ def program_version() -> str:
 
 
 def check_supported() -> None:
-    """EnvironmentLacks when this Nsight Compute no longer profiles GPUs of this kind: it would find no kernel, and not say why."""
+    """EnvironmentLacks when this Nsight Compute no longer profiles GPUs of this kind: it would find no kernel, and not
+    say why."""
     try:
         capability = gpu.query().get("compute_capability")
     except EnvironmentLacks:  # no GPU, which shows when the kernel runs
@@ -52,8 +53,8 @@ def check_supported() -> None:
 
 
 def left_out(capability: str, version: str) -> str | None:
-    """Why that version of Nsight Compute profiles no GPU of compute capability "7.0", and which one does; None where it does, or
-    its number is not known. Pure."""
+    """Why that version of Nsight Compute profiles no GPU of compute capability "7.0", and which one does; None where it
+    does, or its number is not known. Pure."""
     last, found = metrics.last_version(capability), re.search(r"(\d+)\.(\d+)", version)
     if last is None or found is None or (int(found[1]), int(found[2])) <= tuple(map(int, last.split("."))):
         return None
@@ -136,8 +137,8 @@ def collect(
 
 
 def refused_names(log: str, names: list[str]) -> set[str]:
-    """Those of the names at which ncu stopped. It goes on past a counter that the GPU does not have, and gives up at one of its own
-    names without a suffix that its version does not know."""
+    """Those of the names at which ncu stopped. It goes on past a counter that the GPU does not have, and gives up at
+    one of its own names without a suffix that its version does not know."""
     found = set(re.findall(r"Failed to find metric (?:regex:\^)?(\w+)", log))
     return {name for name in names if name.partition(".")[0] in found}
 
