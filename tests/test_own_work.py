@@ -1,5 +1,8 @@
-"""Own work that nobody could check: where the profiler names no kernel it is said aloud, and the gate refuses. The machines on which that
-happens are stand-ins here: a sandbox that answers for the children, cases as correctness.judge gives them."""
+"""Own work that nobody could check: where the profiler names no kernel it is said aloud, and the gate refuses.
+
+The machines on which that happens are stand-ins here: a sandbox that answers for the children, cases as
+correctness.judge gives them. On an H200 it was seen under ncu: torch's profiler then names no kernel at all.
+"""
 
 import json
 from dataclasses import replace

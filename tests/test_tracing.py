@@ -1,8 +1,9 @@
 """Whose kernel is it? Names that libraries gave to their kernels, beside names that people gave to theirs.
 
-CUBLAS, CUDNN: read by `strings` and c++filt out of the libraries of nvidia-cublas 13.10.0.20 and nvidia-cudnn-cu13 9.28.1.4,
-cut where dots stand. Neither holds a kernel whose name begins with ada_, hopper_, blackwell_, sm100_xmma or sm120_xmma.
-PUBLISHED: from profiles and sources that people put on GitHub; those of sm100_xmma and sm120_xmma stand in somebody's tests.
+CUBLAS, CUDNN: read by `strings` and c++filt out of the libraries of nvidia-cublas 13.10.0.20 and nvidia-cudnn-cu13
+9.28.1.4, cut where dots stand. Neither holds a kernel whose name begins with ada_, hopper_, blackwell_, sm100_xmma or
+sm120_xmma. PUBLISHED: from profiles and sources that people put on GitHub; those of sm100_xmma and sm120_xmma stand in
+somebody's tests.
 MADE_UP: by us.
 """
 
@@ -147,8 +148,8 @@ def test_a_kernel_that_begins_like_one_is_its_authors(name):
     [
         "Memcpy DtoD (Device -> Device)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>",
-        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda>",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)>",
+        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl<at::native::direct_copy_kernel_cuda>>",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda(...)>",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>>",
         "void at::native::unrolled_elementwise_kernel<at::native::direct_copy, at::native::memory::LoadWithCast<1>>",
         "triton_poi_fused__to_copy_0",

@@ -188,10 +188,9 @@ def metrics_section(parts: Parts) -> str:
     lines = [f"Of `{parts.analysis['classification']['of']}`, the longest kernel."]
     for name, group in groupby(metrics.schema(), key=lambda metric: metric.section):
         lines += ["", f"### {name}", "", "| key | counter | value | unit | reading |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {m.key} | {m.label} | {counter(parts.analysis, m.key, values.get(m.key), figure)} | {m.unit} | {m.meaning} |"
-            for m in group
-        ]
+        for m in group:
+            value = counter(parts.analysis, m.key, values.get(m.key), figure)
+            lines.append(f"| {m.key} | {m.label} | {value} | {m.unit} | {m.meaning} |")
     return titled("Counters", lines)
 
 

@@ -16,11 +16,11 @@ QUEUES = ("stall_mio_throttle", "stall_lg_throttle", "stall_math_pipe_throttle")
 
 
 def analyse(profile: dict, limits: dict[str, float], floor: dict | None = None) -> dict:
-    """{kernels, classification, metrics, missing_metrics, architecture, not_on_architecture, findings, second_opinion, warnings}
-    of a profile; findings best first; second_opinion: what NVIDIA's own rules say of the longest kernel.
+    """{kernels, classification, metrics, missing_metrics, architecture, not_on_architecture, findings, second_opinion,
+    warnings} of a profile; findings best first; second_opinion: what NVIDIA's own rules say of the longest kernel.
 
-    missing_metrics: asked for, and did not come. not_on_architecture: those that no GPU of this architecture ("sm_90") has, which is
-    no lost evidence; [] where the architecture is None, unknown.
+    missing_metrics: asked for, and did not come. not_on_architecture: those that no GPU of this architecture ("sm_90")
+    has, which is no lost evidence; [] where the architecture is None, unknown.
     limits: the thresholds (metrics.thresholds). floor: {share_pct, bound} of the call, None unknown.
     """
     kernels = shares(profile["kernels"])

@@ -52,22 +52,22 @@ STALL_ADVICE = {
         "more wgmma in flight: a deeper pipeline, two consumer warp groups",
     ),
 }
-# The same stalls in a kernel whose tiles the tensor pipe works off by itself (Case.tile_instruction). Ones of wgmma with a single
-# __syncthreads at their start show 32 to 56 % of barrier stalls (attention v2, gemm_fused v3 and v4): that a warpgroup's own
-# synchronisation counts there is an inference. Of tcgen05 no profile was at hand.
+# The same stalls in a kernel whose tiles the tensor pipe works off by itself (Case.tile_instruction). Ones of wgmma
+# with a single __syncthreads at their start show 32 to 56 % of barrier stalls (attention v2, gemm_fused v3 and v4): that
+# a warpgroup's own synchronisation counts there is an inference. Of tcgen05 no profile was at hand.
 TILE_ADVICE = {
     "stall_barrier": (
         "warps wait at a barrier; in a kernel of {} that may be the warpgroup that waits for its product or its copies",
-        "keep the tensor pipe fed: more stages, two consumer warpgroups or accumulators in turn, products in flight under other "
-        "work; fewer __syncthreads only if the loop holds any",
+        "keep the tensor pipe fed: more stages, two consumer warpgroups or accumulators in turn, products in flight "
+        "under other work; fewer __syncthreads only if the loop holds any",
     ),
     "stall_wait": (
         "dependent instructions between the products follow each other",
         "put that work under the product of another step or of a second warpgroup; fewer instructions in the epilogue",
     ),
 }
-# Where a newer tensor instruction than mma.sync exists: compute capability, major -> (the finding that it is not used, the counter
-# of the newer one, its name, what SASS calls it). 12 has none: its tensor cores are fed by mma.sync.
+# Where a newer tensor instruction than mma.sync exists: compute capability, major -> (the finding that it is not used,
+# the counter of the newer one, its name, what SASS calls it). 12 has none: its tensor cores are fed by mma.sync.
 BLACKWELL = ("mma_sync_on_blackwell", "tcgen05_instructions", "tcgen05", "UTCHMMA")
 NEWER_THAN_MMA_SYNC = {
     9: ("mma_sync_on_hopper", "gmma_instructions", "wgmma", "HGMMA"),
@@ -134,7 +134,8 @@ class Case:
 
     @property
     def tile_instruction(self) -> str | None:
-        """ "wgmma" or "tcgen05" where the kernel uses it: a few warps ask for large tiles, which the tensor pipe works off beside them."""
+        """ "wgmma" or "tcgen05" where the kernel uses it: a few warps ask for large tiles, which the tensor pipe works
+        off beside them."""
         return next((name for _, key, name, _ in NEWER_THAN_MMA_SYNC.values() if self.m.get(key)), None)
 
 
@@ -453,8 +454,8 @@ def small_grid(case: Case) -> Iterator[dict]:
 
 
 def low_occupancy(case: Case) -> Iterator[dict]:
-    """Too few warps to hide latency. Not of wgmma and tcgen05: their tiles fill an SM with a block or two, and reach the pipe's peak
-    so."""
+    """Too few warps to hide latency. Not of wgmma and tcgen05: their tiles fill an SM with a block or two, and reach
+    the pipe's peak so."""
     occupancy = case.m.get("achieved_occupancy")
     if case.judged["class"] != "latency" or case.tile_instruction:
         return
@@ -599,9 +600,7 @@ def unused_tensor_cores(case: Case) -> Iterator[dict]:
                 ("arithmetic intensity", intensity, "FLOP/byte"),
             ],
             "the problem is a matrix product in a tensor-core dtype, too much for the vector units, and the tensor pipe is idle",
-            [
-                "tl.dot on 16-bit operands with fp32 accumulation, K at least 16; for wgmma and tcgen05 64 rows and 4 warps"
-            ],
+            ["tl.dot on 16-bit operands with fp32 accumulation, K at least 16; for wgmma or tcgen05 64 rows, 4 warps"],
             "tensor-cores.md",
             "the SASS shows HMMA, HGMMA or UTCHMMA in the hot loop",
         )
@@ -621,7 +620,7 @@ def mma_sync_alone(case: Case) -> Iterator[dict]:
             id_,
             None,
             [(newer, 0.0, "%"), ("hmma_instructions", m["hmma_instructions"], "%"), ("tensor_cycles", tensor, "%")],
-            f"the product runs on mma.sync and not on {name}, which alone reaches the peak of compute capability {major:.0f}",
+            f"the product runs on mma.sync and not on {name}, which alone reaches the peak of such a GPU",
             [f"tiles of at least 64 rows and 4 warps, so that Triton takes {name}; both operands from shared memory"],
             "tensor-cores.md",
             f"the SASS shows {sass} in the hot loop (extract_asm.py)",

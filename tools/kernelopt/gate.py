@@ -85,8 +85,9 @@ def decide(verify: dict, utilization: dict | None, comparisons: dict[str, dict] 
         return _no("ran in the CPU interpreter; only a GPU result can be accepted")
     if verify.get("own_work") == correctness.NOT_CHECKED:
         return _no(
-            "OWN_WORK_NOT_CHECKED: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose work this is; "
-            "launch its kernels in the call itself, start no profiler in it or round the gate, and judge it again"
+            "OWN_WORK_NOT_CHECKED: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
+            "work this is; launch its kernels in the call itself, start no profiler in it or round the gate, and judge "
+            "it again"
         )
     if utilization and utilization["below_physical_limit"]:
         return _no(f"{IMPOSSIBLE}: {impossible(utilization['time_us'], utilization['limit_us'])}")

@@ -28,8 +28,14 @@ def schema() -> list[Metric]:
 
 
 def names() -> list[str]:
-    """Every name of every metric, each once: what the profiler is asked for."""
+    """Every name of every metric, each once."""
     return list(dict.fromkeys(name for metric in schema() for name in metric.names))
+
+
+def asked() -> list[str]:
+    """The names that Nsight Compute is asked for: all but those that only a section collects."""
+    by_section = tuple(architectures()["with_sections"])
+    return [name for name in names() if not name.startswith(by_section)]
 
 
 def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
@@ -48,7 +54,7 @@ def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
 
 
 def architectures() -> dict:
-    """{chips, own, only_on, last_version}; the file says what is in them."""
+    """{chips, own, with_sections, only_on, last_version}; the file says what is in them."""
     return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["architectures"]
 
 

@@ -33,9 +33,10 @@ INTERPRETED_BF16 = (
     "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
 )
 
+# Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
 NO_KERNEL_NAMED = (
-    "torch's profiler (CUPTI) named no kernel of a call; end what else profiles this GPU or runs round this program (nsys, "
-    "ncu, DCGM), use a torch whose libcupti fits the driver, and run it again"
+    "torch's profiler (CUPTI) named no kernel of a call; end what else profiles this GPU or runs round this program "
+    "(nsys, ncu, DCGM), use a torch whose libcupti fits the driver, and run it again"
 )
 
 INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are needed in any case

@@ -74,8 +74,8 @@ def long_launches(header: list[str], rows: list[list[str]]) -> list[dict]:
     """[{name, cells: {metric name: (text, unit)}, rules}] of the details page. ValueError: a short row, or no such column.
 
     Labels repeat between sections, so section and label together give the metric; --print-metric-name name prints the
-    metric's own name. Of what comes twice the first with a number counts. The page shows no device attributes: the compute
-    capability is that of the column CC.
+    metric's own name. Of what comes twice the first with a number counts. The page shows no device attributes: the
+    compute capability is that of the column CC.
     """
     if lacking := {"Kernel Name", "Section Name", "Metric Name", "Metric Unit"} - set(header):
         raise ValueError(f"no column {', '.join(sorted(lacking))}")

@@ -57,7 +57,8 @@ def kernels_of(call, before=lambda: None) -> list[dict]:
 
 
 def probe(context: Context) -> dict:
-    """{kernels}: how many kernels the profiler names of a call of torch's that launches some. A job without a candidate."""
+    """{kernels}: how many kernels the profiler names of a call of torch's that launches some. A job without a
+    candidate."""
     numbers = torch.ones(1 << 10, device=context.device)
     return {"kernels": len(kernels_of(lambda: numbers.exp().sum()))}
 
