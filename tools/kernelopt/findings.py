@@ -53,8 +53,8 @@ STALL_ADVICE = {
     ),
 }
 # The same stalls in a kernel whose tiles the tensor pipe works off by itself (Case.tile_instruction). Ones of wgmma
-# with a single __syncthreads at their start show 32 to 56 % of barrier stalls (attention v2, gemm_fused v3 and v4): that
-# a warpgroup's own synchronisation counts there is an inference. Of tcgen05 no profile was at hand.
+# with a single __syncthreads at their start show 32 to 56 % of barrier stalls (attention v2, gemm_fused v3 and v4):
+# that a warpgroup's own synchronisation counts there is an inference. Of tcgen05 no profile was at hand.
 TILE_ADVICE = {
     "stall_barrier": (
         "warps wait at a barrier; in a kernel of {} that may be the warpgroup that waits for its product or its copies",
