@@ -62,7 +62,10 @@ def test_every_collected_counter_is_in_the_prompt_with_label_value_and_unit(repo
     for metric in metrics.schema():
         _, label, value, unit, _ = rows[metric.key]
         assert (label, unit) == (metric.label, metric.unit)
-        assert float(value) == pytest.approx(collected[metric.key], rel=1e-4)
+        if metric.key == "tcgen05_instructions":
+            assert value == "not on sm_90"
+        else:
+            assert float(value) == pytest.approx(collected[metric.key], rel=1e-4)
 
 
 @pytest.mark.parametrize(("own", "told"), [(None, "0.016"), (0.001, "0.001")])
@@ -196,7 +199,7 @@ def test_good_answers():
 def test_a_real_report_answered_with_its_own_counters(parts):
     values = parts.analysis["metrics"]
     shown = rows_of(brief.compose(parts)["user"])
-    for key in values:
+    for key in values.keys() - {"tcgen05_instructions"}:  # which this GPU does not have
         answer = changed(evidence=[{"metric": key, "value": json.loads(shown[key][2])}])
         assert brief.check_response(json.dumps(answer), values)["problems"] == []
 

@@ -34,7 +34,8 @@ def measured(name: str, **said) -> calibration.Measured:
         for number, pattern in enumerate(calibration.PATTERNS)
     ]
     device = {"name": name, "uuid": "GPU-0", "driver": "580.1", "max_clocks": {"sm_clock_mhz": 2610}}
-    bandwidth = {"rates": rates, "left_out": [], "torch": "2.11", "triton": "3.6", "gpu_state": STATE}
+    shown = {"compute_capability": "8.9", "sm_count": 46, "l2_capacity": 36.0, "memory_capacity": 11.6}
+    bandwidth = {"rates": rates, "left_out": [], "torch": "2.11", "triton": "3.6", "gpu_state": STATE, "device": shown}
     ceilings = {"copy": {"best": rate(900.0), "gpu_state": STATE}, "read": {"best": rate(1234.5), "gpu_state": STATE}}
     products = {
         "bf16": product("bf16", 123.4, 99.0),
@@ -107,6 +108,15 @@ def test_a_card_without_a_page_has_one_and_the_wiki_finds_no_fault_in_it(unknown
     assert not own.row("peak_bf16_tensor").known  # and no other product's
     assert wiki_checks.of_product(own) == []
     assert wiki_checks.sources(own, unknown_card.read_text()) == []
+
+
+def test_where_nvml_tells_little_cuda_tells_the_rest(tmp_path):
+    """WSL2, virtual machines, slices."""
+    own = platforms.known(UNKNOWN, WIKI, platforms.read(written(tmp_path, measured(UNKNOWN))))
+    assert (
+        own.row("sm_count").value == 46 and own.limits_key() == "sm_89" and own.limits.row("warps_per_sm").value == 48
+    )
+    assert own.row("memory_bandwidth").citation == "memory_bandwidth: UNKNOWN (gpu-wiki not found)"
 
 
 def test_a_page_that_was_edited_is_no_measurement(unknown_card):

@@ -146,6 +146,6 @@ def test_reasons_under_the_name_that_they_had_before_driver_535(cards):
 
 
 def test_times_are_told_without_a_state_of_throttling():
-    found = {"gpu_us": 10.0, "cupti_us": None, "launch_bound": False, "kernels": []}
+    found = {"gpu_us": 10.0, "cupti_us": None, "launch_bound": False, "kernels": None}
     state = {"throttle_reasons": None, "foreign_processes": []}
     assert timing.warnings({**found, "gpu_state": state}) == []

@@ -29,7 +29,7 @@ def test_a_report_is_read_with_every_kernel_and_metric(three_passes):
     assert [kernel["name"] for kernel in three_passes] == ["row_max", "row_sum", "normalise"]
     for kernel in three_passes:
         assert set(kernel["metrics"]) == {metric.key for metric in metrics.schema()}
-        assert None not in kernel["metrics"].values()
+        assert [key for key, value in kernel["metrics"].items() if value is None] == ["tcgen05_instructions"]
         assert 100 < kernel["duration_us"] < 300
 
 
@@ -223,13 +223,45 @@ def test_findings_follow_from_their_counters():
     assert findings_of(least, **IDLE, dram_bytes_read=2800.0, dram_bytes_written=0.0, dram_throughput=37.0) == []
 
 
+def test_few_warps_are_right_for_tiles_that_the_tensor_pipe_works_off_by_itself():
+    few = {**IDLE, "achieved_occupancy": 10.0, "limit_registers": 1.0, "limit_warps": 4.0}
+    assert (
+        findings_of(**few) == findings_of(**few, gmma_instructions=0.0, tcgen05_instructions=0.0) == ["low_occupancy"]
+    )
+    assert findings_of(**few, gmma_instructions=2.9) == findings_of(**few, tcgen05_instructions=0.4) == []
+    matrix = {"flops": 10**12, "bytes_min": 10**6, "dtype": "bf16"}
+    assert findings_of(matrix, **few, tensor_cycles=3.0, tcgen05_instructions=0.1) == []  # it is used, if little
+
+
+@pytest.mark.parametrize(
+    ("capability", "newer", "expected"),
+    [
+        (9, {"gmma_instructions": 0.0}, ["mma_sync_on_hopper"]),
+        (9, {"gmma_instructions": 1.5}, []),
+        (10, {"tcgen05_instructions": 0.0}, ["mma_sync_on_blackwell"]),
+        (11, {"tcgen05_instructions": 0.0}, ["mma_sync_on_blackwell"]),
+        (10, {"tcgen05_instructions": 0.4}, []),
+        (10, {}, []),  # an absent counter proves nothing
+        (12, {}, []),  # GeForce Blackwell has no tcgen05
+        (12, {"tcgen05_instructions": 0.0}, []),
+        (8, {"gmma_instructions": 0.0, "tcgen05_instructions": 0.0}, []),
+    ],
+)
+def test_mma_sync_is_a_finding_where_the_gpu_has_a_newer_instruction_alone(capability, newer, expected):
+    product = {**BUSY, "compute_capability": float(capability), "hmma_instructions": 20.0, **newer}
+    assert findings_of(**product, tensor_cycles=50.0) == expected
+    assert findings_of(**product, tensor_cycles=1.0) == []
+    assert findings_of(**{**product, "hmma_instructions": 0.0}, tensor_cycles=50.0) == []  # integers, or fp64
+
+
 def test_every_counter_that_a_rule_reads_is_in_the_schema():
     known = {metric.key for metric in metrics.schema()}
     assert {f"{what}_{rest}" for what in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
     source = Path(diagnosis.__file__).read_text() + Path(findings.__file__).read_text()
     groups = (findings.PIPES, diagnosis.QUEUES, findings.OCCUPANCY_LIMITS)
-    for group in (*groups, findings.STALL_ADVICE, findings.WGMMA_ADVICE, *findings.EXPLAINED.values()):
+    for group in (*groups, findings.STALL_ADVICE, findings.TILE_ADVICE, *findings.EXPLAINED.values()):
         assert set(group) <= known
+    assert {counter for _, counter, _, _ in findings.NEWER_THAN_MMA_SYNC.values()} <= known
     read = set(re.findall(r'(?:m|\["metrics"\])(?:\.get\(|\[)"([a-z0-9_]+)"', source))
     assert read and read <= known, read - known
 
@@ -349,6 +381,28 @@ def test_each_failure_of_ncu_names_its_mend(tmp_path, fake_ncu, symptom):
     with pytest.raises(EnvironmentLacks) as caught:
         ncu.collect(sandbox, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
     assert caught.value.exit_code == 3 and symptom in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "lack"),
+    [
+        ("7.0", "Nsight Compute 2025.3.1.0", "the last version that does is 2025.2"),
+        ("7.0", "Nsight Compute 2026.3.0.0", "profiles no GPU of compute capability 7.0"),
+        ("7.0", "Nsight Compute 2025.2.1.0", None),
+        ("7.0", "Nsight Compute 2024.10.0.0", None),
+        ("7.0", "Nsight Compute, version unknown", None),
+        ("7.5", "Nsight Compute 2026.3.0.0", None),
+    ],
+)
+def test_a_gpu_that_newer_versions_left_out_is_told_the_last_that_profiles_it(capability, version, lack):
+    said = ncu.left_out(capability, version)
+    assert said is None if lack is None else lack in said
+
+
+def test_on_such_a_gpu_nothing_is_started(tmp_path, fake_ncu, monkeypatch):
+    monkeypatch.setattr(ncu.gpu, "query", lambda: {"compute_capability": "7.0"})  # a stand-in for a V100
+    with pytest.raises(EnvironmentLacks, match=r"2025\.3\.1\.0 profiles no GPU .* is 2025\.2: install it"):
+        ncu.collect(None, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
 
 
 def test_no_kernel_profiled_is_no_success(tmp_path, fake_ncu):

@@ -58,6 +58,7 @@ def findings() -> dict[str, str]:
     found |= {id_: "instructions.md" for id_, _, _ in rules.PIPE_ADVICE.values()} | {
         "busy_tensor_pipe": "tensor-cores.md"
     }
+    found |= {id_: "tensor-cores.md" for id_, *_ in rules.NEWER_THAN_MMA_SYNC.values()}
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "finding":
             id_, page = call.args[0], getattr(call.args[5], "value", None)

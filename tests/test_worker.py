@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernelopt import contents, intervals, problem, variants
-from kernelopt.worker import oracle, state, tracing
+from kernelopt.worker import oracle, state
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.timing import close
@@ -137,32 +137,6 @@ def test_results_are_the_same_or_close():
     assert not all_identical([nan], [nan, nan]) and not identical(nan, nan.double())
     values = torch.randn(1000)
     assert close(values, values + 1e-3) and not close(values, values.roll(1)) and close(values[:0], values[:0])
-
-
-@pytest.mark.parametrize(
-    ("name", "origin"),
-    [
-        ("softmax_kernel", "own"),
-        ("void scale<float>(float const*, float*)", "own"),
-        ("kernel_cutlass_add_kernel_0", "own"),  # CuteDSL's own prefix
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "library"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_nn_n_tilesize128x128x64", "library"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>(...)", "library"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::exp_kernel>", "library"),
-        ("triton_per_fused__softmax_0", "library"),
-        ("Memcpy DtoD (Device -> Device)", "moving"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "moving"),
-    ],
-)
-def test_a_kernels_name_says_whose_it_is(name, origin):
-    """Names of the kind that CUPTI gives."""
-    assert tracing.origin(name, set(), set()) == origin
-
-
-def test_what_torch_launched_is_its_own_whatever_the_name():
-    assert (
-        tracing.origin("scale", {"scale"}, set()) == "library" and tracing.origin("scale", set(), {"scale"}) == "moving"
-    )
 
 
 def test_a_span_reaches_over_streams_and_pauses_and_busy_time_counts_neither():

@@ -62,6 +62,8 @@ def lines(result: dict) -> list[str]:
         )
     if result["missing_metrics"]:
         text.append(f"not collected: {', '.join(result['missing_metrics'])}")
+    if result["not_on_architecture"]:
+        text.append(f"not on {result['architecture']}: {', '.join(result['not_on_architecture'])}")
     return text
 
 

@@ -59,16 +59,16 @@ def take(sandbox: Sandbox, workspace: Workspace, folder: Path, args) -> tuple[di
         shutil.rmtree(folder / name, ignore_errors=True)
     cli.say(f"profiling {args.version} on {sandbox.device_name}, mode {args.mode}, workload {args.workload}")
     profiled = profiling.Call(
-        kernel, args.version, args.workload, case, args.cache, args.timeout, limits_of(sandbox.device_name, workspace)
+        kernel, args.version, args.workload, case, args.cache, args.timeout, page_of(sandbox.device_name, workspace)
     )
     work = (workspace.task()["work"] or {}).get(args.workload)
     return profiling.take(args.mode, sandbox, profiled, folder, work)
 
 
-def limits_of(device: str, workspace: Workspace) -> wiki.Page | None:
-    """The limits of the device's compute capability; None where the wiki lacks them."""
+def page_of(device: str, workspace: Workspace) -> wiki.Page | None:
+    """The page of the device; None where nobody has one."""
     with contextlib.suppress(Refused):
-        return platforms.of_device(device, workspace).limits
+        return platforms.of_device(device, workspace)
     return None
 
 

@@ -16,7 +16,7 @@ from . import bundle, gate, metrics, platforms, rounds, verify
 from .errors import Refused, UsageError
 from .memory import Memory
 from .profile_analysis import total_us
-from .profile_report import finding_lines, origin, summary_line
+from .profile_report import counter, finding_lines, origin, summary_line
 from .workspace import Workspace
 
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
@@ -188,7 +188,9 @@ def metrics_section(parts: Parts) -> str:
     lines = [f"Of `{parts.analysis['classification']['of']}`, the longest kernel."]
     for name, group in groupby(metrics.schema(), key=lambda metric: metric.section):
         lines += ["", f"### {name}", "", "| key | counter | value | unit | reading |", "|---|---|---|---|---|"]
-        lines += [f"| {m.key} | {m.label} | {figure(values.get(m.key))} | {m.unit} | {m.meaning} |" for m in group]
+        for m in group:
+            value = counter(parts.analysis, m.key, values.get(m.key), figure)
+            lines.append(f"| {m.key} | {m.label} | {value} | {m.unit} | {m.meaning} |")
     return titled("Counters", lines)
 
 

@@ -96,7 +96,7 @@ def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:
 
 def device_rows(measured: Measured, limits: Page | None) -> list[str]:
     """What the device says of itself, what follows from it, and what nobody knows."""
-    said = measured.said
+    said = {**measured.bandwidth["device"], **measured.said}
     known = {
         name: row(name, figure(said[name]), unit, "device query") for name, unit in QUERIED.items() if name in said
     }

@@ -5,6 +5,8 @@ DECLINING = ("RUNTIME_ERROR", "COMPILE_ERROR", "LAUNCH_ERROR", "IMPORT_ERROR", "
 # Of the GPU time of kernels that compute, so much may be spent in those of torch and of NVIDIA's libraries: a final
 # reduction of partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
 LIBRARY_SHARE = 0.25
+# Do kernels of the candidate's own do the work? NOT_ASKED: the task lets libraries do it.
+CHECKED, NOT_CHECKED, NOT_ASKED = "checked", "not checked", "not asked"
 # Of values that the task does not have, so many elements may be off, where a saturated softmax, say, turns on a rounding.
 ODD_SHARE_PCT = 1.0
 # Far from the task's own values a right kernel may overflow where PyTorch does not: said, and no reason to refuse it.
@@ -85,6 +87,22 @@ def judge_kernels(kernels: list[dict], libraries: bool) -> tuple[str, str]:
             f"torch or a vendor library does {times['library'] / computing:.0%} of the computing ({name[:80]})",
         )
     return "OK", ""
+
+
+def own_work(cases: list[dict], libraries: bool) -> str:
+    """CHECKED, NOT_CHECKED or NOT_ASKED: was it looked at whose kernels do the work? Of cases as `judge` gives them.
+
+    Each traced call that returned anything launched a kernel; where the profiler names none, nothing is known of its
+    work. Pure.
+    """
+    if libraries:
+        return NOT_ASKED
+    traced = [case["kernels"] for case in cases if case.get("kernels") is not None and returned_anything(case)]
+    return CHECKED if traced and all(traced) else NOT_CHECKED
+
+
+def returned_anything(case: dict) -> bool:
+    return any(output["elements"] for output in case["outputs"])
 
 
 def shares(kernels: list[dict]) -> list[dict]:

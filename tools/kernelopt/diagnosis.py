@@ -9,16 +9,18 @@ for a full queue, is the busiest unit named all the same.
 
 import re
 
-from . import findings
+from . import findings, metrics
 from .findings import ISSUE, PIPES, idle_share, stall_shares
 
 QUEUES = ("stall_mio_throttle", "stall_lg_throttle", "stall_math_pipe_throttle")  # full ones are a busy unit's mark
 
 
 def analyse(profile: dict, limits: dict[str, float], floor: dict | None = None) -> dict:
-    """{kernels, classification, metrics, missing_metrics, findings, second_opinion, warnings} of a profile; findings best first;
-    second_opinion: what NVIDIA's own rules say of the longest kernel.
+    """{kernels, classification, metrics, missing_metrics, architecture, not_on_architecture, findings, second_opinion,
+    warnings} of a profile; findings best first; second_opinion: what NVIDIA's own rules say of the longest kernel.
 
+    missing_metrics: asked for, and did not come. not_on_architecture: those that no GPU of this architecture ("sm_90")
+    has, which is no lost evidence; [] where the architecture is None, unknown.
     limits: the thresholds (metrics.thresholds). floor: {share_pct, bound} of the call, None unknown.
     """
     kernels = shares(profile["kernels"])
@@ -26,7 +28,9 @@ def analyse(profile: dict, limits: dict[str, float], floor: dict | None = None) 
     judgements = [classify(kernel["metrics"], limits) for kernel in kernels]
     of_main = judgements[kernels.index(main)]
     case = findings.Case(kernels, main, profile.get("work"), of_main, floor, limits)
-    absent = sorted({key for kernel in kernels for key, value in kernel["metrics"].items() if value is None})
+    absent = {key for kernel in kernels for key, value in kernel["metrics"].items() if value is None}
+    capability = metrics.capability(main["metrics"])
+    elsewhere = metrics.not_on(capability)
     return {
         "kernels": [
             {
@@ -39,7 +43,9 @@ def analyse(profile: dict, limits: dict[str, float], floor: dict | None = None) 
         ],
         "classification": {"of": main["name"], **of_main},
         "metrics": main["metrics"],
-        "missing_metrics": absent,
+        "missing_metrics": sorted(absent - elsewhere),
+        "architecture": capability and f"sm_{capability.replace('.', '')}",
+        "not_on_architecture": sorted(absent & elsewhere),
         "findings": findings.of(case),
         "second_opinion": main.get("rules", []),
         "warnings": warnings(kernels, main),

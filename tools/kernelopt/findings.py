@@ -52,18 +52,27 @@ STALL_ADVICE = {
         "more wgmma in flight: a deeper pipeline, two consumer warp groups",
     ),
 }
-# The same stalls in a kernel of wgmma. Ones with a single __syncthreads at their start show 32 to 56 % of barrier stalls
-# (attention v2, gemm_fused v3 and v4): that a warpgroup's own synchronisation counts there is an inference.
-WGMMA_ADVICE = {
+# The same stalls in a kernel whose tiles the tensor pipe works off by itself (Case.tile_instruction). Ones of wgmma
+# with a single __syncthreads at their start show 32 to 56 % of barrier stalls (attention v2, gemm_fused v3 and v4):
+# that a warpgroup's own synchronisation counts there is an inference. Of tcgen05 no profile was at hand.
+TILE_ADVICE = {
     "stall_barrier": (
-        "warps wait at a barrier; in a kernel of wgmma that may be the warpgroup that waits for its product or its copies",
-        "keep the tensor pipe fed: more stages, two consumer warpgroups in turn, products in flight under other work; "
-        "fewer __syncthreads only if the loop holds any",
+        "warps wait at a barrier; in a kernel of {} that may be the warpgroup that waits for its product or its copies",
+        "keep the tensor pipe fed: more stages, two consumer warpgroups or accumulators in turn, products in flight "
+        "under other work; fewer __syncthreads only if the loop holds any",
     ),
     "stall_wait": (
         "dependent instructions between the products follow each other",
         "put that work under the product of another step or of a second warpgroup; fewer instructions in the epilogue",
     ),
+}
+# Where a newer tensor instruction than mma.sync exists: compute capability, major -> (the finding that it is not used,
+# the counter of the newer one, its name, what SASS calls it). 12 has none: its tensor cores are fed by mma.sync.
+BLACKWELL = ("mma_sync_on_blackwell", "tcgen05_instructions", "tcgen05", "UTCHMMA")
+NEWER_THAN_MMA_SYNC = {
+    9: ("mma_sync_on_hopper", "gmma_instructions", "wgmma", "HGMMA"),
+    10: BLACKWELL,
+    11: BLACKWELL,
 }
 # What a unit at its limit makes warps wait for: such a stall says nothing more than the limiter does.
 EXPLAINED = {
@@ -124,8 +133,10 @@ class Case:
         return self.main["metrics"]
 
     @property
-    def uses_wgmma(self) -> bool:
-        return bool(self.m.get("gmma_instructions"))
+    def tile_instruction(self) -> str | None:
+        """ "wgmma" or "tcgen05" where the kernel uses it: a few warps ask for large tiles, which the tensor pipe works
+        off beside them."""
+        return next((name for _, key, name, _ in NEWER_THAN_MMA_SYNC.values() if self.m.get(key)), None)
 
 
 def of(case: Case) -> list[dict]:
@@ -443,9 +454,10 @@ def small_grid(case: Case) -> Iterator[dict]:
 
 
 def low_occupancy(case: Case) -> Iterator[dict]:
-    """Too few warps to hide latency. Not of wgmma: its tiles fill an SM with a block or two, and reach the pipe's peak so."""
+    """Too few warps to hide latency. Not of wgmma and tcgen05: their tiles fill an SM with a block or two, and reach
+    the pipe's peak so."""
     occupancy = case.m.get("achieved_occupancy")
-    if case.judged["class"] != "latency" or case.uses_wgmma:
+    if case.judged["class"] != "latency" or case.tile_instruction:
         return
     if occupancy is not None and occupancy < case.limits["low_occupancy_pct"]:
         known = {key: case.m[key] for key in OCCUPANCY_LIMITS if case.m.get(key) is not None}
@@ -577,7 +589,7 @@ def unused_tensor_cores(case: Case) -> Iterator[dict]:
     if not work or work["dtype"] not in ("bf16", "fp16", "fp8") or None in tensor:
         return
     intensity = work["flops"] / work["bytes_min"]
-    used = max(tensor) >= limits["tensor_idle_pct"] or case.uses_wgmma
+    used = max(tensor) >= limits["tensor_idle_pct"] or case.tile_instruction
     if intensity >= limits["vector_intensity"] and not used:
         yield finding(
             "tensor_cores_unused",
@@ -588,31 +600,30 @@ def unused_tensor_cores(case: Case) -> Iterator[dict]:
                 ("arithmetic intensity", intensity, "FLOP/byte"),
             ],
             "the problem is a matrix product in a tensor-core dtype, too much for the vector units, and the tensor pipe is idle",
-            ["tl.dot on 16-bit operands with fp32 accumulation, K at least 16; for wgmma 64 rows and 4 warps"],
+            ["tl.dot on 16-bit operands with fp32 accumulation, K at least 16; for wgmma or tcgen05 64 rows, 4 warps"],
             "tensor-cores.md",
-            "the SASS shows HMMA or HGMMA in the hot loop",
+            "the SASS shows HMMA, HGMMA or UTCHMMA in the hot loop",
         )
 
 
-def mma_sync_on_hopper(case: Case) -> Iterator[dict]:
-    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma."""
+def mma_sync_alone(case: Case) -> Iterator[dict]:
+    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11)."""
     m = case.m
-    if m.get("compute_capability") != 9 or m.get("gmma_instructions") != 0:
+    if (major := m.get("compute_capability")) not in NEWER_THAN_MMA_SYNC:
         return
+    id_, newer, name, sass = NEWER_THAN_MMA_SYNC[major]
     tensor = m.get("tensor_cycles")
-    if tensor is not None and tensor >= case.limits["tensor_idle_pct"] and m.get("hmma_instructions"):
+    if m.get(newer) != 0 or tensor is None or not m.get("hmma_instructions"):
+        return
+    if tensor >= case.limits["tensor_idle_pct"]:
         yield finding(
-            "mma_sync_on_hopper",
+            id_,
             None,
-            [
-                ("gmma_instructions", 0.0, "%"),
-                ("hmma_instructions", m["hmma_instructions"], "%"),
-                ("tensor_cycles", tensor, "%"),
-            ],
-            "the product runs on mma.sync and not on wgmma, which alone reaches the peak of compute capability 9.0",
-            ["tiles of at least 64 rows and 4 warps, so that Triton takes wgmma; both operands from shared memory"],
+            [(newer, 0.0, "%"), ("hmma_instructions", m["hmma_instructions"], "%"), ("tensor_cycles", tensor, "%")],
+            f"the product runs on mma.sync and not on {name}, which alone reaches the peak of such a GPU",
+            [f"tiles of at least 64 rows and 4 warps, so that Triton takes {name}; both operands from shared memory"],
             "tensor-cores.md",
-            "the SASS shows HGMMA in the hot loop (extract_asm.py)",
+            f"the SASS shows {sass} in the hot loop (extract_asm.py)",
         )
 
 
@@ -644,13 +655,13 @@ def stalls(case: Case) -> Iterator[dict]:
     stall = max(shares, key=shares.get, default=None)
     if stall is None or shares[stall] <= case.limits["dominant_stall_pct"]:
         return
-    inference, action = (WGMMA_ADVICE if case.uses_wgmma else {}).get(stall, STALL_ADVICE[stall])
-    doubtful = case.uses_wgmma and stall == "stall_barrier"
+    inference, action = (TILE_ADVICE if case.tile_instruction else {}).get(stall, STALL_ADVICE[stall])
+    doubtful = case.tile_instruction and stall == "stall_barrier"
     yield finding(
         stall,
         None if doubtful else gain_of(case, min(shares[stall], room(case.m))),
         [(stall, case.m[stall], "warp/issue"), ("warp_latency", case.m["warp_latency"], "cycle")],
-        f"{shares[stall]:.0f} % of warp latency: {inference}",
+        f"{shares[stall]:.0f} % of warp latency: {inference.format(case.tile_instruction)}",
         [action],
         "latency-hiding.md",
         "the stall shrinks and the time does not",
@@ -665,7 +676,7 @@ RULES: tuple[Callable[[Case], Iterator[dict]], ...] = (  # of equal gains the fi
     local_memory,
     bank_conflicts,
     unused_tensor_cores,
-    mma_sync_on_hopper,
+    mma_sync_alone,
     starved_tensor_pipe,
     busy_pipes,
     small_grid,

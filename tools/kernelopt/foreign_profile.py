@@ -54,6 +54,8 @@ def of_rocprof(profile: dict, platform: str | None) -> dict:
         "classification": {"of": kernels[place]["name"], **judged[place]},
         "metrics": kernels[place]["metrics"],
         "missing_metrics": sorted({key for k in kernels for key, value in k["metrics"].items() if value is None}),
+        "architecture": None,
+        "not_on_architecture": [],
         "findings": [],
         "second_opinion": [],
         "warnings": [

@@ -3,6 +3,8 @@
 import math
 import re
 
+from . import correctness
+
 # A difference below 0.3 % is not told from where buffers lie: on an H200 the medians of 60 rounds of a kernel against
 # itself lay within 0.14 % at 180 us and above, and within 0.45 % at 42 us; three processes agree on no more.
 LEAST = 0.003
@@ -81,6 +83,12 @@ def decide(verify: dict, utilization: dict | None, comparisons: dict[str, dict] 
         return _no(verify["summary"])
     if verify["device"] == "cpu-interpreter":
         return _no("ran in the CPU interpreter; only a GPU result can be accepted")
+    if verify.get("own_work") == correctness.NOT_CHECKED:
+        return _no(
+            "OWN_WORK_NOT_CHECKED: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
+            "work this is; launch its kernels in the call itself, start no profiler in it or round the gate, and judge "
+            "it again"
+        )
     if utilization and utilization["below_physical_limit"]:
         return _no(f"{IMPOSSIBLE}: {impossible(utilization['time_us'], utilization['limit_us'])}")
     if comparisons is None:
@@ -131,7 +139,7 @@ def stop_line(target: dict) -> str:
 
 def is_documented(target: dict) -> bool:
     """Does a target rest on a documented peak, which nobody measured on such a card?"""
-    return target["basis"].startswith(DOCUMENTED_ROWS)
+    return (target.get("basis") or "").startswith(DOCUMENTED_ROWS)
 
 
 def reach(target: dict) -> str:

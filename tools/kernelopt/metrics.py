@@ -27,16 +27,64 @@ def schema() -> list[Metric]:
     return [Metric(**{**row, **{key: tuple(row.get(key, ())) for key in ("names", "details")}}) for row in rows]
 
 
+def names() -> list[str]:
+    """Every name of every metric, each once."""
+    return list(dict.fromkeys(name for metric in schema() for name in metric.names))
+
+
+def asked() -> list[str]:
+    """The names that Nsight Compute is asked for: all but those that only a section collects."""
+    by_section = tuple(architectures()["with_sections"])
+    return [name for name in names() if not name.startswith(by_section)]
+
+
 def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
     """{key: value or None} of the schema, in its units, from {the profiler's name: (value, its unit)}.
 
-    Of the alternative names the first that is there counts.
+    Of the alternative names the first that came with a number counts; one that came without ("n/a") hides no other.
     """
     found = {}
     for metric in schema():
-        value, unit = next((collected[name] for name in metric.names if name in collected), (None, ""))
-        found[metric.key] = converted(value, unit, metric.unit)
+        numbers = (converted(*collected[name], metric.unit) for name in metric.names if name in collected)
+        found[metric.key] = next((number for number in numbers if number is not None), None)
     return found
+
+
+# --- architectures: which GPU has which metric ----------------------------------------------------------------------
+
+
+def architectures() -> dict:
+    """{chips, own, with_sections, only_on, last_version}; the file says what is in them."""
+    return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["architectures"]
+
+
+def capability(found: dict[str, float | None]) -> str | None:
+    """ "9.0", the compute capability that a kernel's counters tell; None where they do not."""
+    parts = [found.get(key) for key in ("compute_capability", "compute_capability_minor")]
+    return None if None in parts else "{:.0f}.{:.0f}".format(*parts)
+
+
+def of_capability(compute_capability: str | None) -> dict[str, float]:
+    """The two counters that `capability` reads, of "9.0"; {} of None."""
+    major, _, minor = (compute_capability or "").partition(".")
+    return {"compute_capability": float(major), "compute_capability_minor": float(minor)} if minor else {}
+
+
+def not_on(compute_capability: str | None) -> set[str]:
+    """Keys of the metrics that no GPU of this compute capability has under any name; none where it is not known."""
+    known = architectures()
+    if compute_capability not in known["chips"]:
+        return set()
+    return {
+        metric.key
+        for metric in schema()
+        if all(compute_capability not in known["only_on"].get(name, [compute_capability]) for name in metric.names)
+    }
+
+
+def last_version(compute_capability: str) -> str | None:
+    """ "2025.2", the last Nsight Compute that profiles GPUs of this compute capability; None where the newest does."""
+    return architectures()["last_version"].get(compute_capability)
 
 
 # --- units: what Nsight Compute prints, Kbyte/block, nsecond, Ghz, against the schema's ----------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import bundle, metrics, profile_analysis, profile_report
 from .profile_analysis import total_us
-from .profile_report import evidence_text, finding_lines, main_metrics, number, origin, summary_line
+from .profile_report import counter, evidence_text, finding_lines, main_metrics, number, origin, summary_line
 from .workspace import Workspace
 
 TOP = 3
@@ -51,6 +51,11 @@ def page(profile: dict, found: dict, before: dict | None) -> str:
             *counters(profile, found, before),
             "",
             f"Asked for and not collected: {', '.join(found['missing_metrics']) or 'nothing'}.",
+            *(
+                [f"Not on {found['architecture']}: {', '.join(found['not_on_architecture'])}."]
+                if found["not_on_architecture"]
+                else []
+            ),
             "",
         ]
     )
@@ -173,8 +178,9 @@ def counters(profile: dict, found: dict, before: dict | None) -> list[str]:
         "|---|---|---|" + ("---|" if before else "") + "---|",
     ]
     for metric in metrics.schema():
-        earlier = f" {number(old.get(metric.key))} |" if old else ""
-        lines.append(f"| {metric.section} | {metric.label} | {number(main.get(metric.key))} |{earlier} {metric.unit} |")
+        now, earlier = (counter(found, metric.key, values.get(metric.key)) for values in (main, old or {}))
+        cells = [metric.section, metric.label, now, *([earlier] if old else []), metric.unit]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -224,7 +230,7 @@ def verbose_page(profile: dict, found: dict, hotspots: list[dict]) -> str:
         lines += ["", "### NVIDIA's rules, a second opinion", "", *(rule_line(rule) for rule in kernel["rules"])]
         lines += ["", "### Counters", "", "| section | counter | value | unit | meaning |", "|---|---|---|---|---|"]
         for metric in metrics.schema():
-            value = number(kernel["metrics"].get(metric.key))
+            value = counter(found, metric.key, kernel["metrics"].get(metric.key))
             lines.append(f"| {metric.section} | {metric.label} | {value} | {metric.unit} | {metric.meaning} |")
     lines += ["", "## What Triton compiled", "", *compiled_lines(profile["params"].get("triton", []))]
     return "\n".join(lines) + "\n"

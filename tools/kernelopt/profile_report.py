@@ -137,6 +137,13 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 or value == int(value) else f"{value:.3g}"
 
 
+def counter(found: dict, key: str, value: float | None, written=number) -> str:
+    """A counter's value as `written` gives it; of one that no GPU of this architecture has, that is said."""
+    return (
+        f"not on {found['architecture']}" if value is None and key in found["not_on_architecture"] else written(value)
+    )
+
+
 def summary_line(found: dict) -> str:
     """ "memory (dram): memory throughput 91 %; …, of kernel `x`" """
     return f"{bottleneck_line(found)}, of kernel `{found['classification']['of']}`"

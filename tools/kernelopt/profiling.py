@@ -28,7 +28,7 @@ class Call:
     case: dict
     cache: str
     timeout_s: float
-    limits: wiki.Page | None = None  # of its GPU's compute capability, where they are known
+    product: wiki.Page | None = None  # the page of its GPU, where it is known
 
 
 def take(mode: str, sandbox: Sandbox, what: Call, folder: Path, work: dict | None) -> tuple[dict, str | None]:
@@ -43,7 +43,7 @@ def take(mode: str, sandbox: Sandbox, what: Call, folder: Path, work: dict | Non
         return _counters(mode == "ncu", sandbox, what, folder, work), None
     except EnvironmentLacks as lack:
         found = _timeline("event", sandbox, what, folder)
-        kernels = [without_counters(stage, what.limits) for stage in found["timeline"]["stages"]]
+        kernels = [without_counters(stage, what.product) for stage in found["timeline"]["stages"]]
         return {"kernels": kernels, "work": work, "params": {**found["params"], "counters": "unavailable"}}, str(lack)
 
 
@@ -96,19 +96,22 @@ def settings(sandbox: Sandbox, what: Call, outcome: Outcome, watch: gpu.Watch, p
     }
 
 
-def without_counters(stage: dict, limits: wiki.Page | None) -> dict:
+def without_counters(stage: dict, product: wiki.Page | None) -> dict:
     """A kernel whose counters could not be read: its duration, its launch, and the occupancy that these allow. Pure."""
     threads = stage["block"] and stage["block"][0] * stage["block"][1] * stage["block"][2]
     blocks = stage["grid"] and stage["grid"][0] * stage["grid"][1] * stage["grid"][2]
     known = {"duration": stage["us"], "grid_size": blocks, "block_size": threads}
     known["registers_per_thread"] = stage["registers"]
-    known["theoretical_occupancy"] = theoretical_occupancy(limits, threads, stage["registers"], stage["shared_bytes"])
+    known["theoretical_occupancy"] = theoretical_occupancy(product, threads, stage["registers"], stage["shared_bytes"])
+    capability = product and product.known("compute_capability")
+    known |= metrics.of_capability(capability and capability.text)
     values = {metric.key: known.get(metric.key) for metric in metrics.schema()}
     return {"name": stage["name"], "duration_us": stage["us"], "metrics": values, "rules": []}
 
 
-def theoretical_occupancy(limits: wiki.Page | None, threads, registers, shared_bytes) -> float | None:
-    """In percent, by the limits of the compute capability; None where anything is unknown."""
+def theoretical_occupancy(product: wiki.Page | None, threads, registers, shared_bytes) -> float | None:
+    """In percent, by the limits of the product's compute capability; None where anything is unknown."""
+    limits = product and product.limits
     if None in (limits, threads, registers, shared_bytes):
         return None
     try:

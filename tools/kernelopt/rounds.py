@@ -10,7 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import audit, bundle, gate, memory, platforms, profile_report, roofline, subject, timing, verify, wiki
+from . import (
+    audit,
+    bundle,
+    correctness,
+    gate,
+    memory,
+    platforms,
+    profile_report,
+    roofline,
+    subject,
+    timing,
+    verify,
+    wiki,
+)
 from .errors import Refused, TimedOut, ToolError, UsageError
 from .sandbox import Sandbox
 from .workspace import KEPT_FILE, Workspace, digest
@@ -155,7 +168,6 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
     best = memory.Memory(workspace).best()
     with Sandbox("cuda", workspace.cache, sandbox_kind) as sandbox:
         check_platform(workspace, sandbox.device_name)
-        max_clocks = sandbox.gpu and sandbox.gpu["max_clocks"]
         candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
         reference = sandbox.scratch / "reference.py"
         reference.write_bytes(workspace.first_reference())
@@ -164,6 +176,9 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
         verdict = verify.verify(sandbox, judged, seeds=SEEDS, sanitize=True, timeout_s=timeout_s, say=say)
         evidence = Evidence(digest(candidate), verdict, {}, None, None, best["version"] if best else None)
         if verdict["status"] != "OK":
+            return evidence
+        if sandbox.gpu and verdict["own_work"] == correctness.NOT_CHECKED:
+            verify.check_profiler(sandbox, timeout_s)  # is it this machine, or the candidate?
             return evidence
         workloads = list(dict.fromkeys(case["workload"] for case in verdict["cases"]))
         opponent = workspace.extract(best["git_commit_hash"], sandbox.scratch) if best else None
@@ -177,7 +192,7 @@ def measure(workspace: Workspace, timeout_s: float, say, sandbox_kind: str = "au
             evidence.verify = {**verdict, "status": status, "summary": f"{status}: {message}"}
             return evidence
     time_us = evidence.latencies["default"]["latency_us"]["median"]
-    evidence.utilization = utilization(workspace, time_us, max_clocks=max_clocks)
+    evidence.utilization = utilization(workspace, time_us, max_clocks=(sandbox.gpu or {}).get("max_clocks"))
     return evidence
 
 
@@ -272,7 +287,8 @@ def settle(workspace: Workspace, version: str, plan: dict, evidence: Evidence, d
         "accepted": decision["accepted"],
         "reason": decision["reason"],
         "version": version,
-        "verify": {name: evidence.verify[name] for name in ("status", "device", "summary", "worst_rel_err")},
+        "verify": {name: evidence.verify[name] for name in ("status", "device", "summary", "worst_rel_err")}
+        | {"own_work": evidence.verify.get("own_work")},
         "timing": {"latencies": evidence.latencies, "against": evidence.against, "comparisons": evidence.comparisons},
         "utilization": evidence.utilization,
         "commit": record["git_commit_hash"],

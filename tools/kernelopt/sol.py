@@ -5,6 +5,8 @@ an idle DRAM is not that: other code for the same problem may not need it). At t
 with, the problem allows little more; that decides. Without a floor nobody knows, and nothing says stop but a standstill.
 """
 
+from . import metrics
+
 PIPES = ("tensor_cycles", "fma_cycles", "alu_cycles", "fp64_cycles", "xu_instructions")
 FLOOR_UNKNOWN = "floor unknown: no count of the least work (estimate_work.py), or no such GPU in the wiki"
 NEEDED = ("sm_throughput", "memory_throughput", "dram_throughput", "tensor_cycles")
@@ -25,8 +27,9 @@ def analyse(
     """
     efficiency = efficiency_pct(m)
     ends = {key: m[key] for key in ("dram_throughput", *PIPES) if m.get(key) is not None}
-    at_roofline = max(ends.values()) >= limits["at_roofline_pct"] if ends else None
-    tensor = m.get("tensor_cycles")
+    used_up = any(value >= limits["at_roofline_pct"] for value in ends.values())
+    at_roofline = used_up or (False if "dram_throughput" in ends else None)  # some GPUs have no counter of their DRAM
+    tensor, elsewhere = m.get("tensor_cycles"), metrics.not_on(metrics.capability(m))
     converged = has_converged([*earlier_pct, efficiency] if efficiency is not None else [], limits)
     share = None if floor_share_pct is None else f"{floor_share_pct:.1f} % of the floor {basis}".rstrip()
     at_floor = floor_share_pct is not None and floor_share_pct >= limits["at_floor_pct"]
@@ -43,7 +46,7 @@ def analyse(
         "converged": converged,
         "should_stop": stop,
         "reason": reason,
-        "warnings": [f"{key} was not collected" for key in NEEDED if m.get(key) is None],
+        "warnings": [f"{key} was not collected" for key in NEEDED if m.get(key) is None and key not in elsewhere],
     }
 
 
@@ -73,4 +76,6 @@ def should_stop(
         return False, "; ".join(part for part in (FLOOR_UNKNOWN, used) if part)
     if used:
         return False, f"{used}, at {share}: the kernel does more work than the problem needs, or does it badly"
+    if at_roofline is None:
+        return False, f"{share}; no pipe is used up, and of DRAM nothing is known"
     return False, f"{share}; neither DRAM nor a pipe is used up"

@@ -208,11 +208,11 @@ def summed_up(sandbox: Sandbox, workload: str, sets: list[dict], runs: list[dict
         "latency_us": summary(first["bench_us"]),
         "event_us": event,
         "gpu_us": event["median"] - statistics.median(run["empty_us"] for run in runs) if sandbox.gpu else None,
-        "cupti_us": statistics.median(traced) if traced else None,
+        "cupti_us": statistics.median(traced) if first.get("kernels") else None,
         "warm_us": statistics.median(run["wall_us"]["gpu"] for run in runs),
         "call_us": statistics.median(run["wall_us"]["call"] for run in runs),
         "graph_us": statistics.median(first["graph_us"]) if first.get("graph_us") else None,
-        "kernels": correctness.shares(first["kernels"]) if first.get("kernels") else None,
+        "kernels": correctness.shares(first["kernels"]) if first.get("kernels") is not None else None,
         "warmup_ms": window_ms[0],
         "rep_ms": window_ms[1],
         "shapes": sets[0]["shapes"],
@@ -255,6 +255,8 @@ def warnings(found: dict) -> list[str]:
         found["kernels"]
     ):
         said.append(f"two clocks disagree: {found['cupti_us']:.1f} us by CUPTI, {events:.1f} us by events")
+    if found["kernels"] == []:
+        said.append("one clock alone: CUPTI named no kernel, so the times by events have nothing to agree with")
     if found["launch_bound"]:
         graph = f", {found['graph_us']:.1f} us from a CUDA graph" if found["graph_us"] else ""
         said.append(

@@ -33,6 +33,12 @@ INTERPRETED_BF16 = (
     "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
 )
 
+# Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
+NO_KERNEL_NAMED = (
+    "torch's profiler (CUPTI) named no kernel of a call; end what else profiles this GPU or runs round this program "
+    "(nsys, ncu, DCGM), use a torch whose libcupti fits the driver, and run it again"
+)
+
 INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are needed in any case
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 # What a child process can report of itself; anything else in a report is forged.
@@ -100,7 +106,7 @@ def verify(
         secret = draw_seeds(max(2, seeds))
         prepared = prepare(sandbox, what.reference, what.dtype, workloads, secret, timeout_s, variants, folder)
         if "error" in prepared:
-            return verdict(sandbox, [], prepared["error"], what.tolerance)
+            return verdict(sandbox, what, [], prepared["error"])
         cases = with_others(prepared["cases"])
         usual = [case for case in cases if not in_reserve(case)]
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
@@ -111,9 +117,9 @@ def verify(
                 outcome, more, fault = judged(sandbox, what, rest, apart, timeout_s)
             results += more
         if fault:
-            return verdict(sandbox, [], fault, what.tolerance, outcome)
+            return verdict(sandbox, what, [], fault, outcome)
         hide_secret(results)
-        result = verdict(sandbox, results, None, what.tolerance, outcome)
+        result = verdict(sandbox, what, results, None, outcome)
         if sanitize and result["status"] == "OK":
             say("under compute-sanitizer")
             result = sanitized(sandbox, what.kernel, usual, result, timeout_s)
@@ -245,6 +251,15 @@ def not_sanitized(result: dict, why: str) -> dict:
 
 
 SANITIZER_FOUND = 86
+
+
+def check_profiler(sandbox: Sandbox, timeout_s: float) -> None:
+    """EnvironmentLacks when torch's profiler names no kernel in a process that runs nothing of a candidate's."""
+    outcome = sandbox.run("probe", {}, timeout_s)
+    if failure(outcome) or not outcome.result["kernels"]:
+        raise EnvironmentLacks(
+            f"own work cannot be checked here: {NO_KERNEL_NAMED.replace('a call', 'torch itself')}; nothing is recorded"
+        )
 
 
 def draw_seeds(count: int) -> list[int]:
@@ -408,10 +423,9 @@ def hide_secret(results: list[dict]) -> None:
             result["seed"] = "secret"
 
 
-def verdict(
-    sandbox: Sandbox, cases: list, fault: dict | None, tolerance: float | None, outcome: Outcome | None = None
-) -> dict:
+def verdict(sandbox: Sandbox, what: Subject, cases: list, fault: dict | None, outcome: Outcome | None = None) -> dict:
     """The result of verify_kernel.py: the first bad case's status, or OK when there are cases and all are OK."""
+    own_work = correctness.own_work(cases, what.libraries)
     bad = next((case for case in cases if case["status"] not in ("OK", "DECLINED", "DOUBTFUL")), None)
     status = fault["status"] if fault else bad["status"] if bad else "OK" if cases else "INTERNAL"
     worst = max((case.get("max_rel", 0.0) for case in cases), default=None)
@@ -419,7 +433,9 @@ def verdict(
         names = ", ".join(dict.fromkeys(case["workload"] for case in cases))
         summary = f"OK on {sandbox.device_name}: {len(cases)} cases, workloads {names}; worst error {worst:.3g}"
         summary += "".join(f"; {remark}" for remark in remarks(cases))
-        summary += "; whether kernels of its own do the work shows on a GPU" * (sandbox.gpu is None)
+        if own_work == correctness.NOT_CHECKED:
+            unknown = "whether kernels of its own do the work shows on a GPU"
+            summary += f"; {unknown if sandbox.gpu is None else f'OWN WORK NOT CHECKED: {NO_KERNEL_NAMED}'}"
     else:
         where = f" ({place(bad)})" if bad and not fault else ""
         message = (fault or bad or {"message": "nothing was checked"})["message"]
@@ -438,7 +454,8 @@ def verdict(
         "device": sandbox.device_name,
         "summary": summary,
         "worst_rel_err": worst,
-        "tolerance": tolerance or "by dtype",
+        "tolerance": what.tolerance or "by dtype",
+        "own_work": own_work,
         "sandbox": sandbox.isolation,
         "cases": cases,
         "process": None

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import metrics, programs, verify
+from .. import gpu, metrics, programs, verify
 from ..errors import EnvironmentLacks, Refused, TimedOut
 from ..sandbox import Outcome, Sandbox
 
@@ -43,15 +43,36 @@ def program_version() -> str:
     return f"Nsight Compute {version[1]}" if version else "Nsight Compute, version unknown"
 
 
-def command(report: Path, cache: str, everything: bool = False) -> list[str]:
+def check_supported() -> None:
+    """EnvironmentLacks when this Nsight Compute no longer profiles GPUs of this kind: it would find no kernel, and not
+    say why."""
+    try:
+        capability = gpu.query().get("compute_capability")
+    except EnvironmentLacks:  # no GPU, which shows when the kernel runs
+        return
+    if capability and metrics.last_version(capability) and (lack := left_out(capability, program_version())):
+        raise EnvironmentLacks(lack)
+
+
+def left_out(capability: str, version: str) -> str | None:
+    """Why that version of Nsight Compute profiles no GPU of compute capability "7.0", and which one does; None where it
+    does, or its number is not known. Pure."""
+    last, found = metrics.last_version(capability), re.search(r"(\d+)\.(\d+)", version)
+    if last is None or found is None or (int(found[1]), int(found[2])) <= tuple(map(int, last.split("."))):
+        return None
+    return (
+        f"{version} profiles no GPU of compute capability {capability}; the last version that does is {last}: "
+        "install it, and put its folder before the newer one on the PATH"
+    )
+
+
+def command(report: Path, cache: str, everything: bool = False, names: list[str] | None = None) -> list[str]:
     """The ncu command line that goes before the worker's. `cache`: cold (flushed before each pass) or warm. everything: all
-    sections, and counters by instruction and source line.
+    sections, and counters by instruction and source line. names: of single metrics, None for all that are asked for.
 
     The clocks are left alone; the range is the one that the worker marks, so no name pattern can catch
     another kernel.
     """
-    # The first name of each metric; alternatives for other architectures come with the sections.
-    names = ",".join(metric.names[0] for metric in metrics.schema())
     sections = [part for section in metrics.ncu_sections() for part in ("--section", section)]
     if everything:
         sections = ["--set", "full", "--import-source", "on"]
@@ -63,7 +84,7 @@ def command(report: Path, cache: str, everything: bool = False) -> list[str]:
         *("--clock-control", "none"),
         *("--cache-control", "all" if cache == "cold" else "none"),
         *sections,
-        *("--metrics", names),
+        *("--metrics", ",".join(names or metrics.asked())),
         "--",
     ]
 
@@ -84,6 +105,7 @@ def collect(
     """
     report.unlink(missing_ok=True)
     program()
+    check_supported()
     with sandbox.folder("report") as folder:
         made, stages = Path(folder, "report.ncu-rep"), Path(folder, "compiled")
         stages.mkdir()
@@ -92,7 +114,12 @@ def collect(
             "inputs": case["path"],
             "compiled": str(stages) if compiled else None,
         }
-        outcome = sandbox.run_under(command(made, cache, everything), "profile", arguments, timeout_s)
+        names = metrics.asked()
+        while True:
+            outcome = sandbox.run_under(command(made, cache, everything, names), "profile", arguments, timeout_s)
+            if not (refused := refused_names(outcome.log_tail, names)):
+                break
+            names = [name for name in names if name not in refused]
         if made.exists():
             shutil.copyfile(made, report)
         if compiled:
@@ -109,6 +136,13 @@ def collect(
     if not report.exists():
         raise Refused(f"ncu profiled no kernel: does the call launch one? It said: {last_line(outcome.log_tail)}")
     return outcome
+
+
+def refused_names(log: str, names: list[str]) -> set[str]:
+    """Those of the names at which ncu stopped. It goes on past a counter that the GPU does not have, and gives up at
+    one of its own names without a suffix that its version does not know."""
+    found = set(re.findall(r"Failed to find metric (?:regex:\^)?(\w+)", log))
+    return {name for name in names if name.partition(".")[0] in found}
 
 
 def last_line(log: str) -> str:
@@ -167,7 +201,7 @@ def _ranges(context):
 
 
 def _kernel(action) -> dict:
-    names = {name for metric in metrics.schema() for name in metric.names} & set(action.metric_names())
+    names = set(metrics.names()) & set(action.metric_names())
     values = metrics.values({name: (action[name].value(), action[name].unit()) for name in names})
     rules = [rule for result in action.rule_results_as_dicts() if (rule := _rule(result))]
     return {"name": action.name(), "duration_us": values["duration"], "metrics": values, "rules": rules}

@@ -57,12 +57,13 @@ def wide_launches(header: list[str], rows: list[list[str]]) -> list[dict]:
     """[{name, cells: {metric name: (text, unit)}, rules: []}] of the raw page. ValueError: no row of units, a short row."""
     if not rows or len(rows[0]) != len(header) or rows[0][0]:
         raise ValueError("neither a Metric Value column nor a row of units: export with --page raw --csv")
-    units, wanted = rows[0], _names()
+    units, wanted = rows[0], set(metrics.names())
     columns = [(number, name) for number, name in enumerate(header) if name in wanted]
     return [
         {
             "name": row[header.index("Kernel Name")],
-            "cells": {name: (row[number], units[number]) for number, name in columns},
+            "cells": attributes(row[header.index("CC")] if "CC" in header else "")
+            | {name: (row[number], units[number]) for number, name in columns},
             "rules": [],
         }
         for row in records(rows, len(header))
@@ -73,20 +74,21 @@ def long_launches(header: list[str], rows: list[list[str]]) -> list[dict]:
     """[{name, cells: {metric name: (text, unit)}, rules}] of the details page. ValueError: a short row, or no such column.
 
     Labels repeat between sections, so section and label together give the metric; --print-metric-name name prints the
-    metric's own name. What comes twice counts the first time.
+    metric's own name. Of what comes twice the first with a number counts. The page shows no device attributes: the
+    compute capability is that of the column CC.
     """
     if lacking := {"Kernel Name", "Section Name", "Metric Name", "Metric Unit"} - set(header):
         raise ValueError(f"no column {', '.join(sorted(lacking))}")
-    wanted = _names()
+    wanted = set(metrics.names())
     names = {metric.details: metric.names[0] for metric in metrics.schema() if metric.details}
     launches = {}
     for row in records(rows, header.index("Metric Value") + 1):
         cell = dict(zip(header, row, strict=False))  # a row without a rule ends after the value
-        new = {"name": cell["Kernel Name"], "cells": {}, "rules": []}
+        new = {"name": cell["Kernel Name"], "cells": attributes(cell.get("CC", "")), "rules": []}
         launch = launches.setdefault((cell["Process ID"], cell["ID"]), new)
         name = names.get((cell["Section Name"], cell["Metric Name"]), cell["Metric Name"])
-        if name in wanted:
-            launch["cells"].setdefault(name, (cell["Metric Value"], cell["Metric Unit"]))
+        if name in wanted and not re.search(r"\d", launch["cells"].get(name, ("",))[0]):
+            launch["cells"][name] = (cell["Metric Value"], cell["Metric Unit"])
         if cell.get("Rule Type", "INF") not in ("", "INF"):  # INF only informs
             launch["rules"].append(cell)
     return list(launches.values())
@@ -101,8 +103,14 @@ def records(rows: list[list[str]], columns: int) -> Iterable[list[str]]:
             yield row
 
 
-def _names() -> set[str]:
-    return {name for metric in metrics.schema() for name in metric.names}
+def attributes(compute_capability: str) -> dict[str, tuple[str, str]]:
+    """The cells of the two device attributes that "9.0" in the column CC stands for; {} for anything else."""
+    found = re.fullmatch(r"(?P<major>\d+)[.,](?P<minor>\d+)", compute_capability.strip())
+    return (
+        {f"device__attribute_compute_capability_{part}": (found[part], "") for part in ("major", "minor")}
+        if found
+        else {}
+    )
 
 
 def _kernel(launch: dict, mark: str) -> dict:

@@ -36,7 +36,9 @@ def read(trace: Path) -> dict:
     complete = [event for event in events if event.get("ph") == "X"]
     kernels = [_kernel(event) for event in complete if event.get("cat") in ON_GPU]
     if not kernels:
-        raise Refused(f"{trace} holds no kernel: does the call launch one?")
+        raise Refused(
+            f"{trace} holds no kernel: the call launches none, or CUPTI saw none (does another profiler run?)"
+        )
     marks = [event for event in complete if event["name"] == CALL and event.get("cat") == "user_annotation"]
     api = [event for event in complete if event.get("cat") in API]
     return {

@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, oracle, rates, timing
+from . import candidate, oracle, rates, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -17,6 +17,7 @@ JOBS = {
         rates.ceiling,
         rates.matmul,
         rates.product_rates,
+        tracing.probe,
     )
 }
 

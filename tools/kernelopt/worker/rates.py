@@ -18,7 +18,7 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
 
     cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
     what fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the last size was
-    measured, seconds since the epoch.
+    measured, seconds since the epoch. device: what CUDA shows of it, in the wiki's metrics and units.
     """
     found, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
     cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
@@ -37,11 +37,29 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
                 found.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
         del source, target, call
     left_out = [size for size in sizes if size not in fitting]
-    return {"unit": "GB/s", "rates": found, "left_out": left_out, "window": [start, time.time()], **versions()}
+    return {
+        "unit": "GB/s",
+        "rates": found,
+        "left_out": left_out,
+        "window": [start, time.time()],
+        "device": shown(),
+        **versions(),
+    }
 
 
 def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
+
+
+def shown() -> dict:
+    """The device as CUDA shows it. Of a MIG slice that is the slice; under WSL2 and in virtual machines NVML tells less."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "sm_count": properties.multi_processor_count,
+        "l2_capacity": properties.L2_cache_size / 2**20,
+        "memory_capacity": properties.total_memory / 2**30,
+    }
 
 
 def versions() -> dict:

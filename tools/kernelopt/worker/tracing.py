@@ -5,16 +5,34 @@ import re
 
 import torch
 
-# Kernels of PyTorch and of NVIDIA's libraries, and those that torch.compile generates, by the names that CUPTI gives.
+from .context import Context
+
+# Kernels of PyTorch, of cuBLAS, cuDNN and hipBLASLt, and those that torch.compile generates, by the names that CUPTI
+# gives. A name must be one that only these make: `hopper_sgemm_kernel` or `ada_softmax` is somebody's own, and so is a
+# kernel made of CUTLASS, whose name holds cutlass::gemm or cutlass::conv. Held against the names in cuBLAS 13.10 and
+# cuDNN 9.28 (tests/test_tracing.py).
 LIBRARY = re.compile(
-    r"at::native|at::cuda|^(void )?(cublas|cudnn|nvjet_|cutlass_\d\d_|cutlass::Kernel2?<cutlass_\d\d_|sm\d\d_xmma_|"
-    r"(ampere|volta|turing|maxwell|hopper)_\w*gemm|gemmSN|gemv2|gemvNSP|splitKreduce_kernel|pytorch_flash|fmha_cutlass)|"
-    r"^triton_(poi|red|per|tem|for|mm|spl)_fused"
+    r"""
+    at::native | at::cuda | __5x_cu(blas|dnn) | \bcublas\w+(Params|Tensor)
+    | ^(void\ )? (cutlass::(Kernel2?|device_kernel)<)?
+      ( cublas(?!_) | cudnn | nvjet_ | sm\d{2,3}_xmma_ | xmma:: | cutlass_\d{2,3}_\w*(tensorop|simt)_
+      | cutlass3x_sm\d{2,3}[a-z]?_\w*(tensorop|simt)_ | cutlass_sm\d{2,3}_simt_implicit_gemm
+      | gemmSN_ | gemv2[NT]_kernel | gemvNSP_kernel | gemmk1_kernel | splitKreduce_kernel
+      | (implicit|explicit|precomputed)_convolve\w*gemm | RNN_(blockP|p)ersist | (Custom_)?Cijk_
+      | pytorch_flash | fmha_cutlass )
+    # type, "gemm" or "cudnn", tile, transposition: ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn
+    | ^(_5x_cudnn_)? (maxwell|volta|turing|ampere|ada|hopper|blackwell)_ (\w+_)? [a-z]{1,2}\d*(gemm|cudnn)_
+      (\w+_)? \d+x\d+_ (\w+_)? [nct]{2} (_v\d+)?$
+    | ^triton_(poi|red|per|tem|for|mm|spl)_fused
+    """,
+    re.VERBOSE,
 )
 # Launched by torch itself, whatever their names are.
 TORCH_OPERATORS = "aten::"
 # What allocates, fills, copies or converts computes nothing.
-MOVING = re.compile(r"^Mem(cpy|set)|FillFunctor|copy_kernel|CatArrayBatchedCopy|_to_copy|LoadWithCast|bfloat16_copy")
+MOVING = re.compile(
+    r"^Mem(cpy|set)|at::native.*(FillFunctor|copy_kernel|CatArrayBatchedCopy|LoadWithCast)|^triton_\w*_to_copy"
+)
 MOVING_OPERATORS = ("fill_", "zero_", "copy_", "clone", "contiguous", "to", "_to_copy", "cat", "zeros", "full", "empty")
 
 
@@ -36,6 +54,13 @@ def kernels_of(call, before=lambda: None) -> list[dict]:
         }
         for event in sorted(device_events(events), key=lambda event: event.time_range.start)
     ]
+
+
+def probe(context: Context) -> dict:
+    """{kernels}: how many kernels the profiler names of a call of torch's that launches some. A job without a
+    candidate."""
+    numbers = torch.ones(1 << 10, device=context.device)
+    return {"kernels": len(kernels_of(lambda: numbers.exp().sum()))}
 
 
 @functools.cache

@@ -1,0 +1,160 @@
+"""Own work that nobody could check: where the profiler names no kernel it is said aloud, and the gate refuses.
+
+The machines on which that happens are stand-ins here: a sandbox that answers for the children, cases as
+correctness.judge gives them. On an H200 it was seen under ncu: torch's profiler then names no kernel at all.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import FIXTURES
+from kernelopt import correctness, gate, memory, rounds, subject, timing, verify
+from kernelopt.errors import EnvironmentLacks
+from kernelopt.sandbox import Outcome
+from kernelopt.worker import tracing
+from kernelopt.worker.context import Context
+from kernelopt.workspace import digest
+
+OWN = [{"name": "softmax_kernel", "us": 3.0, "share_pct": 100.0, "origin": "own"}]
+
+
+def case(kernels, elements: int = 4, **changes) -> dict:
+    """A right case; `kernels` as the profiler named them, None where the call was not traced."""
+    found = {"status": "OK", "kernels": kernels, "outputs": [{"elements": elements}], "max_rel": 0.0, "variant": None}
+    found |= {"workload": "default", "seed": 0, "dtype": "fp32", "deterministic": True, "fails_guarded": False}
+    return {**found, "resized": False, **changes}
+
+
+@pytest.mark.parametrize(
+    ("cases", "libraries", "expected"),
+    [
+        ([case(OWN), case(None)], False, "checked"),
+        ([case([]), case(None)], False, "not checked"),
+        ([case(OWN), case([], workload="tall")], False, "not checked"),  # each workload is a call of its own
+        ([case(OWN), case([], elements=0, workload="empty")], False, "checked"),  # nothing to do, no kernel
+        ([case(None)], False, "not checked"),  # the CPU interpreter traces nothing
+        ([], False, "not checked"),
+        ([{"status": "RUNTIME_ERROR", "message": "boom"}], False, "not checked"),
+        ([case([])], True, "not asked"),
+        ([case(OWN)], True, "not asked"),
+    ],
+)
+def test_own_work_is_checked_where_each_call_that_did_something_names_its_kernels(cases, libraries, expected):
+    assert correctness.own_work(cases, libraries) == expected
+
+
+class StandInGpu:
+    """Answers `run` with a prepared outcome, and says what it was asked."""
+
+    device = "cuda"
+    isolation = "none"
+    device_name = "NVIDIA L4"
+
+    def __init__(self, result: dict | None = None):
+        self.result, self.asked, self.gpu = result, [], {"name": self.device_name}
+
+    def __enter__(self) -> "StandInGpu":
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+    def run(self, job: str, arguments: dict, timeout_s: float, hidden=()) -> Outcome:
+        self.asked.append(job)
+        return Outcome(self.result, 0, None, False, 1.0, "")
+
+
+@pytest.fixture
+def task(problem):
+    return subject.Subject(kernel=problem["kernel"], reference=problem["reference"])
+
+
+def test_a_verification_says_aloud_that_own_work_was_not_checked(task):
+    found = verify.verdict(StandInGpu(), task, [case([])], None)
+    assert found["status"] == "OK" and found["own_work"] == "not checked"
+    assert "OWN WORK NOT CHECKED: torch's profiler (CUPTI) named no kernel" in found["summary"]
+    checked = verify.verdict(StandInGpu(), task, [case(OWN)], None)
+    assert checked["own_work"] == "checked" and "OWN WORK" not in checked["summary"]
+    free = verify.verdict(StandInGpu(), replace(task, libraries=True), [case([])], None)
+    assert free["own_work"] == "not asked" and "OWN WORK" not in free["summary"]
+
+
+def test_the_interpreter_says_what_it_always_said(task, interpreter):
+    found = verify.verdict(interpreter, task, [case(None)], None)
+    assert found["summary"].endswith("; whether kernels of its own do the work shows on a GPU")
+    assert found["own_work"] == "not checked" and "OWN WORK" not in found["summary"]
+    free = verify.verdict(interpreter, replace(task, libraries=True), [case(None)], None)
+    assert free["own_work"] == "not asked" and "kernels of its own" not in free["summary"]
+
+
+OK = {"status": "OK", "device": "NVIDIA L4", "summary": "OK"}
+FASTER = {"verdict": "FASTER", "speedup": {"point": 1.2, "ci95": [1.19, 1.21]}, "aa_noise": 0.001}
+
+
+@pytest.mark.parametrize("comparisons", [None, {"default": FASTER}])
+def test_the_gate_accepts_nothing_whose_work_nobody_checked(comparisons):
+    refused = gate.decide({**OK, "own_work": "not checked"}, None, comparisons)
+    assert not refused["accepted"]
+    assert refused["reason"].startswith("OWN_WORK_NOT_CHECKED") and "judge it again" in refused["reason"]
+    for told in ({"own_work": "checked"}, {"own_work": "not asked"}, {}):  # the last is a result of an older version
+        assert gate.decide({**OK, **told}, None, comparisons)["accepted"]
+    interpreted = {**OK, "device": "cpu-interpreter", "own_work": "not checked"}
+    assert "interpreter" in gate.decide(interpreted, None, comparisons)["reason"]
+
+
+def test_a_round_whose_work_was_not_checked_is_refused_and_recorded(session):
+    recorded = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
+    verdict = {**recorded["verify"], "own_work": "not checked"}
+    evidence = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
+    result = rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
+    assert not result["accepted"] and result["verify"]["own_work"] == "not checked" and result["commit"] is None
+    record = memory.Memory(session).read("v0")
+    assert record["quality_gate"]["failure_reason"] == result["reason"] and memory.Memory(session).best() is None
+
+
+# --- is it the machine, or the candidate? -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "result", [{"kernels": 0}, {"error": {"status": "RUNTIME_ERROR", "message": "CUPTI_ERROR_NOT_INITIALIZED"}}, None]
+)
+def test_a_machine_whose_profiler_sees_nothing_is_not_blamed_on_the_candidate(result):
+    sandbox = StandInGpu(result)
+    with pytest.raises(EnvironmentLacks, match=r"cannot be checked here: .*\(nsys, ncu, DCGM\)") as caught:
+        verify.check_profiler(sandbox, 5)
+    assert caught.value.exit_code == 3 and sandbox.asked == ["probe"] and str(caught.value).count("\n") == 0
+
+
+def test_where_the_profiler_works_it_is_the_candidate():
+    assert verify.check_profiler(StandInGpu({"kernels": 2}), 5) is None
+
+
+@pytest.mark.parametrize(("named", "raises"), [(0, True), (2, False)])
+def test_the_round_ends_there_before_anything_is_timed(session, monkeypatch, named, raises):
+    """measure on a stand-in for a GPU: nothing is recorded where the machine is at fault, else the gate refuses."""
+    stand_in = StandInGpu({"kernels": named})
+    stand_in.scratch = session.root
+    verdict = {**OK, "own_work": "not checked", "cases": [], "worst_rel_err": 0.0}
+    monkeypatch.setattr(rounds, "Sandbox", lambda *_: stand_in)
+    monkeypatch.setattr(rounds, "check_platform", lambda *_: None)
+    monkeypatch.setattr(rounds.verify, "verify", lambda *_, **__: verdict)
+    if raises:
+        with pytest.raises(EnvironmentLacks):
+            rounds.measure(session, 5, lambda _: None)
+    else:
+        evidence = rounds.measure(session, 5, lambda _: None)
+        assert evidence.latencies == {} and not gate.decide(evidence.verify, None, None)["accepted"]
+
+
+def test_the_probe_counts_the_kernels_of_torchs_own(monkeypatch):
+    """On a stand-in for the profiler; on the CPU there is nothing for it to name."""
+    monkeypatch.setattr(tracing, "kernels_of", lambda call: [call()])
+    assert tracing.probe(Context("cpu", {}, None)) == {"kernels": 1}
+
+
+def test_a_time_that_no_second_clock_confirms_is_said_to_be_alone():
+    found = {"gpu_us": 100.0, "cupti_us": None, "kernels": [], "launch_bound": False, "call_us": 30.0, "warm_us": 8.0}
+    (said,) = timing.warnings({**found, "graph_us": None, "gpu_state": None})
+    assert said.startswith("one clock alone")
+    assert timing.warnings({**found, "kernels": None, "graph_us": None, "gpu_state": None}) == []  # nobody traced
