@@ -171,7 +171,17 @@ def without_gpu(demo: Demo, workspace: Path) -> None:
         shutil.copyfile(EXAMPLE / file, workspace / "kernel.py")
         found = demo.tool(
             f"Is {version} right? (logic only: CPU interpreter, smallest workload)",
-            *("verify_kernel.py", "--workspace", workspace, "--device", "cpu-interpreter", "--workload", "small"),
+            *(
+                "verify_kernel.py",
+                "--workspace",
+                workspace,
+                "--device",
+                "cpu-interpreter",
+                "--workload",
+                "small",
+                "--seeds",
+                "2",
+            ),
         )
         demo.row(f"verify {version}", found, "cpu-interpreter")
         recorded = RECORDED / "profiles" / version / "annotation"

@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -167,6 +168,12 @@ def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subproce
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+def processor_time() -> float:
+    """Seconds of the children so far: other processes of the machine do not matter."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tool_json(name: str, *arguments, code: int = 0, run=run_tool, **options) -> dict:

@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import time
 
 import pytest
-from conftest import BUNDLE, run_tool
+from conftest import BUNDLE, processor_time, run_tool
 from kernelopt import stop_hook
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
@@ -85,10 +84,10 @@ def test_it_is_quick(finished):
     run_tool("check_goal.py", finished, "--arm")
     miss(finished)
     times = []
-    for _ in range(5):
-        start = time.perf_counter()
+    for _ in range(3):
+        before = processor_time()
         run_tool("check_goal.py", finished, "--hook")
-        times.append(time.perf_counter() - start)
+        times.append(processor_time() - before)
     assert min(times) < 0.2  # 0.05 s on an idle machine; this bound holds on a busy one
 
 

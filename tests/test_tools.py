@@ -1,13 +1,12 @@
 """What holds for every command: help at once, no heavy import, any folder, any link, one sentence for an error."""
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, REFERENCE, run_tool, tool_json
+from conftest import BUNDLE, REFERENCE, processor_time, run_tool, tool_json
 
 TOOLS = sorted(path.name for path in (BUNDLE / "tools").glob("*.py"))
 HEAVY = {"torch", "numpy", "triton", "jsonschema"}
@@ -34,12 +33,6 @@ def test_help_is_short_quick_imports_nothing_heavy_and_lists_the_exit_codes(name
     assert processor_time() - before < 1.0  # a benchmark holds 0.2 s; this only sees a heavy import
     assert heavy == set()
     assert any("exit codes: 0" in line for line in lines) and len(lines) <= 45
-
-
-def processor_time() -> float:
-    """Seconds of the children so far: other processes of the machine do not matter."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def test_that_check_sees_a_heavy_import(tmp_path):

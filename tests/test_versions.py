@@ -195,23 +195,24 @@ def test_what_nvidia_smi_says_is_read():
 
 @pytest.fixture
 def bare(tmp_path):
-    """A Python without torch, a copy of what set-up reads, and the environment to run it in, with no index to install
-    from."""
+    """A copy of what set-up reads and the environment to run it in: with no index to install from, and a stand-in for a Python
+    without torch, which like Debian's makes no environment with pip: that takes five seconds."""
     venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in "-m venv --without-pip"*) ;; "-m venv"*) exit 1;; esac\n'
+        f'exec {tmp_path}/bare/bin/python "$@"\n'
+    )
+    python.chmod(0o755)
     bundle_copy = tmp_path / "bundle"
     for name in ("scripts", "tools"):
         shutil.copytree(BUNDLE / name, bundle_copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (bundle_copy / "reference").mkdir()
     for name in ("pyproject.toml", "reference/torch_builds.json"):
         shutil.copyfile(BUNDLE / name, bundle_copy / name)
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON", "KERNELOPT"))
-    }
-    environment |= {
-        "PYTHON": str(tmp_path / "bare" / "bin" / "python"),
-        "PIP_NO_INDEX": "1",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
+    own = ("PIP_", "PYTHON", "KERNELOPT")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    environment |= {"PYTHON": str(python), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
     return SimpleNamespace(path=bundle_copy, environment=environment)
 
 

@@ -191,9 +191,9 @@ def test_what_a_view_holds_counts_with_its_gaps():
 
 def test_sizes_are_varied_in_another_dtype_too(tmp_path):
     layer = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    layer += "        self.layer, self.state = torch.nn.Linear(64, 64), torch.nn.LSTM(64, 64)\n        self.again = self.layer\n"
+    layer += "        self.layer, self.state = torch.nn.Linear(16, 16), torch.nn.LSTM(16, 16)\n        self.again = self.layer\n"
     layer += "    def forward(self, x): return self.state(self.again(x))[0]\n"
-    (tmp_path / "reference.py").write_text(layer + "def get_inputs(): return [torch.randn(300, 64)]\n")
+    (tmp_path / "reference.py").write_text(layer + "def get_inputs(): return [torch.randn(40, 16)]\n")
     reference = problem.Reference(tmp_path / "reference.py")
     model, *_ = reference.build("default", 0, "bf16", "cpu")
     assert model.again.weight is model.layer.weight and model.layer.weight.dtype == torch.bfloat16
