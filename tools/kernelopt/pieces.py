@@ -1,0 +1,263 @@
+"""Texts cut into the pieces that are audited: paragraphs and tables of Markdown, strings of JSON, comments and constants of code.
+Pure.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import operator
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .citations import Piece
+from .figures import level
+from .units import canonical
+
+# --- Markdown ------------------------------------------------------------------------------------------------------
+
+HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)[\s#]*$")
+FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s")
+QUOTED = re.compile(r"(?m)^\s*(?:>\s?)+")
+RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
+CELL = re.compile(r"(?:\\.|[^|\\])+")
+ALONE = re.compile(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number, with a unit or a word or two at most
+UNIT_NAMED = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]|,\s*([^,]+)$|\bin\s+(\S+)$")
+LONGEST_TABLE = 2000  # rows; what is longer is data
+
+
+def of_markdown(text: str, used: Callable[[str], bool]) -> Iterator[Piece]:
+    """Headings, paragraphs, items, rows of tables, lines of fenced code. used: are values used below a heading of these words?"""
+    lines = text.splitlines()
+    depth = 7  # of the heading below which values are used
+    for kind, first, last in blocks(lines):
+        if kind == "heading":
+            level, title = len(HEADING.match(lines[first])[1]), HEADING.match(lines[first])[2].lower()
+            if level <= depth:
+                depth = level if used(title) else 7
+        here = depth < 7 or used("")
+        if kind == "fence":
+            yield from (Piece(lines[at], at + 1, -1, used=here) for at in range(first, last))
+        elif kind == "table" and last - first < LONGEST_TABLE:
+            yield from of_table([(at + 1, lines[at]) for at in range(first, last)], here)
+        else:
+            yield Piece(unquoted("\n".join(lines[first:last])), first + 1, used=here)
+
+
+def blocks(lines: list[str]) -> Iterator[tuple[str, int, int]]:
+    """(heading, fence, table or text, first line, line after the last) of Markdown; lines between them are blank."""
+    at = 0
+    while at < len(lines):
+        kind, end = "text", at + 1
+        if fence := FENCE.match(lines[at]):
+            kind, at = "fence", at + 1
+            end = next((n for n in range(at, len(lines)) if lines[n].strip().startswith(fence[1])), len(lines))
+        elif HEADING.match(lines[at]):
+            kind = "heading"
+        elif is_table(lines, at):
+            kind = "table"
+            while end < len(lines) and "|" in lines[end]:
+                end += 1
+        elif lines[at].strip():
+            while end < len(lines) and goes_on(lines, end):
+                end += 1
+        if kind != "text" or lines[at].strip():
+            yield kind, at, end
+        at = end + (kind == "fence")
+
+
+def is_table(lines: list[str], at: int) -> bool:
+    return lines[at].lstrip().startswith("|") or (
+        "|" in lines[at] and at + 1 < len(lines) and "|" in lines[at + 1] and RULE.fullmatch(lines[at + 1]) is not None
+    )
+
+
+def goes_on(lines: list[str], at: int) -> bool:
+    """Does a line belong to the paragraph of the line before?"""
+    line = lines[at]
+    return bool(line.strip()) and not (
+        FENCE.match(line) or HEADING.match(line) or ITEM.match(line) or is_table(lines, at)
+    )
+
+
+def unquoted(text: str) -> str:
+    """Without the marks of a quotation; columns stay."""
+    return QUOTED.sub(lambda match: " " * len(match[0]), text) if ">" in text else text
+
+
+def of_table(rows: list[tuple[int, str]], used: bool) -> Iterator[Piece]:
+    """Each cell; a number alone with what its column's head, its row's first cell and the cell behind it say."""
+    ruled = len(rows) > 1 and RULE.fullmatch(rows[1][1]) is not None
+    heads = [head[0].strip() for head in cells(rows[0][1])] if ruled else []
+    if ruled:
+        yield from (Piece(cell[0], rows[0][0], cell.start(), used=used) for cell in cells(rows[0][1]))
+    for line, row in rows[2:] if ruled else rows:
+        found = cells(row)
+        texts = [cell[0].strip() for cell in found]
+        for at, cell in enumerate(found):
+            if ALONE.fullmatch(level(cell[0])):
+                names = [*texts[: min(at, 1)], *heads[at : at + 1]]
+                unit = next(filter(None, map(unit_named, [*texts[at + 1 : at + 2], *reversed(names)])), None)
+                yield Piece(cell[0], line, cell.start(), " ".join(names), unit, used)
+            else:
+                yield Piece(cell[0], line, cell.start(), used=used)
+
+
+def cells(row: str) -> list[re.Match]:
+    row = row.rstrip().removesuffix("|")
+    body = len(row) - len(row.lstrip())
+    return list(CELL.finditer(row, body + 1 if row[body : body + 1] == "|" else body))
+
+
+def unit_named(text: str) -> str | None:
+    """The unit that a table's head names: GB/s for "bandwidth (GB/s)", "bandwidth, GB/s" or "GB/s"."""
+    named = (part for match in UNIT_NAMED.finditer(level(text)) for part in match.groups())
+    return next(filter(None, (canonical(part) for part in [level(text), *filter(None, named)])), None)
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def of_json(value, used: bool, label: str = "", numbers: bool = True) -> Iterator[Piece]:
+    """Strings, and numbers with their key; in {"metric": NAME, "target": N} the name is the number's. Lines are not known."""
+    if isinstance(value, dict):
+        named = value.get("metric") if isinstance(value.get("metric"), str) else ""
+        for key, inner in value.items():
+            yield from of_json(inner, used, named if named and key != "metric" else str(key), numbers)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from of_json(inner, used, label, numbers)
+    elif isinstance(value, str):
+        alone = ALONE.fullmatch(level(value)) is not None
+        yield Piece(value, column=-1, label=label if alone else "", used=used)
+    elif numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        yield Piece(str(value), column=-1, label=label, used=used)
+
+
+def located(pieces: list[Piece], text: str, line: int = 1) -> Iterator[Piece]:
+    """The pieces of a JSON text, in its order, with their lines; `line` is that of its first character."""
+    at = 0
+    for piece in pieces:
+        forms = [json.dumps(piece.text, ensure_ascii=False), json.dumps(piece.text), piece.text]
+        places = [place for form in forms if (place := text.find(form, at)) >= 0]
+        at = min(places, default=at)
+        yield replace(piece, line=line + text.count("\n", 0, at))
+
+
+# --- code ----------------------------------------------------------------------------------------------------------
+
+COMMENT_MARK = re.compile(r"(?m)^[ \t]*#+:?")
+C_MARK = re.compile(r"(?m)^[ \t]*(?://+|/\*+|\*/?)")
+C_COMMENT = re.compile(r"//[^\n]*(?:\n[ \t]*//[^\n]*)*|/\*.*?\*/", re.DOTALL)
+C_SOURCE = re.compile(r"[;{}]\s*\n|^\s*#\s*(?:define|include)", re.MULTILINE)
+_literal = r"(?:0[xX][0-9a-fA-F]+|\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?)[uUlLfF]{0,3}"
+EXPRESSION = rf"{_literal}(?:\s*(?:\*\*?|<<|/)\s*{_literal})*"
+CONSTANT = re.compile(
+    r"(?P<name>[A-Za-z_]\w{1,60})[\"']?\s*(?::\s*[A-Za-z][\w.\[\] |]{0,40}?\s*(?==)|)"
+    r"(?:[:=]|,(?=\s*\d)|(?<=[A-Z])[ \t]+(?=\d))\s*(?:[A-Za-z_][\w.:]{0,40}\()?[\[({]?\s*(?P<value>"
+    + EXPRESSION
+    + r")(?![\w.])"
+)
+TUPLE = re.compile(r"^[ \t]*(?P<names>\w+(?:[ \t]*,[ \t]*\w+)+)[ \t]*=[ \t]*(?P<values>[^\n#=]+)", re.MULTILINE)
+LAUNCH = re.compile(r"\w\[\s*\(?\s*(?P<python>\d{2,4})\s*,[^\]\n]*\]\s*\(|<<<\s*(?P<cuda>\d{2,4})\s*,")
+GRID = re.compile(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
+LONGEST_CODE = 1 << 20  # characters; what is longer is data
+
+
+def of_code(text: str, python: bool) -> Iterator[Piece]:
+    """Comments, docstrings and named constants of a program. The C code in strings of Python counts as code."""
+    if len(text) > LONGEST_CODE:
+        return
+    for start, end in python_texts(text) if python else [(0, len(text))]:
+        part = text[start:end]
+        if python and not C_SOURCE.search(part):
+            yield code_piece(text, start, COMMENT_MARK.sub(lambda match: " " * len(match[0]), part))
+            continue
+        for comment in C_COMMENT.finditer(part):
+            yield code_piece(text, start + comment.start(), C_MARK.sub(lambda match: " " * len(match[0]), comment[0]))
+    yield from constants(text)
+
+
+def python_texts(text: str) -> Iterator[tuple[int, int]]:
+    """(start, end) of strings and comments; comments of neighbouring lines are one. As far as the text is Python."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    last = None
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type not in (tokenize.STRING, tokenize.COMMENT):
+                if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT) and last:
+                    yield last
+                    last = None
+                continue
+            start, end = (starts[row - 1] + column for row, column in (token.start, token.end))
+            whole_line = not text[starts[token.start[0] - 1] : start].strip()
+            if last and token.type == tokenize.COMMENT and whole_line and text[last[1] : start].count("\n") == 1:
+                last = (last[0], end)
+                continue
+            if last:
+                yield last
+            last = (start, end)
+    except (tokenize.TokenError, SyntaxError, IndexError):
+        pass
+    if last:
+        yield last
+
+
+def code_piece(text: str, at: int, part: str) -> Piece:
+    return Piece(part, text.count("\n", 0, at) + 1, -1, code=True)
+
+
+def constants(text: str) -> Iterator[Piece]:
+    """Numbers with a name: assignments, arguments, keys, #define; and the first number of a launch."""
+    for match in CONSTANT.finditer(text):
+        yield from constant(text, match["name"], match["value"], match.start(), match[0])
+    for match in TUPLE.finditer(text):
+        values = match["values"].split(",")
+        for name, value in zip(match["names"].split(","), values, strict=False):
+            if re.fullmatch(EXPRESSION, value.strip()):
+                yield from constant(
+                    text, name.strip(), value.strip(), match.start(), f"{name.strip()} = {value.strip()}"
+                )
+    for match in LAUNCH.finditer(text):
+        yield from constant(text, "grid", match["python"] or match["cuda"], match.start(), match[0])
+
+
+def constant(text: str, name: str, expression: str, at: int, said: str) -> Iterator[Piece]:
+    value = evaluated(expression)
+    if value is None:
+        return
+    if GRID.search(name):  # one block on each multiprocessor; a round number may well be something else
+        if value % 8:
+            yield replace(code_piece(text, at, f"{value:.15g}"), label="number of SMs", said=said.strip())
+        return
+    yield replace(code_piece(text, at, f"{value:.15g}"), label=name, said=said.strip())
+
+
+OPERATORS = {
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: lambda base, power: base**power if 0 <= power <= 64 and abs(base) <= 1024 else None,
+    ast.LShift: lambda value, bits: value << bits if isinstance(value, int) and 0 <= bits <= 64 else None,
+}
+
+
+def evaluated(expression: str) -> float | None:
+    """The value of products, powers and shifts of numbers; None for what is none."""
+    plain = re.sub(r"(?<=[\dA-Fa-f])[uUlL]+|(?<=[\d.])[fF]\b(?!.*0[xX])", "", expression.strip())
+    with contextlib.suppress(SyntaxError, ValueError, TypeError, ZeroDivisionError, OverflowError, MemoryError):
+        value = _evaluated(ast.parse(plain, mode="eval").body)
+        return float(value) if value is not None and abs(value) < 1e18 else None
+    return None
+
+
+def _evaluated(node):
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
+    return None
