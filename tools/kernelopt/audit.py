@@ -8,12 +8,13 @@ measured, not cited, and stays out; so do the fields of a record that the gate w
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import bundle, gate, pieces, roofline, wiki
-from .citations import CALIBRATION, Context, Found, Piece, Problem, Recorded, audit
+from . import bundle, gate, pieces, roofline, sources, wiki
+from .citations import CALIBRATION, Context, Found, Piece, Problem, Recorded
+from .claims import audit
 from .errors import Refused, UsageError
 from .memory import Memory
 from .roofline import TARGET_SHARE_PCT
@@ -37,19 +38,25 @@ class Audit:
     checked: int = 0
     problems: list[tuple[Path, Problem]] = field(default_factory=list)
     hints: list[tuple[Path, Problem]] = field(default_factory=list)
+    with_hints: bool = True
+
+    def look(self, path: Path, cut: Iterable[Piece], context: Context) -> None:
+        """Audit the pieces of a file."""
+        self.add(path, audit(cut, context, self.with_hints))
 
     def add(self, path: Path, found: Found) -> None:
         self.checked += found.checked
         self.problems += [(path, problem) for problem in found.problems]
-        self.hints += [(path, hint) for hint in found.hints]
+        self.hints += [(path, hint) for hint in found.hints if self.with_hints]
 
     def problem(self, path: Path, kind: str, message: str) -> None:
         self.add(path, Found(1, [Problem(1, kind, message)]))
 
 
-def of_workspace(workspace: Workspace) -> Audit:
-    """Audit everything that was written in a workspace, for its platform and against its wiki."""
-    task, found = workspace.task(), Audit()
+def of_workspace(workspace: Workspace, hints: bool = True) -> Audit:
+    """Audit everything that was written in a workspace, for its platform and against its wiki. Without hints, which takes half
+    the time: what holds a gate up."""
+    task, found = workspace.task(), Audit(with_hints=hints)
     memory = Memory(workspace)
     records = memory.records(masked=True)
     context, wrong = context_of(task, records)
@@ -158,6 +165,8 @@ def measured(task: dict, records: list[dict]) -> frozenset[Recorded]:
 
 def of_file(path: Path, context: Context, found: Audit) -> None:
     """Audit one file; one that cannot be read is a problem of its own, but for code."""
+    if path.suffix in CODE and not found.with_hints:
+        return
     try:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""  # a pipe would be waited for
     except (OSError, UnicodeDecodeError) as error:
@@ -165,11 +174,11 @@ def of_file(path: Path, context: Context, found: Audit) -> None:
             found.problem(path, "unreadable", f"it cannot be read: {error}")
         return
     if path.suffix in CODE:
-        found.add(path, audit(pieces.of_code(text, path.suffix == ".py"), context))
+        found.look(path, sources.of_code(text, path.suffix == ".py"), context)
     elif path.suffix == ".json":
         of_json(text, path, context, found)
     else:
-        found.add(path, audit(of_markdown(text, path), context))
+        found.look(path, of_markdown(text, path), context)
 
 
 def of_markdown(text: str, path: Path) -> Iterator[Piece]:
@@ -203,14 +212,12 @@ def of_json(text: str, path: Path, context: Context, found: Audit) -> None:
         value = bundle.loads(text)
     except ValueError:
         used = path.parent.name == "memory"
-        found.add(
-            path, audit([Piece(line, at, -1, used=used) for at, line in enumerate(text.splitlines(), 1)], context)
-        )
+        found.look(path, [Piece(line, at, -1, used=used) for at, line in enumerate(text.splitlines(), 1)], context)
         return
     if isinstance(value, dict) and set(EVIDENCE) <= value.keys():
         of_record(value, path, context, found)
     else:
-        found.add(path, audit(pieces.located(list(pieces.of_json(value, used=False)), text), context))
+        found.look(path, pieces.located(list(pieces.of_json(value, used=False)), text), context)
 
 
 def of_record(record: dict, path: Path, context: Context, found: Audit) -> None:
@@ -219,10 +226,11 @@ def of_record(record: dict, path: Path, context: Context, found: Audit) -> None:
     told = set(TOLD) & record.keys()
     parts = [name for name in record if name in EVIDENCE or name in told or (name in UNTIL_JUDGED and not judged)]
     cut = [piece for name in parts for piece in pieces.of_json(record[name], name not in told, name, name in EVIDENCE)]
-    first = audit(cut, context)
+    first = audit(cut, context, found.with_hints)
     if first.problems or first.hints:  # only then their lines are looked for
-        first = audit(pieces.located(cut, path.read_text(encoding="utf-8")), context)
-    found.add(path, first)
+        found.look(path, pieces.located(cut, path.read_text(encoding="utf-8")), context)
+    else:
+        found.add(path, first)
 
 
 def check_targets(workspace: Workspace, task: dict, found: Audit) -> None:

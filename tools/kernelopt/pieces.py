@@ -1,20 +1,13 @@
-"""Texts cut into the pieces that are audited: paragraphs and tables of Markdown, strings of JSON, comments and constants of code.
-Pure.
-"""
+"""Texts cut into the pieces that are audited: paragraphs, tables and code of Markdown, strings and numbers of JSON. Pure."""
 
-import ast
-import contextlib
-import io
 import json
-import operator
 import re
-import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .citations import Piece
-from .figures import level
 from .units import canonical
+from .wording import level
 
 # --- Markdown ------------------------------------------------------------------------------------------------------
 
@@ -145,119 +138,3 @@ def located(pieces: list[Piece], text: str, line: int = 1) -> Iterator[Piece]:
         places = [place for form in forms if (place := text.find(form, at)) >= 0]
         at = min(places, default=at)
         yield replace(piece, line=line + text.count("\n", 0, at))
-
-
-# --- code ----------------------------------------------------------------------------------------------------------
-
-COMMENT_MARK = re.compile(r"(?m)^[ \t]*#+:?")
-C_MARK = re.compile(r"(?m)^[ \t]*(?://+|/\*+|\*/?)")
-C_COMMENT = re.compile(r"//[^\n]*(?:\n[ \t]*//[^\n]*)*|/\*.*?\*/", re.DOTALL)
-C_SOURCE = re.compile(r"[;{}]\s*\n|^\s*#\s*(?:define|include)", re.MULTILINE)
-_literal = r"(?:0[xX][0-9a-fA-F]+|\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?)[uUlLfF]{0,3}"
-EXPRESSION = rf"{_literal}(?:\s*(?:\*\*?|<<|/)\s*{_literal})*"
-CONSTANT = re.compile(
-    r"(?P<name>[A-Za-z_]\w{1,60})[\"']?\s*(?::\s*[A-Za-z][\w.\[\] |]{0,40}?\s*(?==)|)"
-    r"(?:[:=]|,(?=\s*\d)|(?<=[A-Z])[ \t]+(?=\d))\s*(?:[A-Za-z_][\w.:]{0,40}\()?[\[({]?\s*(?P<value>"
-    + EXPRESSION
-    + r")(?![\w.])"
-)
-TUPLE = re.compile(r"^[ \t]*(?P<names>\w+(?:[ \t]*,[ \t]*\w+)+)[ \t]*=[ \t]*(?P<values>[^\n#=]+)", re.MULTILINE)
-LAUNCH = re.compile(r"\w\[\s*\(?\s*(?P<python>\d{2,4})\s*,[^\]\n]*\]\s*\(|<<<\s*(?P<cuda>\d{2,4})\s*,")
-GRID = re.compile(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
-LONGEST_CODE = 1 << 20  # characters; what is longer is data
-
-
-def of_code(text: str, python: bool) -> Iterator[Piece]:
-    """Comments, docstrings and named constants of a program. The C code in strings of Python counts as code."""
-    if len(text) > LONGEST_CODE:
-        return
-    for start, end in python_texts(text) if python else [(0, len(text))]:
-        part = text[start:end]
-        if python and not C_SOURCE.search(part):
-            yield code_piece(text, start, COMMENT_MARK.sub(lambda match: " " * len(match[0]), part))
-            continue
-        for comment in C_COMMENT.finditer(part):
-            yield code_piece(text, start + comment.start(), C_MARK.sub(lambda match: " " * len(match[0]), comment[0]))
-    yield from constants(text)
-
-
-def python_texts(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of strings and comments; comments of neighbouring lines are one. As far as the text is Python."""
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    last = None
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in (tokenize.STRING, tokenize.COMMENT):
-                if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT) and last:
-                    yield last
-                    last = None
-                continue
-            start, end = (starts[row - 1] + column for row, column in (token.start, token.end))
-            whole_line = not text[starts[token.start[0] - 1] : start].strip()
-            if last and token.type == tokenize.COMMENT and whole_line and text[last[1] : start].count("\n") == 1:
-                last = (last[0], end)
-                continue
-            if last:
-                yield last
-            last = (start, end)
-    except (tokenize.TokenError, SyntaxError, IndexError):
-        pass
-    if last:
-        yield last
-
-
-def code_piece(text: str, at: int, part: str) -> Piece:
-    return Piece(part, text.count("\n", 0, at) + 1, -1, code=True)
-
-
-def constants(text: str) -> Iterator[Piece]:
-    """Numbers with a name: assignments, arguments, keys, #define; and the first number of a launch."""
-    for match in CONSTANT.finditer(text):
-        yield from constant(text, match["name"], match["value"], match.start(), match[0])
-    for match in TUPLE.finditer(text):
-        values = match["values"].split(",")
-        for name, value in zip(match["names"].split(","), values, strict=False):
-            if re.fullmatch(EXPRESSION, value.strip()):
-                yield from constant(
-                    text, name.strip(), value.strip(), match.start(), f"{name.strip()} = {value.strip()}"
-                )
-    for match in LAUNCH.finditer(text):
-        yield from constant(text, "grid", match["python"] or match["cuda"], match.start(), match[0])
-
-
-def constant(text: str, name: str, expression: str, at: int, said: str) -> Iterator[Piece]:
-    value = evaluated(expression)
-    if value is None:
-        return
-    if GRID.search(name):  # one block on each multiprocessor; a round number may well be something else
-        if value % 8:
-            yield replace(code_piece(text, at, f"{value:.15g}"), label="number of SMs", said=said.strip())
-        return
-    yield replace(code_piece(text, at, f"{value:.15g}"), label=name, said=said.strip())
-
-
-OPERATORS = {
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: lambda base, power: base**power if 0 <= power <= 64 and abs(base) <= 1024 else None,
-    ast.LShift: lambda value, bits: value << bits if isinstance(value, int) and 0 <= bits <= 64 else None,
-}
-
-
-def evaluated(expression: str) -> float | None:
-    """The value of products, powers and shifts of numbers; None for what is none."""
-    plain = re.sub(r"(?<=[\dA-Fa-f])[uUlL]+|(?<=[\d.])[fF]\b(?!.*0[xX])", "", expression.strip())
-    with contextlib.suppress(SyntaxError, ValueError, TypeError, ZeroDivisionError, OverflowError, MemoryError):
-        value = _evaluated(ast.parse(plain, mode="eval").body)
-        return float(value) if value is not None and abs(value) < 1e18 else None
-    return None
-
-
-def _evaluated(node):
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
-    return None

@@ -29,6 +29,7 @@ EXACT = 1e-6  # two floats of one figure
 _PREFIX = r"(kilo|mega|giga|tera|peta|gibi|tebi|mebi|kibi|[KMGTP]i|[kKMGTPmg])"
 _BYTE = r"(?:[ -]?bytes?|B)"
 _A_SECOND = r"(?:\s*(?:/|\bper\b|\ba\b|\beach\b)\s*s(?:ec(?:onds?)?)?\b|ps\b|\s?[·.*]?\s?s(?:⁻¹|\^\{?-1\}?))"
+_OF_THEM = r"(?:(?:max(?:imum)?|resident|active|concurrent|hardware) )"
 WRITTEN = (
     ("FLOP/byte", r"(?:FLOPs?|ops?|operations?)\s*(?:/|\bper\b)\s*(?:bytes?\b|B\b)"),
     ("bytes/s", rf"{_PREFIX}?{_BYTE}{_A_SECOND}"),
@@ -41,11 +42,11 @@ WRITTEN = (
     ("bytes", rf"{_PREFIX}{_BYTE}\b|bytes\b"),
     ("SM", r"(?-i:SMs?|SM's)\b|(?:streaming )?multi-?processors?\b"),
     ("CU", r"(?-i:CUs?)\b|compute units?\b"),
-    ("threads", r"(?:resident |active |concurrent |CUDA )?threads?\b"),
-    ("warps", r"(?:resident |active )?warps?\b"),
-    ("wavefronts", r"(?:resident |active )?wave(?:front)?s\b"),
-    ("blocks", r"(?:resident |active )?(?:(?:thread )?blocks?|(?-i:CTAs?)|workgroups?)\b"),
-    ("registers", r"(?:32-bit )?(?:registers?|(?-i:VGPRs?)|regs)\b"),
+    ("threads", rf"{_OF_THEM}?(?:CUDA )?threads?\b"),
+    ("warps", rf"{_OF_THEM}?warps?\b"),
+    ("wavefronts", rf"{_OF_THEM}?wave(?:front)?s\b"),
+    ("blocks", rf"{_OF_THEM}?(?:(?:thread )?blocks?|(?-i:CTAs?)|workgroups?)\b"),
+    ("registers", rf"{_OF_THEM}?(?:32-bit )?(?:registers?|(?-i:VGPRs?)|regs)\b"),
     ("lanes", r"(?:fp32 |CUDA )?(?:lanes|cores)\b"),
     ("bit", r"bits?\b"),
 )

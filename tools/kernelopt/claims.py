@@ -1,0 +1,449 @@
+"""Figures of hardware in a text: which are claims, what holds them, and what to write instead. Pure.
+
+A citation that does not hold is a problem wherever it stands. Where values are used, a figure that is neither cited nor recorded by
+a program, of that quantity, is a problem too; elsewhere one that equals a row of the platform's pages is a hint.
+"""
+
+import bisect
+import functools
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from . import metrics
+from .citations import (
+    ARROW,
+    CITATION,
+    MISSING,
+    Context,
+    Fix,
+    Found,
+    Piece,
+    Problem,
+    check_citation,
+    hedge_of,
+    malformed,
+    rate_of,
+)
+from .figures import SPOKEN, Figure, figures, scope_of, sizes_of
+from .units import EXACT, SIZES, TABLE_OF, WORK, converted, convertible, equal, number
+from .wiki import Row
+from .wording import (
+    BY_NAME,
+    BY_TABLE,
+    COUNTED,
+    DATA_BEFORE,
+    HAS,
+    LIMITS,
+    MEASURABLE,
+    ONE_EACH,
+    POWER_WORDS,
+    QUANTITIES,
+    RIDGE,
+    WORK_WORDS,
+    Quantity,
+    blank_names,
+    level,
+    scope_of_metric,
+)
+
+LONG_WORD = re.compile(r"\S{1000,}")  # no citation, and the patterns would take seconds over it
+SOMETHING = re.compile(r"[\d<]")  # a text without holds nothing to check, or a number in words
+SAME = 0.001  # how far a figure may be from a row and still be taken for it
+ROUNDED = 0.05  # the same, where the text says whose figure it is, and the figure has no more digits
+RECORDED = 0.01  # how far a rounded figure may be from what a program recorded
+PEAK_REACH, RUN_REACH, LIMIT_REACH = 45, 30, 45  # characters between such a word and its figure
+
+# What a kernel asks in place of a constant (torch's _CudaDeviceProperties).
+QUERIES = {
+    "sm_count": "multi_processor_count",
+    "cu_count": "multi_processor_count",
+    "l2_capacity": "L2_cache_size",
+    "memory_capacity": "total_memory",
+    "memory_bus_width": "memory_bus_width",
+    "warp_size": "warp_size",
+    "wavefront_size": "warp_size",
+    "shared_memory_per_sm": "shared_memory_per_multiprocessor",
+    "shared_memory_per_block": "shared_memory_per_block_optin",
+    "shared_memory_per_block_default": "shared_memory_per_block",
+    "registers_per_sm": "regs_per_multiprocessor",
+    "threads_per_sm": "max_threads_per_multi_processor",
+    "threads_per_cu": "max_threads_per_multi_processor",
+}
+
+
+def audit(pieces: Iterable[Piece], context: Context, hints: bool = True) -> Found:
+    """Every hardware value of the pieces; without hints only what may hold a gate up."""
+    found = Found()
+    for piece in pieces:
+        if SOMETHING.search(piece.text) or SPOKEN.search(piece.text):
+            audit_piece(piece, context, found, hints)
+    return found
+
+
+def audit_piece(piece: Piece, context: Context, found: Found, hints: bool) -> None:
+    text = LONG_WORD.sub(lambda match: " " * len(match[0]), piece.text) if len(piece.text) > 1000 else piece.text
+    citations = list(CITATION.finditer(text)) if "<-" in text else []
+    missing = list(MISSING.finditer(text)) if "UNKNOWN" in text else []
+    for match in citations:
+        audit_citation(match, piece, context, found)
+    for match in missing:
+        row = context.product.known(match["metric"]) if context.product else None
+        if row:
+            add(found, piece, match.start(), "known", f"the wiki holds it: {row.citation}")
+    rest = blank(text, [*citations, *missing])
+    if "<-" in rest or "<" in rest or "UNKNOWN" in rest:
+        for match in ARROW.finditer(rest):
+            for kind, message in malformed(match[0], context):
+                add(found, piece, match.start(), kind, message, written=True)
+    found.checked += len(citations) + len(missing)
+    if not (piece.used or hints):
+        return
+    for figure in figures(blank_names(level(rest), context.names), piece.label, piece.unit):
+        audit_figure(figure, piece, text, citations, context, found)
+
+
+def add(found: Found, piece: Piece, at: int, kind: str, message: str, written: bool = True, fix=None) -> None:
+    """A problem of a written citation, which is a claim wherever it stands but for comments; a hint of a figure elsewhere."""
+    problem = Problem(piece.place(at)[0], kind, message, fix)
+    (found.problems if piece.used or (written and not piece.code) else found.hints).append(problem)
+
+
+def blank(text: str, matches: list) -> str:
+    """The text with the matches replaced by bars, which end what is said of a figure; columns stay."""
+    for match in matches:
+        text = text[: match.start()] + "|".ljust(match.end() - match.start()) + text[match.end() :]
+    return text
+
+
+def audit_citation(match: re.Match, piece: Piece, context: Context, found: Found) -> None:
+    """Does it hold, and does it stand without a hedge?"""
+    if problem := check_citation(match, context):
+        kind, message, *mended = problem
+        column = piece.place(match.start("page"))[1]
+        fix = Fix(column, *mended[0]) if mended else None
+        add(found, piece, match.start("page"), kind, message, fix=fix)
+    if hedge := hedge_of(piece.text, match.start(), match.end()):
+        message = f"'{hedge}' beside {match['metric']}: a hardware value is exact or UNKNOWN"
+        add(found, piece, match.start(), "hedge", message, written=False)
+
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+
+class Reading(NamedTuple):
+    """One way to take a figure: so much, in a canonical unit, of that quantity."""
+
+    value: float
+    unit: str
+    quantity: str
+
+
+class Claim(NamedTuple):
+    """What a figure says of hardware. own: the platform's rows that hold it; foreign: another page's; cites: it is the
+    share of a row (derived)."""
+
+    own: list[Row]
+    foreign: list[Row]
+    derived: list[Row]
+    measurable: bool
+    vendors: bool  # it is called a peak, or the vendor's: no record stands for it
+
+
+def audit_figure(figure: Figure, piece: Piece, text: str, citations: list, context: Context, found: Found) -> None:
+    """A figure outside citations: nothing holds it, or it is hedged."""
+    said = piece.said or text[figure.start : figure.end].strip()
+    if off := off_ridge(figure, context):
+        found.checked += 1
+        add(found, piece, figure.start, "ridge", f"'{said}' {off}", written=False)
+        return
+    readings = readings_of(figure)
+    claim = claim_of(figure, readings, piece, context)
+    if claim is None:
+        return
+    found.checked += 1
+    hedge = hedge_of(text, figure.start, figure.end)
+    if not held(figure, readings, claim, text, citations, context):
+        kind, message = uncited(said, claim, piece, context)
+        add(found, piece, figure.start, kind, message, written=False, fix=citing(figure, text, claim, piece))
+    elif not claim.own:
+        return
+    if hedge and piece.used:
+        add(found, piece, figure.start, "hedge", f"'{hedge}' beside {said}: a hardware value is exact or UNKNOWN")
+
+
+def readings_of(figure: Figure) -> list[Reading]:
+    """What a figure may be; nothing when it is of no hardware quantity."""
+    value = figure.number.value
+    if figure.unit is None:
+        named = quantities_named(figure.label)
+        return [Reading(value, unit, quantity.name) for quantity in named for unit in quantity.units]
+    unit = rate_of(figure.unit)
+    table = TABLE_OF[unit]
+    if table is SIZES:
+        return [Reading(value, unit, name) for name in sizes_of(figure)]
+    by_unit = BY_TABLE.get(id(table))
+    if by_unit == "bandwidth" and BY_NAME["link"].words.search(figure.around):
+        return [Reading(value, unit, "link"), Reading(value, unit, "bandwidth")]
+    if by_unit:
+        return [Reading(value, unit, by_unit)]
+    if unit == "bit" and not BY_NAME["bus"].words.search(figure.clause):
+        return []
+    if unit == "blocks" and ONE_EACH.search(figure.clause):
+        return [Reading(value, counted, "multiprocessors") for counted in ("SM", "CU")]
+    return [Reading(value, unit, COUNTED[unit])] if unit in COUNTED else []
+
+
+@functools.lru_cache(4096)
+def quantities_named(label: str) -> tuple[Quantity, ...]:
+    return tuple(quantity for quantity in QUANTITIES if quantity.words.search(label))
+
+
+def claim_of(figure: Figure, readings: list[Reading], piece: Piece, context: Context) -> Claim | None:
+    """What a figure says of hardware; None where it speaks of data, work or a run alone, or of nothing that the wiki knows."""
+    if not readings:
+        return None
+    measurable = readings[0].quantity in MEASURABLE
+    vendors = figure.says("documented") or (measurable and figure.says("peak", PEAK_REACH))
+    if readings[0].quantity == "power":
+        vendors = vendors or figure.says("most", RUN_REACH)
+    devices = vendors or figure.says("device")
+    within = ROUNDED if devices else SAME
+    own = matching(figure, readings, context.rows, within)
+    foreign = [] if own else matching(figure, readings, context.foreign, SAME)
+    derived = shares_of(figure, readings, context) if measurable and figure.share and not own else []
+    if piece.code:  # what all cards of a vendor have (a warp of 32) is no card's
+        own = [row for row in own if not context.is_common(row)]
+    claim = Claim(likeliest(own, figure), foreign, derived, measurable, vendors)
+    judge = measured_claim if measurable else fixed_claim
+    return claim if judge(figure, readings, claim, devices, piece) else None
+
+
+def measured_claim(figure: Figure, readings: list[Reading], claim: Claim, devices: bool, piece: Piece) -> bool:
+    """Does a rate, a clock or a power speak of the hardware? Where values are used any does."""
+    quantity = readings[0].quantity
+    if quantity == "power" and figure.unit and not power_is_meant(figure, claim):
+        return False
+    if figure.unit in WORK and not (devices or (claim.own and not WORK_WORDS.search(figure.after))):
+        return False
+    if (
+        figure.unit is None
+    ):  # "peak_bw: 4.8e12"; a key of a run (bandwidth_gbps) is a hardware value only where it says so
+        return meant_by_digits(figure, claim, devices) or (claim.vendors and piece.used)
+    if piece.used or claim.derived:
+        return True
+    ran = has_run(figure, claim)
+    if claim.own:
+        return not ran and meant_by_digits(figure, claim, devices)
+    if claim.foreign:
+        return claim.vendors or (figure.says("device") and not ran)
+    return claim.vendors and figure.says("device")
+
+
+def has_run(figure: Figure, claim: Claim) -> bool:
+    """Is it a figure of a run that was? The present tense is one of what a program could measure here, too."""
+    if claim.vendors or figure.says("modal", RUN_REACH) or figure.says("most", RUN_REACH):
+        return False
+    own_measured = all(row.metric.startswith("measured_") for row in claim.own)
+    return figure.says("ran", RUN_REACH) or (own_measured and figure.says("runs", RUN_REACH))
+
+
+def power_is_meant(figure: Figure, claim: Claim) -> bool:
+    """62 W may be a width."""
+    return figure.unit == "kW" or bool(POWER_WORDS.search(figure.around)) or bool(claim.own)
+
+
+def meant_by_digits(figure: Figure, claim: Claim, devices: bool) -> bool:
+    """Is a row meant, or does a figure of few digits equal it by chance? A peak is meant where its dtype is named."""
+    return bool(claim.own) and (figure.number.digits > 2 or devices or any(is_named(row, figure) for row in claim.own))
+
+
+def is_named(row: Row, figure: Figure) -> bool:
+    if row.metric.startswith(("peak_", "measured_")):
+        return row.metric.split("_")[1] in figure.around.lower()
+    return row.metric in ("memory_bandwidth", "tdp", "boost_clock") or "link" in row.metric
+
+
+def fixed_claim(figure: Figure, readings: list[Reading], claim: Claim, devices: bool, piece: Piece) -> bool:
+    """Does a count or a size speak of the hardware, and not of a launch?"""
+    quantity = readings[0].quantity
+    if quantity in LIMITS or quantity in ("shared memory", "LDS", "L1", "register file"):
+        return limit_is_meant(figure, quantity, claim, devices)
+    if claim.own:
+        return True
+    data = figure.says("data") or figure.says("ran", RUN_REACH) or figure.says("runs", RUN_REACH)
+    said = (
+        figure.says("documented")
+        or (figure.says("device") and not data)
+        or (bool(HAS.search(figure.before)) and not data)
+    )
+    return said if piece.used or claim.foreign or quantity == "multiprocessors" else False
+
+
+def limit_is_meant(figure: Figure, quantity: str, claim: Claim, devices: bool) -> bool:
+    """255 registers, 2048 threads, 48 KB: a kernel has them too. A limit is of an SM, or is called one."""
+    if not (claim.own or claim.foreign):
+        return False
+    if figure.label and "_".join(figure.label.split()).endswith(profiler_keys()):
+        return False  # a counter of that name
+    if DATA_BEFORE.search(figure.before):
+        return False
+    scope = scope_of(figure)
+    limit = figure.says("limit", LIMIT_REACH) or figure.says("documented")
+    if figure.says("data") and not limit:
+        return False
+    if scope is None:
+        return bool(claim.own) and figure.says("most", LIMIT_REACH) and (figure.number.digits > 2 or devices)
+    if claim.own:  # a round number per block may be a launch's own
+        return limit or scope != "block" or bool(figure.label) or claim.own[0].value % 8 != 0
+    return limit and scope == "sm"
+
+
+def likeliest(rows: list[Row], figure: Figure) -> list[Row]:
+    """Of rows that hold the same figure those whose dtype, sparsity or memory the words beside it name."""
+    words = set(re.findall(r"[a-z]+\d*", f"{figure.label or ''} {figure.around}".lower()))
+    words |= {"sparse"} if any(word.startswith("spars") for word in words) else set()
+    if "sparse" not in words:
+        rows = [row for row in rows if not row.metric.endswith("_sparse")] or rows
+    common = set.intersection(*(set(row.metric.split("_")) for row in rows)) if rows else set()
+    named = [len((set(row.metric.split("_")) - common) & words) for row in rows]
+    return [row for row, count in zip(rows, named, strict=True) if count == max(named)]
+
+
+@functools.cache
+def profiler_keys() -> tuple[str, ...]:
+    return tuple(metric.key for metric in metrics.schema())
+
+
+def matching(figure: Figure, readings: list[Reading], rows: dict[str, list[Row]], within: float) -> list[Row]:
+    """The rows of the figure's quantity that hold it."""
+    scope = scope_of(figure)
+    found = [
+        row
+        for reading in readings
+        for row in rows[reading.quantity]
+        if scope in (None, scope_of_metric(row.metric) or scope) and holds(row, reading, figure, within)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def holds(row: Row, reading: Reading, figure: Figure, within: float) -> bool:
+    if not convertible(reading.unit, row.unit):
+        return False
+    counted = reading.quantity not in MEASURABLE
+    step = figure.number.step * 1.001 if figure.unit and not counted else 0.0
+    for value in converted(row.value, row.unit, reading.unit):
+        off = abs(value - reading.value)
+        if off <= (EXACT if counted else SAME) * abs(value) or off <= min(step, within * abs(value)):
+            return True
+    return False
+
+
+def shares_of(figure: Figure, readings: list[Reading], context: Context) -> list[Row]:
+    """The rows of which it is the share that its clause speaks of."""
+    whole = [reading._replace(value=100 * reading.value / figure.share) for reading in readings]
+    return matching(figure, whole, context.rows, SAME)
+
+
+def held(figure: Figure, readings: list[Reading], claim: Claim, text: str, citations: list, context: Context) -> bool:
+    """Does a citation of the same piece say it, or a share of one, or did a program record it, for that quantity?"""
+    values = [reading for reading in readings if figure.unit] or readings
+    for cited in citations:
+        given, unit = number(cited["value"]), rate_of(cited["unit"] or "-")
+        share = re.search(r"(\d+(?:\.\d+)?)\s?% of [`'\"(]*$", text[max(0, cited.start() - 20) : cited.start()])
+        for whole in (given, given * float(share[1]) / 100 if given is not None and share else None):
+            if whole is not None and any(
+                convertible(reading.unit, unit) and equal(reading.value, reading.unit, whole, unit, SAME)
+                for reading in values
+            ):
+                return True
+    if not claim.measurable:
+        return False
+    exact = readings[0].quantity in ("bandwidth", "compute") and matching(figure, readings, context.rows, SAME)
+    return any(is_recorded(reading, figure, claim.vendors or bool(exact), context) for reading in values)
+
+
+def is_recorded(reading: Reading, figure: Figure, vendors: bool, context: Context) -> bool:
+    """Did a program write this figure, of its quantity, or one that rounds to it? A Stop Condition's stands for itself
+    alone, and nothing else for the vendor's figure."""
+    kinds = ["target"]
+    if not vendors:
+        memory = "memory" in figure.around.lower()
+        clocks = ["memory clock"] if memory else ["SM clock", "memory clock"]
+        kinds += clocks if reading.quantity == "clock" else [reading.quantity]
+    for (of, unit), values in context.recorded.items():
+        if of in kinds and convertible(reading.unit, unit):
+            value = converted(reading.value, reading.unit, unit)[0]
+            step = converted(figure.number.step, reading.unit, unit)[0]
+            off = EXACT * value if of == "target" else max(SAME * value, min(step * 1.001, RECORDED * value))
+            at = bisect.bisect_left(values, value - off)
+            if at < len(values) and values[at] <= value + off:
+                return True
+    return False
+
+
+def off_ridge(figure: Figure, context: Context) -> str | None:
+    """What is wrong with a ridge point: the tools compute it, nobody else."""
+    if figure.unit not in (None, "FLOP/byte") or not context.ridges or not RIDGE.search(figure.before):
+        return None
+    value, step = figure.number.value, figure.number.step
+    if any(abs(value - ridge) <= max(SAME * ridge, min(step * 1.001, RECORDED * ridge)) for ridge in context.ridges):
+        return None
+    tools = ", ".join(f"{ridge:.1f}" for ridge in context.ridges)
+    return f"is not the ridge point that compute_utilization.py prints for this task: {tools}"
+
+
+# --- what to write -------------------------------------------------------------------------------------------------
+
+
+def uncited(said: str, claim: Claim, piece: Piece, context: Context) -> tuple[str, str]:
+    """(kind, message) for a figure that nothing holds."""
+    rows = claim.own or claim.derived
+    if piece.code and rows:
+        names = " or ".join(row.metric for row in rows)
+        return "hard-coded", f"'{said}' is {names} of {platform_of(context)}; {query(rows[0], context)}"
+    if claim.own:
+        citations = ", or: ".join(row.citation for row in claim.own)
+        return "uncited", f"'{said}' is no citation and no program recorded it; write: {citations}"
+    if claim.derived:
+        return "uncited", f"'{said}' is a share of {rows[0].metric}; cite that beside it: {rows[0].citation}"
+    if claim.foreign:
+        row = claim.foreign[0]
+        if context.product is None:
+            return "uncited", f"'{said}' is no citation; if {row.metric} is meant, write: {row.citation}"
+        mine = context.product.known(row.metric)
+        instead = f"; write: {mine.citation}" if mine else ""
+        theirs = context.pages[row.page].platform
+        return "uncited", f"'{said}' is {row.metric} of {theirs}, the task is for {platform_of(context)}{instead}"
+    if claim.vendors:
+        return (
+            "uncited",
+            f"'{said}' is called a peak or the vendor's, for which no record stands, and no row of {platform_of(context)} holds it; "
+            "cite the wiki",
+        )
+    return "uncited", f"'{said}' is no citation and no program recorded it; cite the wiki, or take it from a record"
+
+
+def platform_of(context: Context) -> str:
+    return context.product.platform if context.product else "no platform"
+
+
+def query(row: Row, context: Context) -> str:
+    """What a program does in place of holding the value."""
+    name = QUERIES.get(row.metric)
+    if name:
+        return f"ask the device: torch.cuda.get_device_properties(0).{name}"
+    return f"pass it in, from: gpu_specs.py lookup '{platform_of(context)}' {row.metric} ({row.citation})"
+
+
+def citing(figure: Figure, text: str, claim: Claim, piece: Piece) -> Fix | None:
+    """The citation behind the figure, where one row alone can be meant and is what the figure says."""
+    if piece.used or piece.code or piece.column < 0 or len(claim.own) != 1:
+        return None
+    row, unit = claim.own[0], rate_of(figure.unit) if figure.unit else None
+    if unit and not (convertible(unit, row.unit) and equal(figure.number.value, unit, row.value, row.unit)):
+        return None
+    start = max(figure.start, text.rfind("\n", 0, figure.end) + 1)
+    _, column = piece.place(start)
+    said = text[start : figure.end]
+    return Fix(column, said, f"{said} ({row.citation})")
