@@ -22,7 +22,7 @@ CITATION = re.compile(
 )
 MISSING = re.compile(r"(?P<metric>[A-Za-z_]\w*): UNKNOWN \(gpu-wiki not found\)")
 ARROW = re.compile(
-    r"<-[^\n]{0,300}?(?:gpu-wiki|docs/\S*\.md|calibration\.md)|UNKNOWN \(gpu-wiki|<(?:gpu-wiki|workspace)>/\S+"
+    r"<-[^\n]{0,300}?(?:gpu-wiki|docs/\S*\.md|calibration\.md)|UNKNOWN \(gpu-wiki|<gpu-wiki>/\S+|<workspace>/calibration\S*"
 )
 MENTION = re.compile(
     r"(?:<gpu-wiki>/(?P<page>docs/[^\s:`\"'()]+\.md|README\.md)|<workspace>/(?P<own>calibration\.md))(?::L?(?P<line>\d+))?[\s`\"',;.)|]*"

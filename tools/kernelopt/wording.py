@@ -144,7 +144,8 @@ COUNTED = {
     "lanes": "lanes",
     "bit": "bus",
 }
-LIMITS = {"registers", "threads", "warps", "blocks", "lanes"}  # of an SM, a block or a thread
+# Of an SM, a block or a thread; a kernel has some of it, too.
+LIMITS = {"registers", "threads", "warps", "blocks", "lanes", "shared memory", "LDS", "L1", "register file"}
 
 _sm = r"(?:SMs?|CUs?|multi-?processors?|compute[ _]units?)"
 _each = r"(?:/ ?|(?:\b(?:per|an?|each|every)|_per)[ _])"
