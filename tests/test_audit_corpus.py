@@ -4,13 +4,12 @@
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from conftest import BUNDLE, FIXTURES
 from kernelopt import audit, memory
 from kernelopt.citations import Context, Recorded
-from dataclasses import replace
 
 CORPUS = json.loads((FIXTURES / "audit" / "corpus.json").read_text(encoding="utf-8"))
 CARDS = (FIXTURES / "audit" / "cards.txt").read_text().splitlines()
@@ -19,7 +18,7 @@ RECORDED = frozenset(Recorded(value, unit, QUANTITY[unit]) for value, unit in CO
 USED = {"evidence", "task", "baseline", "roofline", "stop", "spec", "record"}
 CONTEXTS: dict[str, Context] = {}
 
-README = "# Kernel optimisation: x\n\n## Task\n\n```json\n{{\"additional_notes\": {task}}}\n```\n\nSome words.\n\n## {title}\n\n{text}\n"
+README = '# Kernel optimisation: x\n\n## Task\n\n```json\n{{"additional_notes": {task}}}\n```\n\nSome words.\n\n## {title}\n\n{text}\n'
 SECTIONS = {"roofline": "Roofline", "stop": "Stop Conditions", "spec": "Hardware Spec", "readme": "Notes"}
 PLAN = {"evidence": "Evidence", "action": "Action", "expected": "Expected effect", "risk": "Risk"}
 
@@ -57,7 +56,9 @@ def write(folder: Path, where: str, text: str) -> Path:
 def write_record(folder: Path, path: list[str], text: str) -> Path:
     record = memory.empty("v1")
     items = {
-        "pitfalls_and_fixes": dict.fromkeys(("error_type", "error_message", "root_cause", "fix_applied", "lesson"), "-"),
+        "pitfalls_and_fixes": dict.fromkeys(
+            ("error_type", "error_message", "root_cause", "fix_applied", "lesson"), "-"
+        ),
         "search_log": {"source": "profile", "query": "-", "finding": "-", "actionability": "-"},
     }
     if path[0] == "isa_metric_progress":

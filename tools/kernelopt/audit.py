@@ -249,7 +249,7 @@ def fix(found: Audit) -> list[tuple[Path, Problem]]:
             continue
         own = [problem for other, problem in [*found.problems, *found.hints] if other == path and problem.fix]
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        for problem in sorted(own, key=lambda problem: (problem.line, problem.fix.column), reverse=True):
+        for problem in sorted(own, key=lambda problem: problem.fix[:2], reverse=True):
             if mend(lines, problem):
                 mended.append((path, problem))
         bundle.write_text(path, "".join(lines))
@@ -260,10 +260,10 @@ def fix(found: Audit) -> list[tuple[Path, Problem]]:
 
 def mend(lines: list[str], problem: Problem) -> bool:
     """Put what belongs there into its line; False where the line does not hold what was found."""
-    column, wrong, right = problem.fix
-    line = lines[problem.line - 1]
+    number, column, wrong, right = problem.fix
+    line = lines[number - 1]
     at = line.find(wrong) if column < 0 else column
     if at < 0 or line[at : at + len(wrong)] != wrong:
         return False
-    lines[problem.line - 1] = line[:at] + right + line[at + len(wrong) :]
+    lines[number - 1] = line[:at] + right + line[at + len(wrong) :]
     return True

@@ -11,37 +11,39 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from . import wiki
-from .units import WORK, canonical, convertible, equal, number
+from .units import WORDS, WORK, Pattern, canonical, convertible, equal, number
 from .wiki import Page, Row
 from .wording import QUANTITIES, pattern_of_names
 
 CALIBRATION = "calibration.md"  # the page of the workspace's own card
-CITATION = re.compile(
+CITATION = Pattern(
     r"(?P<metric>[A-Za-z_]\w*)\s*:\s*(?P<value>[^\s<]+)(?:[ \t]+(?P<unit>[^\s<]+))?[ \t]*<-[ \t]*"
     r"(?P<root>\S*?)/?(?P<page>docs/[^\s:`\"'()]+?\.md|calibration\.md)(?::(?P<place>L?\d+|[#A-Za-z][\w-]*))?(?=[\s`\"',;.)|]|$)"
 )
-MISSING = re.compile(r"(?P<metric>[A-Za-z_]\w*): UNKNOWN \(gpu-wiki not found\)")
-ARROW = re.compile(
+MISSING = Pattern(r"(?P<metric>[A-Za-z_]\w*): UNKNOWN \(gpu-wiki not found\)")
+ARROW = Pattern(
     r"<-[^\n]{0,300}?(?:gpu-wiki|docs/\S*\.md|calibration\.md)|UNKNOWN \(gpu-wiki|<gpu-wiki>/\S+|<workspace>/calibration\S*"
 )
-MENTION = re.compile(
+MENTION = Pattern(
     r"(?:<gpu-wiki>/(?P<page>docs/[^\s:`\"'()]+\.md|README\.md)|<workspace>/(?P<own>calibration\.md))(?::L?(?P<line>\d+))?[\s`\"',;.)|]*"
 )
-HEDGE = re.compile(
+HEDGE = Pattern(
     r"(?i)(?P<hedge>\b(?:approx(?:imately|\.)?|about|roughly|around|circa|nearly|almost|probably|presumably|likely|maybe|perhaps|"
     r"should be|should have|must be|believed to|similar to|comparable to|same as|typically|usually|i think|i believe|"
     r"estimated|estimate|assum\w+|guess\w*|ballpark|close to|in the order of|on the order of|expected to be|reportedly|"
     r"supposedly|apparently|as far as i know|from memory|iirc|if i recall|like (?:the|an?) [a-z]+\d+)\b|[~≈∼])(?:\b[A-Za-z]\w*|[^\w.;|])*$"
 )
-HEDGE_AFTER = re.compile(
+PART = Pattern(rf"(?i)\b(?:half|thirds?|quarters?|tenths?|percent|twice|times|{'|'.join(WORDS)})\b")
+HEDGE_AFTER = Pattern(
     r"(?i)^[^.;|\n\d]{0,12}\b(?P<hedge>or so|or thereabouts|more or less|roughly|approximately|probably|i think|ish)\b"
 )
 HEDGE_REACH = 60  # characters before a figure
 
 
 class Fix(NamedTuple):
-    """What stands in a line, from that column on, and what belongs there."""
+    """What stands in a line, from that column on (-1: anywhere), and what belongs there."""
 
+    line: int
     column: int
     wrong: str
     right: str
@@ -111,7 +113,7 @@ class Context:
         return by_quantity(page for name, page in self.pages.items() if name not in self.own)
 
     @functools.cached_property
-    def names(self) -> re.Pattern | None:
+    def names(self) -> Pattern | None:
         products = (page for name, page in self.pages.items() if "/limits/" not in name)
         aliases = {alias for page in products for alias in (page.platform, *page.aliases)}
         return pattern_of_names(aliases | self.devices)
@@ -240,5 +242,8 @@ def malformed(text: str, context: Context) -> list[tuple[str, str]]:
 def hedge_of(text: str, start: int, end: int) -> str | None:
     """The hedge beside what stands there: nothing with a figure is between the two."""
     before = re.split(r"[.;|](?:\s|$)", text[max(0, start - HEDGE_REACH) : start])[-1]
-    found = HEDGE.search(before) or HEDGE_AFTER.search(text[end : end + HEDGE_REACH])
+    found = HEDGE.search(before)
+    if found and PART.search(before, found.end("hedge")):
+        found = None  # "about half of it" hedges the half
+    found = found or HEDGE_AFTER.search(text[end : end + HEDGE_REACH])
     return found["hedge"] if found else None

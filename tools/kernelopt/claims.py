@@ -28,7 +28,7 @@ from .citations import (
     rate_of,
 )
 from .figures import SPOKEN, Figure, figures, scope_of, sizes_of
-from .units import EXACT, SIZES, TABLE_OF, WORK, converted, convertible, equal, number
+from .units import EXACT, SIZES, TABLE_OF, WORK, Pattern, converted, convertible, equal, number
 from .wiki import Row
 from .wording import (
     BY_NAME,
@@ -49,13 +49,13 @@ from .wording import (
     scope_of_metric,
 )
 
-LONG_WORD = re.compile(r"\S{1000,}")  # no citation, and the patterns would take seconds over it
-SOMETHING = re.compile(r"[\d<]")  # a text without holds nothing to check, or a number in words
+LONG_WORD = Pattern(r"\S{1000,}")  # no citation, and the patterns would take seconds over it
+SOMETHING = Pattern(r"[\d<]|UNKNOWN")  # a text without holds nothing to check, or a number in words
 SAME = 0.001  # how far a figure may be from a row and still be taken for it
 ROUNDED = 0.05  # the same, where the text says whose figure it is, and the figure has no more digits
 RECORDED = 0.01  # how far a rounded figure may be from what a program recorded
-SHARE_OF_CITED = re.compile(r"(\d+(?:\.\d+)?)\s?% of [`'\"(]*$")
-WHICH_CLOCK = re.compile(r"(?i)\b(?:(?P<memory>mem(?:ory)?|hbm|dram)|sm|core|graphics|shader)[ _-]clock")
+SHARE_OF_CITED = Pattern(r"(\d+(?:\.\d+)?)\s?% of [`'\"(]*$")
+WHICH_CLOCK = Pattern(r"(?i)\b(?:(?P<memory>mem(?:ory)?|hbm|dram)|sm|core|graphics|shader)[ _-]clock")
 PEAK_REACH, RUN_REACH, LIMIT_REACH = 45, 30, 45  # characters between such a word and its figure
 
 # What a kernel asks in place of a constant (torch's _CudaDeviceProperties).
@@ -124,8 +124,7 @@ def audit_citation(match: re.Match, piece: Piece, context: Context, found: Found
     """Does it hold, and does it stand without a hedge?"""
     if problem := check_citation(match, context):
         kind, message, *mended = problem
-        column = piece.place(match.start("page"))[1]
-        fix = Fix(column, *mended[0]) if mended else None
+        fix = Fix(*piece.place(match.start("page")), *mended[0]) if mended else None
         add(found, piece, match.start("page"), kind, message, fix=fix)
     if hedge := hedge_of(piece.text, match.start(), match.end()):
         message = f"'{hedge}' beside {match['metric']}: a hardware value is exact or UNKNOWN"
@@ -180,7 +179,7 @@ def audit_figure(figure: Figure, piece: Piece, text: str, citations: list, conte
     cited = is_held(claim, text, citations, context)
     if not cited:
         kind, message = uncited(said, claim, piece, context)
-        add(found, piece, figure.start, kind, message, written=False, fix=citing(claim, text, piece))
+        add(found, piece, figure.start, kind, message, written=False, fix=citing(claim, text, piece, context))
     hedge = hedge_of(text, figure.start, figure.end)
     if hedge and piece.used and (claim.own or not cited):
         message = f"'{hedge}' beside {said}: a hardware value is exact or UNKNOWN"
@@ -468,14 +467,16 @@ def query(row: Row, platform: str) -> str:
     return f"pass it in, from: gpu_specs.py lookup '{platform}' {row.metric} ({row.citation})"
 
 
-def citing(claim: Claim, text: str, piece: Piece) -> Fix | None:
+def citing(claim: Claim, text: str, piece: Piece, context: Context) -> Fix | None:
     """The citation behind a hint's figure, where one row alone can be meant and is what the figure says."""
     figure = claim.figure
     if piece.used or piece.code or piece.column < 0 or len(claim.own) != 1:
         return None
     row, unit = claim.own[0], rate_of(figure.unit) if figure.unit else None
+    if len(matching(figure, claim.readings, context.rows, SAME)) > 1 and not is_named(row, figure):
+        return None
     if unit and not (convertible(unit, row.unit) and equal(figure.number.value, unit, row.value, row.unit)):
         return None
     start = max(figure.start, text.rfind("\n", 0, figure.end) + 1)
     said = text[start : figure.end]
-    return Fix(piece.place(start)[1], said, f"{said} ({row.citation})")
+    return Fix(*piece.place(start), said, f"{said} ({row.citation})")

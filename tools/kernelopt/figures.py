@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from .units import DIGITS, SPELLED, Number, read_number, unit_at
+from .units import DIGITS, SPELLED, Number, Pattern, read_number, unit_at
 from .wording import (
     BY_NAME,
     CAMEL,
@@ -28,21 +28,21 @@ from .wording import (
 
 REACH = 70  # characters to either side of a figure that can speak of it
 SCOPE_REACH = 40  # and that say whether it is of an SM, a block or a thread
-CLAUSE = re.compile(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bvs)(?<!\bapprox)[.;!?|](?=\s|$)|\n\s*\n")
-SEPARATOR = re.compile(r"[,:()]|\b(?:and|but|while|where|against|of)\b")
+CLAUSE = Pattern(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bvs)(?<!\bapprox)[.;!?|](?=\s|$)|\n\s*\n")
+SEPARATOR = Pattern(r"[,:()]|\b(?:and|but|while|where|against|of)\b")
 
 _start = r"(?<![\w.#^@/\\])(?<![\w.]-)"
 _range = r"\s*(?:-|/|…|\.{2,3}|\bto\b|\band\b|\bor\b|\bthrough\b)\s*"
-NUMBERS = re.compile(rf"{_start}(?:{DIGITS})(?:{_range}(?:{DIGITS}))*|{SPELLED}")
-NUMBER = re.compile(rf"(?:{DIGITS})|{SPELLED}")
-SPOKEN = re.compile(SPELLED)
-VERSIONED = re.compile(r"[A-Z]\w*\s$")  # "NVLink 4 900 GB/s" is no 4900
-BEFORE_UNIT = re.compile(r"[ \t\n]{0,8}(?:-[ \t\n]{0,2})?")
+NUMBERS = Pattern(rf"{_start}(?:{DIGITS})(?:{_range}(?:{DIGITS}))*|{SPELLED}")
+NUMBER = Pattern(rf"(?:{DIGITS})|{SPELLED}")
+SPOKEN = Pattern(SPELLED)
+VERSIONED = Pattern(r"[A-Z]\w*\s$")  # "NVLink 4 900 GB/s" is no 4900
+BEFORE_UNIT = Pattern(r"[ \t\n]{0,8}(?:-[ \t\n]{0,2})?")
 # What stands before a bare number that has a name.
-LINKED = re.compile(
+LINKED = Pattern(
     r"(?i)(?:[:=(]|\b(?:of|is|are|was|at|ridge|points?|lies|near|about|around|be|to|value))[\s\"',*({\[~≈]*$"
 )
-KEY = re.compile(
+KEY = Pattern(
     r"(?P<key>(?:[\w./' -]|\((?=[^()\n]{0,20}\)))[^\n\d;|]{0,40}?)[\"']?\s*(?:[:=(]|\b(?:of|is|are|was|at)\b)\s*[\"'({\[~≈]*$"
 )
 

@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .citations import Piece
-from .units import canonical
+from .units import Pattern, canonical
 from .wording import level
 
 # --- Markdown ------------------------------------------------------------------------------------------------------
 
-HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)[\s#]*$")
-FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s")
-QUOTED = re.compile(r"(?m)^\s*(?:>\s?)+")
-RULE = re.compile(r"\s*\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
-CELL = re.compile(r"(?:\\.|[^|\\])+")
-ALONE = re.compile(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number, with a unit or a word or two at most
-UNIT_NAMED = re.compile(r"\(([^()]*)\)|\[([^\[\]]*)\]|,\s*([^,]+)$|\bin\s+(\S+)$")
+HEADING = Pattern(r" {0,3}(#{1,6})\s+(.*?)[\s#]*$")
+FENCE = Pattern(r"\s*(`{3,}|~{3,})")
+ITEM = Pattern(r"\s*(?:[-*+]|\d+[.)])\s")
+QUOTED = Pattern(r"(?m)^\s*(?:>\s?)+")
+RULE = Pattern(r"\s*\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
+CELL = Pattern(r"(?:\\.|[^|\\])+")
+ALONE = Pattern(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number, with a unit or a word or two at most
+UNIT_NAMED = Pattern(r"\(([^()]*)\)|\[([^\[\]]*)\]|,\s*([^,]+)$|\bin\s+(\S+)$")
 LONGEST_TABLE = 2000  # rows; what is longer is data
 
 
@@ -134,7 +134,9 @@ def located(pieces: list[Piece], text: str, line: int = 1) -> Iterator[Piece]:
     """The pieces of a JSON text, in its order, with their lines; `line` is that of its first character."""
     at = 0
     for piece in pieces:
-        forms = [json.dumps(piece.text, ensure_ascii=False), json.dumps(piece.text), piece.text]
-        places = [place for form in forms if (place := text.find(form, at)) >= 0]
-        at = min(places, default=at)
-        yield replace(piece, line=line + text.count("\n", 0, at))
+        forms = (json.dumps(piece.text, ensure_ascii=False), json.dumps(piece.text), piece.text)
+        form = next((form for form in forms if text.find(form, at) >= 0), "")
+        start = text.find(form, at)
+        line += text.count("\n", at, start)
+        yield replace(piece, line=line)
+        line, at = line + form.count("\n"), start + len(form)

@@ -10,21 +10,22 @@ import tokenize
 from collections.abc import Iterator
 
 from .citations import Piece
+from .units import Pattern
 
-MARK = re.compile(r"(?m)^[ \t]*(?:#+:?|//+|/\*+|\*/?)")  # of a comment's line
-C_COMMENT = re.compile(r"//[^\n]*(?:\n[ \t]*//[^\n]*)*|/\*.*?\*/", re.DOTALL)
-C_SOURCE = re.compile(r"[;{}]\s*\n|^\s*#\s*(?:define|include)", re.MULTILINE)
+MARK = Pattern(r"(?m)^[ \t]*(?:#+:?|//+|/\*+|\*/?)")  # of a comment's line
+C_COMMENT = Pattern(r"//[^\n]*(?:\n[ \t]*//[^\n]*)*|/\*.*?\*/", re.DOTALL)
+C_SOURCE = Pattern(r"[;{}]\s*\n|^\s*#\s*(?:define|include)", re.MULTILINE)
 _literal = r"(?:0[xX][0-9a-fA-F]+|\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?)[uUlLfF]{0,3}"
 EXPRESSION = rf"{_literal}(?:\s*(?:\*\*?|<<|/)\s*{_literal})*"
-CONSTANT = re.compile(
+CONSTANT = Pattern(
     r"(?P<name>[A-Za-z_]\w{1,60})[\"']?\s*(?::\s*[A-Za-z][\w.\[\] |]{0,40}?\s*(?==)|)"
     r"(?:[:=]|,(?=\s*\d)|(?<=[A-Z])[ \t]+(?=\d))\s*(?:[A-Za-z_][\w.:]{0,40}\()?[\[({]?\s*(?P<value>"
     + EXPRESSION
     + r")(?![\w.])"
 )
-TUPLE = re.compile(r"^[ \t]*(?P<names>\w+(?:[ \t]*,[ \t]*\w+)+)[ \t]*=[ \t]*(?P<values>[^\n#=]+)", re.MULTILINE)
-LAUNCH = re.compile(r"\w\[\s*\(?\s*(?P<python>\d{2,4})\s*,[^\]\n]{0,200}\]\s*\(|<<<\s*(?P<cuda>\d{2,4})\s*,")
-GRID = re.compile(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
+TUPLE = Pattern(r"^[ \t]*(?P<names>\w+(?:[ \t]*,[ \t]*\w+)+)[ \t]*=[ \t]*(?P<values>[^\n#=]+)", re.MULTILINE)
+LAUNCH = Pattern(r"\w\[\s*\(?\s*(?P<python>\d{2,4})\s*,[^\]\n]{0,200}\]\s*\(|<<<\s*(?P<cuda>\d{2,4})\s*,")
+GRID = Pattern(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
 LONGEST_CODE = 1 << 20  # characters; what is longer is data
 
 

@@ -7,6 +7,20 @@ import math
 import re
 from dataclasses import dataclass
 
+
+class Pattern:
+    """A regular expression that is compiled when it is first used: those of this room take a tenth of a second, and --help
+    needs none of them."""
+
+    def __init__(self, text: str, flags: int = 0):
+        self.text, self.flags = text, flags
+
+    def __getattr__(self, name: str):
+        found = getattr(re.compile(self.text, self.flags), name)
+        setattr(self, name, found)
+        return found
+
+
 RATES = {"bytes/s": 1e-9, "KB/s": 1e-6, "MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3, "PB/s": 1e6} | {
     "KiB/s": 1024 / 1e9,
     "MiB/s": 2**20 / 1e9,
@@ -52,11 +66,11 @@ WRITTEN = (
 )
 # A rate of one card; a rate per SM or per watt is another quantity.
 PER_CARD = r"(?:\s*(?:/|\bper\b|\ba\b)\s*(?:GPU|card|device|chip|board|accelerator|socket)\b)?"
-UNIT = re.compile(
+UNIT = Pattern(
     "(?i:" + "|".join(f"(?P<u{at}>{pattern})" for at, (_, pattern) in enumerate(WRITTEN)) + f"){PER_CARD}(?!\\w)"
 )
-PER_OTHER = re.compile(r"\s?/\s?\w")
-PER_SCOPE = re.compile(r"(?i)\s?/\s?(?:SMs?|CUs?|multi-?processor|threads?|blocks?|CTAs?|wavefront|workgroup)\b")
+PER_OTHER = Pattern(r"\s?/\s?\w")
+PER_SCOPE = Pattern(r"(?i)\s?/\s?(?:SMs?|CUs?|multi-?processor|threads?|blocks?|CTAs?|wavefront|workgroup)\b")
 _SCALE = {"kilo": "K", "mega": "M", "giga": "G", "tera": "T", "peta": "P"}
 _BINARY = {"kibi": "Ki", "mebi": "Mi", "gibi": "Gi", "tebi": "Ti"}
 

@@ -6,21 +6,21 @@
 import re
 from dataclasses import dataclass, field
 
-from .units import CLOCKS, FLOPS, OPS, POWER, RATES
+from .units import CLOCKS, FLOPS, OPS, POWER, RATES, Pattern
 
 # --- one spelling for what is written in many ways -----------------------------------------------------------------
 
 SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u2008\u2009\u200a\u200b\u202f\u2060\u3000\ufeff`$\u0000"), " ")
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
 TYPOGRAPHY = SPACES | DASHES | {ord("\u2019"): "'"}
-MARKUP = re.compile(
+MARKUP = Pattern(
     r"&(?:nbsp|thinsp|ensp|emsp|#160|#8239|#xA0);|</?(?:b|i|em|strong|code|sub|sup|span|br|td|th|tr|u|kbd)\b[^<>\n]{0,80}>"
     r"|\\(?:text(?:bf|rm)?|math(?:rm|bf))\{|(?<=\w)\}|\\[,;: ]|(?<=\d)~(?=[A-Za-z\\])"
     r"|\*{2,3}|~~|(?<![\w*])\*(?=\w)|(?<=\w)\*(?![\w*])|(?<!\w)_{1,2}(?=\w)|(?<=[\w%])_{1,2}(?!\w)",
     re.IGNORECASE,
 )
-PLAIN = re.compile(r"[\w .,;:()%+/='\n>-]*", re.ASCII)
-DASH_MARKUP = re.compile(r"&[nm]dash;|(?<=\d)--(?=\d)")
+PLAIN = Pattern(r"[\w .,;:()%+/='\n>-]*", re.ASCII)
+DASH_MARKUP = Pattern(r"&[nm]dash;|(?<=\d)--(?=\d)")
 
 
 def level(text: str) -> str:
@@ -43,27 +43,27 @@ _suffix = (
     r"DGXS|PCI[eE]|NVL|OAM|AC|HF|VF|D|H|N|3e|XT|XTX|Xp|V|MIG|(?:\d+c\.)?\d+g\.\d+gb(?:\+[\w.]+)?|\d+[CQB]|"
     r"\d+ ?G(?:i?B)?(?! ?/| of|ps)(?: ?(?:HBM|GDDR)\d\w?)?)"
 )
-NAME = re.compile(
+NAME = Pattern(
     rf"\b(?:{_brand}(?:[ -]{_brand})*(?:[ -](?:{_model}|RTX|PG\d+-\d+|Graphics Device|Display|Orin|Thor|Xavier|CMP \w+|\d{{4}}\w*|[A-Z]{{1,3}}\d+\w*)"
     rf"(?:/\w+)?)?|{_model})(?:[ -]{_suffix})*(?![\w/])"
 )
 DEVICE_MARK = "\x01"  # stands where a name was
 
 
-def blank_names(text: str, devices: re.Pattern | None) -> str:
+def blank_names(text: str, devices: Pattern | None) -> str:
     """The text with the names of devices marked. devices: those that programs recorded, and the wiki's own."""
     if devices:
         text = devices.sub(lambda match: DEVICE_MARK * len(match[0]), text)
     return NAME.sub(lambda match: DEVICE_MARK * len(match[0]), text)
 
 
-def pattern_of_names(names) -> re.Pattern | None:
+def pattern_of_names(names) -> Pattern | None:
     """A pattern for these very names, whatever their case, the longest first; None of none."""
     ordered = sorted((re.escape(name) for name in names if name), key=len, reverse=True)
-    return re.compile(rf"(?i)(?<![\w-])(?:{'|'.join(ordered)})(?-i:(?:[ -]{_suffix})*)(?![\w/])") if ordered else None
+    return Pattern(rf"(?i)(?<![\w-])(?:{'|'.join(ordered)})(?-i:(?:[ -]{_suffix})*)(?![\w/])") if ordered else None
 
 
-CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|_")  # between the words of an identifier
+CAMEL = Pattern(r"(?<=[a-z\d])(?=[A-Z])|_")  # between the words of an identifier
 
 
 # --- quantities ----------------------------------------------------------------------------------------------------
@@ -75,15 +75,13 @@ class Quantity:
     number of it may be in."""
 
     name: str
-    metrics: re.Pattern = field(repr=False)
-    words: re.Pattern = field(repr=False)
+    metrics: Pattern = field(repr=False)
+    words: Pattern = field(repr=False)
     units: tuple[str, ...] = field(repr=False)
 
 
 def _quantity(name: str, metrics: str, words: str, units: str) -> Quantity:
-    return Quantity(
-        name, re.compile(metrics), re.compile(rf"(?i)(?<![^\W_])(?:{words})(?![^\W_])"), tuple(units.split())
-    )
+    return Quantity(name, Pattern(metrics), Pattern(rf"(?i)(?<![^\W_])(?:{words})(?![^\W_])"), tuple(units.split()))
 
 
 QUANTITIES = (
@@ -150,9 +148,9 @@ LIMITS = {"registers", "threads", "warps", "blocks", "lanes", "shared memory", "
 _sm = r"(?:SMs?|CUs?|multi-?processors?|compute[ _]units?)"
 _each = r"(?:/ ?|(?:\b(?:per|an?|each|every)|_per)[ _])"
 SCOPES = {
-    "sm": re.compile(rf"(?i)(?:{_each}|\b(?:one|the|in|on|of) ){_sm}\b|_per_(?:sm|cu)(?![^\W_])"),
-    "block": re.compile(rf"(?i){_each}(?:thread[ _]?)?(?:block|cta|workgroup)(?![^\W_])"),
-    "thread": re.compile(rf"(?i){_each}(?:thread|wavefront|lane)(?![^\W_])"),
+    "sm": Pattern(rf"(?i)(?:{_each}|\b(?:one|the|in|on|of) ){_sm}\b|_per_(?:sm|cu)(?![^\W_])"),
+    "block": Pattern(rf"(?i){_each}(?:thread[ _]?)?(?:block|cta|workgroup)(?![^\W_])"),
+    "thread": Pattern(rf"(?i){_each}(?:thread|wavefront|lane)(?![^\W_])"),
 }
 METRIC_SCOPE = (
     ("_per_sm", "sm"),
@@ -225,28 +223,28 @@ CUES = {
         r"programs?  compiler  compiled  ptxas  occupied  resident  occupancy  idle  busy  v\d+",
     ),
 }
-CUE = {name: re.compile(rf"(?i)(?<![\w-])(?:{words})(?!\w)") for name, words in CUES.items()}
+CUE = {name: Pattern(rf"(?i)(?<![\w-])(?:{words})(?!\w)") for name, words in CUES.items()}
 # "It has 144 SMs": a count that follows such a word is of what has it.
-HAS = re.compile(r"(?i)\b(?:has|have|offers?|comes? with|counts?|contains?)\s+(?:only |just |exactly )*$")
+HAS = Pattern(r"(?i)\b(?:has|have|offers?|comes? with|counts?|contains?)\s+(?:only |just |exactly )*$")
 # "92 % of peak" speaks of the percentage, not of the figure that stands beside it.
-SHARE = re.compile(
+SHARE = Pattern(
     rf"(?i)(?P<pct>\d+(?:\.\d+)?)\s?(?:%|percent|per cent) of (?:\w+'s |[a-z]+ |{DEVICE_MARK}+(?:'s)? ){{0,4}}?"
     r"(?:peaks?|roofs?|bandwidth|maximum|max|rate|floor|limit|tdp|throughput|figure|value)\b"
 )
 # 137.4 GFLOPs of work, and 62 W for a width.
-WORK_WORDS = re.compile(
+WORK_WORDS = Pattern(
     r"(?i)\bof (?:work|arithmetic|compute)\b|\b(?:per|a|each|in) (?:call|step|pass|launch|forward|iteration|token)\b|"
     r"\bin (?:all|total)\b|\b(?:needs?|costs?|counts?|takes?|does|do|counted|performs?|work|total)\b"
 )
-POWER_WORDS = re.compile(
+POWER_WORDS = Pattern(
     r"(?i)\b(?:power|tdp|dr[ea]w\w*|cap(?:ped|s)?|watts?|limit\w*|consum\w+|thermal|throttl\w+|budget|board|part|card|gpu|"
     r"envelope)\b"
 )
-RIDGE = re.compile(
+RIDGE = Pattern(
     r"(?i)\bridge(?:[ _-]?point)?s?\b(?: of (?:the|this) \w+)?[\s:=,\"'*]*"
     r"(?:(?:is|lies|sits|of|at|near|about|around|would|be|comes|to|value|=)\s*)*$"
 )
-ONE_EACH = re.compile(
+ONE_EACH = Pattern(
     rf"(?i)\bone (?:program |block |cta )?(?:per|for (?:each|every)|on (?:each|every)|an?|each) (?:of the )?{_sm}"
 )
 
@@ -254,12 +252,12 @@ ONE_EACH = re.compile(
 
 SIZES_OF = ("infinity cache", "L2", "L1", "shared memory", "LDS", "register file", "memory")
 # Between a size and the memory behind it: "60 MB of unified L2".
-OF = re.compile(
+OF = Pattern(
     r"(?i)[\s)\]]*(?:(?:of|the|its|an?|on|on-chip|unified|total|fast|large|big|dedicated|last-level|hardware|dynamic|static)"
     r"\b[\s-]*)*"
 )
 # Between a memory and the size behind it: "the L2 cache has only 60 MB".
-LINK = re.compile(
+LINK = Pattern(
     r"(?i)(?:[\s:=(\[,'\"·•/|+]|->|\b(?:"
     + _words(
         r"cache  memory  mem  capacity  size[sd]?  is  was  are  has  have  of  holds?  with  at  only  just  be  offers?  gives?",
@@ -270,7 +268,7 @@ LINK = re.compile(
     + r")\b)*"
 )
 # What is used, read or moved is data, and so is what the word behind a size calls a buffer.
-DATA_BEFORE = re.compile(
+DATA_BEFORE = Pattern(
     r"(?i)(?<!can )(?<!may )(?<!cannot )\b(?:"
     + _words(
         r"us(?:es?|ed|ing)  needs?  tak(?:es?|ing)  asks? for  allocat\w+  occup\w+  reads?  writes?  wrote  mov(?:es?|ed)  loads?",
@@ -279,7 +277,7 @@ DATA_BEFORE = re.compile(
     )
     + r")\s+(?:up to |about |only |over |around |another |at most |a |an |just )*$"
 )
-DATA_AFTER = re.compile(
+DATA_AFTER = Pattern(
     r"(?i)^[\s)]*(?:of \w+ )?(?:(?:are|is|were|was|have been|has been) )?(?:"
     + _words(
         r"read  written  moved  loaded  stored  used  allocated  spilled  fetched  buffers?  tensors?  tiles?  stages?  workspace",
@@ -287,6 +285,6 @@ DATA_AFTER = re.compile(
     )
     + r")\b"
 )
-DATA_NOUN = re.compile(
+DATA_NOUN = Pattern(
     r"(?i)^[\s-]*(?:traffic|reads?|writes?|accesses|bytes|transactions|bandwidth|sectors|hits?|misses|requests)\b"
 )
