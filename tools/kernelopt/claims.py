@@ -196,8 +196,8 @@ def claim_of(figure: Figure, piece: Piece, context: Context) -> Claim | None:
     vendors = vendors or (quantity == "power" and figure.says("most", RUN_REACH))
     devices = vendors or figure.says("device")
     own = matching(figure, readings, context.rows, ROUNDED if devices else SAME)
-    if piece.code:  # what all cards of a vendor have (a warp of 32) is no card's
-        own = [row for row in own if not context.is_common(row)]
+    if piece.code and own and all(map(context.is_common, own)):
+        return None  # what all cards of a vendor have (a warp of 32) is no card's
     foreign = [] if own else matching(figure, readings, context.foreign, SAME)
     derived = shares_of(figure, readings, context) if figure.share and quantity in MEASURABLE and not own else []
     return Claim(figure, readings, likeliest(own, figure), foreign, derived, vendors, devices)
@@ -334,7 +334,7 @@ def size_is_meant(claim: Claim, piece: Piece) -> bool:
     figure = claim.figure
     if claim.own:
         return True
-    if not (piece.used or claim.foreign or claim.quantity == "multiprocessors"):
+    if figure.unit is None or not (piece.used or claim.foreign or claim.quantity == "multiprocessors"):
         return False
     if figure.says("documented"):
         return True

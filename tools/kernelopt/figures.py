@@ -17,16 +17,19 @@ from .wording import (
     DATA_AFTER,
     DATA_BEFORE,
     DATA_NOUN,
+    DEVICE_HAS,
     LINK,
     OF,
     RIDGE,
     SCOPES,
     SHARE,
     SIZES_OF,
+    SM_HAS,
     level,
 )
 
 REACH = 70  # characters to either side of a figure that can speak of it
+LEAST_SPELLED = 20  # a number in words without a unit; below are words of their own
 SCOPE_REACH = 40  # and that say whether it is of an SM, a block or a thread
 CLAUSE = Pattern(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bvs)(?<!\bapprox)[.;!?|](?=\s|$)|\n\s*\n")
 SEPARATOR = Pattern(r"[,:()]|\b(?:and|but|while|where|against|of)\b")
@@ -43,7 +46,7 @@ LINKED = Pattern(
     r"(?i)(?:[:=(]|\b(?:of|is|are|was|at|ridge|points?|lies|near|about|around|be|to|value))[\s\"',*({\[~≈]*$"
 )
 KEY = Pattern(
-    r"(?P<key>(?:[\w./' -]|\((?=[^()\n]{0,20}\)))[^\n\d;|]{0,40}?)[\"']?\s*(?:[:=(]|\b(?:of|is|are|was|at)\b)\s*[\"'({\[~≈]*$"
+    r"(?P<key>(?:[\w./' -]|\((?=[^()\n]{0,20}\)))(?:[^\n\d;|]|(?<=[A-Za-z])\d){0,40}?)[\"']?\s*(?:[:=(]|\b(?:of|is|are|was|at)\b)\s*[\"'({\[~≈]*$"
 )
 
 
@@ -161,7 +164,7 @@ def spots_of(text: str) -> Iterator[Spot]:
             if " " in one[0] and one[0][0].isdigit() and VERSIONED.search(text, max(0, start - 20), start):
                 start += one[0].index(" ") + 1
             number = read_number(text[start : one.end()])
-            if number and (unit or one[0][0].isdigit()):
+            if number and (unit or one[0][0].isdigit() or number.value > LEAST_SPELLED):
                 yield Spot(number, unit, start, end if one is ones[-1] else one.end())
 
 
@@ -183,7 +186,8 @@ def scope_of(figure: Figure) -> str | None:
     for scope, pattern in SCOPES.items():
         found += [(len(figure.before) - match.end(), scope) for match in pattern.finditer(figure.before)]
         found += [(match.start(), scope) for match in pattern.finditer(figure.after)]
-    return min(((far, scope) for far, scope in found if far <= SCOPE_REACH), default=(0, None))[1]
+    near = [(far, scope) for far, scope in found if far <= SCOPE_REACH]
+    return min(near)[1] if near else ("sm" if SM_HAS.search(figure.clause) else None)
 
 
 def sizes_of(figure: Figure) -> list[str]:
@@ -201,6 +205,8 @@ def sizes_of(figure: Figure) -> list[str]:
     for quantity in named:
         if any(LINK.fullmatch(figure.before, match.end()) for match in quantity.words.finditer(figure.before)):
             return [quantity.name]
+    if DEVICE_HAS.search(figure.before):
+        return ["memory"]
     if figure.says("most", SCOPE_REACH) or scope_of(figure):  # "shared memory: 228 KB per SM and 227 KB per block"
         return [quantity.name for quantity in named if quantity.words.search(figure.clause)]
     return []
