@@ -15,6 +15,7 @@ CORPUS = json.loads((FIXTURES / "audit" / "corpus.json").read_text(encoding="utf
 CARDS = (FIXTURES / "audit" / "cards.txt").read_text().splitlines()
 QUANTITY = {"GB/s": "bandwidth", "TFLOPS": "compute", "MHz": "SM clock", "W": "power"}
 RECORDED = frozenset(Recorded(value, unit, QUANTITY[unit]) for value, unit in CORPUS["recorded"])
+KNOWN_MISSES: set[str] = set()  # texts of errors that are not named yet
 USED = {"evidence", "task", "baseline", "roofline", "stop", "spec", "record"}
 CONTEXTS: dict[str, Context] = {}
 
@@ -81,3 +82,62 @@ def audited(folder: Path, where: str, platform: str, text: str) -> audit.Audit:
 
 def messages(pairs) -> str:
     return "\n".join(problem.message for _, problem in pairs)
+
+
+def is_named(folder: Path, error: dict) -> bool:
+    """Is all that an error holds named: as a problem where values are used, as a hint elsewhere, which holds no gate up?"""
+    found = audited(folder, error["where"], error["platform"], error["text"])
+    used = error["where"].split(".")[0] in USED
+    said = messages(found.problems if used else found.hints)
+    return bool(said) and all(name in said for name in error["names"]) and (used or not found.problems)
+
+
+def test_the_usual_errors_are_named(tmp_path):
+    missed = {error["text"] for error in CORPUS["errors"] if not is_named(tmp_path, error)}
+    assert len(CORPUS["errors"]) >= 40 and missed == KNOWN_MISSES
+
+
+def test_that_an_error_is_not_named_by_itself(tmp_path):
+    clean = {"where": "evidence", "platform": "H200", "text": "nothing here", "names": []}
+    assert not is_named(tmp_path, clean)
+    assert not is_named(tmp_path, {**clean, "text": "It has 132 SMs.", "names": ["memory_bandwidth"]})
+
+
+@pytest.mark.parametrize("line", CORPUS["innocent"], ids=lambda line: line["text"][:60])
+def test_an_innocent_line_is_left_alone(line, tmp_path):
+    found = audited(tmp_path, line["where"], line["platform"], line["text"])
+    assert (messages(found.problems), messages(found.hints)) == ("", "")
+
+
+@pytest.mark.parametrize("platform", ["H100 SXM", "A100 SXM 80GB", "RTX 4090"])
+def test_the_names_of_cards_are_no_values(platform, tmp_path):
+    places = {
+        "record.correctness.summary": "OK on {}: 19 cases, workloads default; worst error 0.0031",
+        "evidence": "the same kernel ran on {}, and on {} again",
+        "baseline": "one {}, clocks as found",
+        "stop": "- default: latency_us <= 202.1 us, ceiling of this problem <- measure_bandwidth_ceiling.py, {}",
+        "task": "device: {}",
+        "notes": "It was an {}.",
+        "lesson": "{}: no gain",
+        "kernel": "# tuned on {}",
+    }
+    assert len(CARDS) >= 30
+    for name in CARDS:
+        for where, text in places.items():
+            found = audited(tmp_path, where, platform, text.replace("{}", name))
+            assert (messages(found.problems), messages(found.hints)) == ("", ""), (name, where)
+
+
+def test_a_value_beside_the_name_of_a_card_is_found(tmp_path):
+    for name in CARDS:
+        for where in ("evidence", "stop", "notes"):
+            found = audited(tmp_path, where, "H100 SXM", f"{name}: 80GB HBM3 and 3.35 TB/s")
+            said = messages(found.hints if where == "notes" else found.problems)
+            assert "memory_capacity: 80 GB" in said and "memory_bandwidth: 3350 GB/s" in said, (name, where)
+
+
+def test_a_name_that_only_a_record_knows_is_no_value():
+    context_of_record = replace(context("H100 SXM"), devices=frozenset({"Frobnicator 80 GB of HBM3"}))
+    found = audit.Audit()
+    found.look(Path("x"), [audit.Piece("OK on Frobnicator 80 GB of HBM3: 19 cases", used=True)], context_of_record)
+    assert found.problems == [] and audit.audit([audit.Piece("80 GB of HBM3", used=True)], context_of_record).problems

@@ -189,7 +189,7 @@ def of_markdown(text: str, path: Path) -> Iterator[Piece]:
     """The pieces of a page, by what the page is."""
     if path.name == "baseline_report.md":
         return pieces.of_markdown(text, lambda heading: True)
-    if path.parent.name == "plans" or "plan" in path.stem.lower():
+    if path.parent.name == "plans" or all(f"\n## {title}\n" in f"\n{text}" for title in ("Category", "Action")):
         return pieces.of_markdown(text, lambda heading: heading.startswith("evidence"))
     block = TASK_BLOCK.search(text) if path.name == "README.md" else None
     if block is None:

@@ -109,8 +109,9 @@ class Context:
 
     @functools.cached_property
     def foreign(self) -> dict[str, list[Row]]:
-        """Those of the other pages; without a platform of all pages."""
-        return by_quantity(page for name, page in self.pages.items() if name not in self.own)
+        """Those of the other pages, without a platform of all pages; but for what was measured on one card there."""
+        found = by_quantity(page for name, page in self.pages.items() if name not in self.own)
+        return {name: [row for row in rows if "measured" not in row.metric] for name, rows in found.items()}
 
     @functools.cached_property
     def names(self) -> Pattern | None:

@@ -27,7 +27,7 @@ from .citations import (
     malformed,
     rate_of,
 )
-from .figures import SPOKEN, Figure, figures, scope_of, sizes_of
+from .figures import SPOKEN, Figure, figures, key_before, scope_of, sizes_of
 from .units import EXACT, SIZES, TABLE_OF, WORK, Pattern, converted, convertible, equal, number
 from .wiki import Row
 from .wording import (
@@ -55,6 +55,10 @@ SAME = 0.001  # how far a figure may be from a row and still be taken for it
 ROUNDED = 0.05  # the same, where the text says whose figure it is, and the figure has no more digits
 RECORDED = 0.01  # how far a rounded figure may be from what a program recorded
 SHARE_OF_CITED = Pattern(r"(\d+(?:\.\d+)?)\s?% of [`'\"(]*$")
+CAPACITY = Pattern(r"(?i)hbm|gddr|vram|capacity|size|\bGi?B\b|total")
+METRIC_NAME = Pattern(
+    r"(?i)\b(?:memory bandwidth|memory capacity|l2 capacity|boost clock|tdp|(?:sm|cu) count|(?:warp|wavefront) size)[\s`'\"*]*$"
+)
 WHICH_CLOCK = Pattern(r"(?i)\b(?:(?P<memory>mem(?:ory)?|hbm|dram)|sm|core|graphics|shader)[ _-]clock")
 PEAK_REACH, RUN_REACH, LIMIT_REACH = 45, 30, 45  # characters between such a word and its figure
 
@@ -196,8 +200,8 @@ def claim_of(figure: Figure, piece: Piece, context: Context) -> Claim | None:
     vendors = vendors or (quantity == "power" and figure.says("most", RUN_REACH))
     devices = vendors or figure.says("device")
     own = matching(figure, readings, context.rows, ROUNDED if devices else SAME)
-    if piece.code:  # what all cards of a vendor have (a warp of 32) is no card's
-        own = [row for row in own if not context.is_common(row)]
+    if piece.code and own and all(map(context.is_common, own)):
+        return None  # what all cards of a vendor have (a warp of 32) is no card's
     foreign = [] if own else matching(figure, readings, context.foreign, SAME)
     derived = shares_of(figure, readings, context) if figure.share and quantity in MEASURABLE and not own else []
     return Claim(figure, readings, likeliest(own, figure), foreign, derived, vendors, devices)
@@ -207,7 +211,8 @@ def readings_of(figure: Figure) -> list[Reading]:
     """What a figure may be; nothing when it is of no hardware quantity."""
     value = figure.number.value
     if figure.unit is None:
-        return [Reading(value, unit, named.name) for named in quantities_named(figure.label) for unit in named.units]
+        named = quantities_named(figure.label)
+        return [Reading(value, unit, quantity.name) for quantity in named for unit in quantity.units]
     unit = rate_of(figure.unit)
     table = TABLE_OF[unit]
     if table is SIZES:
@@ -226,7 +231,9 @@ def readings_of(figure: Figure) -> list[Reading]:
 
 @functools.lru_cache(4096)
 def quantities_named(label: str) -> tuple[Quantity, ...]:
-    return tuple(quantity for quantity in QUANTITIES if quantity.words.search(label))
+    """What a key can be of. Memory alone ("| Memory | … | 16 |") is too little to be a capacity."""
+    named = tuple(quantity for quantity in QUANTITIES if quantity.words.search(label))
+    return tuple(quantity for quantity in named if quantity.name != "memory" or CAPACITY.search(label))
 
 
 # --- the rows that a figure equals ---------------------------------------------------------------------------------
@@ -283,6 +290,8 @@ def likeliest(rows: list[Row], figure: Figure) -> list[Row]:
 
 def is_meant(claim: Claim, piece: Piece) -> bool:
     """Does a figure speak of the hardware, and not of data, work or a run alone?"""
+    if claim.figure.unit is None and not claim.own:
+        return piece.used and METRIC_NAME.search(claim.figure.label) is not None
     if claim.measurable:
         return rate_is_meant(claim, piece)
     if claim.quantity in LIMITS:
@@ -294,7 +303,7 @@ def rate_is_meant(claim: Claim, piece: Piece) -> bool:
     """A rate, a clock or a power. Where values are used any that is written with its unit is meant."""
     figure = claim.figure
     if figure.unit is None:  # a key: "peak_bw: 4.8e12"
-        return equals_no_chance(claim) or (claim.vendors and piece.used)
+        return equals_no_chance(claim)
     if claim.quantity == "power" and not (claim.own or figure.unit == "kW" or POWER_WORDS.search(figure.around)):
         return False  # 62 W is a width
     if figure.unit in WORK and not claim.devices and (not claim.own or WORK_WORDS.search(figure.after)):
@@ -345,7 +354,7 @@ def size_is_meant(claim: Claim, piece: Piece) -> bool:
 def limit_is_meant(claim: Claim) -> bool:
     """255 registers, 2048 threads, 48 KB: a kernel has them too. A limit is of an SM, or is called one."""
     figure = claim.figure
-    if not (claim.own or claim.foreign) or is_counter(figure.label) or DATA_BEFORE.search(figure.before):
+    if not (claim.own or claim.foreign) or is_counter(figure) or DATA_BEFORE.search(figure.before):
         return False
     scope = scope_of(figure)
     limit = figure.says("limit", LIMIT_REACH) or figure.says("documented")
@@ -358,14 +367,17 @@ def limit_is_meant(claim: Claim) -> bool:
     return limit and scope == "sm"
 
 
-def is_counter(label: str) -> bool:
-    """Is it a key of the profiler's schema ("registers_per_thread"), which is of a launch?"""
-    return "_".join(label.split()).endswith(profiler_keys())
+def is_counter(figure: Figure) -> bool:
+    """Is it named as the profiler's report names it ("registers_per_thread = 255 register"), which is of a launch?"""
+    name = (figure.label or key_before(figure.before)).lower()
+    return not figure.says("most", LIMIT_REACH) and any(counter in name for counter in counters())
 
 
 @functools.cache
-def profiler_keys() -> tuple[str, ...]:
-    return tuple(metric.key for metric in metrics.schema())
+def counters() -> frozenset[str]:
+    """Keys and labels of the profiler's schema, in words."""
+    schema = metrics.schema()
+    return frozenset(name.lower() for metric in schema for name in (metric.key.replace("_", " "), metric.label))
 
 
 # --- what holds a figure -------------------------------------------------------------------------------------------
@@ -452,7 +464,10 @@ def because(claim: Claim, platform: str, context: Context) -> str:
         if context.product is None:
             return f"is no citation; if {row.metric} is meant, write: {row.citation}"
         mine = context.product.known(row.metric)
-        theirs = f"is {row.metric} of {context.pages[row.page].platform}, the task is for {platform}"
+        whose = dict.fromkeys(
+            context.pages[other.page].platform for other in claim.foreign if other.metric == row.metric
+        )
+        theirs = f"is {row.metric} of {' and '.join([*whose][:3])}, the task is for {platform}"
         return f"{theirs}; write: {mine.citation}" if mine else theirs
     if claim.vendors:
         return f"is called a peak or the vendor's, for which no record stands, and no row of {platform} holds it; cite the wiki"

@@ -17,16 +17,19 @@ from .wording import (
     DATA_AFTER,
     DATA_BEFORE,
     DATA_NOUN,
+    DEVICE_HAS,
     LINK,
     OF,
     RIDGE,
     SCOPES,
     SHARE,
     SIZES_OF,
+    SM_HAS,
     level,
 )
 
 REACH = 70  # characters to either side of a figure that can speak of it
+LEAST_SPELLED = 20  # a number in words without a unit; below are words of their own
 SCOPE_REACH = 40  # and that say whether it is of an SM, a block or a thread
 CLAUSE = Pattern(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bvs)(?<!\bapprox)[.;!?|](?=\s|$)|\n\s*\n")
 SEPARATOR = Pattern(r"[,:()]|\b(?:and|but|while|where|against|of)\b")
@@ -43,7 +46,19 @@ LINKED = Pattern(
     r"(?i)(?:[:=(]|\b(?:of|is|are|was|at|ridge|points?|lies|near|about|around|be|to|value))[\s\"',*({\[~≈]*$"
 )
 KEY = Pattern(
-    r"(?P<key>(?:[\w./' -]|\((?=[^()\n]{0,20}\)))[^\n\d;|]{0,40}?)[\"']?\s*(?:[:=(]|\b(?:of|is|are|was|at)\b)\s*[\"'({\[~≈]*$"
+    r"(?P<key>(?:[\w./' -]|\((?=[^()\n]{0,20}\)))(?:[^\n\d;|]|(?<=[A-Za-z])\d){0,40}?)[\"']?\s*(?:[:=(]|\b(?:of|is|are|was|at)\b)\s*[\"'({\[~≈]*$"
+)
+
+
+COUNTS = Pattern(
+    r"[ \t]+(?!(?:and|or|for|on|in|at|with|so|as|is|are|but|while|which|by|from|to|the|then|total|only|here|each|max|if|per)\b)"
+    r"[A-Za-z]{2}"
+)
+
+
+MAKES = Pattern(
+    r"[\s,]*(?:(?:would|could|should|will) be|is|are|=|equals?|makes?|gives?|means?|comes to|i\.e\.,?|that is,?|so|or)"
+    r"[\s:~≈]*(?:only |just |about )?"
 )
 
 
@@ -125,10 +140,15 @@ def with_words(text: str, spot: Spot, left: int, right: int, label: str, unit: s
     own_before, own_after = CLAUSE.split(before)[-1], CLAUSE.split(after)[0]
     shared = (shared[0] and own_before == before, shared[1] and own_after == after)
     clause = f"{CLAUSE.split(text[max(0, start - REACH) : start])[-1]}\x02{CLAUSE.split(text[end : end + REACH])[0]}"
-    name = label or ("" if spot.unit else key_before(own_before))
+    name = label or ("" if spot.unit or counts_something(own_after) else key_before(own_before))
     if label:
         own_before = f"{label} = {own_before}"
     return Figure(spot.number, spot.unit or unit, start, end, own_before, own_after, clause, shared, name)
+
+
+def counts_something(after: str) -> bool:
+    """15.6 instructions, 19 cases: a number of its own, whatever is named before it."""
+    return COUNTS.match(after) is not None
 
 
 def key_before(text: str) -> str:
@@ -140,12 +160,10 @@ def key_before(text: str) -> str:
 
 
 def share_beside(text: str, shares: list[re.Match], spot: Spot) -> float | None:
-    """The percentage of a peak in the clause of a figure."""
-    for share in shares:
-        low, high = min(share.end(), spot.end), max(share.start(), spot.start)
-        if high - low <= REACH and not CLAUSE.search(text, low, high):
-            return float(share["pct"])
-    return None
+    """The percentage of a peak that the figure is said to be: "90 % of the peak would be 4.3 TB/s". What was reached stands
+    beside its share too, and is none."""
+    said = (float(share["pct"]) for share in shares if MAKES.fullmatch(text, share.end(), spot.start))
+    return next(said, None)
 
 
 def spots_of(text: str) -> Iterator[Spot]:
@@ -161,7 +179,7 @@ def spots_of(text: str) -> Iterator[Spot]:
             if " " in one[0] and one[0][0].isdigit() and VERSIONED.search(text, max(0, start - 20), start):
                 start += one[0].index(" ") + 1
             number = read_number(text[start : one.end()])
-            if number and (unit or one[0][0].isdigit()):
+            if number and (unit or one[0][0].isdigit() or number.value > LEAST_SPELLED):
                 yield Spot(number, unit, start, end if one is ones[-1] else one.end())
 
 
@@ -183,7 +201,8 @@ def scope_of(figure: Figure) -> str | None:
     for scope, pattern in SCOPES.items():
         found += [(len(figure.before) - match.end(), scope) for match in pattern.finditer(figure.before)]
         found += [(match.start(), scope) for match in pattern.finditer(figure.after)]
-    return min(((far, scope) for far, scope in found if far <= SCOPE_REACH), default=(0, None))[1]
+    near = [(far, scope) for far, scope in found if far <= SCOPE_REACH]
+    return min(near)[1] if near else ("sm" if SM_HAS.search(figure.clause) else None)
 
 
 def sizes_of(figure: Figure) -> list[str]:
@@ -201,6 +220,8 @@ def sizes_of(figure: Figure) -> list[str]:
     for quantity in named:
         if any(LINK.fullmatch(figure.before, match.end()) for match in quantity.words.finditer(figure.before)):
             return [quantity.name]
+    if DEVICE_HAS.search(figure.before):
+        return ["memory"]
     if figure.says("most", SCOPE_REACH) or scope_of(figure):  # "shared memory: 228 KB per SM and 227 KB per block"
         return [quantity.name for quantity in named if quantity.words.search(figure.clause)]
     return []

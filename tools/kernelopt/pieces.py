@@ -92,7 +92,7 @@ def of_table(rows: list[tuple[int, str]], used: bool) -> Iterator[Piece]:
         texts = [cell[0].strip() for cell in found]
         for at, cell in enumerate(found):
             if ALONE.fullmatch(level(cell[0])):
-                names = [*texts[: min(at, 1)], *heads[at : at + 1]]
+                names = [*(text for text in texts[:at] if not ALONE.fullmatch(level(text))), *heads[at : at + 1]]
                 unit = next(filter(None, map(unit_named, [*texts[at + 1 : at + 2], *reversed(names)])), None)
                 yield Piece(cell[0], line, cell.start(), " ".join(names), unit, used)
             else:

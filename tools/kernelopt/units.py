@@ -47,7 +47,7 @@ _OF_THEM = r"(?:(?:max(?:imum)?|resident|active|concurrent|hardware) )"
 WRITTEN = (
     ("FLOP/byte", r"(?:FLOPs?|ops?|operations?)\s*(?:/|\bper\b)\s*(?:bytes?\b|B\b)"),
     ("bytes/s", rf"{_PREFIX}?{_BYTE}{_A_SECOND}"),
-    ("FLOPS", rf"{_PREFIX}[ -]?(?:FLOPs?{_A_SECOND}|(?-i:FLOPS)\b|F{_A_SECOND}|(?-i:F)\b)"),
+    ("FLOPS", rf"FLOPs?{_A_SECOND}|{_PREFIX}[ -]?(?:FLOPs?{_A_SECOND}|(?-i:FLOPS)\b|F{_A_SECOND}|(?-i:F)\b)"),
     ("FLOPS", r"(tera|peta|giga)[ -]?flops?\b|(?-i:(t|T|g|G|p|P)(?:flops|FlopS|Flops))\b"),
     ("FLOP", rf"(?-i:{_PREFIX}[ -]?(?:FLOPs?))\b|(?-i:FLOPS?)\b"),
     ("OPS", rf"{_PREFIX}[ -]?(?:OPs?{_A_SECOND}|OPS\b)"),

@@ -19,7 +19,7 @@ MARKUP = Pattern(
     r"|\*{2,3}|~~|(?<![\w*])\*(?=\w)|(?<=\w)\*(?![\w*])|(?<!\w)_{1,2}(?=\w)|(?<=[\w%])_{1,2}(?!\w)",
     re.IGNORECASE,
 )
-PLAIN = Pattern(r"[\w .,;:()%+/='\n>-]*", re.ASCII)
+PLAIN = Pattern(r"[A-Za-z0-9 .,;:()%+/='\n>-]*")
 DASH_MARKUP = Pattern(r"&[nm]dash;|(?<=\d)--(?=\d)")
 
 
@@ -40,7 +40,7 @@ _model = (
 )
 _suffix = (
     r"(?:Ti|SUPER|Super|Laptop|Mobile|GPU|GPUs|Max-Q|with|Design|Ada|Generation|Blackwell|Workstation|Server|Edition|SFF|SXM\d?|"
-    r"DGXS|PCI[eE]|NVL|OAM|AC|HF|VF|D|H|N|3e|XT|XTX|Xp|V|MIG|(?:\d+c\.)?\d+g\.\d+gb(?:\+[\w.]+)?|\d+[CQB]|"
+    r"DGXS|PCI[eE]|(?:HBM|GDDR)\d\w?|NVL|OAM|AC|HF|VF|D|H|N|3e|XT|XTX|Xp|V|MIG|(?:\d+c\.)?\d+g\.\d+gb(?:\+[\w.]+)?|\d+[CQB]|"
     r"\d+ ?G(?:i?B)?(?! ?/| of|ps)(?: ?(?:HBM|GDDR)\d\w?)?)"
 )
 NAME = Pattern(
@@ -89,7 +89,7 @@ QUANTITIES = (
     _quantity(
         "bandwidth",
         r"memory_bandwidth|measured_\w+_bandwidth",
-        r"(?:mem|hbm|dram|peak|copy)?(?:bandwidth|bw)|[gt]bps|[gt]b/s|peak[ _]bytes|bytes[ _]per[ _]s(?:ec(?:ond)?)?",
+        r"(?:mem|hbm|dram|peak|copy)?(?:bandwidth|bw)|[gt]b?ps|[gt]bs|[gt]b[ _/]s|peak[ _]bytes|bytes[ _]per[ _]s(?:ec(?:ond)?)?",
         "GB/s TB/s bytes/s",
     ),
     _quantity(
@@ -281,9 +281,17 @@ DATA_AFTER = Pattern(
     r"(?i)^[\s)]*(?:of \w+ )?(?:(?:are|is|were|was|have been|has been) )?(?:"
     + _words(
         r"read  written  moved  loaded  stored  used  allocated  spilled  fetched  buffers?  tensors?  tiles?  stages?  workspace",
-        r"scratch  traffic  in flight  apart  in use  a stage  a program  a tile  each",
+        r"scratch  traffic  in flight  apart  in use  a stage  a program  a tile  each  free  left",
     )
     + r")\b"
+)
+# "the L40S has 48 GB", "each SM has 65536 registers, 228 KB of …"
+DEVICE_HAS = Pattern(
+    rf"(?i)(?:{DEVICE_MARK}|\b(?:cards?|gpus?|device|board))(?:'s)?\s*(?:has|have|with|offers?|comes with|carries|[:=(])"
+    r"\s*(?:only |just )?$"
+)
+SM_HAS = Pattern(
+    rf"(?i)\b(?:an?|each|every|one|the|per) {_sm}\s*(?:can |may )?(?:has|have|holds?|offers?|[:=])[^\x02]*\x02"
 )
 DATA_NOUN = Pattern(
     r"(?i)^[\s-]*(?:traffic|reads?|writes?|accesses|bytes|transactions|bandwidth|sectors|hits?|misses|requests)\b"
