@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from conftest import BUNDLE, FIXTURES
 from kernelopt import audit, memory
 from kernelopt.citations import Context, Recorded
