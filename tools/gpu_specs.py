@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli, wiki
-from kernelopt.errors import EnvironmentLacks
+from kernelopt.errors import EnvironmentLacks, Refused
 
 EXAMPLES = """examples:
   gpu_specs.py list
@@ -110,18 +110,26 @@ def detect(products: list[wiki.Page], as_json: bool) -> int:
         if (device := amd.identify()) is None:
             raise
         said = {"gfx_target": device["gfx_target"]} if device["gfx_target"] else {}
-    page = wiki.find(device["name"], products)
+    try:
+        page = wiki.find(device["name"], products)
+    except Refused as error:
+        told = ", ".join(f"{metric} {shown(value)}" for metric, value in said.items())
+        raise Refused(
+            f"{error}. It says of itself: {told or 'nothing'}. Measure it: calibrate_gpu.py --workspace W"
+        ) from None
     found = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
     lines = [f"{page.platform}: " + ", ".join(value for value in device.values() if isinstance(value, str))]
-    lines += [
-        f"{metric}: {value if isinstance(value, str) else format(value, '.6g')}" for metric, value in said.items()
-    ]
+    lines += [f"{metric}: {shown(value)}" for metric, value in said.items()]
     lines += [
         f"DISAGREES: the device says {d['metric']} {d['device']}, the wiki {d['citation']}"
         for d in found["disagreements"]
     ]
     cli.emit(found, as_json, lines)
     return 0
+
+
+def shown(value: int | float | str) -> str:
+    return value if isinstance(value, str) else format(value, ".6g")
 
 
 def check(root: Path, as_json: bool) -> int:
