@@ -85,7 +85,7 @@ def test_the_rows_of_a_known_card_go_before_the_wikis_and_borrow_nothing_else(tm
     assert both.row("measured_copy_bandwidth").value == 1024  # torch's, which was faster than the plain kernel
     assert both.row("measured_read_bandwidth").value == 1234  # the plain kernel's
     assert both.row("memory_bandwidth") == page.row("memory_bandwidth")
-    assert both.row("measured_fp8_matmul") is None  # what was not measured hides nothing
+    assert not both.row("measured_fp8_matmul").known and both.row("measured_int8_matmul") is None
     assert both.limits == page.limits and both.file == page.file
     citation = both.row("measured_bf16_matmul").citation
     assert citation.startswith("measured_bf16_matmul: 123.4 TFLOPS <- <workspace>/calibration.md:L")
@@ -172,9 +172,32 @@ def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, st
     assert basis.startswith("measured_copy_bandwidth: 1024 GB/s <- <workspace>/calibration.md:L")
     looked_up = ("gpu_specs.py", "lookup", UNKNOWN, "measured_copy_bandwidth", "--workspace", made.root)
     assert tool_json(*looked_up, run=run_here)["citation"] == basis
+    assert tool_json("check_citations.py", made.root, run=run_here)["problems"] == []
     rounds.check_platform(made, UNKNOWN)
     with pytest.raises(UsageError, match="this GPU is NVIDIA H200"):
         rounds.check_platform(made, "NVIDIA H200")
+
+
+def test_citations_of_a_calibration_are_audited(tmp_path, problem, run_here, stood_in):
+    stood_in("NVIDIA H200")
+    made = workspace.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
+    tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
+    row = platforms.of_task(made).row("measured_bf16_matmul")
+    report = made.root / "baseline_report.md"
+
+    def problems(line: str) -> list[str]:
+        report.write_text(f"# Baseline\n\n{line}\n")
+        found = run_here("check_citations.py", made.root, "--json")
+        return [one["kind"] for one in json.loads(found.stdout)["problems"]]
+
+    assert problems(row.citation) == []
+    assert (
+        problems(wiki.product("H200").row("measured_bf16_matmul").citation) == []
+    )  # the wiki's row is there all the same
+    assert problems(row.citation.replace("123.4", "150")) == ["wrong value"]
+    page = made.root / "calibration.md"
+    page.write_text(page.read_text().replace("| 123.4 |", "| 100 |"))
+    assert problems("nothing") == ["platform"]
 
 
 def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, run_here, stood_in):

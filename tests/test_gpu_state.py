@@ -84,7 +84,7 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(cards, visible, expected)
     assert gpu.identify()["uuid"] == expected[0]
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-", "GPU-none", "H100", "-1,0"])
+@pytest.mark.parametrize("visible", ["", "-1", "7", "²", "GPU-", "GPU-none", "H100", "-1,0"])
 def test_a_list_that_begins_with_no_device_shows_none(cards, visible):
     cards(card(0), card(1), visible=visible)
     with pytest.raises(EnvironmentLacks, match="names no device"):

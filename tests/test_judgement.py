@@ -82,7 +82,9 @@ def test_only_a_right_and_faster_gpu_result_is_accepted():
     assert not gate.decide({**OK, "device": "cpu-interpreter"}, None, {"default": FASTER})["accepted"]
     beaten = {"below_physical_limit": True, "time_us": 1.0, "limit_us": 2.0}
     decision = gate.decide(OK, beaten, {"default": FASTER})
-    assert not decision["accepted"] and decision["reason"].startswith("IMPOSSIBLE_TIME: 1.00 us, where this card")
+    assert not decision["accepted"] and decision["reason"].startswith(
+        "IMPOSSIBLE_TIME: 1.00 us, where the documented peaks"
+    )
     assert gate.is_impossible(decision["reason"]) and gate.is_impossible("BELOW_FLOOR: faster than …")
     assert not gate.is_impossible(None) and not gate.is_impossible("SLOWER against the best version")
     for verdict in ("SLOWER", "EQUAL", "AMBIGUOUS"):
@@ -219,7 +221,7 @@ RTX_4090 = wiki.find("RTX 4090", PAGES)
 
 def limit_tflops(page: wiki.Page, dtype: str, **max_clocks) -> float:
     """The rate that the limit allows, in TFLOPS."""
-    return 10**12 / roofline.physical_limit_us(10**12, 0, roofline.roof(page, dtype), max_clocks) / 1e6
+    return 10**12 / roofline.physical_limit_us(10**12, 0, roofline.roof(page, dtype), max_clocks or None) / 1e6
 
 
 def test_the_limit_follows_the_cards_own_highest_clock():
@@ -254,6 +256,45 @@ def test_a_dtype_that_the_card_lacks_is_called_unsupported_with_its_line():
         Refused, match=r"peak_fp8_tensor: UNSUPPORTED TFLOPS <- <gpu-wiki>/docs/hardware/rtx-3090.md:L\d+"
     ):
         roofline.roof_for(wiki.find("RTX 3090", PAGES), {"dtype": "fp8", "flops": 1, "bytes_min": 1})
+
+
+def without(page: wiki.Page, *metrics: str) -> wiki.Page:
+    """The page as if nobody knew these."""
+    gone = {name: dataclasses.replace(page.rows[name], text="UNKNOWN") for name in metrics}
+    return dataclasses.replace(page, rows={**page.rows, **gone})
+
+
+def test_what_nobody_knows_makes_no_limit_stricter():
+    """A peak, a clock, the capacity of the L2: without them a limit would be too low for honest kernels."""
+    assert roofline.roof(without(H200, "peak_tf32_tensor"), "fp32").limit_compute is None
+    page = wiki.find("RTX 3090", PAGES)
+    assert roofline.physical_limit_us(10**12, 0, roofline.roof(page, "bf16"), {"memory_clock_mhz": 9751}) == 0
+    assert (
+        roofline.physical_limit_us(
+            10**12, 0, roofline.roof(without(page, "boost_clock"), "bf16"), {"sm_clock_mhz": 2100}
+        )
+        == 0
+    )
+    assert roofline.physical_limit_us(0, 10**9, roofline.roof(without(H200, "l2_capacity"), "bf16"), {}) == 0
+
+
+def test_any_format_that_holds_the_numbers_may_do_the_work():
+    """int8 is exact in bf16, and on a B300 that is fifteen times as fast."""
+    page = wiki.find("B300", PAGES)
+    assert roofline.roof(page, "int8").limit_compute.value >= page.known("peak_bf16_tensor").value
+    mixed = roofline.roof(H200, "bf16", also=("fp8",))
+    assert mixed.limit_compute.metric == "peak_fp8_tensor" and mixed.compute.metric == "measured_bf16_matmul"
+
+
+def test_what_cannot_be_measured_is_not_asked_to_be():
+    cases = {
+        ("A100 SXM 80GB", "fp8"): "This card has no such arithmetic",
+        ("H20", "fp4"): "This card has no such arithmetic",
+        ("MI308X", "bf16"): "Measure this card",
+    }
+    for (platform, dtype), words in cases.items():
+        with pytest.raises(Refused, match=words):
+            roofline.roof_for(wiki.find(platform, PAGES), {"dtype": dtype, "flops": 1, "bytes_min": 1})
 
 
 def test_rates_need_no_roof():

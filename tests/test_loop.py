@@ -28,6 +28,7 @@ from kernelopt.workspace import Workspace
 PLAN = (
     "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
 )
+UNCITED = "## Evidence\\nOne pass at 3.9 TB/s.\\n" + PLAN
 GREEDY = strategies.Greedy()
 LIMITS = loop.Limits(rounds=3, minutes=60, agent_calls=20, patience=2, restarts=0, refinements=1, agent_timeout_s=20)
 
@@ -281,7 +282,7 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
     limits = replace(LIMITS, rounds=1)
     result, lines = run(ready, agent(kernel(50)), machine, limits)
     assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
-    bad = agent(kernel(40), plan=PLAN.replace("One pass.", "One pass at 3.9 TB/s."))
+    bad = agent(kernel(40), plan=UNCITED)
     (ready.root / ".loop" / "rounds.jsonl").unlink()
     limits = replace(LIMITS, rounds=2)
     command = f"if [ -e {W}/.loop/second ]; then {agent(kernel(40))}else touch {W}/.loop/second; {bad}fi"
@@ -819,9 +820,9 @@ def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp
     assert status == "PLAN" and "Category" in message
     uncited = ready.root / ".loop" / "candidates" / "round1-0.md"
     uncited.parent.mkdir(parents=True)
-    uncited.write_text(PLAN.replace("\\n", "\n").replace("One pass.", "One pass at 3.9 TB/s."))
+    uncited.write_text(UNCITED.replace("\\n", "\n"))
     status, message = own.check(ready.kernel, uncited)
-    assert status == "PLAN" and "plan.md, line 4: '3.9 TB/s' is no citation" in message
+    assert status == "PLAN" and "plan.md, line 2: '3.9 TB/s' is no citation" in message
 
 
 def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monkeypatch):
@@ -901,7 +902,7 @@ def test_a_candidate_whose_files_are_gone_costs_that_candidate_alone(ready):
 
 
 def test_an_accepted_version_is_noted_though_a_refused_plan_came_before_it(ready):
-    bad = PLAN.replace("One pass.", "One pass at 3.9 TB/s.")
+    bad = UNCITED
     command = f"if [ $(basename $PWD) = round1-0 ]; then {agent(kernel(60), plan=bad)} else {agent(kernel(50))} fi"
     limits = replace(LIMITS, rounds=1, candidates=2, refinements=0)
     made = loop.Loop(ready, command, limits, stand_in(ready), lambda _: None, GREEDY)

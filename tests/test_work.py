@@ -107,6 +107,31 @@ PRODUCTS = {  # forward, inputs -> dtype of the work
         "[fp8(64, 32), fp8(16, 32), torch.rand(64, 1)]",
         "fp8",
     ),
+    "fp8 with scales that were spread first": (
+        "((a.float() * s.repeat_interleave(32, 1)) @ (b.float() * s[:16].expand(16, 32)).t()).bfloat16()",
+        "[fp8(64, 32), fp8(16, 32), torch.rand(64, 1)]",
+        "fp8",
+    ),
+    "fp8, padded": (
+        "(torch.nn.functional.pad(a.float(), (0, 4)) @ torch.nn.functional.pad(b.float(), (0, 4)).t())",
+        "[fp8(64, 32), fp8(16, 32), 1]",
+        "fp8",
+    ),
+    "int8 with a zero point": (
+        "(a.float() - s) @ b.float().t()",
+        "[i8(64, 32), i8(16, 32), torch.rand(64, 1)]",
+        "int8",
+    ),
+    "a codebook": (
+        "a @ s[b.long()].t()",
+        "[b16(64, 32), torch.randint(0, 16, (16, 32), dtype=torch.uint8), b16(16)]",
+        "bf16",
+    ),
+    "a mask of 8 bits": (
+        "(a * b) @ s.t()",
+        "[b16(64, 32), torch.ones(4, 64, 32, dtype=torch.uint8), b16(16, 32)]",
+        "bf16",
+    ),
     "int8, converted for the product": ("(a.int() @ b.int().t()).float() * s", "[i8(64, 32), i8(16, 32), 0.1]", "int8"),
     "8-bit weights": ("a @ (b.bfloat16() * s).t()", "[b16(64, 32), i8(16, 32), torch.rand(16, 1).bfloat16()]", "bf16"),
     "fp8 and int8": ("a.bfloat16() @ b.bfloat16().t()", "[fp8(64, 32), i8(16, 32), 1]", "bf16"),
@@ -148,6 +173,19 @@ def get_inputs(): return {inputs}
     assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["dtype"] == expected
 
 
+def test_other_dtypes_with_a_part_of_the_flops_are_told(tmp_path):
+    text = """
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, a, b, c): return (a.float() @ b.float().t()).bfloat16() @ c
+def get_inputs():
+    a, b = (torch.randn(64, 64).to(torch.float8_e4m3fn) for _ in range(2))
+    return [a, b, torch.randn(64, 72).bfloat16()]
+"""
+    found = work.estimate(reference(tmp_path, text), "default", None, "cpu")
+    assert found["dtype"] == "bf16" and found["also"] == ["fp8"]
+
+
 def test_products_that_torch_does_not_count(tmp_path):
     text = """
 import torch, torch.nn as nn
@@ -177,5 +215,5 @@ class Model(nn.Module):
 def get_inputs(): return {inputs}
 """)
     done = run_here("estimate_work.py", "--reference", file, "--dtype", "bf16")
-    assert done.returncode == 2 and "leave --dtype out" in done.stderr
+    assert done.returncode == 2 and "without --dtype" in done.stderr
     assert run_here("estimate_work.py", "--reference", file).returncode == 0

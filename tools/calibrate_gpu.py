@@ -5,13 +5,14 @@ With --workspace W the page is W/calibration.md, and W's Task block names it: ro
 gave. A card that the wiki lacks gets its page so. With --out the page is a file for other workspaces of this card
 (workspace_init.sh --calibration FILE). It takes about a minute and leaves clocks alone."""
 
+import os
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import benchmarks, bundle, calibration, cli, gpu, memory, platforms, rounds, wiki
-from kernelopt.errors import Refused, UsageError
+from kernelopt.errors import Refused, TimedOut, UsageError
 from kernelopt.workspace import Workspace
 
 SIZES = [1 << power for power in range(20, 33, 2)]  # 1 MiB to 4 GiB
@@ -43,6 +44,11 @@ def main() -> int:
     }
     lines = [*result["values"], f"{target}: {len(made.rows)} values of {made.platform}, in {result['seconds']} s"]
     cli.emit(result, args.json, lines + next_step(workspace))
+    if others := calibration.foreign_processes(measured):
+        cli.say(
+            f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates may be too "
+            "low; end them and measure again"
+        )
     return 0
 
 
@@ -59,6 +65,8 @@ def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None
 
 def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> None:
     """UsageError before anything is measured: the task is for another card, or the file is somebody's."""
+    if not os.access(target.parent, os.W_OK):
+        raise UsageError(f"{target.parent} is no folder that can be written in")
     if workspace:
         rounds.check_platform(workspace, gpu.identify()["name"])
     elif target.exists() and not is_calibration_of(target, gpu.identify()["name"]):
@@ -105,7 +113,7 @@ def tried(job: benchmarks.Job, name: str, **arguments) -> dict | str:
     """The job's report, or why there is none."""
     try:
         return job(name, **arguments)
-    except benchmarks.Failed as error:
+    except (benchmarks.Failed, TimedOut) as error:
         return str(error)
 
 
@@ -128,7 +136,7 @@ def arguments():
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
     where.add_argument("--out", type=cli.path, help="a file for the page")
-    parser.add_argument("--timeout", type=cli.positive_float, default=120, help="seconds per measurement (default 120)")
+    parser.add_argument("--timeout", type=cli.positive_float, default=60, help="seconds per measurement (default 60)")
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Is every hardware value a citation that holds? Audits a workspace's README, plans, reports and records, or files.
+"""Is every hardware value a citation that holds? Audits a workspace's README, plans, reports, records, notes and kernels, or files.
 
-Finds: wrong values, units, metrics and pages, moved lines, another product's page, hedges beside a value, figures with
-a hardware unit that nobody cited or measured. exit 0: something was checked, and all of it holds."""
+Problems hold a gate up: a citation that does not hold, wherever it stands; and where values are used (Task block, Hardware Spec,
+Roofline, Stop Conditions, a plan's Evidence, baseline_report.md, a record's evidence) a figure that nobody cited or measured.
+Hints do not: elsewhere a figure that equals a row of the platform's pages, with the citation to write or the query to make.
+exit 0: something was checked, and there is no problem."""
 
 import sys
 from pathlib import Path
@@ -16,15 +18,13 @@ from kernelopt.workspace import Workspace
 def main() -> int:
     args = arguments()
     found = audited(args)
-    fixed = audit.fix(found) if args.fix else 0
-    problems = [
-        {"file": str(path), "line": problem.line, "kind": problem.kind, "message": problem.message}
-        for path, problem in sorted(found.problems, key=lambda pair: (str(pair[0]), pair[1].line))
-    ]
-    cli.emit({"checked": found.checked, "fixed": fixed, "problems": problems}, args.json, lines(found, fixed, problems))
+    fixed = audit.fix(found) if args.fix else []
+    result = {"checked": found.checked, "fixed": len(fixed), "fixes": rows(fixed)}
+    result |= {"problems": rows(found.problems), "hints": rows(found.hints)}
+    cli.emit(result, args.json, lines(result))
     if not found.checked:
         cli.say("check_citations.py: no hardware value was found, so nothing was checked; Step 0 writes them")
-    return 0 if found.checked and not problems else 1
+    return 0 if found.checked and not found.problems else 1
 
 
 def audited(args) -> audit.Audit:
@@ -38,15 +38,32 @@ def audited(args) -> audit.Audit:
     return audit.of_files(args.path, wiki.root(args.gpu_wiki), args.platform)
 
 
-def lines(found: audit.Audit, fixed: int, problems: list[dict]) -> list[str]:
-    text = [f"{p['file']}:{p['line']}: {p['kind']}: {p['message']}" for p in problems]
-    return [*text, f"{found.checked} values checked, {fixed} lines put right, {len(problems)} problems"]
+def rows(found: list) -> list[dict]:
+    """{file, line, kind, message} of each, by file and line."""
+    ordered = sorted(found, key=lambda pair: (str(pair[0]), pair[1].line))
+    return [
+        {"file": str(path), "line": problem.line, "kind": problem.kind, "message": problem.message}
+        for path, problem in ordered
+    ]
+
+
+def lines(result: dict) -> list[str]:
+    text = []
+    for name, prefix in (("problems", ""), ("hints", "hint: "), ("fixes", "mended: ")):
+        text += [f"{row['file']}:{row['line']}: {prefix}{row['kind']}: {row['message']}" for row in result[name]]
+    counts = f"{result['fixed']} lines put right, {len(result['problems'])} problems, {len(result['hints'])} hints"
+    return [*text, f"{result['checked']} values checked, {counts}"]
 
 
 def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("path", type=Path, nargs="+", metavar="WORKSPACE|FILE", help="a workspace, or text files")
-    parser.add_argument("--fix", action="store_true", help="put the right line number where a row has moved")
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="put the right line number where a row has moved, and in Markdown and text a citation behind a hint's figure "
+        "that equals one row; code stays as it is",
+    )
     parser.add_argument("--platform", type=cli.filled, help="with files outside a workspace: the GPU they are about")
     parser.add_argument("--gpu-wiki", type=Path, help="with such files: another wiki than the bundle's own")
     cli.add_json(parser)

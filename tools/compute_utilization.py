@@ -50,19 +50,15 @@ def of_version(workspace: Workspace, args) -> int:
     performance = record["performance"]
     if performance["latency_us"] is None:
         raise Refused(f"{args.version} has no recorded latency")
-    work, clocks = known_work(workspace.task())[performance["workload"]], seen_clocks(performance["gpu_state"])
-    return report(product(workspace, args), work, performance["latency_us"], args.json, clocks)
+    work, judged = known_work(workspace.task())[performance["workload"]], record["quality_gate"]["result"] == "PASS"
+    return report(product(workspace, args), work, performance["latency_us"], args.json, judged)
 
 
-def seen_clocks(state: dict | None) -> dict[str, float]:
-    """The highest clocks that were read while a version was timed, in MHz."""
-    figures = {name: (state or {}).get(name) for name in ("sm_clock_mhz", "memory_clock_mhz")}
-    return {name: figure["max"] for name, figure in figures.items() if figure}
-
-
-def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, clocks: dict | None = None) -> int:
+def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, judged: bool = False) -> int:
+    """judged: the gate has found the time possible, by the card's own clocks, which are not known here."""
     roof = roofline.roof_for(page, work)
-    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof, clocks)
+    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    result["below_physical_limit"] &= not judged
     result |= {"platform": page.platform, "dtype": work["dtype"], "citations": roof.citations()}
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
@@ -79,7 +75,10 @@ def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, clocks: d
 def product(workspace: Workspace, args) -> wiki.Page:
     task = workspace.task()
     if task["platform"] is None:
-        raise UsageError("the Task block names no platform; set it, for example to a name of: gpu_specs.py list")
+        raise UsageError(
+            "the Task block names no platform; write a name of gpu_specs.py list there, or for a card that the wiki lacks "
+            f"run: calibrate_gpu.py --workspace {workspace.root}"
+        )
     return platforms.of_task(workspace, args.gpu_wiki)
 
 

@@ -1,6 +1,6 @@
 """The page of a calibration: what one card said of itself and what was measured on it, in the wiki's own form. Pure.
 
-platforms.read takes the page back. Its last line is a digest of the text above it: a figure in it is a program's, or the page is refused.
+platforms.read takes the page back. Its last line is a digest of the text above it, so that a page which was edited is refused.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def lacks(dtype: str, limits: Page | None) -> str | None:
 def text(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
     """The whole page. page: the wiki's of this product, None where it has none; limits: of its compute capability."""
     name = measured.device["name"]
-    rows = [*([] if page else device_rows(measured, limits)), *bandwidth_rows(measured), *product_rows(measured)]
+    rows = [*device_rows(measured, limits, page), *bandwidth_rows(measured), *product_rows(measured)]
     architecture = (page or limits).architecture if page or limits else "not known"
     body = f"""# {page.platform if page else name}
 
@@ -94,13 +94,16 @@ def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:
     )
 
 
-def device_rows(measured: Measured, limits: Page | None) -> list[str]:
-    """What the device says of itself, what follows from it, and what nobody knows."""
+def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> list[str]:
+    """What the device says of itself and what follows from it: all of it where the wiki has no page, and what nobody knows; else
+    what the page lacks."""
     said = {**measured.bandwidth["device"], **measured.said}
     known = {
         name: row(name, figure(said[name]), unit, "device query") for name, unit in QUERIED.items() if name in said
     }
     known |= derived_rows(said, limits)
+    if page:
+        return [text for name, text in known.items() if name in QUERIED and page.known(name) is None]
     names = dict.fromkeys([*QUERIED, *UNTOLD])
     units = {**QUERIED, "memory_bandwidth": "GB/s", "peak_int8_tensor": "TOPS"}
     return [known.get(name) or row(name, "UNKNOWN", units.get(name, "TFLOPS"), "") for name in names]
@@ -172,6 +175,13 @@ def condition(state: dict | None) -> str:
         f"throttled by {', '.join(reasons)}" if reasons else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def foreign_processes(measured: Measured) -> list[int]:
+    """Of all measurements, the processes that used the GPU beside them."""
+    reports = [measured.bandwidth, *measured.ceilings.values(), *measured.products.values()]
+    states = [report["gpu_state"] for report in reports if isinstance(report, dict)]
+    return sorted({pid for state in states if state for pid in state.get("foreign_processes", [])})
 
 
 def by_size(rates: list[dict]) -> str:

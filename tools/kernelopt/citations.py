@@ -1,153 +1,180 @@
-"""Hardware values in prose: which are citations that hold, and which are none. Pure functions of text and wiki pages.
+"""Hardware values as they are written in a text: citations and whether they hold. Pure functions of text and wiki pages.
 
-A hardware value is written `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, a missing one
-`<metric>: UNKNOWN (gpu-wiki not found)`. A figure with a hardware unit is right when its line cites it, or when a
-program measured it (`Context.measured`).
+A hardware value is written `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, one of the workspace's own calibration
+`<- <workspace>/calibration.md:L<line>`, a missing one `<metric>: UNKNOWN (gpu-wiki not found)`.
 """
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from . import wiki
-from .units import (
-    ANY_CASE,
-    CLOCKS,
-    COMPUTE_UNITS,
-    EXACT,
-    MULTIPROCESSORS,
-    POWER,
-    canonical,
-    convertible,
-    either,
-    equal,
-    number,
-    table_of,
-)
+from .units import WORDS, WORK, Pattern, canonical, convertible, equal, number
 from .wiki import Page, Row
+from .wording import QUANTITIES, pattern_of_names
 
-CAPACITIES = r"L1|L2|LDS|HBM\w*|VRAM|[Ii]nfinity [Cc]ache|register file|(?:device|GPU|global) memory"
-PER_UNIT = (
-    r"(?:32-bit )?(?:registers|threads|warps|blocks|wavefronts|waves)"
-    r"(?: per | ?/ ?)(?:SM|CU|multiprocessor|compute unit)\b"
-)
-# A metric's own name, or its name in prose, before a bare number.
-NAMED = (
-    r"(?:memory_bandwidth|memory_capacity|l2_capacity|boost_clock|tdp|sm_count|cu_count|warp_size|peak_\w+|measured_\w+)\b"
-    r"[`'\"]?\s*[:=]|\b(?:SM|CU) count\b[^\d\n]{0,8}|\bSMs\s*[:=]|\b(?:[Ww]arp|[Ww]avefront) size\b[^\d\n]{0,6}"
-)
-
-NUMBER = r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?"
-CITATION = re.compile(
+CALIBRATION = "calibration.md"  # the page of the workspace's own card
+CITATION = Pattern(
     r"(?P<metric>[A-Za-z_]\w*)\s*:\s*(?P<value>[^\s<]+)(?:[ \t]+(?P<unit>[^\s<]+))?[ \t]*<-[ \t]*"
-    r"(?P<root>\S*?)/?(?P<page>docs/[^\s:`\"'()]+?\.md)(?::(?P<place>L?\d+|[#A-Za-z][\w-]*))?(?=[\s`\"',;.)|]|$)"
+    r"(?P<root>\S*?)/?(?P<page>docs/[^\s:`\"'()]+?\.md|calibration\.md)(?::(?P<place>L?\d+|[#A-Za-z][\w-]*))?(?=[\s`\"',;.)|]|$)"
 )
-MISSING = re.compile(r"(?P<metric>[A-Za-z_]\w*): UNKNOWN \(gpu-wiki not found\)")
-ARROW = re.compile(r"<-[^\n]*?(?:gpu-wiki|docs/\S*\.md)|UNKNOWN \(gpu-wiki|<gpu-wiki>/\S+")
-_size = "KB|KiB|MB|MiB|GB|GiB"
-FIGURE = re.compile(
-    rf"(?P<number>{NUMBER})[ -]?(?P<unit>(?i:{either(ANY_CASE)})|{either((POWER, MULTIPROCESSORS, COMPUTE_UNITS))})"
-    rf"(?![\w/]|-\w)"
-    rf"|(?P<size>{NUMBER})[ -]?(?P<size_unit>{_size})(?:\)? (?:of )?)(?:{CAPACITIES})\b"
-    rf"|\b(?:{CAPACITIES})\b[^.;|\n\d]{{0,25}}?(?P<size2>{NUMBER})[ -]?(?P<size_unit2>{_size})(?![\w/])"
-    rf"|(?P<count>{NUMBER})(?P<count_unit> {PER_UNIT})"
-    rf"|\b(?:{NAMED})\s*(?P<bare>\d[\d,]*(?:\.\d+)?)(?![\w.]*\w)"
+MISSING = Pattern(r"(?P<metric>[A-Za-z_]\w*): UNKNOWN \(gpu-wiki not found\)")
+ARROW = Pattern(
+    r"<-[^\n]{0,300}?(?:gpu-wiki|docs/\S*\.md|calibration\.md)|UNKNOWN \(gpu-wiki|<gpu-wiki>/\S+|<workspace>/calibration\S*"
 )
-HEDGE = re.compile(
-    r"(?i)\b(?:approx(?:imately|\.)?|about|roughly|around|circa|nearly|almost|probably|presumably|likely|maybe|perhaps|"
+MENTION = Pattern(
+    r"(?:<gpu-wiki>/(?P<page>docs/[^\s:`\"'()]+\.md|README\.md)|<workspace>/(?P<own>calibration\.md))(?::L?(?P<line>\d+))?[\s`\"',;.)|]*"
+)
+HEDGE = Pattern(
+    r"(?i)(?P<hedge>\b(?:approx(?:imately|\.)?|about|roughly|around|circa|nearly|almost|probably|presumably|likely|maybe|perhaps|"
     r"should be|should have|must be|believed to|similar to|comparable to|same as|typically|usually|i think|i believe|"
     r"estimated|estimate|assum\w+|guess\w*|ballpark|close to|in the order of|on the order of|expected to be|reportedly|"
-    r"supposedly|apparently|as far as i know|from memory|iirc|if i recall|like (?:the|an?) [a-z]+\d+)\b|[~≈∼]"
+    r"supposedly|apparently|as far as i know|from memory|iirc|if i recall|like (?:the|an?) [a-z]+\d+)\b|[~≈∼])(?:\b[A-Za-z]\w*|[^\w.;|])*$"
 )
-HEDGE_AFTER = re.compile(
-    r"(?i)^[^.;|\n]{0,12}\b(?:or so|or thereabouts|more or less|roughly|approximately|probably|i think|ish)\b"
+PART = Pattern(rf"(?i)\b(?:half|thirds?|quarters?|tenths?|percent|twice|times|{'|'.join(WORDS)})\b")
+HEDGE_AFTER = Pattern(
+    r"(?i)^[^.;|\n\d]{0,12}\b(?P<hedge>or so|or thereabouts|more or less|roughly|approximately|probably|i think|ish)\b"
 )
-LONG_WORD = re.compile(r"\S{1000,}")  # no citation, and the patterns would take seconds over it
 HEDGE_REACH = 60  # characters before a figure
-ROUNDED = 0.001  # how far a figure may be from a row of the wiki for that row to be proposed
-ROUNDING = 0.01  # how far a measured figure in prose may be from the recorded number
+
+
+class Fix(NamedTuple):
+    """What stands in a line, from that column on (-1: anywhere), and what belongs there."""
+
+    line: int
+    column: int
+    wrong: str
+    right: str
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One value that is not as it must be. `fix`: (wrong text, right text) where only the line has moved."""
+    """One value that is not as it must be, or a hint about one."""
 
     line: int
     kind: str
     message: str
-    fix: tuple[str, str] | None = None
+    fix: Fix | None = None
+
+
+class Recorded(NamedTuple):
+    """What a program wrote. of: bandwidth, compute, SM clock, memory clock, power; or target, a Stop Condition's figure."""
+
+    value: float
+    unit: str
+    of: str
+
+
+@dataclass
+class Found:
+    """What an audit of texts found: how many values it looked at, what holds a gate up, and what does not."""
+
+    checked: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    hints: list[Problem] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What texts are held against. `product`: the workspace's platform, None where there is none; `measured`:
-    (number, unit) that programs wrote (records, targets)."""
+    """What texts are held against. product: the workspace's platform, None where there is none. measured: what programs wrote
+    (records, targets). devices: names that programs wrote. ridges: FLOP/byte, as the tools print it for the task's dtypes."""
 
-    pages: dict[str, Page] = field(repr=False)  # by path inside the wiki, limits too
+    pages: dict[str, Page] = field(repr=False)  # by path inside the wiki, limits too; the workspace's as CALIBRATION
     documents: dict[str, str] = field(repr=False)  # text of every page of the wiki, by path
     product: Page | None = None
-    measured: frozenset[tuple[float, str]] = frozenset()
+    measured: frozenset[Recorded] = frozenset()
     roots: tuple[str, ...] = ("<gpu-wiki>", "gpu-wiki", "/tmp/gpu-wiki")
+    devices: frozenset[str] = frozenset()
+    ridges: tuple[float, ...] = ()
 
-    def own(self) -> set[str]:
+    @functools.cached_property
+    def own(self) -> dict[str, Page]:
         """Pages that hold the platform's values."""
-        pages = [self.product, self.product.limits] if self.product else []
-        return {page.file for page in pages if page}
+        product = [self.product, self.product.limits] if self.product else []
+        return {page.file: page for page in (*product, self.pages.get(CALIBRATION)) if page}
+
+    def is_common(self, row: Row) -> bool:
+        """Do all pages of its vendor that have the metric hold the same?"""
+        vendor = self.pages[row.page].vendor
+        rows = [page.known(row.metric) for page in self.pages.values() if page.vendor == vendor]
+        values = [other.text for other in rows if other]
+        return len(values) > 1 and len(set(values)) == 1
+
+    @functools.cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """The platform's rows that are numbers, by their quantity."""
+        return by_quantity(self.own.values())
+
+    @functools.cached_property
+    def foreign(self) -> dict[str, list[Row]]:
+        """Those of the other pages, without a platform of all pages; but for what was measured on one card there."""
+        found = by_quantity(page for name, page in self.pages.items() if name not in self.own)
+        return {name: [row for row in rows if "measured" not in row.metric] for name, rows in found.items()}
+
+    @functools.cached_property
+    def names(self) -> Pattern | None:
+        products = (page for name, page in self.pages.items() if "/limits/" not in name)
+        aliases = {alias for page in products for alias in (page.platform, *page.aliases)}
+        return pattern_of_names(aliases | self.devices)
+
+    @functools.cached_property
+    def recorded(self) -> dict[tuple[str, str], list[float]]:
+        """What programs recorded, in order, by what it is of and its unit."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for value, unit, of in self.measured:
+            found.setdefault((of, unit), []).append(value)
+        return {key: sorted(values) for key, values in found.items()}
 
 
-def audit(text: str, context: Context, prediction: bool = False) -> tuple[int, list[Problem]]:
-    """(how many values were checked, problems) of a text.
+def by_quantity(pages: Iterable[Page]) -> dict[str, list[Row]]:
+    rows = [row for page in pages for row in page.rows.values() if isinstance(row.value, int | float)]
+    return {q.name: [row for row in rows if q.metrics.fullmatch(row.metric)] for q in QUANTITIES}
 
-    prediction: figures are what the author expects to measure, so that only the platform's own values need a citation.
+
+@dataclass(frozen=True)
+class Piece:
+    """A paragraph, a table's cell, a comment: what is read as one.
+
+    column: of its first character; -1 where the text is not written as it is read. label, unit: what a key or a table's head
+    says of a bare number in it. used: values here decide something. code: they stand in a program; said: as it has them.
     """
-    checked, problems = 0, []
-    for at, line in enumerate(text.splitlines(), 1):
-        count, found = audit_line(line, context, prediction)
-        checked += count
-        problems += [Problem(at, *rest) for rest in found]
-    return checked, problems
+
+    text: str
+    line: int = 1
+    column: int = 0
+    label: str = ""
+    unit: str | None = None
+    used: bool = False
+    code: bool = False
+    said: str = ""
+
+    def place(self, at: int) -> tuple[int, int]:
+        """(line, column) of a character of the text."""
+        lines = self.text.count("\n", 0, at)
+        start = self.text.rfind("\n", 0, at) + 1
+        column = -1 if self.column < 0 else at - start + (0 if lines else self.column)
+        return self.line + lines, column
 
 
-def audit_line(line: str, context: Context, prediction: bool) -> tuple[int, list[tuple]]:
-    line = LONG_WORD.sub(lambda match: " " * len(match[0]), line)
-    citations = list(CITATION.finditer(line))
-    missing = list(MISSING.finditer(line))
-    found: list[tuple] = []
-    for match in citations:
-        problem = check_citation(match, context)
-        found += [problem] if problem else []
-        found += hedged(line, match, match["metric"])
-    for match in missing:
-        row = context.product.known(match["metric"]) if context.product else None
-        if row:
-            found.append(("known", f"the wiki holds it: {row.citation}"))
-    rest = blank(line, [*citations, *missing])
-    for match in ARROW.finditer(rest):
-        found += malformed(match[0], context)
-    figures = list(hardware_figures(rest))
-    for match, value, unit in figures:
-        found += check_figure(match, value, unit, line, citations, context, prediction)
-    return len(citations) + len(missing) + len(figures), found
-
-
-def blank(line: str, matches: list) -> str:
-    """The line with the matches replaced by spaces, so that columns stay."""
-    for match in matches:
-        line = line[: match.start()] + " " * (match.end() - match.start()) + line[match.end() :]
-    return line
+# --- written citations ---------------------------------------------------------------------------------------------
 
 
 def check_citation(match: re.Match, context: Context) -> tuple | None:
     """(kind, message[, fix]) when page, line, metric, value or unit do not hold; None when they do."""
     metric, page_name, place = match["metric"], match["page"], match["place"]
-    if match["root"].strip("`\"'") not in context.roots:
-        return "malformed", f"'{match['root']}' is no gpu-wiki; write <gpu-wiki>/{page_name}"
-    if page_name not in context.documents:
+    if page_name == CALIBRATION and CALIBRATION not in context.pages:
+        return "no page", f"this workspace has no {CALIBRATION}; calibrate_gpu.py writes it"
+    roots = ("<workspace>",) if page_name == CALIBRATION else context.roots
+    if match["root"].strip("`\"'") not in roots:
+        return "malformed", f"'{match['root']}' is not where {page_name} lies; write {roots[0]}/{page_name}"
+    if page_name not in context.documents and page_name not in context.pages:
         return "no page", f"{page_name} is not in the wiki"
     page = context.pages.get(page_name)
     if page is None:
         return "no value", f"{page_name} holds no hardware values"
-    if context.product and page_name not in context.own():
+    if context.product and page_name not in context.own:
         return "foreign", f"{page_name} is the page of {page.platform}, the task is for {context.product.platform}"
     row = page.rows.get(metric)
     if row is None:
@@ -158,7 +185,7 @@ def check_citation(match: re.Match, context: Context) -> tuple | None:
         return "malformed", f"{metric} is cited without a line; write: {row.citation}"
     if not place.removeprefix("L").isdigit():
         return check_section(place, page_name, context)
-    if int(place.removeprefix("L")) != row.line:
+    if int(place.removeprefix("L")[:9]) != row.line:
         cited = f"{page_name}:{place}"
         return "moved", f"{metric} stands on line {row.line}, not {place}", (cited, f"{page_name}:L{row.line}")
     return None
@@ -166,7 +193,7 @@ def check_citation(match: re.Match, context: Context) -> tuple | None:
 
 def check_section(place: str, page_name: str, context: Context) -> tuple | None:
     """A citation may name a heading of the page in place of the line, as its first word or as a link does."""
-    headings = re.findall(r"^#+ (.+)$", context.documents[page_name], re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", context.documents.get(page_name, ""), re.MULTILINE)
     wanted = wiki.normalised(place)
     if any(wiki.normalised(heading).startswith(wanted) for heading in headings):
         return None
@@ -186,88 +213,38 @@ def check_value(match: re.Match, row: Row) -> tuple | None:
         return "wrong value", f"'{match['value']}' is no number; the wiki says: {row.citation}"
     if (unit is None) != (row.unit == "-"):
         return "wrong unit", f"the wiki says: {row.citation}"
-    if unit is not None and not convertible(unit, row.unit):
+    if unit is not None and not convertible(rate_of(unit), row.unit):
         return "wrong unit", f"'{unit}' is no unit of {row.metric}; the wiki says: {row.citation}"
-    same = given == row.value if unit is None else equal(given, unit, row.value, row.unit)
-    if not same:
-        return "wrong value", f"the wiki says: {row.citation}"
-    return None
+    same = given == row.value if unit is None else equal(given, rate_of(unit), row.value, row.unit)
+    return None if same else ("wrong value", f"the wiki says: {row.citation}")
 
 
-def malformed(text: str, context: Context) -> list[tuple]:
+def rate_of(unit: str) -> str:
+    """The canonical unit; TFLOPS for a TFLOP, which is what a rate is called in haste."""
+    found = canonical(unit) or unit
+    return f"{found}S" if found in WORK else found
+
+
+def malformed(text: str, context: Context) -> list[tuple[str, str]]:
     """What looks like a citation and is none; a plain mention of a page needs only the page."""
-    mention = re.fullmatch(r"<gpu-wiki>/(docs/[^\s:`\"'()]+\.md|README\.md)(?::L?(\d+))?[\s`\"',;.)|]*", text)
+    mention = MENTION.fullmatch(text)
     if mention is None:
         return [("malformed", "no citation of the form <metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>")]
-    page, line = mention[1], mention[2]
+    if mention["own"]:
+        return []
+    page, line = mention["page"], mention["line"]
     if page not in context.documents:
         return [("no page", f"{page} is not in the wiki")]
-    if line and int(line) > len(context.documents[page].splitlines()):
+    if line and int(line[:9]) > len(context.documents[page].splitlines()):
         return [("no page", f"{page} has no line {line}")]
     return []
 
 
-def hardware_figures(line: str) -> Iterator[tuple[re.Match, float, str]]:
-    """(match, number, unit) of each figure with a hardware unit."""
-    for match in FIGURE.finditer(line):
-        text = match["number"] or match["size"] or match["size2"] or match["count"] or match["bare"]
-        unit = match["unit"] or match["size_unit"] or match["size_unit2"] or ""
-        if match["count"]:  # "threads" of "threads per SM"
-            unit = re.search(r"[a-z]{5,}", match["count_unit"])[0]
-        yield match, number(text), canonical(unit)
-
-
-def check_figure(
-    match, value: float, unit: str, line: str, citations: list, context: Context, prediction: bool
-) -> list[tuple]:
-    """Problems of a figure outside citations: nothing holds it, or it is hedged."""
-    if any(figure_equals(value, unit, cited) for cited in citations):
-        return []
-    text = match[0].strip()
-    known = bool(rows_with(value, unit, context.product))
-    if match["count"] and not any(rows_with(value, unit, page) for page in context.pages.values()):
-        return []  # so many blocks or warps an SM are a launch's own; only what some GPU has as a limit is a hardware value
-    own_settings = table_of(unit) in (CLOCKS, POWER)  # a clock that was measured may well be the highest one
-    recorded = is_measured(value, unit, context.measured) and (own_settings or not known)
-    if recorded or (prediction and not known):
-        return []
-    near = [row.citation for row in rows_with(value, unit, context.product, ROUNDED)]  # dtypes share a peak
-    hint = f"write: {', or: '.join(near)}" if near else "cite the wiki, or take it from a record"
-    return [("uncited", f"'{text}' is no citation and no program recorded it; {hint}"), *hedged(line, match, text)]
-
-
-def hedged(line: str, match: re.Match, what: str) -> list[tuple]:
-    """A hedge beside a value: what is cited is exact."""
-    before = line[max(0, match.start() - HEDGE_REACH) : match.start()]
-    before = re.split(r"[.;|](?:\s|$)", before)[-1]
-    found = HEDGE.search(before) or HEDGE_AFTER.search(line[match.end() :]) or HEDGE.search(match[0])
-    return [("hedge", f"'{found[0].strip()}' beside {what}: a hardware value is exact or UNKNOWN")] if found else []
-
-
-def figure_equals(value: float, unit: str, cited: re.Match) -> bool:
-    """Does a citation of the same line say this figure?"""
-    given = number(cited["value"])
-    if given is None or cited["unit"] is None or not convertible(unit, cited["unit"]):
-        return False
-    return equal(value, unit, given, cited["unit"])
-
-
-def rows_with(value: float, unit: str, product: Page | None, within: float = EXACT) -> list[Row]:
-    """The product's rows that hold this figure."""
-    return [
-        row
-        for row in (product.all_rows().values() if product else ())
-        if isinstance(row.value, int | float)
-        and convertible(unit, row.unit)
-        and equal(value, unit, row.value, row.unit, within)
-    ]
-
-
-def is_measured(value: float, unit: str, measured: frozenset[tuple[float, str]]) -> bool:
-    """Did a program write this figure, in this unit or a multiple of it, rounded as prose rounds?"""
-    table = table_of(unit) or {unit: 1.0}
-    return any(
-        other_unit in table
-        and abs(value * table[unit] - other * table[other_unit]) <= ROUNDING * other * table[other_unit]
-        for other, other_unit in measured
-    )
+def hedge_of(text: str, start: int, end: int) -> str | None:
+    """The hedge beside what stands there: nothing with a figure is between the two."""
+    before = re.split(r"[.;|](?:\s|$)", text[max(0, start - HEDGE_REACH) : start])[-1]
+    found = HEDGE.search(before)
+    if found and PART.search(before, found.end("hedge")):
+        found = None  # "about half of it" hedges the half
+    found = found or HEDGE_AFTER.search(text[end : end + HEDGE_REACH])
+    return found["hedge"] if found else None

@@ -105,8 +105,9 @@ def decide(verify: dict, utilization: dict | None, comparisons: dict[str, dict] 
 def impossible(time_us: float, limit_us: float) -> str:
     """What to say of a time that no hardware allows."""
     return (
-        f"{time_us:.2f} us, where this card at its highest clock needs {limit_us:.2f} us for the work that was counted; the "
-        "kernel leaves work out, or the count is wrong (by hand: estimate_work.py --flops N --bytes N --work-dtype DTYPE)"
+        f"{time_us:.2f} us, where the documented peaks of this card allow no less than {limit_us:.2f} us for the work that was "
+        "counted; the kernel leaves work out, or the count is wrong (by hand: estimate_work.py --flops N --bytes N "
+        "--work-dtype DTYPE)"
     )
 
 

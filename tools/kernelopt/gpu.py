@@ -94,7 +94,7 @@ def _chosen(nvml, devices: list[list], text: str) -> list:
     by_uuid = {nvml.nvmlDeviceGetUUID(handle): handle for slices in devices for handle in slices}
     found = []
     for entry in (part.strip() for part in text.split(",")):
-        if entry.isdigit() and int(entry) < len(devices) and devices[int(entry)]:
+        if entry.isascii() and entry.isdigit() and int(entry) < len(devices) and devices[int(entry)]:
             found.append(devices[int(entry)][0])
             continue
         matching = [uuid for uuid in by_uuid if entry.startswith(("GPU-", "MIG-")) and uuid.startswith(entry)]

@@ -50,9 +50,11 @@ def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
 
 
 def calibrated(page: wiki.Page, calibration: wiki.Page) -> wiki.Page:
-    """A product's page with what was measured on one card of it before what the wiki has of others."""
-    measured = {name: row for name, row in calibration.rows.items() if name.startswith(MEASURED) and row.known}
-    return replace(page, rows={**page.rows, **measured}, aliases=(*page.aliases, *calibration.aliases))
+    """A product's page with what was measured on one card of it before what the wiki has of others, and with what that card told
+    where the page knows nothing."""
+    own = {name: row for name, row in calibration.rows.items() if row.text != "UNKNOWN"}
+    taken = {name: row for name, row in own.items() if name.startswith(MEASURED) or page.known(name) is None}
+    return replace(page, rows={**page.rows, **taken}, aliases=(*page.aliases, *calibration.aliases))
 
 
 def calibration_of(workspace: Workspace, task: dict) -> wiki.Page | None:

@@ -186,7 +186,7 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
     if eight_bits and changed:
         raise CastOfQuantised(
             f"--dtype {dtype} would cast {plain(changed)} tensors of a task with {plain(eight_bits)} data: the 8-bit numbers or "
-            "their scales would be others; leave --dtype out and let the reference make its inputs in their dtypes"
+            "their scales would be others; start a session without --dtype, so that inputs keep the dtypes of the reference"
         )
 
 

@@ -4,6 +4,7 @@ Intensity is FLOPs of the whole problem over its least bytes. A single tile's in
 because tiles share what they read through the L2.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import wiki
@@ -21,14 +22,20 @@ COMPUTE_ROWS = {
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
     "int": (),
 }
-# What no kernel can beat is the largest of these: fp32 work may run as several tf32 products, and a narrower accumulator
-# may be faster.
+# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run as
+# several tf32 products, and a narrower accumulator may be faster.
+HALF = ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate", "peak_bf16_tensor")
 LIMIT_ROWS = {
     "fp64": ("peak_fp64_tensor", "peak_fp64"),
     "fp32": ("peak_tf32_tensor", "peak_fp32"),
-    "fp16": ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate"),
-    "fp8": ("peak_fp8_tensor", "peak_fp8_tensor_fp16_accumulate"),
+    "tf32": ("peak_tf32_tensor", "peak_fp32"),
+    "fp16": (*HALF, "peak_fp32"),
+    "bf16": ("peak_bf16_tensor", "peak_tf32_tensor", "peak_fp32"),
+    "fp8": ("peak_fp8_tensor", "peak_fp8_tensor_fp16_accumulate", *HALF, "peak_fp32"),
+    "int8": ("peak_int8_tensor", *HALF, "peak_fp32"),
+    "fp4": ("peak_fp4_tensor", "peak_fp8_tensor", "peak_int8_tensor", *HALF, "peak_fp32"),
 }
+NOT_MEASURED = ("fp4", "int")  # calibrate_gpu.py has no product in these
 UNITS = {
     "bandwidth": "GB/s",
     "capacity": "MB",
@@ -66,8 +73,9 @@ class Roof:
         return list(dict.fromkeys(row.citation for row in rows if row))
 
 
-def roof(page: wiki.Page, dtype: str) -> Roof:
-    """The roof of a product for arithmetic in `dtype`; absent values are None."""
+def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
+    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of the FLOPs,
+    which the limit allows for."""
     compute = COMPUTE_ROWS.get(dtype, ())
     documented = [name for name in compute if name.startswith("peak")]
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
@@ -77,7 +85,7 @@ def roof(page: wiki.Page, dtype: str) -> Roof:
         peak_bandwidth=_first(page, ["memory_bandwidth"]),
         peak_compute=_first(page, documented),
         limit_bandwidth=_largest(page, LIMIT_BANDWIDTH_ROWS),
-        limit_compute=_largest(page, LIMIT_ROWS.get(dtype, documented)),
+        limit_compute=_limit(page, [name for each in (dtype, *also) for name in LIMIT_ROWS.get(each, ())]),
         l2_capacity=_first(page, ["l2_capacity"]),
         sm_clock=tensor or _first(page, ["boost_clock"]),
         memory_clock=_first(page, ["memory_clock"]),
@@ -87,6 +95,15 @@ def roof(page: wiki.Page, dtype: str) -> Roof:
 def _first(page: wiki.Page, names) -> wiki.Row | None:
     """The first row that holds a value; UsageError when it is in a unit that these formulas do not take."""
     return next(iter(_rows(page, names)), None)
+
+
+def _limit(page: wiki.Page, names: list[str]) -> wiki.Row | None:
+    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a card lacks,
+    but for tensor peaks, which it then calls UNSUPPORTED."""
+    rows = [page.row(name) for name in names if not name.endswith("accumulate")]
+    if any(row is None or row.text == "UNKNOWN" for row in rows):
+        return None
+    return _largest(page, names)
 
 
 def _largest(page: wiki.Page, names) -> wiki.Row | None:
@@ -111,18 +128,26 @@ def lacking(page: wiki.Page, roof: Roof, work: dict) -> list[str]:
     if work["flops"] and roof.compute is None:
         name = (COMPUTE_ROWS.get(work["dtype"]) or (f"peak_{work['dtype']}",))[-1]
         row = page.row(name)
-        lines.append(row.citation if row else wiki.missing(name))
+        tried = page.row((COMPUTE_ROWS.get(work["dtype"]) or (name,))[0])
+        lines.append(tried.citation if tried and not tried.known else row.citation if row else wiki.missing(name))
     return lines
+
+
+def _what_to_do(work: dict, gaps: list[str]) -> str:
+    """About values that a roof lacks: what no card of this kind has cannot be measured."""
+    in_another = f"the arithmetic is not in {work['dtype']}: estimate_work.py --workspace W --work-dtype DTYPE"
+    if any("UNSUPPORTED" in gap for gap in gaps):
+        return f"This card has no such arithmetic; say so where {in_another}"
+    if work["flops"] and work["dtype"] in NOT_MEASURED:
+        return f"No tool here measures {work['dtype']}; say so where {in_another}"
+    return f"Measure this card: calibrate_gpu.py --workspace W. Or say so where {in_another}"
 
 
 def roof_for(page: wiki.Page, work: dict) -> Roof:
     """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
-    found = roof(page, work["dtype"])
+    found = roof(page, work["dtype"], work.get("also", ()))
     if gaps := lacking(page, found, work):
-        raise Refused(
-            f"no roofline for {page.platform}: {'; '.join(gaps)}. Measure this card: calibrate_gpu.py --workspace W. Is the "
-            f"arithmetic not in {work['dtype']}: estimate_work.py --workspace W --work-dtype DTYPE"
-        )
+        raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_what_to_do(work, gaps)}")
     return found
 
 
@@ -189,17 +214,19 @@ def beyond_floor(found: dict) -> str | None:
 def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
     """The time that the documented peaks forbid to beat, at the clocks that this card can have.
 
-    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are known (gpu.identify). The peaks on
-    paper belong to a boost clock, which many boards exceed. Laxer than the floor on purpose: honest kernels read more than
+    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes the
+    page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not told
+    arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than
     they write, skip bytes that no output needs, and leave results in the L2. Who beats this one beats the hardware, or the
     work was counted wrong.
     """
     clocks = max_clocks or {}
     memory_us = compute_us = 0.0
-    if roof.limit_bandwidth:
+    if roof.limit_bandwidth and roof.l2_capacity:  # without the L2 nobody knows how much of a problem it holds
         rate = roof.limit_bandwidth.value * faster(roof.memory_clock, clocks.get("memory_clock_mhz"))
         memory_us = max(0, bytes_min - roof.l2_bytes) / (rate * 1e9) * 1e6
-    if flops and roof.limit_compute:
+    told = max_clocks is None or (roof.sm_clock and clocks.get("sm_clock_mhz"))
+    if flops and roof.limit_compute and told:
         rate = roof.limit_compute.value * faster(roof.sm_clock, clocks.get("sm_clock_mhz"))
         compute_us = flops / (rate * 1e12) * 1e6
     return max(memory_us, compute_us)

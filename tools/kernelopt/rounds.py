@@ -100,7 +100,7 @@ def check_task(workspace: Workspace, records: memory.Memory) -> None:
 
 def check_citations(workspace: Workspace) -> None:
     """UsageError when a hardware value in the workspace is not cited as it must be."""
-    if problems := audit.of_workspace(workspace).problems:
+    if problems := audit.of_workspace(workspace, hints=False).problems:
         path, first = problems[0]
         raise UsageError(
             f"{len(problems)} hardware values are not cited rightly, the first: {path}:{first.line}: {first.message}; "

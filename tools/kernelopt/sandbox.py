@@ -135,10 +135,7 @@ class Sandbox:
         """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
         error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
         if isinstance(error, dict) and error.get("status") == "NO_GPU":
-            raise EnvironmentLacks(
-                f"the GPU is {self.gpu['name']}, driver {self.gpu['driver']}; {error['message']}. Install a torch that is built "
-                "for this GPU and driver, or a newer driver"
-            )
+            raise EnvironmentLacks(f"the GPU is {self.gpu['name']}, driver {self.gpu['driver']}; {error['message']}")
         return ended
 
     def _request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:

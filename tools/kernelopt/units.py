@@ -1,68 +1,226 @@
-"""Units of hardware figures, as people write them: which belong together, and when two figures are equal. Pure."""
+"""Numbers and units of hardware figures, as people write them: how they are read, and when two figures are equal. Pure.
+
+A unit is canonical when one of the tables below has it. All units of a table can be converted into each other.
+"""
 
 import math
 import re
+from dataclasses import dataclass
 
-RATES = {
-    f"{prefix}{word}": factor
-    for prefixes, factor in ((("MB", "megabytes"), 1e-3), (("GB", "gigabytes"), 1.0), (("TB", "terabytes"), 1e3))
-    for prefix in prefixes
-    for word in ("/s", "ps", "/sec", " per second")
-} | {"GiB/s": 1.073741824, "TiB/s": 1099.511627776}
-FLOPS = {
-    f"{prefix}{word}": factor
-    for prefixes, factor in ((("G", "giga"), 1e-3), (("T", "tera"), 1.0), (("P", "peta"), 1e3))
-    for prefix in prefixes
-    for word in ("FLOPS", "FLOP/s", "FLOPs/s", "FLOPS/s")
+
+class Pattern:
+    """A regular expression that is compiled when it is first used: those of this room take a tenth of a second, and --help
+    needs none of them."""
+
+    def __init__(self, text: str, flags: int = 0):
+        self.text, self.flags = text, flags
+
+    def __getattr__(self, name: str):
+        found = getattr(re.compile(self.text, self.flags), name)
+        setattr(self, name, found)
+        return found
+
+
+RATES = {"bytes/s": 1e-9, "KB/s": 1e-6, "MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3, "PB/s": 1e6} | {
+    "KiB/s": 1024 / 1e9,
+    "MiB/s": 2**20 / 1e9,
+    "GiB/s": 2**30 / 1e9,
+    "TiB/s": 2**40 / 1e9,
 }
-OPS = {f"{prefix}{word}": factor for prefix, factor in (("T", 1.0), ("P", 1e3)) for word in ("OPS", "OP/s")}
+FLOPS = {"FLOPS": 1e-12, "KFLOPS": 1e-9, "MFLOPS": 1e-6, "GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3}
+WORK = {"FLOP": 1e-12, "KFLOP": 1e-9, "MFLOP": 1e-6, "GFLOP": 1e-3, "TFLOP": 1.0, "PFLOP": 1e3}  # a rate too, in haste
+OPS = {"OPS": 1e-12, "GOPS": 1e-3, "TOPS": 1.0, "POPS": 1e3}
 CLOCKS = {"MHz": 1.0, "GHz": 1e3}
-POWER = {"W": 1.0, "kW": 1e3, "watts": 1.0}
-SIZES = {"bytes": 1.0, "KB": 1e3, "KiB": 1e3, "MB": 1e6, "MiB": 1e6, "GB": 1e9, "GiB": 1e9}
-MULTIPROCESSORS = {"SM": 1.0, "SMs": 1.0, "streaming multiprocessors": 1.0, "multiprocessors": 1.0}
-COMPUTE_UNITS = {"CU": 1.0, "CUs": 1.0, "compute units": 1.0}
-ANY_CASE = (RATES, FLOPS, OPS, CLOCKS)
-# Units that only hardware has; a figure with one of them is a hardware figure, wherever it stands.
-HARDWARE_UNITS = (*ANY_CASE, POWER, MULTIPROCESSORS, COMPUTE_UNITS)
+POWER = {"W": 1.0, "kW": 1e3}
+SIZES = {"bytes": 1.0} | {f"{prefix}{b}": 10.0 ** (3 * n) for n, prefix in enumerate("KMGT", 1) for b in ("B", "iB")}
+INTENSITY = {"FLOP/byte": 1.0}
+SINGLE = "SM CU threads warps wavefronts blocks registers lanes bit".split()  # each a table of its own
+TABLES = (RATES, FLOPS, WORK, OPS, CLOCKS, POWER, SIZES, INTENSITY, *({unit: 1.0} for unit in SINGLE))
+TABLE_OF = {unit: table for table in TABLES for unit in table}
 EXACT = 1e-6  # two floats of one figure
-SPELLINGS = {unit.lower(): unit for table in ANY_CASE for unit in table}
+
+# How units are written. A pattern has one group, the prefix, where the unit takes one.
+_PREFIX = r"(kilo|mega|giga|tera|peta|gibi|tebi|mebi|kibi|[KMGTP]i|[kKMGTPmg])"
+_BYTE = r"(?:[ -]?bytes?|B)"
+_A_SECOND = r"(?:\s*(?:/|\bper\b|\ba\b|\beach\b)\s*s(?:ec(?:onds?)?)?\b|ps\b|\s?[·.*]?\s?s(?:⁻¹|\^\{?-1\}?))"
+_OF_THEM = r"(?:(?:max(?:imum)?|resident|active|concurrent|hardware) )"
+WRITTEN = (
+    ("FLOP/byte", r"(?:FLOPs?|ops?|operations?)\s*(?:/|\bper\b)\s*(?:bytes?\b|B\b)"),
+    ("bytes/s", rf"{_PREFIX}?{_BYTE}{_A_SECOND}"),
+    ("FLOPS", rf"FLOPs?{_A_SECOND}|{_PREFIX}[ -]?(?:FLOPs?{_A_SECOND}|(?-i:FLOPS)\b|F{_A_SECOND}|(?-i:F)\b)"),
+    ("FLOPS", r"(tera|peta|giga)[ -]?flops?\b|(?-i:(t|T|g|G|p|P)(?:flops|FlopS|Flops))\b"),
+    ("FLOP", rf"(?-i:{_PREFIX}[ -]?(?:FLOPs?))\b|(?-i:FLOPS?)\b"),
+    ("OPS", rf"{_PREFIX}[ -]?(?:OPs?{_A_SECOND}|OPS\b)"),
+    ("Hz", r"(?:(mega|giga)hertz|([MG])Hz)\b"),
+    ("W", r"(kilo)?watts?\b|(?-i:(k)?W)\b"),
+    ("bytes", rf"{_PREFIX}{_BYTE}\b|bytes\b"),
+    ("SM", r"(?-i:SMs?|SM's)\b|(?:streaming )?multi-?processors?\b"),
+    ("CU", r"(?-i:CUs?)\b|compute units?\b"),
+    ("threads", rf"{_OF_THEM}?(?:CUDA )?threads?\b"),
+    ("warps", rf"{_OF_THEM}?warps?\b"),
+    ("wavefronts", rf"{_OF_THEM}?wave(?:front)?s\b"),
+    ("blocks", rf"{_OF_THEM}?(?:(?:thread )?blocks?|(?-i:CTAs?)|workgroups?)\b"),
+    ("registers", rf"{_OF_THEM}?(?:32-bit )?(?:registers?|(?-i:VGPRs?)|regs)\b"),
+    ("lanes", r"(?:fp32 |CUDA )?(?:lanes|cores)\b"),
+    ("bit", r"bits?\b"),
+)
+# A rate of one card; a rate per SM or per watt is another quantity.
+PER_CARD = r"(?:\s*(?:/|\bper\b|\ba\b)\s*(?:GPU|card|device|chip|board|accelerator|socket)\b)?"
+UNIT = Pattern(
+    "(?i:" + "|".join(f"(?P<u{at}>{pattern})" for at, (_, pattern) in enumerate(WRITTEN)) + f"){PER_CARD}(?!\\w)"
+)
+PER_OTHER = Pattern(r"\s?/\s?\w")
+PER_SCOPE = Pattern(r"(?i)\s?/\s?(?:SMs?|CUs?|multi-?processor|threads?|blocks?|CTAs?|wavefront|workgroup)\b")
+_SCALE = {"kilo": "K", "mega": "M", "giga": "G", "tera": "T", "peta": "P"}
+_BINARY = {"kibi": "Ki", "mebi": "Mi", "gibi": "Gi", "tebi": "Ti"}
+
+WORDS = {
+    word: value
+    for value, words in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+        "eighteen nineteen".split()
+    )
+    for word in [words]
+} | {word: 10 * tens for tens, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+_MANY = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_word = "|".join([*WORDS, *_MANY])
+SPELLED = rf"(?i:\b(?:an? (?=(?:{'|'.join(_MANY)})\b))?(?:{_word})(?:(?:[ -]| and | point )(?:{_word})){{0,8}}\b)"
+DIGITS = (
+    r"0[xX][0-9a-fA-F]+|"
+    r"(?:\d{1,3}(?:[,_' ]\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?(?:\s?(?:[x×·*]|\\times)\s?10(?:\^|\*\*)\{?\d+\}?)?"
+)
 
 
-def either(tables) -> str:
-    """A pattern for the units of `tables`, longest first."""
-    return "|".join(sorted((re.escape(unit) for table in tables for unit in table), key=len, reverse=True))
+@dataclass(frozen=True)
+class Number:
+    """A number as it was written. step: half of what its last digit that counts stands for; zeros at the end of a whole
+    number do not count. digits: how many do."""
+
+    value: float
+    digits: int
+    step: float
 
 
 def number(text: str) -> float | None:
-    """1979.5 for "1,979.5"; None for anything else."""
-    plain = text.replace(",", "")
-    return float(plain) if re.fullmatch(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", plain) else None
+    """1979.5 for "1,979.5", 132 for "0x84"; None for anything else."""
+    found = read_number(text)
+    return found.value if found and re.fullmatch(DIGITS, text) else None
 
 
-def table_of(unit: str) -> dict[str, float] | None:
-    """The units that `unit` can be converted into; None for a unit of its own (threads, bit)."""
-    return next((table for table in (*HARDWARE_UNITS, SIZES) if canonical(unit) in table), None)
+def read_number(text: str) -> Number | None:
+    """A number in digits or in words; None when it is none."""
+    if text[:1].isdigit():
+        return _from_digits(text) if re.fullmatch(DIGITS, text) else None
+    return _from_words(text.lower())
 
 
-def canonical(unit: str) -> str:
-    """The spelling of the tables: TFLOPS for "Tflops"."""
-    return SPELLINGS.get(unit.lower(), unit)
+def _from_digits(text: str) -> Number:
+    if text[:2].lower() == "0x":
+        value = float(int(text, 16))
+        return Number(value, len(str(int(value)).rstrip("0")) or 1, 0.5)
+    power = re.search(r"(?:[x×·*]|\\times)\s?10(?:\^|\*\*)\{?(\d+)\}?$", text)
+    plain = re.sub(r"[,_' ]", "", text[: power.start()] if power else text)
+    shift = min(int(power[1]), 300) if power else 0
+    mantissa, _, exponent = plain.lower().partition("e")
+    shift += max(-300, min(int(exponent), 300)) if exponent else 0
+    whole, _, decimals = mantissa[:300].partition(".")
+    counting = (whole + decimals).lstrip("0")
+    last = -len(decimals)
+    if not decimals:
+        last = len(whole) - len(whole.rstrip("0"))
+        counting = counting.rstrip("0")
+    return Number(float(mantissa[:300]) * 10.0**shift, len(counting) or 1, 0.5 * 10.0 ** (last + shift))
+
+
+def _from_words(text: str) -> Number | None:
+    """4.8 for "four point eight", 132 for "a hundred and thirty-two"."""
+    whole, _, decimals = re.sub(r"-", " ", text).partition(" point ")
+    total = part = 0.0
+    for word in whole.split():
+        if word in WORDS:
+            part += WORDS[word]
+        elif word == "hundred":
+            part = (part or 1) * 100
+        elif word in _MANY:
+            total, part = total + (part or 1) * _MANY[word], 0.0
+        elif word not in ("a", "an", "and"):
+            return None
+    value = total + part
+    tail = "".join(str(WORDS.get(word, "")) for word in decimals.split())
+    if tail:
+        return Number(value + float(f"0.{tail}"), len(f"{value:g}{tail}".lstrip("0")), 0.5 * 10.0 ** -len(tail))
+    return Number(value, len(f"{value:.0f}".rstrip("0")) or 1, 0.5)
+
+
+def unit_at(text: str, at: int) -> tuple[str, int] | None:
+    """(canonical unit, its end) where one stands there. A count or a size may be per SM, a rate may not."""
+    match = UNIT.match(text, at)
+    if match is None:
+        return None
+    unit = unit_of(match)
+    per = PER_OTHER.match(text, match.end())
+    if per and not (TABLE_OF[unit] is SIZES or (unit in SINGLE and PER_SCOPE.match(text, match.end()))):
+        return None
+    return unit, match.end()
+
+
+def unit_of(match: re.Match) -> str:
+    """The canonical unit of a match of UNIT."""
+    at = next(index for index in range(len(WRITTEN)) if match[f"u{index}"])
+    name, text = WRITTEN[at][0], match[f"u{at}"]
+    if name in SINGLE or name == "FLOP/byte":
+        return name
+    prefix = _prefix(text, name)
+    if name == "Hz":
+        return f"{prefix}Hz"
+    if name == "W":
+        return "kW" if prefix == "K" else "W"
+    if name in ("bytes", "bytes/s"):
+        return f"{prefix}B{name[5:]}" if prefix else name
+    return f"{prefix}{name}"
+
+
+def _prefix(text: str, name: str) -> str:
+    lower = text.lower()
+    for words in (_SCALE, _BINARY):
+        for word, short in words.items():
+            if lower.startswith(word):
+                return short
+    if re.match(r"bytes?|b\b|flops?\b", lower) or (name == "W" and not lower.startswith("k")):
+        return ""
+    short = text[0].upper()
+    return f"{short}i" if text[1:2] == "i" and short in "KMGT" else short
+
+
+def canonical(unit: str) -> str | None:
+    """The canonical unit of a text that is one and no more: TFLOPS for "TF/s"; None when it is none."""
+    if unit in TABLE_OF:
+        return unit
+    found = unit_at(unit.strip(), 0)
+    return found[0] if found and found[1] == len(unit.strip()) else None
 
 
 def convertible(unit: str, other: str) -> bool:
-    table = table_of(other)
-    return (table is not None and canonical(unit) in table) or unit.rstrip("s") == other.rstrip("s")
+    """Both canonical."""
+    return unit == other or (unit in TABLE_OF and TABLE_OF[unit] is TABLE_OF.get(other))
+
+
+def converted(value: float, unit: str, other: str) -> list[float]:
+    """What a figure is in another unit of its table; of a size both, counted by 1000 and by 1024 to the step."""
+    if unit == other:
+        return [value]
+    table = TABLE_OF[unit]
+    ratio = table[unit] / table[other]
+    if table is not SIZES:
+        return [value * ratio]
+    steps = round(abs(math.log(ratio, 1000)))
+    binary = 1.024 ** (steps if ratio > 1 else -steps)
+    return [value * ratio, value * ratio * binary]
 
 
 def equal(value: float, unit: str, other: float, other_unit: str, within: float = EXACT) -> bool:
-    """Are two figures in convertible units the same, or so close by their larger one? Sizes may count 1000 or 1024 to the step."""
-    if unit.rstrip("s") == other_unit.rstrip("s"):
-        return close(value, other, within)
-    table = table_of(other_unit)
-    ratio = table[canonical(unit)] / table[canonical(other_unit)]
-    steps = round(abs(math.log(ratio, 1000))) if table is SIZES else 0
-    binary = 1.024 ** (steps if ratio > 1 else -steps)
-    return close(value * ratio, other, within) or close(value * ratio * binary, other, within)
+    """Are two figures in convertible units the same, or so close by their larger one?"""
+    return any(close(found, other, within) for found in converted(value, unit, other_unit))
 
 
 def close(a: float, b: float, within: float) -> bool:

@@ -142,9 +142,15 @@ def _require_gpu() -> None:
     except torch.cuda.OutOfMemoryError:
         return
     except Exception as error:
-        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         why = (str(error).strip() or repr(error)).splitlines()[0]
-        raise NoGpuError(f"torch {torch.__version__}, built with {built}, cannot use it: {why}") from None
+        if torch.version.cuda is None:
+            mend = "Install a torch that is built with CUDA"
+        else:
+            mend = (
+                f"It is built with CUDA {torch.version.cuda}: install one for this GPU and driver, or a newer driver; "
+            )
+            mend += "nvidia-smi shows whether the GPU itself is well"
+        raise NoGpuError(f"torch {torch.__version__} cannot use it: {why}. {mend}") from None
 
 
 class Channel:

@@ -10,7 +10,7 @@ from .. import problem
 
 
 def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
-    """Least work of a workload: {flops, dtype, bytes_in, bytes_out, bytes_min, cast_to, shapes}.
+    """Least work of a workload: {flops, dtype, also, bytes_in, bytes_out, bytes_min, cast_to, shapes}.
 
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
     does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction arithmetic
@@ -48,6 +48,7 @@ def _count(reference: problem.Reference, workload: str, dtype: str | None, devic
         "bytes_out": least_bytes(outputs),
         "bytes_min": least_bytes(incoming) + least_bytes(outputs),
         "dtype": operands.dtype() or problem.dominant_dtype(incoming + outputs),
+        "also": operands.others(),
         "cast_to": dtype,
         "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
     }
@@ -88,68 +89,88 @@ MORE_PRODUCTS = {  # that torch's counter leaves out, as far as this torch has t
 }
 ADDED_FIRST = {ATEN.addmm, ATEN.baddbmm, ATEN.addmv}  # their first argument is added to the product
 BITS = {"fp64": 64, "fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4}
-SCALING = {ATEN.mul, ATEN.div}
+SCALING = {ATEN.mul, ATEN.div, ATEN.sub}  # by a scale, or less a zero point
+# The first argument's numbers, elsewhere.
 COPYING = {
-    ATEN._to_copy,
-    ATEN.clone,
-    ATEN.copy_,
-    ATEN.detach,
-    ATEN.alias,
-    ATEN.cat,
-    ATEN.stack,
-    ATEN.index,
-    ATEN.gather,
+    *(ATEN._to_copy, ATEN.clone, ATEN.copy_, ATEN.detach, ATEN.alias, ATEN.cat, ATEN.stack, ATEN.constant_pad_nd),
+    *(ATEN.index, ATEN.gather, ATEN.index_select, ATEN.embedding, ATEN.repeat_interleave, ATEN.repeat),
 }
+PART = 0.05  # of the FLOPs: a dtype with less does not count
 
 
 class Operands(TorchDispatchMode):
     """Sees each operation of a reference and keeps, by the dtype of their operands, how many FLOPs its products take.
 
     A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the dtype
-    is the one that the numbers came in: conversions, views and scales keep it, other arithmetic on 8-bit numbers gives 16 bits.
+    is the one that the numbers came in: conversions, copies and scales keep it, other arithmetic on 8-bit numbers gives 16 bits.
+    A scale is what came from fewer elements, however it was spread. uint8 counts as numbers once it is converted: before that it
+    may be a mask, or indices.
     """
 
     def __init__(self, flops_of: dict):
         super().__init__()
         self._flops_of = flops_of
         self._came_in = WeakIdKeyDictionary()  # tensor -> name of the dtype that its numbers came in
+        self._elements = WeakIdKeyDictionary()  # tensor -> how many elements they were, before they were spread
         self._flops: dict[str, int] = {}
 
     def dtype(self) -> str | None:
         """The dtype of most FLOPs; None when there was no product."""
         return max(self._flops, key=self._flops.get) if any(self._flops.values()) else None
 
+    def others(self) -> list[str]:
+        """The other dtypes with a PART of the FLOPs."""
+        least = PART * sum(self._flops.values())
+        return sorted(name for name, flops in self._flops.items() if flops > least and name != self.dtype())
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         operation = function._overloadpacket
         tensors = problem.input_tensors([*args, *kwargs.values()])
-        given = [tensor for tensor in tensors if number_name(tensor.dtype) or tensor in self._came_in]
+        given = [tensor for tensor in tensors if self._is_number(tensor)]
         if operation in self._flops_of:
             first = 1 if operation in ADDED_FIRST else 0
             name = widest([self._name(tensor) for tensor in args[first : first + 2]])
             flops = int(self._flops_of[operation](*args, **kwargs, out_val=result))
             self._flops[name] = self._flops.get(name, 0) + flops
             self._keep(result, at_least_16_bits(name))
+        elif tensors and (function.is_view or operation in COPYING):
+            self._keep(result, *self._copied(tensors[0], result))
         elif given:
-            name = self._name(max(given, key=lambda tensor: (tensor.numel(), -BITS[self._name(tensor)])))
-            carried = function.is_view or operation in COPYING or (operation in SCALING and scaled(given))
-            self._keep(result, name if carried else at_least_16_bits(name))
+            name = self._name(max(given, key=lambda tensor: (self._count(tensor), -BITS[self._name(tensor)])))
+            scaled = operation in SCALING and len({self._count(tensor) for tensor in given}) == len(given)
+            self._keep(result, name if scaled else at_least_16_bits(name))
         return result
+
+    def _copied(self, source: torch.Tensor, result) -> tuple[str | None, int]:
+        """(name, elements) of a copy: a uint8 that is converted to a float is a number from then on."""
+        became = isinstance(result, torch.Tensor) and result.dtype.is_floating_point and source.dtype == torch.uint8
+        name = "int8" if became else self._name(source) if self._is_number(source) else None
+        return name, min(self._count(source), result.numel() if isinstance(result, torch.Tensor) else source.numel())
+
+    def _is_number(self, tensor: torch.Tensor) -> bool:
+        return number_name(tensor.dtype) is not None or tensor in self._came_in
+
+    def _count(self, tensor: torch.Tensor) -> int:
+        return self._elements.get(tensor, tensor.numel())
 
     def _name(self, tensor: torch.Tensor) -> str:
         """The narrower of the dtype that it has and the one that its numbers came in."""
         own = number_name(tensor.dtype) or "fp32"  # a product of whole numbers wider than 8 bits
         return min(own, self._came_in.get(tensor, own), key=BITS.get)
 
-    def _keep(self, result, name: str) -> None:
+    def _keep(self, result, name: str | None, elements: int | None = None) -> None:
         for tensor in problem.input_tensors([result]):
-            self._came_in[tensor] = name
+            if name:
+                self._came_in[tensor] = name
+            if elements is not None:
+                self._elements[tensor] = elements
 
 
 def number_name(dtype: torch.dtype) -> str | None:
-    """ "bf16", "fp8", "fp4", "int8"; None for whole numbers that no product takes."""
-    if dtype in (torch.int8, torch.uint8):
+    """ "bf16", "fp8", "fp4", "int8"; None for whole numbers that may be indices or masks."""
+    if dtype == torch.int8:
         return "int8"
     if "float4" in str(dtype):
         return "fp4"
@@ -164,11 +185,6 @@ def widest(names: list[str]) -> str:
 
 def at_least_16_bits(name: str) -> str:
     return name if BITS[name] >= 16 else "bf16"
-
-
-def scaled(factors: list[torch.Tensor]) -> bool:
-    """Is one factor (or divisor) a scale of the other: a number, or a tensor of fewer elements?"""
-    return len(factors) == 1 or factors[0].numel() != factors[1].numel()
 
 
 class CausalAttention(torch.overrides.TorchFunctionMode):

@@ -1,0 +1,142 @@
+"""Texts cut into the pieces that are audited: paragraphs, tables and code of Markdown, strings and numbers of JSON. Pure."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .citations import Piece
+from .units import Pattern, canonical
+from .wording import level
+
+# --- Markdown ------------------------------------------------------------------------------------------------------
+
+HEADING = Pattern(r" {0,3}(#{1,6})\s+(.*?)[\s#]*$")
+FENCE = Pattern(r"\s*(`{3,}|~{3,})")
+ITEM = Pattern(r"\s*(?:[-*+]|\d+[.)])\s")
+QUOTED = Pattern(r"(?m)^\s*(?:>\s?)+")
+RULE = Pattern(r"\s*\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
+CELL = Pattern(r"(?:\\.|[^|\\])+")
+ALONE = Pattern(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number, with a unit or a word or two at most
+UNIT_NAMED = Pattern(r"\(([^()]*)\)|\[([^\[\]]*)\]|,\s*([^,]+)$|\bin\s+(\S+)$")
+LONGEST_TABLE = 2000  # rows; what is longer is data
+
+
+def of_markdown(text: str, used: Callable[[str], bool]) -> Iterator[Piece]:
+    """Headings, paragraphs, items, rows of tables, lines of fenced code. used: are values used below a heading of these words?"""
+    lines = text.splitlines()
+    depth = 7  # of the heading below which values are used
+    for kind, first, last in blocks(lines):
+        if kind == "heading":
+            level, title = len(HEADING.match(lines[first])[1]), HEADING.match(lines[first])[2].lower()
+            if level <= depth:
+                depth = level if used(title) else 7
+        here = depth < 7 or used("")
+        if kind == "fence":
+            yield from (Piece(lines[at], at + 1, -1, used=here) for at in range(first, last))
+        elif kind == "table" and last - first < LONGEST_TABLE:
+            yield from of_table([(at + 1, lines[at]) for at in range(first, last)], here)
+        else:
+            yield Piece(unquoted("\n".join(lines[first:last])), first + 1, used=here)
+
+
+def blocks(lines: list[str]) -> Iterator[tuple[str, int, int]]:
+    """(heading, fence, table or text, first line, line after the last) of Markdown; lines between them are blank."""
+    at = 0
+    while at < len(lines):
+        kind, end = "text", at + 1
+        if fence := FENCE.match(lines[at]):
+            kind, at = "fence", at + 1
+            end = next((n for n in range(at, len(lines)) if lines[n].strip().startswith(fence[1])), len(lines))
+        elif HEADING.match(lines[at]):
+            kind = "heading"
+        elif is_table(lines, at):
+            kind = "table"
+            while end < len(lines) and "|" in lines[end]:
+                end += 1
+        elif lines[at].strip():
+            while end < len(lines) and goes_on(lines, end):
+                end += 1
+        if kind != "text" or lines[at].strip():
+            yield kind, at, end
+        at = end + (kind == "fence")
+
+
+def is_table(lines: list[str], at: int) -> bool:
+    return lines[at].lstrip().startswith("|") or (
+        "|" in lines[at] and at + 1 < len(lines) and "|" in lines[at + 1] and RULE.fullmatch(lines[at + 1]) is not None
+    )
+
+
+def goes_on(lines: list[str], at: int) -> bool:
+    """Does a line belong to the paragraph of the line before?"""
+    line = lines[at]
+    return bool(line.strip()) and not (
+        FENCE.match(line) or HEADING.match(line) or ITEM.match(line) or is_table(lines, at)
+    )
+
+
+def unquoted(text: str) -> str:
+    """Without the marks of a quotation; columns stay."""
+    return QUOTED.sub(lambda match: " " * len(match[0]), text) if ">" in text else text
+
+
+def of_table(rows: list[tuple[int, str]], used: bool) -> Iterator[Piece]:
+    """Each cell; a number alone with what its column's head, its row's first cell and the cell behind it say."""
+    ruled = len(rows) > 1 and RULE.fullmatch(rows[1][1]) is not None
+    heads = [head[0].strip() for head in cells(rows[0][1])] if ruled else []
+    if ruled:
+        yield from (Piece(cell[0], rows[0][0], cell.start(), used=used) for cell in cells(rows[0][1]))
+    for line, row in rows[2:] if ruled else rows:
+        found = cells(row)
+        texts = [cell[0].strip() for cell in found]
+        for at, cell in enumerate(found):
+            if ALONE.fullmatch(level(cell[0])):
+                names = [*(text for text in texts[:at] if not ALONE.fullmatch(level(text))), *heads[at : at + 1]]
+                unit = next(filter(None, map(unit_named, [*texts[at + 1 : at + 2], *reversed(names)])), None)
+                yield Piece(cell[0], line, cell.start(), " ".join(names), unit, used)
+            else:
+                yield Piece(cell[0], line, cell.start(), used=used)
+
+
+def cells(row: str) -> list[re.Match]:
+    row = row.rstrip().removesuffix("|")
+    body = len(row) - len(row.lstrip())
+    return list(CELL.finditer(row, body + 1 if row[body : body + 1] == "|" else body))
+
+
+def unit_named(text: str) -> str | None:
+    """The unit that a table's head names: GB/s for "bandwidth (GB/s)", "bandwidth, GB/s" or "GB/s"."""
+    named = (part for match in UNIT_NAMED.finditer(level(text)) for part in match.groups())
+    return next(filter(None, (canonical(part) for part in [level(text), *filter(None, named)])), None)
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def of_json(value, used: bool, label: str = "", numbers: bool = True) -> Iterator[Piece]:
+    """Strings, and numbers with their key; in {"metric": NAME, "target": N} the name is the number's. Lines are not known."""
+    if isinstance(value, dict):
+        named = value.get("metric") if isinstance(value.get("metric"), str) else ""
+        for key, inner in value.items():
+            yield from of_json(inner, used, named if named and key != "metric" else str(key), numbers)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from of_json(inner, used, label, numbers)
+    elif isinstance(value, str):
+        alone = ALONE.fullmatch(level(value)) is not None
+        yield Piece(value, column=-1, label=label if alone else "", used=used)
+    elif numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        yield Piece(str(value), column=-1, label=label, used=used)
+
+
+def located(pieces: list[Piece], text: str, line: int = 1) -> Iterator[Piece]:
+    """The pieces of a JSON text, in its order, with their lines; `line` is that of its first character."""
+    at = 0
+    for piece in pieces:
+        forms = (json.dumps(piece.text, ensure_ascii=False), json.dumps(piece.text), piece.text)
+        form = next((form for form in forms if text.find(form, at) >= 0), "")
+        start = text.find(form, at)
+        line += text.count("\n", at, start)
+        yield replace(piece, line=line)
+        line, at = line + form.count("\n"), start + len(form)
