@@ -19,6 +19,7 @@ RULE = Pattern(r"\s*\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
 CELL = Pattern(r"(?:\\.|[^|\\])+")
 ALONE = Pattern(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number, with a unit or a word or two at most
 UNIT_NAMED = Pattern(r"\(([^()]*)\)|\[([^\[\]]*)\]|,\s*([^,]+)$|\bin\s+(\S+)$")
+WORDS_OF_ROW = 2  # cells of words that name the numbers behind them
 LONGEST_TABLE = 2000  # rows; what is longer is data
 
 
@@ -82,21 +83,26 @@ def unquoted(text: str) -> str:
 
 
 def of_table(rows: list[tuple[int, str]], used: bool) -> Iterator[Piece]:
-    """Each cell; a number alone with what its column's head, its row's first cell and the cell behind it say."""
+    """Each cell; a number alone with what the head of its column, the words before it in its row and the cell behind it say."""
     ruled = len(rows) > 1 and RULE.fullmatch(rows[1][1]) is not None
     heads = [head[0].strip() for head in cells(rows[0][1])] if ruled else []
     if ruled:
         yield from (Piece(cell[0], rows[0][0], cell.start(), used=used) for cell in cells(rows[0][1]))
     for line, row in rows[2:] if ruled else rows:
-        found = cells(row)
-        texts = [cell[0].strip() for cell in found]
-        for at, cell in enumerate(found):
-            if ALONE.fullmatch(level(cell[0])):
-                names = [*(text for text in texts[:at] if not ALONE.fullmatch(level(text))), *heads[at : at + 1]]
-                unit = next(filter(None, map(unit_named, [*texts[at + 1 : at + 2], *reversed(names)])), None)
-                yield Piece(cell[0], line, cell.start(), " ".join(names), unit, used)
-            else:
-                yield Piece(cell[0], line, cell.start(), used=used)
+        yield from of_row(line, cells(row), heads, used)
+
+
+def of_row(line: int, row: list[re.Match], heads: list[str], used: bool) -> Iterator[Piece]:
+    words: list[str] = []
+    for at, cell in enumerate(row):
+        if ALONE.fullmatch(level(cell[0])):
+            names = [*words[:WORDS_OF_ROW], *heads[at : at + 1]]
+            behind = [row[at + 1][0].strip()] if at + 1 < len(row) else []
+            unit = next(filter(None, map(unit_named, [*behind, *reversed(names)])), None)
+            yield Piece(cell[0], line, cell.start(), " ".join(names), unit, used)
+        else:
+            words.append(cell[0].strip())
+            yield Piece(cell[0], line, cell.start(), used=used)
 
 
 def cells(row: str) -> list[re.Match]:

@@ -25,6 +25,11 @@ CONSTANT = Pattern(
 )
 TUPLE = Pattern(r"^[ \t]*(?P<names>\w+(?:[ \t]*,[ \t]*\w+)+)[ \t]*=[ \t]*(?P<values>[^\n#=]+)", re.MULTILINE)
 LAUNCH = Pattern(r"\w\[\s*\(?\s*(?P<python>\d{2,4})\s*,[^\]\n]{0,200}\]\s*\(|<<<\s*(?P<cuda>\d{2,4})\s*,")
+# min(132, tiles) in a grid
+LEAST = Pattern(
+    r"(?:[Gg]rid\w*\s*=|\w\[)[^\n]{0,80}?\bmin\(\s*"
+    r"(?:(?P<first>\d{2,4})\s*,|[^()\n]{0,60}(?:\([^()\n]{0,60}\))?[^()\n]{0,20},\s*(?P<last>\d{2,4})\s*\))"
+)
 GRID = Pattern(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
 LONGEST_CODE = 1 << 20  # characters; what is longer is data
 
@@ -93,6 +98,8 @@ def constants(text: str) -> Iterator[tuple[str, str, int, str]]:
                 yield name.strip(), value.strip(), match.start(), f"{name} = {value}"
     for match in LAUNCH.finditer(text):
         yield "grid", match["python"] or match["cuda"], match.start(), match[0]
+    for match in LEAST.finditer(text):
+        yield "grid", match["first"] or match["last"], match.start(), match[0]
 
 
 def label_of(name: str, value: float) -> str:
