@@ -459,7 +459,7 @@ def because(claim: Claim, platform: str, context: Context) -> str:
     if claim.derived:
         row = claim.derived[0]
         return f"is a share of {row.metric}; cite that beside it: {row.citation}"
-    if claim.foreign and (claim.devices or not claim.measurable):  # else it equals another card's by chance
+    if claim.foreign:
         row = claim.foreign[0]
         if context.product is None:
             return f"is no citation; if {row.metric} is meant, write: {row.citation}"
