@@ -17,15 +17,21 @@ from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
+from kernelopt import cli
+from kernelopt.device import gpu
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.gate import rounds
+from kernelopt.measure import pairing, timing
+from kernelopt.profilers import ncu
+from kernelopt.session import plans, record_store, workspace
+from kernelopt.worker import problem
+from kernelopt.worker.context import Candidate, Context
+from kernelopt.worker.timing import Race
+
 OWN = tempfile.TemporaryDirectory(prefix="judge-")
 os.environ["TRITON_CACHE_DIR"] = OWN.name  # nobody's ~/.triton
 os.chdir(OWN.name)
 import torch
-from kernelopt import cli, gate, gpu, memory, problem, rounds, timing, workspace
-from kernelopt.profilers import ncu
-from kernelopt.sandbox import Sandbox
-from kernelopt.worker.context import Candidate, Context
-from kernelopt.worker.timing import Race
 from triton.testing import do_bench
 
 REFERENCE = """
@@ -128,7 +134,7 @@ def row(name: str, difference: str, folder: Path, files: tuple[Path, Path], sets
     race.load(a)
     found, points, plain = Counter(), [], Counter()
     for number in range(runs):
-        verdict = gate.paired_verdict([in_fresh_memory(race) for _ in range(timing.PROCESSES)])
+        verdict = pairing.paired_verdict([in_fresh_memory(race) for _ in range(timing.PROCESSES)])
         found[verdict["verdict"]] += 1
         points.append(verdict["speedup"]["point"])
         if number % 4 == 0:
@@ -160,7 +166,7 @@ def whole(folder: Path, runs: int) -> None:
             for _ in range(runs):
                 cases = timing.inputs(sandbox, oracle, None, ["default"])
                 measured = timing.measure(sandbox, *files, cases)["default"]
-                found[gate.paired_verdict(measured["rounds"])["verdict"]] += 1
+                found[pairing.paired_verdict(measured["rounds"])["verdict"]] += 1
             shown = ", ".join(f"{verdict} {count}" for verdict, count in found.most_common())
             print(f"- B does {more - 1:.0%} more: {shown}", flush=True)
 
@@ -201,9 +207,9 @@ def gates(folder: Path) -> None:
         session.kernel.write_text(KERNEL.format(more=more))
         since = time.monotonic()
         evidence = rounds.measure(session, 300, lambda _: None)
-        result = rounds.settle(session, version, dict.fromkeys(rounds.PLAN_FIELDS, ""), evidence, None)
+        result = rounds.settle(session, version, dict.fromkeys(plans.PLAN_FIELDS, ""), evidence, None)
         took = time.monotonic() - since
-        latency = memory.Memory(session).read(version)["performance"]["latency_us"]
+        latency = record_store.Memory(session).read(version)["performance"]["latency_us"]
         print(f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result['reason']}", flush=True)
 
 

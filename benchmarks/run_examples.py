@@ -14,10 +14,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-from kernelopt import benchmarks, cli, gate, memory, opponents, platforms, roofline, subject, timing, verify
+from kernelopt import cli
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import ToolError
-from kernelopt.sandbox import Sandbox
-from kernelopt.workspace import Workspace
+from kernelopt.hardware import roofline
+from kernelopt.measure import baselines, card_rates, pairing, timing, verify
+from kernelopt.session import platforms, record_store, target
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = ROOT / "examples"
 
@@ -46,12 +49,12 @@ def measured(name: str) -> dict:
     us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling, GB/s of a kernel that only moves as many bytes in and out}. minutes: from the first verdict to the last, profiles included, exploration not."""
     print(f"{name} …", file=sys.stderr, flush=True)
     workspace = Workspace(EXAMPLES / name)
-    task = subject.of_workspace(workspace)
+    task = target.of_workspace(workspace)
     with Sandbox("cuda") as sandbox:
         verdict = verify.verify(sandbox, task)
         row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
         row |= {"shapes": workspace.task()["shapes"]["default"], "dtype": task.dtype, "against": {}}
-        records = memory.Memory(workspace).records(masked=True)
+        records = record_store.Memory(workspace).records(masked=True)
         row |= {"rounds": len(records) - 1, "minutes": minutes(records[0]["timestamp"], records[-1]["timestamp"])}
         if verdict["status"] != "OK":
             return row
@@ -64,14 +67,14 @@ def measured(name: str) -> dict:
                 continue
             row |= {key: found[key] for key in ("latency_us", "gpu_us", "gpu_state")}
             theirs = statistics.median(time for run in found["rounds"] for pair in run["b_us"] for time in pair)
-            row["against"][opponent] = {**gate.paired_verdict(found["rounds"]), "us": theirs}
+            row["against"][opponent] = {**pairing.paired_verdict(found["rounds"]), "us": theirs}
     work = workspace.task()["work"]["default"]
     roof = roofline.roof_for(platforms.of_task(workspace), work)
     row["ours_us"] = ours_us(row["against"]["eager"])
     row |= roofline.utilization(row["ours_us"], work["flops"], work["bytes_min"], roof)
     if row["bound"] == "memory":
         mix = {name: work[name] for name in ("bytes_in", "bytes_out", "dtype")}
-        row["ceiling"] = benchmarks.run("ceiling", {**mix, "rep_ms": 100}, 300)["best"]
+        row["ceiling"] = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)["best"]
     return row
 
 
@@ -90,16 +93,16 @@ def minutes(first: str, last: str) -> float:
 def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
     """{opponent: its file}"""
     found = {}
-    for number, name in enumerate(opponents.MODES):
+    for number, name in enumerate(baselines.MODES):
         found[name] = scratch / f"opponent_{number}.py"
-        found[name].write_bytes(opponents.source(workspace.reference.read_bytes(), name))
+        found[name].write_bytes(baselines.source(workspace.reference.read_bytes(), name))
     own = sorted((workspace.root / "opponents").glob("*.py"))
     return found | {path.stem.replace("_", " "): path for path in own}
 
 
 def table(rows: list[dict]) -> str:
     """Markdown; times in microseconds, ratios are their time over ours, measured in turn."""
-    names = list(opponents.MODES)
+    names = list(baselines.MODES)
     titles = [
         "problem",
         "shapes",

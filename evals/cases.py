@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from judging import BUNDLE, load_check
-from kernelopt.errors import UsageError
 
 sys.path.insert(0, str(BUNDLE / "scripts"))
 import install
+from kernelopt.errors import UsageError
 
 CASES = Path(__file__).resolve().parent / "cases"
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import cases
 from judging import BUNDLE, text
-from kernelopt import agents, bundle
+from kernelopt import bundle
+from kernelopt.device.sandbox import kill_group
 from kernelopt.errors import EnvironmentLacks, Refused
-from kernelopt.sandbox import kill_group
+from kernelopt.loop import agents
 
 ARMS = ("with", "without")
 OUTCOMES = ("passed", "failed", "timed out", "crashed", "not judged")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BUNDLE / "tools"))
-from kernelopt import wiki
-from kernelopt.memory import load
+from kernelopt.hardware import wiki
+from kernelopt.session.record_store import load
 
 MOST_BYTES = 1_000_000  # of a file that an agent wrote; longer ones are cut
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"

@@ -19,7 +19,8 @@ import cases
 import experiment
 import triggers
 from judging import text
-from kernelopt import cli, gpu
+from kernelopt import cli
+from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks, UsageError
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BUNDLE / "tools"))
-from kernelopt import cli, rounds
+from kernelopt import cli
 from kernelopt.errors import UsageError
-from kernelopt.memory import Memory
-from kernelopt.workspace import Workspace
+from kernelopt.session import version_kernels
+from kernelopt.session.record_store import Memory
+from kernelopt.session.workspace import Workspace
 
 MAYBE = ("calibration.md",)
 FILES = ("README.md", "baseline_report.md", "kernel.py", "reference.py", "test_kernel.py")
@@ -75,7 +76,7 @@ def versions(workspace: Workspace, folder: Path) -> None:
     folder.mkdir()
     for record in records:
         if record["git_commit_hash"]:
-            kernel = rounds.kernel_of(workspace, record)
+            kernel = version_kernels.kernel_of(workspace, record)
             if kernel != workspace.kernel.read_bytes():
                 (folder / f"{record['version']}_kernel.py").write_bytes(kernel)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(BUNDLE / "tools"))
-from kernelopt import bundle, gpu
+from kernelopt import bundle
+from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
 
 PAGE = BUNDLE / "docs" / "tested-with.md"

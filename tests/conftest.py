@@ -14,9 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernelopt import floor, gpu, rounds, sandbox, workspace
+from kernelopt.device import gpu, sandbox
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
-from kernelopt.sandbox import Sandbox
+from kernelopt.gate import readiness, rounds
+from kernelopt.measure import least_work
+from kernelopt.session import workspace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the problems are small, and as many tests run as there are cores
 
@@ -108,7 +111,7 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
             patch.setattr(signal, "signal", lambda *_: None)
             patch.setattr(gc, "disable", lambda: None)
             patch.setattr(sandbox, "Sandbox", shared)
-            patch.setattr(floor, "Sandbox", shared)
+            patch.setattr(least_work, "Sandbox", shared)
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
                 runpy.run_path(command[0], run_name="__main__")
         return subprocess.CompletedProcess(command, ended.value.code, out.getvalue(), err.getvalue())
@@ -135,7 +138,7 @@ def session(tmp_path, problem) -> workspace.Workspace:
 def ready(session) -> workspace.Workspace:
     """That workspace with an accepted v0, whose evidence is a recorded one of an H200."""
     found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
-    plan = rounds.check_ready(session, "v0")
+    plan = readiness.check_ready(session, "v0")
     parts = (
         found["verify"],
         found["timing"]["latencies"],

@@ -4,8 +4,9 @@ wiki, never by its name."""
 from dataclasses import dataclass
 
 from conftest import BUNDLE
-from kernelopt import gpu, wiki
+from kernelopt.device import gpu
 from kernelopt.errors import Refused
+from kernelopt.hardware import wiki
 
 WIKI = BUNDLE / "gpu-wiki"
 DTYPES = ("tf32", "fp16", "bf16", "fp8", "int8")  # of bench_matmul.py; fp32 runs everywhere

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from conftest import FIXTURES, tool_json
-from kernelopt import amd, gpu
+from kernelopt.device import amd, gpu
 from kernelopt.errors import EnvironmentLacks
 
 ROCM_SMI = (FIXTURES / "rocm_smi_showproductname.json").read_text()

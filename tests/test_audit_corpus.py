@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, FIXTURES
-from kernelopt import audit, memory
-from kernelopt.citations import Context, Recorded
+from kernelopt.audit import workspace_audit
+from kernelopt.audit.citations import Context, Recorded
+from kernelopt.session import record_store
 
 CORPUS = json.loads((FIXTURES / "audit" / "corpus.json").read_text(encoding="utf-8"))
 CARDS = (FIXTURES / "audit" / "cards.txt").read_text().splitlines()
@@ -27,8 +28,8 @@ PLAN = {"evidence": "Evidence", "action": "Action", "expected": "Expected effect
 
 def context(platform: str) -> Context:
     if platform not in CONTEXTS:
-        made = audit.make_context(BUNDLE / "gpu-wiki", platform, RECORDED)
-        CONTEXTS[platform] = replace(made, ridges=audit.ridge_points(made, {"bf16"}))
+        made = workspace_audit.make_context(BUNDLE / "gpu-wiki", platform, RECORDED)
+        CONTEXTS[platform] = replace(made, ridges=workspace_audit.ridge_points(made, {"bf16"}))
     return CONTEXTS[platform]
 
 
@@ -56,7 +57,7 @@ def write(folder: Path, where: str, text: str) -> Path:
 
 
 def write_record(folder: Path, path: list[str], text: str) -> Path:
-    record = memory.empty("v1")
+    record = record_store.empty("v1")
     items = {
         "pitfalls_and_fixes": dict.fromkeys(
             ("error_type", "error_message", "root_cause", "fix_applied", "lesson"), "-"
@@ -75,9 +76,9 @@ def write_record(folder: Path, path: list[str], text: str) -> Path:
     return file
 
 
-def audited(folder: Path, where: str, platform: str, text: str) -> audit.Audit:
-    found = audit.Audit()
-    audit.of_file(write(folder, where, text), context(platform), found)
+def audited(folder: Path, where: str, platform: str, text: str) -> workspace_audit.Audit:
+    found = workspace_audit.Audit()
+    workspace_audit.of_file(write(folder, where, text), context(platform), found)
     return found
 
 
@@ -139,6 +140,11 @@ def test_a_value_beside_the_name_of_a_card_is_found(tmp_path):
 
 def test_a_name_that_only_a_record_knows_is_no_value():
     context_of_record = replace(context("H100 SXM"), devices=frozenset({"Frobnicator 80 GB of HBM3"}))
-    found = audit.Audit()
-    found.look(Path("x"), [audit.Piece("OK on Frobnicator 80 GB of HBM3: 19 cases", used=True)], context_of_record)
-    assert found.problems == [] and audit.audit([audit.Piece("80 GB of HBM3", used=True)], context_of_record).problems
+    found = workspace_audit.Audit()
+    found.look(
+        Path("x"), [workspace_audit.Piece("OK on Frobnicator 80 GB of HBM3: 19 cases", used=True)], context_of_record
+    )
+    assert (
+        found.problems == []
+        and workspace_audit.audit([workspace_audit.Piece("80 GB of HBM3", used=True)], context_of_record).problems
+    )

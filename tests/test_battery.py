@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import timing, verify
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
-from kernelopt.sandbox import Sandbox
-from kernelopt.subject import Subject
+from kernelopt.measure import timing, verify
+from kernelopt.session.target import Subject
 
 KERNELS = BUNDLE / "tests" / "kernels"
 WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"

@@ -5,15 +5,17 @@ import subprocess
 import sys
 
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import benchmarks, gate, gpu
+from kernelopt.device import gpu
+from kernelopt.measure import card_rates
+from kernelopt.session import stop_conditions
 
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():
     code = (
-        "import torch\nfrom kernelopt import streams\n"
+        "import torch\nfrom kernelopt.worker import copy_kernel\n"
         "for read, written in ((5000, 300), (300, 5000), (4096, 4096), (9000, 1)):\n"
         "    source, target = torch.ones(read), torch.full((written,), -1.0)\n"
-        "    streams.stream(source, target, block=1024, warps=4, programs=2)\n"
+        "    copy_kernel.stream(source, target, block=1024, warps=4, programs=2)\n"
         "    assert (target >= 0).all(), (read, written)\n"
     )
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(BUNDLE / "tools"), "PATH": "/usr/bin:/bin"}
@@ -27,7 +29,7 @@ def test_the_plot_shows_each_pattern_at_each_size():
         for size in (1, 2, 4)
         for cache in ("cold", "warm")
     ]
-    lines = benchmarks.plot(rates)
+    lines = card_rates.plot(rates)
     drawing = "".join(lines[:-1])
     assert all(drawing.count(mark) == 3 for mark in "CRWcrw".replace("W", "")) and len(lines) <= 20
     assert "C copy" in lines[-1]
@@ -58,7 +60,7 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
     given = {"median": 321.23, "p20": 320.0, "p80": 322.0, "n": 99}
     result = {"device": "NVIDIA H200", "unit": "GB/s", "rates": [given], "best": given, "gpu_state": None}
-    monkeypatch.setattr(benchmarks, "run", lambda *_: result.copy())
+    monkeypatch.setattr(card_rates, "run", lambda *_: result.copy())
     monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA H200"})
     command = ("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target")
     asked = {"workload": "default", "metric": "latency_us", "target": 250, "unit": "us", "basis": "given"}
@@ -67,7 +69,7 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     tool_json(*command, "--share", 80, run=run_here)
     target, other = session.task()["targets"]
     assert other == asked and "latency_us <= 250 us, given" in session.readme.read_text()
-    assert (target["target"], target["unit"]) == (256.96, "GB/s") and gate.off_basis(target) is None
+    assert (target["target"], target["unit"]) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
     assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
     assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
     monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA A100-SXM4-80GB"})

@@ -8,9 +8,13 @@ from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, FIXTURES, task
-from kernelopt import brief, bundle, diagnosis, metrics, profile_analysis, profile_report, roofline, wiki, workspace
+from kernelopt import bundle
+from kernelopt.diagnosis import analysis, classify, profile_folder
 from kernelopt.errors import Refused, UsageError
-from kernelopt.profilers import ncu
+from kernelopt.hardware import roofline, wiki
+from kernelopt.profilers import metrics, ncu
+from kernelopt.report import brief
+from kernelopt.session import workspace
 
 WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
 H200 = wiki.find("H200", wiki.pages(BUNDLE / "gpu-wiki"))
@@ -19,7 +23,7 @@ EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 
 def parts_of(report: str, **changes) -> brief.Parts:
     """Everything that a brief can hold, of a recorded report."""
-    analysis = diagnosis.analyse({"kernels": ncu.read(FIXTURES / report), "work": WORK}, metrics.thresholds())
+    analysis = classify.analyse({"kernels": ncu.read(FIXTURES / report), "work": WORK}, metrics.thresholds())
     roof = roofline.roof(H200, "bf16")
     whole = brief.Parts(
         analysis=analysis,
@@ -316,8 +320,8 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     folder = BUNDLE / "examples" / "attention"
     record = json.loads((folder / "memory" / "v0.json").read_text())
     shutil.copytree(folder / "profiles" / "v0" / "annotation", tmp_path / "copied")
-    profile = profile_report.load(tmp_path / "copied", workspace.Workspace(folder))
-    parts, _ = brief.of_workspace(workspace.Workspace(folder), profile, profile_analysis.analysed(profile, []))
+    profile = profile_folder.load(tmp_path / "copied", workspace.Workspace(folder))
+    parts, _ = brief.of_workspace(workspace.Workspace(folder), profile, analysis.analysed(profile, []))
     assert parts.kernel == (folder / "versions" / "v0_kernel.py").read_text() != (folder / "kernel.py").read_text()
     assert (
         parts.utilization["time_us"] == record["performance"]["latency_us"] and parts.utilization["clock"] == "measured"
@@ -326,7 +330,7 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
         workspace.Workspace(folder), {**profile, "work": {**profile["work"], "flops": 10**9, "bytes_min": 10**6}}
     )
     assert small["floor_share_pct"] < 1
-    alone = profile_report.load(tmp_path / "copied")
+    alone = profile_folder.load(tmp_path / "copied")
     assert alone["recorded_us"] is None
     assert brief.utilization(workspace.Workspace(folder), alone)["clock"] == "profiled"
 
@@ -341,7 +345,7 @@ def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
     readme = tmp_path / "w" / "README.md"
     readme.write_text(readme.read_text().replace('"gpu_wiki_path": null', f'"gpu_wiki_path": "{tmp_path / "wiki"}"'))
     shares = [
-        profile_analysis.floor(profile_report.load(root / "profiles" / "v1" / "annotation"))["share_pct"]
+        analysis.floor(profile_folder.load(root / "profiles" / "v1" / "annotation"))["share_pct"]
         for root in (BUNDLE / "examples" / "rmsnorm", tmp_path / "w")
     ]
     assert shares[1] == pytest.approx(shares[0] * 4296 / 3000)

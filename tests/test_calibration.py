@@ -5,8 +5,11 @@ import json
 
 import pytest
 from conftest import BUNDLE, run_tool, task, tool_json
-from kernelopt import benchmarks, calibration, gpu, platforms, rounds, wiki, wiki_checks, workspace
+from kernelopt.device import gpu
 from kernelopt.errors import Refused, UsageError
+from kernelopt.hardware import wiki, wiki_checks
+from kernelopt.measure import card_rates
+from kernelopt.session import calibration, platforms, workspace
 
 WIKI = BUNDLE / "gpu-wiki"
 STATE = {
@@ -148,10 +151,10 @@ def stood_in(monkeypatch):
                 pattern = "copy" if arguments["bytes_in"] == arguments["bytes_out"] else "read"
                 return found.ceilings[pattern if arguments["bytes_in"] > 4096 else "copy"]
             if isinstance(one := found.products.get(arguments["dtype"], "not supported"), str):
-                raise benchmarks.Failed(one)
+                raise card_rates.Failed(one)
             return one
 
-        monkeypatch.setattr(benchmarks, "jobs", lambda _: contextlib.nullcontext((found.device, job)))
+        monkeypatch.setattr(card_rates, "jobs", lambda _: contextlib.nullcontext((found.device, job)))
         monkeypatch.setattr(gpu, "identify", lambda: found.device)
         monkeypatch.setattr(gpu, "query", lambda: said)
         monkeypatch.setattr(gpu, "power_limit_w", lambda: 700.0)
@@ -173,9 +176,9 @@ def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, st
     looked_up = ("gpu_specs.py", "lookup", UNKNOWN, "measured_copy_bandwidth", "--workspace", made.root)
     assert tool_json(*looked_up, run=run_here)["citation"] == basis
     assert tool_json("check_citations.py", made.root, run=run_here)["problems"] == []
-    rounds.check_platform(made, UNKNOWN)
+    platforms.check_platform(made, UNKNOWN)
     with pytest.raises(UsageError, match="this GPU is NVIDIA H200"):
-        rounds.check_platform(made, "NVIDIA H200")
+        platforms.check_platform(made, "NVIDIA H200")
 
 
 def test_citations_of_a_calibration_are_audited(tmp_path, problem, run_here, stood_in):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import STAND_INS, run_tool, tool_json
-from kernelopt import gpu
-from kernelopt.workspace import parse_task
+from kernelopt.device import gpu
+from kernelopt.session.workspace import parse_task
 
 REFERENCE = """
 import torch, torch.nn as nn

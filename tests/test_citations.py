@@ -7,9 +7,12 @@ import time
 
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, task, tool_json
-from kernelopt import audit, claims, memory, pieces, rounds, wiki, workspace
-from kernelopt.citations import CALIBRATION, Piece, Recorded
+from kernelopt.audit import claims, pieces, workspace_audit
+from kernelopt.audit.citations import CALIBRATION, Piece, Recorded
 from kernelopt.errors import UsageError
+from kernelopt.gate import readiness
+from kernelopt.hardware import wiki
+from kernelopt.session import record_store, workspace
 
 ROOT = BUNDLE / "gpu-wiki"
 H200 = wiki.find("H200", wiki.pages(ROOT))
@@ -23,7 +26,7 @@ MEASURED = frozenset(
         Recorded(3866.4, "GB/s", "target"),
     }
 )
-CONTEXT = audit.make_context(ROOT, "H200", MEASURED)
+CONTEXT = workspace_audit.make_context(ROOT, "H200", MEASURED)
 
 
 def cite(metric: str, platform: str = "H200") -> str:
@@ -204,38 +207,38 @@ def test_a_prediction_is_prose_and_another_products_peak_in_it_is_named(tmp_path
         "## Evidence\n\n4000 GB/s\n\n### Profile\n\n4001 GB/s\n```bash\n# 4002 GB/s\n```\n"
         "## Expected effect\n\n4003 GB/s, later the 3350 GB/s peak\n"
     )
-    found = audit.Audit()
-    audit.of_file(plan, CONTEXT, found)
+    found = workspace_audit.Audit()
+    workspace_audit.of_file(plan, CONTEXT, found)
     assert [problem.line for _, problem in found.problems] == [3, 7, 9]
     assert ["H100 SXM" in hint.message for _, hint in found.hints] == [True]
 
 
 def test_a_prediction_stays_one_in_the_record_that_takes_it_over(tmp_path):
-    record = memory.empty("v1")
+    record = record_store.empty("v1")
     record["optimization"] |= {"expected_impact": "4000 GB/s; from 8.6 to 5.4 GB", "action_description": "4000 GB/s"}
     record["profile_evidence"]["evidence_summary"] = "4000 GB/s"
     (tmp_path / "v1.json").write_text(json.dumps(record, indent=2))
-    found = audit.Audit()
-    audit.of_file(tmp_path / "v1.json", CONTEXT, found)
+    found = workspace_audit.Audit()
+    workspace_audit.of_file(tmp_path / "v1.json", CONTEXT, found)
     lines = (tmp_path / "v1.json").read_text().splitlines()
     assert ["evidence_summary" in lines[problem.line - 1] for _, problem in found.problems] == [True]
 
 
 def test_what_the_gate_wrote_is_no_claim(tmp_path):
-    record = memory.empty("v1")
+    record = record_store.empty("v1")
     record["quality_gate"] = {
         "result": "FAIL",
         "failure_reason": "out of resource: 1024 threads per SM, 700 W, 132 SMs",
     }
     record["device"] = "NVIDIA 132 SMs 700 W"
     (tmp_path / "v1.json").write_text(json.dumps(record, indent=2))
-    found = audit.Audit()
-    audit.of_file(tmp_path / "v1.json", CONTEXT, found)
+    found = workspace_audit.Audit()
+    workspace_audit.of_file(tmp_path / "v1.json", CONTEXT, found)
     assert (found.checked, found.problems, found.hints) == (0, [], [])
 
 
 def test_without_a_platform_the_value_must_hold_all_the_same():
-    context = audit.make_context(ROOT, None, frozenset())
+    context = workspace_audit.make_context(ROOT, None, frozenset())
     assert kinds(cite("memory_bandwidth", "H100 SXM"), context) == []
     assert kinds(BANDWIDTH.replace("4800", "5000"), context) == ["wrong value"]
 
@@ -332,7 +335,7 @@ def test_problems_are_found_in_every_file_with_their_line(cited, run_here):
     at = next(number for number, line in enumerate(record, 1) if "4.8 TB/s" in line)
     assert places == {("plans/v1_plan.md", 3), ("baseline_report.md", 3)} and told == {("memory/v0.json", at)}
     with pytest.raises(UsageError, match=r"2 hardware values .*baseline_report.md:3"):
-        rounds.check_citations(cited)
+        readiness.check_citations(cited)
 
 
 def test_the_gate_refuses_before_it_measures(cited, run_here):
@@ -418,4 +421,4 @@ def test_hints_alone_hold_no_gate_up(cited, run_here):
     found = tool_json("check_citations.py", cited.root, run=run_here)
     assert len(found["hints"]) == 2 and found["problems"] == []
     assert "hint: uncited" in run_here("check_citations.py", cited.root).stdout
-    rounds.check_citations(cited)
+    readiness.check_citations(cited)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import clocks, gpu
+from kernelopt.device import clocks, gpu
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 
 CLOCKS = list(range(345, 1996, 15))

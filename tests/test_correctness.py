@@ -1,7 +1,7 @@
 """The verdict on a case: pure functions of what ran and what was compared."""
 
 import pytest
-from kernelopt import correctness
+from kernelopt.measure import correctness
 
 DONE = {
     "device": None,

@@ -9,21 +9,22 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import FIXTURES, run_tool, tool_json
-from kernelopt import disassembly, programs
-from kernelopt.disassembly import Instruction, Kernel
+from kernelopt.device import programs
+from kernelopt.disassembly import analysis, listing_files, listings
+from kernelopt.disassembly.listings import Instruction, Kernel
 from kernelopt.errors import EnvironmentLacks, UsageError
 
 RECORDED = FIXTURES / "disassembly"
 
 
 def kernels(name: str) -> dict[str, Kernel]:
-    (listing,) = disassembly.read(RECORDED / name)
+    (listing,) = listing_files.read(RECORDED / name)
     return {kernel.name: kernel for kernel in listing.kernels}
 
 
 def summary(name: str, kernel: str | None = None) -> dict:
     found = kernels(name)
-    return disassembly.summary(found[kernel] if kernel else next(iter(found.values())))
+    return analysis.summary(found[kernel] if kernel else next(iter(found.values())))
 
 
 def notes(found: dict) -> set[str]:
@@ -33,7 +34,7 @@ def notes(found: dict) -> set[str]:
 def counts(found: dict, *classes: str) -> dict:
     """{(class, bits): (count, in loops)}, or {(class, opcode): ...} where there is no width."""
     table: dict = {}
-    for row in disassembly.rows(found, *classes):
+    for row in analysis.rows(found, *classes):
         key = (row["class"], row["bits"] or row["opcode"])
         count, looped = table.get(key, (0, 0))
         table[key] = (count + row["count"], looped + row["in_loops"])
@@ -43,7 +44,7 @@ def counts(found: dict, *classes: str) -> dict:
 def by_hand(*lines: str) -> Kernel:
     """A kernel of these instructions for sm_90a, made by hand; the first has address 0, the next 0x10."""
     code = "".join(f"        /*{16 * index:04x}*/   {line} ;\n" for index, line in enumerate(lines))
-    (kernel,) = disassembly.parse_sass(f"\tcode for sm_90a\n\t\tFunction : by_hand\n{code}")
+    (kernel,) = listings.parse_sass(f"\tcode for sm_90a\n\t\tFunction : by_hand\n{code}")
     return kernel
 
 
@@ -53,9 +54,9 @@ def by_hand(*lines: str) -> Kernel:
 def test_both_dialects_of_sass_read_the_same():
     one, two = (kernels(f"streaming_add.{tool}.sass")["streaming_add"] for tool in ("nvdisasm", "cuobjdump"))
     assert (one.arch, two.arch) == ("sm_90", "sm_90a")  # nvdisasm does not say the a
-    assert disassembly.normalised(one) == disassembly.normalised(two)
-    assert disassembly.changes(disassembly.summary(one), disassembly.summary(two)) == []
-    found = disassembly.summary(one)
+    assert analysis.normalised(one) == analysis.normalised(two)
+    assert analysis.changes(analysis.summary(one), analysis.summary(two)) == []
+    found = analysis.summary(one)
     assert found["resources"] == {
         "registers": 26,
         "stack_bytes": 0,
@@ -126,14 +127,14 @@ def test_a_spill_names_its_traffic_and_how_much_of_it_is_in_loops():
 
 
 def test_many_registers_alone_are_no_spill():
-    full = disassembly.parse_sass((RECORDED / "matmul_hgmma.sass").read_text().replace("REG:108", "REG:255"))
-    found = disassembly.summary(full[0])
+    full = listings.parse_sass((RECORDED / "matmul_hgmma.sass").read_text().replace("REG:108", "REG:255"))
+    found = analysis.summary(full[0])
     assert found["resources"]["registers"] == 255 and notes(found) == set()
 
 
 def test_a_stack_that_nothing_touches_is_no_spill():
     text = (RECORDED / "matmul_hgmma.sass").read_text().replace("STACK:0", "STACK:16")
-    assert notes(disassembly.summary(disassembly.parse_sass(text)[0])) == {"unused_stack"}
+    assert notes(analysis.summary(listings.parse_sass(text)[0])) == {"unused_stack"}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_a_stack_that_nothing_touches_is_no_spill():
     ],
 )
 def test_each_rule_fires_and_keeps_quiet(lines, ids):
-    assert notes(disassembly.summary(by_hand(*lines))) == ids
+    assert notes(analysis.summary(by_hand(*lines))) == ids
 
 
 def test_mma_sync_is_old_on_hopper_and_blackwell_only():
@@ -161,7 +162,7 @@ def test_mma_sync_is_old_on_hopper_and_blackwell_only():
     found = {}
     for arch in ("sm_80", "sm_90", "sm_100a", "sm_120", None):
         kernel.arch = arch
-        found[arch] = notes(disassembly.summary(kernel))
+        found[arch] = notes(analysis.summary(kernel))
     assert found == {"sm_80": set(), "sm_90": {"no_wgmma"}, "sm_100a": {"no_tcgen05"}, "sm_120": set(), None: set()}
 
 
@@ -181,7 +182,7 @@ def test_mma_sync_is_old_on_hopper_and_blackwell_only():
     ],
 )
 def test_a_spill_is_told_from_an_array_where_the_evidence_allows(lines, verdict):
-    assert disassembly.local_memory(by_hand(*lines)) == verdict
+    assert analysis.local_memory(by_hand(*lines)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -243,9 +244,9 @@ def test_a_spill_is_told_from_an_array_where_the_evidence_allows(lines, verdict)
 def test_classes_and_widths(kind, opcode, operands, meaning, bits):
     """Opcodes as ptxas (CUDA 13.0, triton 3.9) and LLVM wrote them for sm_80 to sm_120, gfx90a and gfx942."""
     instruction = Instruction("", opcode, operands)
-    assert disassembly.meaning_of(kind, instruction) == meaning
+    assert analysis.meaning_of(kind, instruction) == meaning
     if bits:
-        assert disassembly.bits_of(kind, instruction) == bits
+        assert analysis.bits_of(kind, instruction) == bits
 
 
 # ---- Loops ----
@@ -253,7 +254,7 @@ def test_classes_and_widths(kind, opcode, operands, meaning, bits):
 
 def test_the_loop_of_the_tile_product_is_what_its_source_loops_over():
     kernel = kernels("tile.sass")["tile_product"]
-    hot = disassembly.in_loops(kernel)
+    hot = analysis.in_loops(kernel)
     inside = [kernel.instructions[index].opcode.partition(".")[0] for index in sorted(hot)]
     assert inside.count("FFMA") == 32 and inside.count("LDS") == 64 and inside.count("BAR") == 2
     assert kernel.arch == "sm_90a"  # also after the header flags of another kernel, which lack the a
@@ -263,33 +264,33 @@ def test_the_loop_of_the_tile_product_is_what_its_source_loops_over():
 
 def test_each_target_of_a_fat_binary_has_its_own_resources():
     text = (RECORDED / "scale.so.sass.txt").read_text().replace("REG:10", "REG:8", 1)
-    found = [(kernel.arch, kernel.resources["registers"]) for kernel in disassembly.parse_sass(text)]
+    found = [(kernel.arch, kernel.resources["registers"]) for kernel in listings.parse_sass(text)]
     assert found == [("sm_80", 8), ("sm_90", 10)]
 
 
 def test_code_without_a_loop_has_none_although_it_ends_in_a_jump_to_itself():
     kernel = kernels("strided_gather.sass")["strided_gather"]
     assert kernel.instructions[-1].opcode == "NOP" and any(i.opcode == "CALL.REL.NOINC" for i in kernel.instructions)
-    assert disassembly.in_loops(kernel) == set()
+    assert analysis.in_loops(kernel) == set()
 
 
 def test_a_jump_back_from_a_block_out_of_line_is_no_loop():
     """A slow path behind the end jumps back; by addresses it would be a loop over all in between."""
     lines = ["@P0 BRA 0x40", "FADD R0, R0, R1", "BRA.U !UP0, 0x10", "EXIT", "FMUL R0, R0, R0", "BRA 0x10", "BRA 0x60"]
     kernel = by_hand(*lines)
-    assert disassembly.in_loops(kernel) == {1, 2}
-    assert disassembly.normalised(kernel)[:3] == ["    @P0 BRA L1", "L0:", "    FADD R0, R0, R1"]
+    assert analysis.in_loops(kernel) == {1, 2}
+    assert analysis.normalised(kernel)[:3] == ["    @P0 BRA L1", "L0:", "    FADD R0, R0, R1"]
 
 
 def test_a_branch_with_its_condition_among_the_operands_can_go_on():
-    assert disassembly.in_loops(by_hand("FADD R0, R0, R1", "BRA.U !UP0, 0x10", "@P0 BRA 0x0", "EXIT")) == {0, 1, 2}
+    assert analysis.in_loops(by_hand("FADD R0, R0, R1", "BRA.U !UP0, 0x10", "@P0 BRA 0x0", "EXIT")) == {0, 1, 2}
 
 
 # ---- PTX and AMDGCN ----
 
 
 def test_ptx_of_cuda_and_of_cutedsl():
-    product, indexed = (disassembly.summary(kernel) for kernel in kernels("tile.ptx").values())
+    product, indexed = (analysis.summary(kernel) for kernel in kernels("tile.ptx").values())
     assert product["arch"] == "sm_90a" and product["resources"]["registers"] is None
     assert counts(product, "shared load", "global load", "barrier") == {
         ("shared load", 32): (64, 64),
@@ -322,10 +323,10 @@ mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], 0;
         ret;
     }
     """
-    (kernel,) = disassembly.parse_ptx(text)
+    (kernel,) = listings.parse_ptx(text)
     opcodes = [instruction.opcode.partition(".")[0] for instruction in kernel.instructions]
-    assert opcodes == ["mbarrier", "bra", "cp", "mma", "ret"] and disassembly.in_loops(kernel) == {0, 1}
-    found = disassembly.summary(kernel)
+    assert opcodes == ["mbarrier", "bra", "cp", "mma", "ret"] and analysis.in_loops(kernel) == {0, 1}
+    found = analysis.summary(kernel)
     assert notes(found) == {"no_wgmma"} and counts(found, "global to shared copy") == {
         ("global to shared copy", 128): (1, 0)
     }
@@ -344,7 +345,7 @@ def test_amdgcn_of_triton():
     assert counts(found, "global load", "global store") == {("global load", 128): (6, 2), ("global store", 64): (4, 0)}
     assert found["in_loops"] == 36
     text = (RECORDED / "matmul_gfx942.amdgcn").read_text().replace(".vgpr_spill_count: 0", ".vgpr_spill_count: 7")
-    assert notes(disassembly.summary(disassembly.parse_amdgcn(text)[0])) >= {"spill"}
+    assert notes(analysis.summary(listings.parse_amdgcn(text)[0])) >= {"spill"}
 
 
 def test_amdgcn_of_gfx1250_copies_past_its_registers():
@@ -357,8 +358,8 @@ def test_amdgcn_of_gfx1250_copies_past_its_registers():
 def test_a_listing_that_was_cut_off_is_read_as_far_as_it_goes(name):
     text, kind = (RECORDED / name).read_text(), Path(name).suffix[1:]
     for share in range(1, 10):
-        for kernel in disassembly.PARSERS[kind](text[: len(text) * share // 10]):
-            disassembly.summary(kernel)
+        for kernel in listings.PARSERS[kind](text[: len(text) * share // 10]):
+            analysis.summary(kernel)
 
 
 # ---- The tool ----
@@ -398,10 +399,10 @@ def test_a_listing_without_resource_usage_says_so(tmp_path, run_here):
 
 
 def test_an_exact_name_is_preferred_to_a_part():
-    listings = disassembly.read(RECORDED / "tile.sass")
+    listings = listing_files.read(RECORDED / "tile.sass")
     listings[0].kernels[1].name = "indexed_twice"
-    assert [kernel.name for _, kernel in disassembly.choose(listings, "indexed")] == ["indexed"]
-    assert [kernel.name for _, kernel in disassembly.choose(listings, "index")] == ["indexed", "indexed_twice"]
+    assert [kernel.name for _, kernel in listing_files.choose(listings, "indexed")] == ["indexed"]
+    assert [kernel.name for _, kernel in listing_files.choose(listings, "index")] == ["indexed", "indexed_twice"]
 
 
 @pytest.mark.parametrize(
@@ -543,7 +544,7 @@ def test_the_real_cuobjdump_refuses_that_cubin_as_it_was_recorded(tmp_path):
     version = program and subprocess.run([program, "--version"], capture_output=True, text=True).stdout
     if not version or int(re.search(r"release (\d+)\.(\d+)", version)[1]) < 13 or "release 13.0" in version:
         pytest.skip("no cuobjdump from 13.1 on")
-    listings = disassembly.read(RECORDED / "scale_sm_70.cubin")
+    listings = listing_files.read(RECORDED / "scale_sm_70.cubin")
     assert [(listing.kind, bool(listing.why)) for listing in listings] == [("sass", True), ("ptx", False)]
     assert (RECORDED / "scale_sm_70.refused.txt").read_text().strip() in listings[0].why
 
@@ -586,19 +587,19 @@ def test_nvidias_programs_are_found_in_every_usual_place(tmp_path, monkeypatch, 
 def test_without_cuobjdump_a_cubin_needs_the_toolkit_and_a_listing_does_not(monkeypatch):
     monkeypatch.setattr(programs.shutil, "which", lambda name, path=None: None)
     with pytest.raises(EnvironmentLacks, match=r"install the CUDA toolkit .* or pass a \.sass file") as error:
-        disassembly.read(RECORDED / "cute_vector_add.cubin")
+        listing_files.read(RECORDED / "cute_vector_add.cubin")
     assert error.value.exit_code == 3
-    assert disassembly.read(RECORDED / "one_block.sass")[0].kernels
+    assert listing_files.read(RECORDED / "one_block.sass")[0].kernels
     with pytest.raises(UsageError):
-        disassembly.read(RECORDED / "cute_vector_add.cubin", "ptx")
+        listing_files.read(RECORDED / "cute_vector_add.cubin", "ptx")
 
 
 def test_the_real_cuobjdump_reads_a_cubin_as_it_was_recorded():
     try:
-        disassembly.program()
+        listing_files.program()
     except EnvironmentLacks as error:
         pytest.skip(str(error))
     found = summary("cute_vector_add.cubin")
-    (recorded,) = disassembly.parse_sass((RECORDED / "cute_vector_add.listing.txt").read_text())
-    assert found == disassembly.summary(recorded)
+    (recorded,) = listings.parse_sass((RECORDED / "cute_vector_add.listing.txt").read_text())
+    assert found == analysis.summary(recorded)
     assert found["resources"]["registers"] == 12 and notes(found) == {"narrow_global_loads", "narrow_global_stores"}

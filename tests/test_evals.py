@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import stop_hook, wiki
-from kernelopt.errors import EnvironmentLacks, Refused, UsageError
-from kernelopt.memory import Memory
-from kernelopt.workspace import Workspace, digest
 
 EVALS = BUNDLE / "evals"
 sys.path.insert(0, str(EVALS))
@@ -22,6 +18,11 @@ import experiment
 import judging
 import measuring
 import triggers
+from kernelopt.errors import EnvironmentLacks, Refused, UsageError
+from kernelopt.hardware import wiki
+from kernelopt.session import stop_hook
+from kernelopt.session.record_store import Memory
+from kernelopt.session.workspace import Workspace, digest
 
 ALL = [cases.load(name) for name in cases.names()]
 DISCIPLINE = [case for case in ALL if case.kind == "discipline"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, tool_json
-from kernelopt import memory, opponents
-from kernelopt.workspace import Workspace, digest
+from kernelopt.measure import baselines
+from kernelopt.session import record_store
+from kernelopt.session.workspace import Workspace, digest
 
 EXAMPLES = sorted(path.parent for path in (BUNDLE / "examples").glob("**/git-log.txt"))
 # Kernels that name the card they were tuned on, and stay as the gate judged them (the example's lessons say so).
@@ -20,7 +21,7 @@ BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: str(folder.relative_to(BUNDLE / "examples")))
 def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     workspace = Workspace(folder)
-    records = memory.Memory(workspace)
+    records = record_store.Memory(workspace)
     best = records.best()
     assert digest(workspace.kernel) == best["kernel_sha256"], "kernel.py is not the best version"
     log = (folder / "git-log.txt").read_text()
@@ -48,7 +49,7 @@ def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
     for folder in EXAMPLES:
         if folder.name == "h200":
             continue  # test_house.py holds the table of the demo
-        records = memory.Memory(Workspace(folder))
+        records = record_store.Memory(Workspace(folder))
         first, best = records.read("v0")["performance"], records.best()["performance"]
         ratio = 1.0
         for record in records.records():
@@ -56,7 +57,7 @@ def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
                 ratio *= record["performance"]["comparison_with_previous"]["speedup"]
         cells = [f"{first['latency_us']:.1f} us", f"{best['latency_us']:.1f} us", f"{ratio:.2f}x"]
         cells.append(f"{best['floor_share_pct']:.1f} %")
-        for name in opponents.MODES:
+        for name in baselines.MODES:
             found = results.get(folder.name, {}).get(name)
             cells.append(f"{found['speedup']['point']:.2f}x" if found else "not run")
         assert f"]({folder.relative_to(BUNDLE)}) | {' | '.join(cells)} |" in text, folder.name
@@ -64,9 +65,9 @@ def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
 
 def test_an_opponent_is_the_reference_behind_torch_compile(tmp_path):
     reference = b"import torch\nclass Model(torch.nn.Module):\n    def __init__(self, by):\n        super().__init__()\n        self.by = by\n    def forward(self, x): return x * self.by\n"
-    for name, mode in opponents.MODES.items():
+    for name, mode in baselines.MODES.items():
         found: dict = {}
-        exec(compile(opponents.source(reference, name), name, "exec"), found)
+        exec(compile(baselines.source(reference, name), name, "exec"), found)
         assert ("ModelNew" in found) == (mode is not None)
         if mode:
             assert isinstance(found["ModelNew"](3), found["Model"])
@@ -125,7 +126,10 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
     assert (folder / "lessons.md").read_text() == "Mine.\n" and "<!doctype html>" in (
         folder / "report.html"
     ).read_text()
-    assert memory.Memory(Workspace(folder)).best()["version"] == "v0" and "V0" in (folder / "git-log.txt").read_text()
+    assert (
+        record_store.Memory(Workspace(folder)).best()["version"] == "v0"
+        and "V0" in (folder / "git-log.txt").read_text()
+    )
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for name, text in (("memory/v0.json", "{"), ("baseline_report.md", None)):
         path = ready.root / name

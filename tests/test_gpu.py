@@ -16,9 +16,10 @@ from pathlib import Path
 import gpu_card
 import pytest
 from conftest import BUNDLE, REFERENCE, run_tool, tool_json
-from kernelopt import platforms, verify, workspace
-from kernelopt.sandbox import Sandbox
-from kernelopt.subject import Subject
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.measure import verify
+from kernelopt.session import platforms, workspace
+from kernelopt.session.target import Subject
 from test_rounds import PLAN
 
 pytestmark = pytest.mark.gpu

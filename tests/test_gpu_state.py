@@ -7,8 +7,9 @@ import time
 
 import pytest
 from conftest import STAND_INS
-from kernelopt import gpu, timing
+from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
+from kernelopt.measure import timing
 
 FULL = {
     "capability": [9, 0],

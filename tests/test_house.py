@@ -41,8 +41,8 @@ def test_the_layers_check_can_fail(tmp_path):
     shutil.copytree(BUNDLE / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(BUNDLE / "pyproject.toml", tmp_path / "pyproject.toml")
     assert lint_imports(tmp_path).returncode == 0
-    with (tmp_path / "tools/kernelopt/wiki.py").open("a") as file:
-        file.write("\n\ndef late():\n    from . import gate\n")
+    with (tmp_path / "tools/kernelopt/hardware/wiki.py").open("a") as file:
+        file.write("\n\ndef late():\n    from .. import gate\n")
     assert lint_imports(tmp_path).returncode != 0
 
 
@@ -124,7 +124,7 @@ def test_the_router_names_every_sub_skill_and_every_gate():
 
 def test_no_program_holds_a_figure_of_the_wiki():
     """Distinctive hardware values (three significant digits or more) stand in no program."""
-    from kernelopt import wiki
+    from kernelopt.hardware import wiki
 
     rows = [row for page in wiki.pages(BUNDLE / "gpu-wiki") for row in page.rows.values()]
     named = ("bandwidth", "peak_", "clock", "measured_")

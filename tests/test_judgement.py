@@ -6,8 +6,11 @@ import random
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import gate, roofline, wiki
 from kernelopt.errors import Refused, UsageError
+from kernelopt.gate import acceptance
+from kernelopt.hardware import roofline, wiki
+from kernelopt.measure import pairing
+from kernelopt.session import stop_conditions
 
 PAGES = wiki.pages(BUNDLE / "gpu-wiki")
 H200 = wiki.find("H200", PAGES)
@@ -35,7 +38,7 @@ def paired(ratio: float, noise: float, rounds: int = 180, seed: int = 0) -> list
     ],
 )
 def test_verdicts(ratio, noise, verdict):
-    found = gate.paired_verdict(paired(ratio, noise))
+    found = pairing.paired_verdict(paired(ratio, noise))
     assert found["verdict"] == verdict
     low, high = found["speedup"]["ci95"]
     assert low <= found["speedup"]["point"] <= high
@@ -45,7 +48,7 @@ def test_what_noise_covers_is_not_called_equal():
     runs = paired(1.2, 0.002)
     for run in runs:  # of the kernel's two calls in a round one is slow: it does not even equal itself
         run["a_us"] = [pair if number % 4 < 2 else pair[::-1] for number, pair in enumerate(skewed(run["a_us"]))]
-    found = gate.paired_verdict(runs)
+    found = pairing.paired_verdict(runs)
     assert found["aa_noise"] > 0.1 and found["verdict"] == "AMBIGUOUS"
 
 
@@ -55,19 +58,21 @@ def skewed(rounds: list[list[float]]) -> list[list[float]]:
 
 def test_an_a_a_comparison_is_never_faster():
     verdicts = [
-        gate.paired_verdict(paired(1.0, noise, seed=seed))["verdict"] for noise in (0.01, 0.05) for seed in range(100)
+        pairing.paired_verdict(paired(1.0, noise, seed=seed))["verdict"]
+        for noise in (0.01, 0.05)
+        for seed in range(100)
     ]
     assert "FASTER" not in verdicts and "SLOWER" not in verdicts
 
 
 def test_a_drift_of_twenty_percent_does_not_hide_three_percent():
-    verdicts = [gate.paired_verdict(paired(1.03, 0.01, seed=seed))["verdict"] for seed in range(50)]
+    verdicts = [pairing.paired_verdict(paired(1.03, 0.01, seed=seed))["verdict"] for seed in range(50)]
     assert verdicts.count("FASTER") >= 48
 
 
 def test_the_same_times_give_the_same_verdict():
     times = paired(1.01, 0.01)
-    assert gate.paired_verdict(times) == gate.paired_verdict(times)
+    assert pairing.paired_verdict(times) == pairing.paired_verdict(times)
 
 
 OK = {"status": "OK", "device": "NVIDIA H200", "summary": "OK"}
@@ -76,26 +81,26 @@ SLOWER = {"verdict": "SLOWER", "speedup": {"point": 0.9, "ci95": [0.89, 0.91]}, 
 
 
 def test_only_a_right_and_faster_gpu_result_is_accepted():
-    assert gate.decide(OK, None, None)["accepted"]
-    assert gate.decide(OK, None, {"default": FASTER})["accepted"]
-    assert not gate.decide({**OK, "status": "WRONG_VALUES"}, None, {"default": FASTER})["accepted"]
-    assert not gate.decide({**OK, "device": "cpu-interpreter"}, None, {"default": FASTER})["accepted"]
+    assert acceptance.decide(OK, None, None)["accepted"]
+    assert acceptance.decide(OK, None, {"default": FASTER})["accepted"]
+    assert not acceptance.decide({**OK, "status": "WRONG_VALUES"}, None, {"default": FASTER})["accepted"]
+    assert not acceptance.decide({**OK, "device": "cpu-interpreter"}, None, {"default": FASTER})["accepted"]
     beaten = {"below_physical_limit": True, "time_us": 1.0, "limit_us": 2.0}
-    decision = gate.decide(OK, beaten, {"default": FASTER})
+    decision = acceptance.decide(OK, beaten, {"default": FASTER})
     assert not decision["accepted"] and decision["reason"].startswith(
         "IMPOSSIBLE_TIME: 1.00 us, where the documented peaks"
     )
-    assert gate.is_impossible(decision["reason"]) and gate.is_impossible("BELOW_FLOOR: faster than …")
-    assert not gate.is_impossible(None) and not gate.is_impossible("SLOWER against the best version")
+    assert acceptance.is_impossible(decision["reason"]) and acceptance.is_impossible("BELOW_FLOOR: faster than …")
+    assert not acceptance.is_impossible(None) and not acceptance.is_impossible("SLOWER against the best version")
     for verdict in ("SLOWER", "EQUAL", "AMBIGUOUS"):
-        assert not gate.decide(OK, None, {"default": {**FASTER, "verdict": verdict}})["accepted"]
+        assert not acceptance.decide(OK, None, {"default": {**FASTER, "verdict": verdict}})["accepted"]
 
 
 def test_a_gain_that_another_workload_pays_for_is_refused():
-    decision = gate.decide(OK, None, {"default": FASTER, "ragged": SLOWER})
+    decision = acceptance.decide(OK, None, {"default": FASTER, "ragged": SLOWER})
     assert not decision["accepted"] and "ragged" in decision["reason"]
     slight = {**SLOWER, "speedup": {"point": 0.99, "ci95": [0.985, 0.995]}}
-    assert gate.decide(OK, None, {"default": FASTER, "ragged": slight})["accepted"]
+    assert acceptance.decide(OK, None, {"default": FASTER, "ragged": slight})["accepted"]
 
 
 def record(**performance) -> dict:
@@ -104,13 +109,14 @@ def record(**performance) -> dict:
 
 def test_goals():
     target = {"workload": "default", "metric": "bandwidth_gbps", "target": 100.0, "unit": "GB/s", "basis": "x"}
-    assert gate.goal([target], record(bandwidth_gbps=100.0))["met"]
-    assert not gate.goal([target], record(bandwidth_gbps=99.9))["met"]
-    assert not gate.goal([target], record())["met"] and not gate.goal([target], None)["met"]
-    assert not gate.goal([], record(bandwidth_gbps=100.0))["met"]
+    assert stop_conditions.goal([target], record(bandwidth_gbps=100.0))["met"]
+    assert not stop_conditions.goal([target], record(bandwidth_gbps=99.9))["met"]
+    assert not stop_conditions.goal([target], record())["met"] and not stop_conditions.goal([target], None)["met"]
+    assert not stop_conditions.goal([], record(bandwidth_gbps=100.0))["met"]
     latency = {**target, "metric": "latency_us", "target": 5.0}
     assert (
-        gate.goal([latency], record(latency_us=4.0))["met"] and not gate.goal([latency], record(latency_us=6.0))["met"]
+        stop_conditions.goal([latency], record(latency_us=4.0))["met"]
+        and not stop_conditions.goal([latency], record(latency_us=6.0))["met"]
     )
 
 
@@ -203,8 +209,8 @@ def test_a_row_in_another_unit_is_refused_and_not_misread():
 def test_a_target_below_its_share_of_its_basis_is_never_met():
     target = roofline.target("default", 0, 10**9, roofline.roof(H200, "bf16"))
     record = {"performance": {"workload": "default", "bandwidth_gbps": 4000.0}}
-    assert gate.goal([target], record)["met"]
-    found = gate.goal([{**target, "target": 1.0}], record)
+    assert stop_conditions.goal([target], record)["met"]
+    found = stop_conditions.goal([{**target, "target": 1.0}], record)
     assert not found["met"] and "is not 90 % of its basis 4296 GB/s" in found["targets"][0]["problem"]
     by_hand = {
         "workload": "default",
@@ -213,7 +219,7 @@ def test_a_target_below_its_share_of_its_basis_is_never_met():
         "unit": "us",
         "basis": "the user asked for it",
     }
-    assert gate.goal([by_hand], {"performance": {"workload": "default", "latency_us": 8.0}})["met"]
+    assert stop_conditions.goal([by_hand], {"performance": {"workload": "default", "latency_us": 8.0}})["met"]
 
 
 RTX_4090 = wiki.find("RTX 4090", PAGES)

@@ -21,9 +21,11 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, FIXTURES, kernel_text
-from kernelopt import agents, executors, kept, loop, machine, memory, rounds, strategies, trial
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.gate import history, readiness, rounds
+from kernelopt.loop import agents, executors, gpu_steps, loop, remote, snapshot, strategies
+from kernelopt.session import record_store
+from kernelopt.session.workspace import Workspace
 
 PLAN = (
     "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
@@ -57,7 +59,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
 
     def measured(kernel: bytes) -> rounds.Evidence:
         found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
-        best, text = memory.Memory(workspace).best(), kernel.decode()
+        best, text = record_store.Memory(workspace).best(), kernel.decode()
         ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
         comparison = found["timing"]["comparisons"]["default"]
         comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
@@ -75,7 +77,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
         )
 
     def brief(version: str, number: int) -> str:
-        return f"brief for {memory.Memory(workspace).next_version()}, from {version}, candidate {number}"
+        return f"brief for {record_store.Memory(workspace).next_version()}, from {version}, candidate {number}"
 
     return StandInMachine(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
 
@@ -113,7 +115,9 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
     result, lines = run(ready, GOOD, machine)
     assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
     assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
-    assert result["best"] == "v3" == memory.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
+    assert (
+        result["best"] == "v3" == record_store.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
+    )
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
     assert status["rounds_left"] == 0 and status["best"] == "v3" and status["now"] == "stopped: 3 rounds are over"
@@ -154,7 +158,7 @@ W = "../../.."  # the workspace, from a desk
 
 
 def files_but_git(workspace: Workspace) -> dict[str, str]:
-    return {name: token for name, token in kept.everything(workspace.root).items() if not name.startswith(".git/")}
+    return {name: token for name, token in snapshot.everything(workspace.root).items() if not name.startswith(".git/")}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,7 @@ def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes
     after = files_but_git(ready)
     assert all(after[name] == before[name] for name in before if name != "kernel.py")
     assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
-    kept.remove(ready.root / ".loop" / "taken")  # too deep for pytest to clear away
+    snapshot.remove(ready.root / ".loop" / "taken")  # too deep for pytest to clear away
 
 
 def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
@@ -236,7 +240,7 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
 def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
     _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"], lines
-    record = memory.Memory(ready).read("v1")
+    record = record_store.Memory(ready).read("v1")
     assert record["performance"]["comparison_with_previous"]["speedup"] == pytest.approx(100 / 90)
     assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record["kernel_sha256"]
 
@@ -327,7 +331,7 @@ def test_a_kernel_of_a_former_run_is_not_judged_again(ready):
 def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
     run(ready, agent(kernel(500)), limits=replace(LIMITS, rounds=1))
     run(ready, agent(kernel(90)), limits=replace(LIMITS, rounds=1))  # commits the plan of v1 too
-    memory.Memory(ready).set_masked(["v1"], True)
+    record_store.Memory(ready).set_masked(["v1"], True)
     looks = f"ls plans > {tmp_path}/plans; git log --oneline > {tmp_path}/log"
     run(ready, looks, limits=replace(LIMITS, rounds=1))
     assert (tmp_path / "plans").read_text().split() == ["v2_plan.md"]
@@ -336,7 +340,7 @@ def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
 
 def test_masked_plans_are_in_no_history_on_the_desk(ready, tmp_path):
     run(ready, agent("n=${v#v}; " + kernel(90)), limits=replace(LIMITS, rounds=1))
-    records = memory.Memory(ready)
+    records = record_store.Memory(ready)
     records.save({**records.read("v1"), "masked": True})
     assert "plans/v1_plan.md" in ready.git("ls-files")
     look = f"git log --patch --all > {tmp_path}/log; git diff HEAD >> {tmp_path}/log; git status --short > {tmp_path}/status"
@@ -357,7 +361,7 @@ def test_a_users_file_is_not_written_through_a_link_and_what_was_taken_is_kept(r
 
 
 def test_a_commit_of_the_users_own_stays_whatever_it_is_called(ready):
-    memory.Memory(ready).create("v1")
+    record_store.Memory(ready).create("v1")
     (ready.root / "notes.txt").write_text("mine")
     own = ready.commit("V1: my notes")
     run(ready, "true", limits=replace(LIMITS, rounds=1))
@@ -386,25 +390,27 @@ def test_without_what_it_had_kept_a_killed_run_trusts_nothing(ready):
 
 def test_killed_while_it_takes_back_a_killed_run_it_goes_on_all_the_same(ready, monkeypatch):
     run_until_killed(ready, GOOD, "while the agent works")
-    discard = kept.discard
+    discard = snapshot.discard
 
     def killed(root):
         discard(root)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept, "discard", killed)
+    monkeypatch.setattr(snapshot, "discard", killed)
     with pytest.raises(KeyboardInterrupt):
         run(ready, GOOD, resume=True)
-    monkeypatch.setattr(kept, "discard", discard)
+    monkeypatch.setattr(snapshot, "discard", discard)
     assert run(ready, GOOD, resume=True)[0]["best"] == "v3"
 
 
 def test_a_commit_between_a_kill_and_the_next_run_is_kept_and_named(ready):
     ready.git("branch", "idea", ready.git("commit-tree", "HEAD^{tree}", "-m", "an idea"))
-    kept.Kept.of(ready)
+    snapshot.Kept.of(ready)
     (ready.root / "notes.txt").write_text("mine")
     own, said = ready.commit("my work"), []
-    assert kept.Kept.left(ready.root).put_back(lambda: None)  # as optimize_kernel.py does where more than that is gone
+    assert snapshot.Kept.left(ready.root).put_back(
+        lambda: None
+    )  # as optimize_kernel.py does where more than that is gone
     made = loop.Loop(ready, "true", LIMITS, stand_in(ready), said.append, GREEDY)
     made.begin(resume=True)
     assert ready.git("log", "-1", "--format=%s") != "my work"
@@ -479,7 +485,7 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     never = agent("n=$RANDOM; " + kernel(40, "WRONG = $n\\n").replace("'END'", "END"))
     result, lines = run(ready, never, limits=one)
     assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result["agent_calls"] == 2
-    record = memory.Memory(ready).read("v2")
+    record = record_store.Memory(ready).read("v2")
     assert record["correctness"]["verify_status"] == "WRONG_VALUES"  # a failure is part of the history too
 
 
@@ -502,7 +508,7 @@ def test_stuck_means_a_partial_restart_and_then_the_end(ready):
 
 
 def test_each_rule_stops(ready):
-    best = memory.Memory(ready).best()
+    best = record_store.Memory(ready).best()
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us"}
     reason = lambda state, targets=(), record=best: loop.stop_reason(loop.State(**state), LIMITS, list(targets), record)  # noqa: E731
     assert reason({}) is None
@@ -531,8 +537,10 @@ import os, sys
 sys.path[:0] = [{tools!r}, {tests!r}]
 from pathlib import Path
 import test_loop
-from kernelopt import loop, memory, rounds
-from kernelopt.workspace import Workspace
+from kernelopt.gate import rounds
+from kernelopt.loop import loop
+from kernelopt.session import record_store
+from kernelopt.session.workspace import Workspace
 workspace = Workspace(Path({root!r}))
 machine = test_loop.stand_in(workspace)
 place = {place!r}
@@ -577,7 +585,7 @@ def run_until_killed(*arguments, **options) -> None:
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
     run_until_killed(ready, GOOD, place)
     result, lines = run(ready, GOOD, resume=True)
-    records = memory.Memory(ready)
+    records = record_store.Memory(ready)
     accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
     assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
     assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
@@ -617,16 +625,16 @@ def killer(evil: str) -> str:
 
 def test_killed_while_it_puts_back_no_answer_of_the_round_counts_later(ready, monkeypatch):
     run_until_killed(ready, killer(f"echo x > {W}/notes.txt; "), candidates=2)
-    aside = kept.Kept._put_aside
+    aside = snapshot.Kept._put_aside
 
     def killed(own, name):
         aside(own, name)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept.Kept, "_put_aside", killed)
+    monkeypatch.setattr(snapshot.Kept, "_put_aside", killed)
     with pytest.raises(KeyboardInterrupt):
         run(ready, "true", resume=True)
-    monkeypatch.setattr(kept.Kept, "_put_aside", aside)
+    monkeypatch.setattr(snapshot.Kept, "_put_aside", aside)
     _, lines = run(ready, "true", limits=replace(LIMITS, rounds=1), resume=True)
     assert outcomes(lines) == ["interrupted", "interrupted", "unchanged", "stop"]
 
@@ -691,7 +699,9 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
     result, lines = run(ready, SEVERAL, machine, limits)
     assert outcomes(lines) == ["accepted", "rejected", "rejected", "stop"] and measured == [3, 2]
     assert "us = 50" in ready.kernel.read_text() and result["best"] == "v1"
-    against = [memory.Memory(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")]
+    against = [
+        record_store.Memory(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")
+    ]
     assert against == ["v1", "v1"]  # each lost to the kernel that won, not to the one before it
 
 
@@ -714,7 +724,7 @@ def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(r
     assert (
         "us = 90" in ready.kernel.read_text() and "us = 180" in (ready.root / "rejected" / "v4_kernel.py").read_text()
     )
-    records = memory.Memory(ready)
+    records = record_store.Memory(ready)
     assert strategies.Greedy().starts(records, 3) == ["v3"] * 3
     assert strategies.Beam(2).starts(records, 3) == ["v3", "v4", "v3"]
     assert strategies.Beam(9).starts(records, 4) == ["v3", "v4", "v2", "v3"]
@@ -740,23 +750,23 @@ def test_order_of_versions_by_the_chain_of_comparisons():
 
 
 def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_lacks(ready):
-    packed = trial.pack("verify", ready, b"x = 1\n")
+    packed = remote.pack("verify", ready, b"x = 1\n")
     for what in ("verify", "measure"):
         with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
-            trial.examine(what, packed, 60)
+            remote.examine(what, packed, 60)
     with pytest.raises(Refused, match="died, exit 1"):
-        trial.examine("verify", b"no archive", 60)
+        remote.examine("verify", b"no archive", 60)
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot filter what it unpacks")
 def test_what_a_trial_unpacks_stays_in_its_folder(ready, tmp_path, monkeypatch):
-    packed = io.BytesIO(trial.pack("verify", ready, b"x = 1\n"))
+    packed = io.BytesIO(remote.pack("verify", ready, b"x = 1\n"))
     with tarfile.open(fileobj=packed, mode="a") as archive:
         archive.addfile(tarfile.TarInfo("../escaped"))
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     with pytest.raises(Refused, match="died"):
-        trial.examine("verify", packed.getvalue(), 60)
+        remote.examine("verify", packed.getvalue(), 60)
     assert not list((tmp_path / "scratch").iterdir())
 
 
@@ -764,13 +774,13 @@ def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypat
     (tmp_path / "jsonschema.py").write_text("raise SystemExit('the one on PYTHONPATH')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(Refused, match="the one on PYTHONPATH"):
-        trial.examine("verify", trial.pack("verify", ready, b"x = 1\n"), 60)
+        remote.examine("verify", remote.pack("verify", ready, b"x = 1\n"), 60)
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it reads"])
 def test_a_trial_ends_with_the_loop_that_is_killed(early):
     """It would hold the GPU, for which the next run waits. Its input does not end with the loop here."""
-    trial = "[sys.executable, '-m', 'kernelopt.trial', str(os.getpid()), 'verify', '60', '']"
+    trial = "[sys.executable, '-m', 'kernelopt.loop.remote', str(os.getpid()), 'verify', '60', '']"
     code = f"import os, subprocess, sys; p = subprocess.Popen({trial}); print(p.pid, flush=True); p.wait()"
     options = {
         "stdin": subprocess.PIPE,
@@ -814,7 +824,7 @@ def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, t
 
 
 def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp_path):
-    own = machine.Machine(ready, None, 60, print)
+    own = gpu_steps.Machine(ready, None, 60, print)
     (tmp_path / "plan.md").write_text("no plan")
     status, message = own.check(ready.kernel, tmp_path / "plan.md")
     assert status == "PLAN" and "Category" in message
@@ -827,13 +837,13 @@ def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp
 
 def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monkeypatch):
     profiled = []
-    monkeypatch.setattr(machine.Machine, "profiled", lambda own, version: profiled.append(version))
-    assert machine.Machine(ready, None, 60, print).final() == {} and profiled == ["v0"]  # there is no GPU
+    monkeypatch.setattr(gpu_steps.Machine, "profiled", lambda own, version: profiled.append(version))
+    assert gpu_steps.Machine(ready, None, 60, print).final() == {} and profiled == ["v0"]  # there is no GPU
 
 
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
-    own = machine.Machine(ready, None, 60, print)
+    own = gpu_steps.Machine(ready, None, 60, print)
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
     text = own.brief("v0", 0)
@@ -853,9 +863,9 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):
         own.restart()
     (ready.memory / "restarts.json").unlink()
-    records = memory.Memory(ready)
+    records = record_store.Memory(ready)
     for number in range(1, 5):
-        records.save(memory.empty(f"v{number}"))
+        records.save(record_store.empty(f"v{number}"))
     assert "2 of 5" in own.restart()
 
 
@@ -875,7 +885,7 @@ def test_somebodys_own_work_is_not_written_over(ready):
     with pytest.raises(UsageError, match="is not the accepted v0"):
         run(ready, GOOD)
     assert ready.kernel.read_text().endswith("# mine\n")
-    rounds.put_best_back(ready)
+    history.put_best_back(ready)
     ready.plan("v1").write_text("a draft")
     with pytest.raises(UsageError, match="the plan of a version that was not judged"):
         run(ready, GOOD)
@@ -951,9 +961,9 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch,
     sleeper = tmp_path / "python"
     sleeper.write_text(f"#!/bin/sh\nexec sleep {nap(304)}\n")
     sleeper.chmod(0o755)
-    monkeypatch.setattr(trial.sys, "executable", str(sleeper))
-    executor = SimpleNamespace(slots=1, examine=trial.examine, stop=trial.end_all)
-    own = machine.Machine(ready, executor, 600, print)
+    monkeypatch.setattr(remote.sys, "executable", str(sleeper))
+    executor = SimpleNamespace(slots=1, examine=remote.examine, stop=remote.end_all)
+    own = gpu_steps.Machine(ready, executor, 600, print)
     limits = replace(LIMITS, rounds=1)
     plain = StandInMachine(stand_in(ready).brief, own.check, own.measure, own.restart, stop=own.stop)
 
@@ -994,13 +1004,13 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     run_until_killed(ready, breaks)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
-    assert memory.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
+    assert record_store.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
 
 
 def test_while_a_killed_run_has_kept_the_workspace_no_gate_changes_it(ready):
-    kept.Kept.of(ready)
+    snapshot.Kept.of(ready)
     with pytest.raises(UsageError, match=r"optimize_kernel\.py --resume"):
-        rounds.check_ready(ready, "v1")
+        readiness.check_ready(ready, "v1")
     shutil.rmtree(ready.root / ".git")
     with pytest.raises(UsageError, match="has no history"), ready.locked():
         pass

@@ -13,9 +13,10 @@ import jsonschema
 import memory_manager
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import bundle, glance
+from kernelopt import bundle
 from kernelopt.errors import Refused, ToolError, UsageError
-from kernelopt.memory import SCHEMA, Memory, differences, empty, record_test
+from kernelopt.session import record_cache
+from kernelopt.session.record_store import SCHEMA, Memory, differences, empty, record_test
 
 RECORD = BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json"  # of an accepted round
 NOTE = {"error_type": "x", "error_message": "", "root_cause": "", "fix_applied": "", "lesson": "l"}
@@ -36,7 +37,7 @@ def child(session, code: str, *arguments) -> subprocess.Popen:
     """A process that runs `code` with `memory`, the records of the session."""
     start = (
         f"import sys; sys.path.insert(0, {str(BUNDLE / 'tools')!r})\n"
-        "from kernelopt.memory import Memory; from kernelopt.workspace import Workspace\n"
+        "from kernelopt.session.record_store import Memory; from kernelopt.session.workspace import Workspace\n"
         f"memory = Memory(Workspace({str(session.root)!r}))\n"
     )
     command = [sys.executable, "-c", start + code, *map(str, arguments)]
@@ -519,8 +520,8 @@ GLANCES = (
 @pytest.fixture
 def quickly(monkeypatch):
     """Few and young records are kept as well; returns a function that waits until what was written is old enough."""
-    monkeypatch.setattr(glance, "FEW", 0)
-    monkeypatch.setattr(glance, "SETTLED_NS", 50_000_000)
+    monkeypatch.setattr(record_cache, "FEW", 0)
+    monkeypatch.setattr(record_cache, "SETTLED_NS", 50_000_000)
     return lambda: time.sleep(0.06)
 
 
@@ -638,7 +639,7 @@ def test_a_spoilt_glance_counts_for_nothing(memory, session, monkeypatch, capsys
             path.write_bytes(content.replace(b"[false", b"[ true"))
         case "another's":
             path.write_bytes(content)
-            monkeypatch.setattr(glance, "JUDGES", ("glance.py",))
+            monkeypatch.setattr(record_cache, "JUDGES", ("record_cache.py",))
         case "a pipe":
             pipe(path)
         case "a folder":
@@ -653,8 +654,8 @@ def test_a_spoilt_glance_counts_for_nothing(memory, session, monkeypatch, capsys
 
 
 QUICKLY = (  # few and young records are kept as well
-    "import os, random, signal, time; from kernelopt import bundle, glance; from kernelopt.memory import SCHEMA, SHORT\n"
-    "glance.FEW, glance.SETTLED_NS = 0, 20_000_000\n"
+    "import os, random, signal, time; from kernelopt import bundle; from kernelopt.session import record_cache; from kernelopt.session.record_store import SCHEMA, SHORT\n"
+    "record_cache.FEW, record_cache.SETTLED_NS = 0, 20_000_000\n"
 )
 
 
@@ -664,7 +665,7 @@ def test_a_glance_that_is_killed_in_its_write_is_made_anew(memory, session):
         memory.create(f"v{number}")
         memory.update(f"v{number}", {"device": "d" * 50_000})
     code = """if True:
-        glance.FEW = -1
+        record_cache.FEW = -1
         time.sleep(0.1)
         torn = 0
         for _ in range(100):
@@ -674,7 +675,7 @@ def test_a_glance_that_is_killed_in_its_write_is_made_anew(memory, session):
             time.sleep(random.uniform(0.005, 0.03))
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
-            seen = glance.Glance(memory.glances / "short", SHORT, bundle.REFERENCE / SCHEMA, memory.folder)
+            seen = record_cache.Glance(memory.glances / "short", SHORT, bundle.REFERENCE / SCHEMA, memory.folder)
             torn += not seen.kept(("device",))
             assert [record["device"] for record in memory.glance(("device",))] == ["d" * 50_000] * 20
         print(torn)

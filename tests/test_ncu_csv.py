@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
-from kernelopt import metrics
 from kernelopt.errors import Refused, UsageError
-from kernelopt.profilers import ncu, ncu_csv
+from kernelopt.profilers import metrics, ncu, ncu_csv
 
 CAPTURED = FIXTURES / "bottlenecks"
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
-from kernelopt import diagnosis, metrics, profile_pages, profile_report, profiling, sol, wiki
-from kernelopt.profilers import ncu, ncu_csv
-from kernelopt.sandbox import Outcome
+from kernelopt.device.sandbox import Outcome
+from kernelopt.diagnosis import classify, profile_folder, profile_pages, speed_of_light
+from kernelopt.hardware import wiki
+from kernelopt.profilers import collect, metrics, ncu, ncu_csv
 
 LIMITS = metrics.thresholds()
 KNOWN = metrics.architectures()
@@ -153,7 +154,7 @@ def all_asked(tmp_path_factory) -> Path:
 def test_a_real_report_of_all_names_lacks_nothing_that_the_gpu_has(all_asked, form):
     path = all_asked / f"streaming_add.{form}"
     kernels = ncu.read(path) if form == "ncu-rep" else ncu_csv.read(path)
-    found = diagnosis.analyse({"kernels": kernels, "work": None}, LIMITS)
+    found = classify.analyse({"kernels": kernels, "work": None}, LIMITS)
     assert found["missing_metrics"] == [] and found["not_on_architecture"] == ["tcgen05_instructions"]
     assert found["architecture"] == "sm_90" and found["classification"]["limiter"] == "dram"
     assert found["metrics"]["dram_bytes_read"] == pytest.approx(2 * 4 * (64 << 20), rel=0.01)
@@ -243,7 +244,7 @@ WORK = {"flops": 0, "bytes_min": 100 * 2**20, "dtype": "fp32"}
 def test_excess_traffic_is_found_on_geforce_blackwell(tmp_path):
     kernels = elsewhere(tmp_path, "streaming_add", "12.0", GB202_NAMES)
     assert kernels[0]["metrics"]["dram_bytes_read"] > 2**28
-    found = diagnosis.analyse({"kernels": kernels, "work": WORK}, LIMITS)
+    found = classify.analyse({"kernels": kernels, "work": WORK}, LIMITS)
     assert "excess_dram_traffic" in [finding["id"] for finding in found["findings"]]
     assert found["architecture"] == "sm_120" and found["missing_metrics"] == [
         "hmma_instructions"
@@ -253,14 +254,14 @@ def test_excess_traffic_is_found_on_geforce_blackwell(tmp_path):
 
 def test_what_a_gpu_does_not_have_is_no_lost_evidence(tmp_path):
     kernels = elsewhere(tmp_path, "streaming_add", "12.1", {HMMA.format("op"): HMMA.format("subpipe")})
-    found = diagnosis.analyse({"kernels": kernels, "work": WORK}, LIMITS)
+    found = classify.analyse({"kernels": kernels, "work": WORK}, LIMITS)
     assert found["missing_metrics"] == [] and set(found["not_on_architecture"]) == metrics.not_on("12.1")
     assert all(found["metrics"][key] is None for key in found["not_on_architecture"])
-    assert profile_report.counter(found, "dram_throughput", None) == "not on sm_121"
-    assert profile_report.counter(found, "l2_throughput", None) == "not collected"
+    assert profile_folder.counter(found, "dram_throughput", None) == "not on sm_121"
+    assert profile_folder.counter(found, "l2_throughput", None) == "not collected"
     profile = {"kernels": kernels, "params": {"version": "v0"}}
     assert "| Memory | DRAM bytes read | not on sm_121 | byte |" in profile_pages.counters(profile, found, None)
-    light = sol.analyse(found["metrics"], 40.0, [], LIMITS)
+    light = speed_of_light.analyse(found["metrics"], 40.0, [], LIMITS)
     assert light["warnings"] == [] and light["at_roofline"] is None and "of DRAM nothing is known" in light["reason"]
 
 
@@ -282,7 +283,7 @@ def test_a_product_on_another_gpu_is_held_against_that_gpus_instructions(tmp_pat
     kernels = elsewhere(
         tmp_path, "spilling_tile", capability, IN_PLACE if capability[:2] in ("10", "12") else {}, **figures
     )
-    found = diagnosis.analyse({"kernels": kernels, "work": None}, LIMITS)
+    found = classify.analyse({"kernels": kernels, "work": None}, LIMITS)
     assert {finding["id"] for finding in found["findings"] if "mma_sync" in finding["id"]} == expected
     assert found["metrics"]["hmma_instructions"] == 20.1 and found["metrics"]["tensor_cycles"] == 42.0
 
@@ -327,9 +328,9 @@ def test_in_a_long_csv_a_row_without_a_number_hides_no_later_one():
 
 def test_without_counters_the_device_tells_what_it_could_have():
     stage = {"name": "k", "us": 5.0, "grid": [1, 1, 1], "block": [32, 1, 1], "registers": 8, "shared_bytes": 0}
-    kernel = profiling.without_counters(stage, wiki.product("NVIDIA GeForce RTX 5090"))
-    found = diagnosis.analyse({"kernels": [kernel], "work": None}, LIMITS)
+    kernel = collect.without_counters(stage, wiki.product("NVIDIA GeForce RTX 5090"))
+    found = classify.analyse({"kernels": [kernel], "work": None}, LIMITS)
     assert found["architecture"] == "sm_120" and "tcgen05_instructions" in found["not_on_architecture"]
     assert "dram_bytes_read" in found["missing_metrics"]
-    nobodys = profiling.without_counters(stage, None)
-    assert diagnosis.analyse({"kernels": [nobodys], "work": None}, LIMITS)["not_on_architecture"] == []
+    nobodys = collect.without_counters(stage, None)
+    assert classify.analyse({"kernels": [nobodys], "work": None}, LIMITS)["not_on_architecture"] == []

@@ -2,8 +2,8 @@
 
 import pytest
 from conftest import BUNDLE, FIXTURES, run_tool, tool_json
-from kernelopt import occupancy, wiki
 from kernelopt.errors import Refused, UsageError
+from kernelopt.hardware import occupancy, wiki
 from kernelopt.profilers import ncu
 
 LIMITS = wiki.limit_pages(BUNDLE / "gpu-wiki")

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 import pytest
 from conftest import FIXTURES
-from kernelopt import correctness, gate, memory, rounds, subject, timing, verify
+from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import EnvironmentLacks
-from kernelopt.sandbox import Outcome
+from kernelopt.gate import acceptance, readiness, rounds
+from kernelopt.measure import correctness, timing, verify
+from kernelopt.session import platforms, record_store, target
+from kernelopt.session.workspace import digest
 from kernelopt.worker import tracing
 from kernelopt.worker.context import Context
-from kernelopt.workspace import digest
 
 OWN = [{"name": "softmax_kernel", "us": 3.0, "share_pct": 100.0, "origin": "own"}]
 
@@ -67,7 +69,7 @@ class StandInGpu:
 
 @pytest.fixture
 def task(problem):
-    return subject.Subject(kernel=problem["kernel"], reference=problem["reference"])
+    return target.Subject(kernel=problem["kernel"], reference=problem["reference"])
 
 
 def test_a_verification_says_aloud_that_own_work_was_not_checked(task):
@@ -94,23 +96,23 @@ FASTER = {"verdict": "FASTER", "speedup": {"point": 1.2, "ci95": [1.19, 1.21]}, 
 
 @pytest.mark.parametrize("comparisons", [None, {"default": FASTER}])
 def test_the_gate_accepts_nothing_whose_work_nobody_checked(comparisons):
-    refused = gate.decide({**OK, "own_work": "not checked"}, None, comparisons)
+    refused = acceptance.decide({**OK, "own_work": "not checked"}, None, comparisons)
     assert not refused["accepted"]
     assert refused["reason"].startswith("OWN_WORK_NOT_CHECKED") and "judge it again" in refused["reason"]
     for told in ({"own_work": "checked"}, {"own_work": "not asked"}, {}):  # the last is a result of an older version
-        assert gate.decide({**OK, **told}, None, comparisons)["accepted"]
+        assert acceptance.decide({**OK, **told}, None, comparisons)["accepted"]
     interpreted = {**OK, "device": "cpu-interpreter", "own_work": "not checked"}
-    assert "interpreter" in gate.decide(interpreted, None, comparisons)["reason"]
+    assert "interpreter" in acceptance.decide(interpreted, None, comparisons)["reason"]
 
 
 def test_a_round_whose_work_was_not_checked_is_refused_and_recorded(session):
     recorded = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
     verdict = {**recorded["verify"], "own_work": "not checked"}
     evidence = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
-    result = rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
+    result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
     assert not result["accepted"] and result["verify"]["own_work"] == "not checked" and result["commit"] is None
-    record = memory.Memory(session).read("v0")
-    assert record["quality_gate"]["failure_reason"] == result["reason"] and memory.Memory(session).best() is None
+    record = record_store.Memory(session).read("v0")
+    assert record["quality_gate"]["failure_reason"] == result["reason"] and record_store.Memory(session).best() is None
 
 
 # --- is it the machine, or the candidate? -----------------------------------------------------------------------------
@@ -137,14 +139,14 @@ def test_the_round_ends_there_before_anything_is_timed(session, monkeypatch, nam
     stand_in.scratch = session.root
     verdict = {**OK, "own_work": "not checked", "cases": [], "worst_rel_err": 0.0}
     monkeypatch.setattr(rounds, "Sandbox", lambda *_: stand_in)
-    monkeypatch.setattr(rounds, "check_platform", lambda *_: None)
+    monkeypatch.setattr(platforms, "check_platform", lambda *_: None)
     monkeypatch.setattr(rounds.verify, "verify", lambda *_, **__: verdict)
     if raises:
         with pytest.raises(EnvironmentLacks):
             rounds.measure(session, 5, lambda _: None)
     else:
         evidence = rounds.measure(session, 5, lambda _: None)
-        assert evidence.latencies == {} and not gate.decide(evidence.verify, None, None)["accepted"]
+        assert evidence.latencies == {} and not acceptance.decide(evidence.verify, None, None)["accepted"]
 
 
 def test_the_probe_counts_the_kernels_of_torchs_own(monkeypatch):

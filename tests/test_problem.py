@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import REFERENCE, kernel_text
-from kernelopt import problem
+from kernelopt.worker import accuracy, problem, tensor_trees
 
 
 def reference(tmp_path, text: str = REFERENCE) -> problem.Reference:
@@ -63,7 +63,7 @@ def test_a_file_that_breaks_the_contract_is_told_so(tmp_path, text, message):
 
 
 def compared(actual, oracle, baseline=None, tolerance=1e-4):
-    return problem.compare(actual, oracle, oracle if baseline is None else baseline, tolerance)
+    return accuracy.compare(actual, oracle, oracle if baseline is None else baseline, tolerance)
 
 
 def test_compare_measures_against_the_scale_of_the_result():
@@ -93,7 +93,7 @@ def test_compare_of_integers_is_exact_and_of_shapes_strict():
 
 def test_answers_without_work_are_seen_on_bland_tasks_alone():
     def answers(result, *inputs, other):
-        return problem.bland_answers([result.double()], [result], list(inputs), [other], [1e-4])
+        return accuracy.bland_answers([result.double()], [result], list(inputs), [other], [1e-4])
 
     x, y = torch.randn(2, 50)
     assert answers(x.exp(), x, other=y.exp()) == []
@@ -106,7 +106,7 @@ def test_answers_without_work_are_seen_on_bland_tasks_alone():
 def test_compare_survives_a_scale_of_zero_another_dtype_and_eight_bits():
     zero = torch.zeros(4, dtype=torch.int64)
     wrong = compared(zero + 1, zero, tolerance=0.0)
-    assert wrong["mismatches"] == 4 and wrong["max_rel"] == problem.LARGEST_ERROR
+    assert wrong["mismatches"] == 4 and wrong["max_rel"] == accuracy.LARGEST_ERROR
     assert "mismatches" not in compared(torch.zeros(4), torch.zeros(4, dtype=torch.complex64))
     eight = torch.tensor([0.5, 1.0, 2.0]).to(torch.float8_e4m3fn)
     assert compared(eight, eight, tolerance=0.125)["mismatches"] == 0
@@ -141,20 +141,24 @@ def get_inputs(): return [torch.randn(4, 8)]
 
 def test_bland_answers_of_eight_bit_floats():
     result = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e4m3fn)
-    assert problem.bland_answers([result], [result], [], [result], [0.125]) == ["the result of another call"]
+    assert accuracy.bland_answers([result], [result], [], [result], [0.125]) == ["the result of another call"]
 
 
 def test_the_structure_of_a_result():
     x = torch.ones(1)
-    assert problem.structure(x) == problem.structure(3.0) == "tensor"
-    assert problem.structure((x, [x, None])) == problem.structure([x, (x, None)]) == "[tensor, [tensor, None]]"
-    assert problem.structure({"b": x, "a": None}) == "{'a': None, 'b': tensor}" != problem.structure([None, x])
+    assert tensor_trees.structure(x) == tensor_trees.structure(3.0) == "tensor"
+    assert (
+        tensor_trees.structure((x, [x, None])) == tensor_trees.structure([x, (x, None)]) == "[tensor, [tensor, None]]"
+    )
+    assert (
+        tensor_trees.structure({"b": x, "a": None}) == "{'a': None, 'b': tensor}" != tensor_trees.structure([None, x])
+    )
 
 
 def test_a_dict_may_have_numbers_beside_strings_as_keys():
     mixed = {"x": torch.ones(1), 2: torch.zeros(1)}
-    assert [int(t) for t in problem.tensors(mixed)] == [int(t) for t in problem.input_tensors([mixed])]
-    assert problem.map_tensors(mixed, torch.neg)[2] == 0
+    assert [int(t) for t in tensor_trees.tensors(mixed)] == [int(t) for t in tensor_trees.input_tensors([mixed])]
+    assert tensor_trees.map_tensors(mixed, torch.neg)[2] == 0
 
 
 @pytest.mark.parametrize("made", ["torch.ones(4, dtype=torch.uint16)", "torch.eye(4).to_sparse()"])

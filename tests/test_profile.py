@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, FIXTURES, run_tool, tool_json
-from kernelopt import diagnosis, findings, memory, metrics, profile_analysis, profile_pages, profile_report
+from kernelopt.device.sandbox import Outcome
+from kernelopt.diagnosis import analysis, classify, findings, profile_folder, profile_pages
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
-from kernelopt.profilers import ncu
-from kernelopt.sandbox import Outcome
-from kernelopt.workspace import digest
+from kernelopt.profilers import metrics, ncu
+from kernelopt.session import record_store
+from kernelopt.session.workspace import digest
 
 RECORDED = FIXTURES / "h200_row_softmax"
 WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
@@ -34,7 +35,7 @@ def test_a_report_is_read_with_every_kernel_and_metric(three_passes):
 
 
 def test_the_naive_softmax_is_told_to_read_once(three_passes):
-    found = diagnosis.analyse({"kernels": three_passes, "work": WORK}, LIMITS)
+    found = classify.analyse({"kernels": three_passes, "work": WORK}, LIMITS)
     assert found["classification"]["class"] == "memory" and found["classification"]["limiter"] == "dram"
     assert sum(kernel["share_pct"] for kernel in found["kernels"]) == pytest.approx(100)
     best = found["findings"][0]
@@ -45,13 +46,13 @@ def test_the_naive_softmax_is_told_to_read_once(three_passes):
 
 
 def test_the_better_softmax_is_near_its_least_traffic():
-    found = diagnosis.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK}, LIMITS)
+    found = classify.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK}, LIMITS)
     assert [finding["id"] for finding in found["findings"]] == ["near_least_traffic"]
 
 
 def test_a_matrix_product_on_the_tensor_cores_is_compute_bound():
     work = {"flops": 2 * 4096**3, "bytes_min": 3 * 2 * 4096**2, "dtype": "bf16"}
-    found = diagnosis.analyse({"kernels": ncu.read(FIXTURES / "h200_matmul/bf16_4096.ncu-rep"), "work": work}, LIMITS)
+    found = classify.analyse({"kernels": ncu.read(FIXTURES / "h200_matmul/bf16_4096.ncu-rep"), "work": work}, LIMITS)
     assert (found["classification"]["class"], found["classification"]["limiter"]) == ("compute", "tensor pipe")
     ids = {finding["id"] for finding in found["findings"]}
     assert not ids & {"excess_dram_traffic", "low_occupancy", "tensor_cores_unused", "shared_bank_conflicts"}
@@ -140,14 +141,14 @@ def metrics_of(**values) -> dict:
     ],
 )
 def test_classification(values, expected):
-    found = diagnosis.classify(metrics_of(**values), LIMITS)
+    found = classify.classify(metrics_of(**values), LIMITS)
     assert (found["class"], found["limiter"]) == expected
     assert found["reasons"]
 
 
 def findings_of(work=None, floor=None, **values) -> list[str]:
     kernel = {"name": "k", "duration_us": 10.0, "metrics": metrics_of(**values)}
-    found = diagnosis.analyse({"kernels": [kernel], "work": work}, LIMITS, floor)["findings"]
+    found = classify.analyse({"kernels": [kernel], "work": work}, LIMITS, floor)["findings"]
     return [finding["id"] for finding in found]
 
 
@@ -257,8 +258,8 @@ def test_mma_sync_is_a_finding_where_the_gpu_has_a_newer_instruction_alone(capab
 def test_every_counter_that_a_rule_reads_is_in_the_schema():
     known = {metric.key for metric in metrics.schema()}
     assert {f"{what}_{rest}" for what in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
-    source = Path(diagnosis.__file__).read_text() + Path(findings.__file__).read_text()
-    groups = (findings.PIPES, diagnosis.QUEUES, findings.OCCUPANCY_LIMITS)
+    source = Path(classify.__file__).read_text() + Path(findings.__file__).read_text()
+    groups = (findings.PIPES, classify.QUEUES, findings.OCCUPANCY_LIMITS)
     for group in (*groups, findings.STALL_ADVICE, findings.TILE_ADVICE, *findings.EXPLAINED.values()):
         assert set(group) <= known
     assert {counter for _, counter, _, _ in findings.NEWER_THAN_MMA_SYNC.values()} <= known
@@ -267,7 +268,7 @@ def test_every_counter_that_a_rule_reads_is_in_the_schema():
 
 
 def test_every_finding_names_a_page_that_exists():
-    bundle = Path(diagnosis.__file__).parents[2]
+    bundle = BUNDLE
     pages = set(re.findall(r'"([a-z-]+\.md)"', Path(findings.__file__).read_text()))
     assert len(pages) >= 5
     assert all((bundle / "gpu-wiki/docs/optimization" / page).is_file() for page in pages)
@@ -277,7 +278,7 @@ def test_every_finding_names_a_page_that_exists():
 
 
 def store(session, version: str, report: str, kernel_sha256: str) -> None:
-    folder = session.profile(version, profile_report.MODE)
+    folder = session.profile(version, profile_folder.MODE)
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps({"kernels": ncu.read(RECORDED / report), "work": WORK}))
     params = {"version": version, "kernel_sha256": kernel_sha256, "workload": "default", "shapes": [[32768, 8192]]}
@@ -288,44 +289,44 @@ def store(session, version: str, report: str, kernel_sha256: str) -> None:
 def test_the_report_compares_with_the_version_before(session):
     store(session, "v0", "three_passes.ncu-rep", "0" * 64)
     store(session, "v1", "one_pass.ncu-rep", "1" * 64)
-    profile = profile_report.load(session.profile("v1", profile_report.MODE))
-    (before,) = profile_report.earlier(session, profile["params"])
-    text = profile_pages.page(profile, profile_analysis.analysed(profile, [before]), before)
+    profile = profile_folder.load(session.profile("v1", profile_folder.MODE))
+    (before,) = profile_folder.earlier(session, profile["params"])
+    text = profile_pages.page(profile, analysis.analysed(profile, [before]), before)
     assert "## Against v0" in text and "| all kernels (us) | 509 | 258 | -49.3 % |" in text
     assert "recorded on NVIDIA H200" in text and "| section | counter | v1 | v0 | unit |" in text
     for metric in metrics.schema():
         assert f"| {metric.label} |" in text
-    assert profile_report.earlier(session, {**profile["params"], "cache": "warm"}) == []
+    assert profile_folder.earlier(session, {**profile["params"], "cache": "warm"}) == []
 
 
 def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
-    records = memory.Memory(session)
+    records = record_store.Memory(session)
     for version, commit, result in (("v0", "a" * 40, "PASS"), ("v1", None, "FAIL")):
         gate = {"result": result, "failure_reason": None}
-        records.save({**memory.empty(version), "git_commit_hash": commit, "quality_gate": gate})
+        records.save({**record_store.empty(version), "git_commit_hash": commit, "quality_gate": gate})
         store(session, version, "three_passes.ncu-rep", "0" * 64)
     store(session, "v2", "one_pass.ncu-rep", "2" * 64)
-    params = profile_report.load(session.profile("v2", profile_report.MODE))["params"]
-    profiles = profile_report.earlier(session, params)
+    params = profile_folder.load(session.profile("v2", profile_folder.MODE))["params"]
+    profiles = profile_folder.earlier(session, params)
     assert [profile["params"]["version"] for profile in profiles] == ["v0", "v1"]
-    assert profile_report.parent(session, profiles)["params"]["version"] == "v0"
-    assert profile_report.parent(session, profiles[1:])["params"]["version"] == "v1"  # better than nothing
-    assert profile_report.parent(session, []) is None
+    assert profile_folder.parent(session, profiles)["params"]["version"] == "v0"
+    assert profile_folder.parent(session, profiles[1:])["params"]["version"] == "v1"  # better than nothing
+    assert profile_folder.parent(session, []) is None
     records.set_masked(["v1"], True)
-    assert [profile["params"]["version"] for profile in profile_report.earlier(session, params)] == ["v0"]
+    assert [profile["params"]["version"] for profile in profile_folder.earlier(session, params)] == ["v0"]
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):
-    records = memory.Memory(session)
-    record = {**memory.empty("v0"), "kernel_sha256": digest(session.kernel), "git_commit_hash": "a" * 40}
+    records = record_store.Memory(session)
+    record = {**record_store.empty("v0"), "kernel_sha256": digest(session.kernel), "git_commit_hash": "a" * 40}
     record["quality_gate"] = {"result": "PASS", "failure_reason": None}
     records.save(record)
-    assert profile_report.evidence_for_round(session, "v1") is None
+    assert profile_folder.evidence_for_round(session, "v1") is None
     store(session, "v0", "three_passes.ncu-rep", digest(session.kernel))
-    evidence = profile_report.evidence_for_round(session, "v1")
+    evidence = profile_folder.evidence_for_round(session, "v1")
     assert evidence["bottleneck_type"] == "memory" and "1.99 times the least bytes" in evidence["evidence_chain"]
     records.save({**record, "kernel_sha256": "f" * 64})
-    assert profile_report.evidence_for_round(session, "v1") is None
+    assert profile_folder.evidence_for_round(session, "v1") is None
 
 
 @pytest.mark.parametrize(("content", "code"), [(None, 2), ("", 2), ("{}", 1), ('{"kernels": []}', 1), ("[1]", 1)])

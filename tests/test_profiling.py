@@ -7,19 +7,10 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, tool_json
-from kernelopt import (
-    diagnosis,
-    foreign_profile,
-    metrics,
-    profile_analysis,
-    profile_pages,
-    profiling,
-    sol,
-    timeline,
-    wiki,
-)
+from kernelopt.diagnosis import analysis, classify, foreign_profile, profile_pages, speed_of_light
 from kernelopt.errors import EnvironmentLacks, Refused
-from kernelopt.profilers import ncu, ncu_source, nsys, torch_trace
+from kernelopt.hardware import wiki
+from kernelopt.profilers import collect, metrics, ncu, ncu_source, nsys, timeline, torch_trace
 
 LIMITS = metrics.thresholds()
 CAPTURED = FIXTURES / "bottlenecks"
@@ -51,7 +42,7 @@ def reports(tmp_path_factory):
     ],
 )
 def test_a_known_bottleneck_is_found(reports, name, expected, first):
-    found = diagnosis.analyse({"kernels": ncu.read(reports[name]), "work": None}, LIMITS)
+    found = classify.analyse({"kernels": ncu.read(reports[name]), "work": None}, LIMITS)
     assert (found["classification"]["class"], found["classification"]["limiter"]) == expected
     assert next((finding["id"] for finding in found["findings"]), None) == first
     assert found["missing_metrics"] == [] and found["warnings"] == []
@@ -61,14 +52,14 @@ def test_wide_loads_are_not_taken_for_scattered_ones(reports):
     (kernel,) = ncu.read(reports["streaming_add"])
     m = kernel["metrics"]
     assert m["load_bytes_per_sector"] == 32  # although a request of 16 bytes a thread takes 16 sectors, not 4
-    found = diagnosis.analyse({"kernels": [kernel], "work": None}, LIMITS)
+    found = classify.analyse({"kernels": [kernel], "work": None}, LIMITS)
     assert not [finding for finding in found["findings"] if "uncoalesced" in finding["id"]]
 
 
 def test_many_registers_are_no_spill(reports):
     (kernel,) = ncu.read(reports["wgmma_matmul"])
     assert kernel["metrics"]["registers_per_thread"] > 80
-    ids = [f["id"] for f in diagnosis.analyse({"kernels": [kernel], "work": None}, LIMITS)["findings"]]
+    ids = [f["id"] for f in classify.analyse({"kernels": [kernel], "work": None}, LIMITS)["findings"]]
     assert "register_spills" not in ids and "local_memory_traffic" not in ids
 
 
@@ -83,12 +74,12 @@ def test_nvidias_rules_are_told_with_their_own_estimates(reports):
 def test_a_report_of_the_wrong_kernel_is_doubted(reports):
     (kernel,) = ncu.read(reports["streaming_add"])
     wrong = {**kernel, "name": "void at::native::distribution_elementwise_grid_stride_kernel<float, 4>"}
-    (warning,) = diagnosis.analyse({"kernels": [wrong], "work": None}, LIMITS)["warnings"]
+    (warning,) = classify.analyse({"kernels": [wrong], "work": None}, LIMITS)["warnings"]
     assert "is this the kernel that was meant" in warning
-    twice = diagnosis.analyse({"kernels": [kernel, kernel], "work": None}, LIMITS)["warnings"]
+    twice = classify.analyse({"kernels": [kernel, kernel], "work": None}, LIMITS)["warnings"]
     assert "appears several times" in twice[0]
     impossible = {**kernel, "metrics": {**kernel["metrics"], "dram_throughput": 140.0}}
-    assert "above 100 %" in diagnosis.analyse({"kernels": [impossible], "work": None}, LIMITS)["warnings"][0]
+    assert "above 100 %" in classify.analyse({"kernels": [impossible], "work": None}, LIMITS)["warnings"][0]
 
 
 # --- rules on counters that no capture at hand shows: made-up figures ------------------------------------------------
@@ -97,7 +88,7 @@ def test_a_report_of_the_wrong_kernel_is_doubted(reports):
 def found_ids(**values) -> list[str]:
     m = {**{metric.key: None for metric in metrics.schema()}, **values}
     kernel = {"name": "k", "duration_us": 100.0, "metrics": m}
-    return [finding["id"] for finding in diagnosis.analyse({"kernels": [kernel], "work": None}, LIMITS)["findings"]]
+    return [finding["id"] for finding in classify.analyse({"kernels": [kernel], "work": None}, LIMITS)["findings"]]
 
 
 BUSY = {"sm_throughput": 85.0, "memory_throughput": 20.0, "duration": 100.0, "waves_per_sm": 8.0}
@@ -125,7 +116,7 @@ def test_a_run_time_index_is_told_from_a_spill():
 
 def test_a_very_short_kernel_is_launch_overhead():
     m = {"sm_throughput": 5.0, "memory_throughput": 9.0, "duration": 2.0, "waves_per_sm": 3.0}
-    assert diagnosis.classify(m, LIMITS)["limiter"] == "launch overhead"
+    assert classify.classify(m, LIMITS)["limiter"] == "launch overhead"
 
 
 # --- speed of light --------------------------------------------------------------------------------------------------
@@ -139,33 +130,35 @@ def test_a_saturated_l1_with_an_idle_dram_is_not_at_the_roofline():
         "tensor_cycles": 1.9,
         "l1_throughput": 97.8,
     }
-    found = sol.analyse(m, None, [], LIMITS)
+    found = speed_of_light.analyse(m, None, [], LIMITS)
     assert found["efficiency_pct"] == 97.8 and found["at_roofline"] is False and not found["should_stop"]
 
 
 def test_the_floor_decides_when_to_stop(reports):
     m = ncu.read(reports["streaming_add"])[0]["metrics"]
-    assert sol.analyse(m, 97.0, [], LIMITS)["should_stop"]
-    far = sol.analyse(m, 40.0, [], LIMITS)
+    assert speed_of_light.analyse(m, 97.0, [], LIMITS)["should_stop"]
+    far = speed_of_light.analyse(m, 40.0, [], LIMITS)
     assert far["at_roofline"] and not far["should_stop"] and "more work than the problem needs" in far["reason"]
-    unknown = sol.analyse(m, None, [], LIMITS)  # a busy DRAM, and nobody counted what the problem needs
+    unknown = speed_of_light.analyse(m, None, [], LIMITS)  # a busy DRAM, and nobody counted what the problem needs
     assert not unknown["should_stop"] and "floor unknown" in unknown["reason"] and unknown["at_roofline"]
 
 
 def test_tensor_cores_are_seen_and_missing_counters_are_named_one_by_one(reports):
-    assert sol.analyse(ncu.read(reports["wgmma_matmul"])[0]["metrics"], None, [], LIMITS)["uses_tensor_cores"]
-    nothing = sol.analyse({}, None, [], LIMITS)
-    assert nothing["warnings"] == [f"{key} was not collected" for key in sol.NEEDED]
+    assert speed_of_light.analyse(ncu.read(reports["wgmma_matmul"])[0]["metrics"], None, [], LIMITS)[
+        "uses_tensor_cores"
+    ]
+    nothing = speed_of_light.analyse({}, None, [], LIMITS)
+    assert nothing["warnings"] == [f"{key} was not collected" for key in speed_of_light.NEEDED]
     assert nothing["efficiency_pct"] is nothing["at_roofline"] is nothing["uses_tensor_cores"] is None
     assert not nothing["should_stop"]
 
 
 def test_a_standstill_is_a_reason_to_stop():
     m = {"sm_throughput": 50.0, "memory_throughput": 40.0, "dram_throughput": 30.0}
-    assert sol.analyse(m, None, [50.1, 49.9], LIMITS)["converged"]
-    assert not sol.analyse(m, None, [50.1], LIMITS)["converged"]
-    assert not sol.analyse(m, None, [45.0, 49.9], LIMITS)["converged"]
-    assert sol.analyse(m, 60.0, [50.1, 49.9], LIMITS)["should_stop"]
+    assert speed_of_light.analyse(m, None, [50.1, 49.9], LIMITS)["converged"]
+    assert not speed_of_light.analyse(m, None, [50.1], LIMITS)["converged"]
+    assert not speed_of_light.analyse(m, None, [45.0, 49.9], LIMITS)["converged"]
+    assert speed_of_light.analyse(m, 60.0, [50.1, 49.9], LIMITS)["should_stop"]
 
 
 # --- source lines and instructions ------------------------------------------------------------------------------------
@@ -198,10 +191,10 @@ def test_a_report_without_samples_tells_no_shares():
 
 
 def test_the_verbose_page_and_the_files_of_mode_ncu(reports, tmp_path):
-    profiling.write_source(tmp_path, ncu_source.read(reports["spilling_tile"]))
+    collect.write_source(tmp_path, ncu_source.read(reports["spilling_tile"]))
     assert (tmp_path / "sass" / "tiled_matmul.sass").exists() and (tmp_path / "source").is_dir()
     hotspots = json.loads((tmp_path / "hotspots.json").read_text())
-    assert len(hotspots[0]["lines"]) <= profiling.HOTSPOTS
+    assert len(hotspots[0]["lines"]) <= collect.HOTSPOTS
     triton = [
         {
             "name": "k",
@@ -210,7 +203,7 @@ def test_the_verbose_page_and_the_files_of_mode_ncu(reports, tmp_path):
         }
     ]
     profile = {"kernels": ncu.read(reports["spilling_tile"]), "work": None, "params": {**PARAMS, "triton": triton}}
-    text = profile_pages.verbose_page(profile, profile_analysis.analysed(profile, []), hotspots)
+    text = profile_pages.verbose_page(profile, analysis.analysed(profile, []), hotspots)
     for part in (
         "tl.dot(left, right, total)",
         "NVIDIA estimates",
@@ -325,7 +318,7 @@ class StandInSandbox:
         yield str(self.path)
 
     def run(self, job, arguments, timeout_s, hidden=()):
-        from kernelopt.sandbox import Outcome
+        from kernelopt.device.sandbox import Outcome
 
         assert job == "trace"
         Path(arguments["path"]).write_bytes(TRACE.read_bytes())
@@ -334,13 +327,13 @@ class StandInSandbox:
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    monkeypatch.setattr(profiling.gpu.Watch, "__enter__", lambda self: self)
-    monkeypatch.setattr(profiling.gpu.Watch, "__exit__", lambda self, *_: None)
-    monkeypatch.setattr(profiling.gpu.Watch, "state", lambda self, window: None)
+    monkeypatch.setattr(collect.gpu.Watch, "__enter__", lambda self: self)
+    monkeypatch.setattr(collect.gpu.Watch, "__exit__", lambda self, *_: None)
+    monkeypatch.setattr(collect.gpu.Watch, "state", lambda self, window: None)
     (tmp_path / "kernel.py").write_text("")
     (tmp_path / "profile").mkdir()
     case = {"path": "input.pt", "shapes": [[4, 4]], "dtype": "bf16"}
-    return profiling.Call(tmp_path / "kernel.py", "v0", "default", case, "cold", 60, wiki.product("H200"))
+    return collect.Call(tmp_path / "kernel.py", "v0", "default", case, "cold", 60, wiki.product("H200"))
 
 
 def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, tmp_path, monkeypatch, session):
@@ -349,7 +342,7 @@ def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, t
 
     monkeypatch.setattr(ncu, "collect", lacking)
     folder = tmp_path / "profile"
-    profile, lack = profiling.take("annotation", StandInSandbox(tmp_path), call, folder, None)
+    profile, lack = collect.take("annotation", StandInSandbox(tmp_path), call, folder, None)
     assert "ERR_NVGPUCTRPERM" in lack and profile["params"]["counters"] == "unavailable"
     longest = profile["kernels"][2]
     assert longest["name"] == "normalise" and 250 < longest["duration_us"] < 270
@@ -364,7 +357,7 @@ def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, t
 def test_without_nsys_torchs_profiler_serves_and_is_named(call, tmp_path, monkeypatch, mode, session):
     monkeypatch.setattr(nsys, "program", lambda: None)
     folder = tmp_path / "profile"
-    profile, lack = profiling.take(mode, StandInSandbox(tmp_path), call, folder, None)
+    profile, lack = collect.take(mode, StandInSandbox(tmp_path), call, folder, None)
     assert lack is None and profile["params"]["profiler"] == torch_trace.SOURCE
     profile_pages.write(folder, mode, profile, session)
     text = (folder / "report.md").read_text()
@@ -453,5 +446,5 @@ def test_the_schema_is_all_that_is_collected_and_rendered(monkeypatch):
     asked = " ".join(ncu.command(Path("r.ncu-rep"), "cold"))
     assert all(name in asked for name in metrics.asked())
     assert all(metric.meaning and metric.unit is not None for metric in metrics.schema())
-    for group in (sol.NEEDED, sol.PIPES, profile_pages.CHANGES):
+    for group in (speed_of_light.NEEDED, speed_of_light.PIPES, profile_pages.CHANGES):
         assert set(group) <= {metric.key for metric in metrics.schema()}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import diagnosis, foreign_profile, metrics, profile_analysis, profile_pages
+from kernelopt.diagnosis import analysis, classify, foreign_profile, profile_pages
+from kernelopt.profilers import metrics
 
 EXAMPLES = BUNDLE / "examples"
 LIMITS = metrics.thresholds()
@@ -133,7 +134,7 @@ def test_the_memory_unit_is_the_one_that_nvidias_rule_names():
         found = analysed(name)[1]
         said = " ".join(rule["message"] for rule in found["second_opinion"])
         if match := re.search(r"to identify the (\w+) bottleneck", said):
-            named[name] = (match[1].lower(), diagnosis.memory_unit(found["metrics"], LIMITS))
+            named[name] = (match[1].lower(), classify.memory_unit(found["metrics"], LIMITS))
     assert len(named) >= 5 and all(theirs == ours for theirs, ours in named.values()), named
 
 
@@ -184,9 +185,9 @@ def test_a_barrier_under_wgmma_gets_no_gain_and_no_advice_against_syncthreads_al
 
 def test_a_latency_of_another_kernel_workload_or_gpu_is_not_taken(tmp_path):
     params, records = analysed("matvec v0")[0]["params"], EXAMPLES / "matvec" / "memory"
-    assert profile_analysis.recorded_us(records, params) == pytest.approx(1036.7, abs=0.1)
+    assert analysis.recorded_us(records, params) == pytest.approx(1036.7, abs=0.1)
     for other in ({"kernel_sha256": "0" * 64}, {"workload": "small"}, {"device": "NVIDIA H100"}):
-        assert profile_analysis.recorded_us(records, {**params, **other}) is None
-    assert profile_analysis.recorded_us(records, None) is profile_analysis.recorded_us(tmp_path, params) is None
+        assert analysis.recorded_us(records, {**params, **other}) is None
+    assert analysis.recorded_us(records, None) is analysis.recorded_us(tmp_path, params) is None
     (tmp_path / "v0.json").write_text("{")
-    assert profile_analysis.recorded_us(tmp_path, params) is None
+    assert analysis.recorded_us(tmp_path, params) is None

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, kernel_text, run_tool, task, tool_json
-from kernelopt import audit, bundle, document, plots, report, sessions, workspace
+from kernelopt import bundle
+from kernelopt.audit import workspace_audit
 from kernelopt.errors import EnvironmentLacks
-from kernelopt.memory import Memory, empty
+from kernelopt.report import document, environment_section, gather, overview, phrases, plots, session_page
+from kernelopt.session import workspace
+from kernelopt.session.record_store import Memory, empty
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -68,8 +71,8 @@ def read(page: str) -> Reader:
     return reader
 
 
-def page_of(session: workspace.Workspace) -> report.Page:
-    return report.page(sessions.gather(session))
+def page_of(session: workspace.Workspace) -> document.Page:
+    return session_page.page(gather.gather(session))
 
 
 def read_page(session: workspace.Workspace) -> Reader:
@@ -199,7 +202,7 @@ def test_markdown_says_the_same_and_its_citations_hold(example, tmp_path):
     assert "<svg" not in text and "```diff\n--- v1/kernel.py\n+++ v2/kernel.py" in text
     shutil.copytree(EXAMPLE, tmp_path / "w")
     (tmp_path / "w" / "report.md").write_text(text)
-    assert not audit.of_workspace(workspace.Workspace(tmp_path / "w")).problems
+    assert not workspace_audit.of_workspace(workspace.Workspace(tmp_path / "w")).problems
 
 
 def test_the_tool_writes_the_page_and_says_where(tmp_path):
@@ -324,7 +327,9 @@ def test_the_state_of_the_gpu_may_be_missing_in_part(session):
             10, gpu_state={"sm_clock_mhz": {"min": 1755, "max": 1980}, "power_w": 7, "temperature_c": {"min": "x"}}
         ),
     )
-    rows = next(block for block in report.environment(sessions.gather(session)) if isinstance(block, report.Table)).rows
+    rows = next(
+        block for block in environment_section.environment(gather.gather(session)) if isinstance(block, document.Table)
+    ).rows
     assert rows[0][2:] == ("1,755 to 1,980", *["not recorded"] * 4)
 
 
@@ -353,7 +358,7 @@ def test_a_ratio_of_a_masked_version_still_counts_and_its_kernel_stays_hidden(ma
 
 
 def test_chained_ratios_are_a_product_and_say_so(matmul):
-    found = report.speedup_over_v0(sessions.gather(matmul))
+    found = phrases.speedup_over_v0(gather.gather(matmul))
     assert found["point"] == pytest.approx(8.0)
     assert found["ci95"] == pytest.approx([8 * 0.99**2, 8 * 1.01**2])
     assert "8.000x (7.841 to 8.161): the product of 2 paired ratios (v1 / v0, v3 / v1)" in read_page(matmul).text
@@ -362,8 +367,8 @@ def test_chained_ratios_are_a_product_and_say_so(matmul):
 @pytest.mark.parametrize("against", [None, "v9", "v3"])
 def test_a_chain_that_breaks_gives_no_speedup(matmul, against):
     put(matmul, "v3", performance=timed(250, against, 2.0))
-    session = sessions.gather(matmul)
-    assert report.speedup_over_v0(session) is None and report.speedup_line(session).startswith("UNKNOWN: v3")
+    session = gather.gather(matmul)
+    assert phrases.speedup_over_v0(session) is None and phrases.speedup_line(session).startswith("UNKNOWN: v3")
 
 
 @pytest.mark.parametrize(
@@ -374,14 +379,16 @@ def test_a_goal_is_met_since_the_version_after_which_it_was_never_lost(matmul, r
     for (version, against), tflops in zip((("v0", None), ("v1", "v0"), ("v3", "v1")), reached, strict=True):
         put(matmul, version, performance=timed(220, against, 1.1, tflops=tflops))
     assert f"Goal: met since {since}; v3 is the best version" in read_page(matmul).text
-    assert report.summary(sessions.gather(matmul))["goal"]["since"] == since
+    assert session_page.summary(gather.gather(matmul))["goal"]["since"] == since
 
 
 def test_the_summary_names_the_steps_that_gave_most(matmul):
     long = "Stage the tiles through shared memory " + "and so on " * 20
     put(matmul, "v4", optimization={"action_description": long}, performance=timed(100, "v3", 2.5, tflops=560))
     facts = dict(
-        next(block for block in report.overview(sessions.gather(matmul), False) if isinstance(block, report.Facts)).rows
+        next(
+            block for block in overview.overview(gather.gather(matmul), False) if isinstance(block, document.Facts)
+        ).rows
     )
     assert facts["Asked"] == "test on H200; goal: default at least 612 TFLOPS (90 % of measured_bf16_matmul)."
     assert facts["Reached"] == (
@@ -395,9 +402,9 @@ def test_the_summary_names_the_steps_that_gave_most(matmul):
 
 
 def test_what_the_median_hides_is_said(matmul):
-    assert not list(report.cautions(sessions.gather(matmul)))
+    assert not list(overview.cautions(gather.gather(matmul)))
     put(matmul, "v3", performance=timed(200, "v1", 2.0, p20_us=182, p80_us=208, floor_share_pct=101.0))
-    wide, above = report.cautions(sessions.gather(matmul))
+    wide, above = overview.cautions(gather.gather(matmul))
     assert "p20 to p80 spans 13.0 % of the median" in wide and above.startswith("Above 100 %")
 
 
@@ -436,19 +443,17 @@ One change.
 
 
 def test_the_evidence_of_a_plan_is_its_own_table():
-    assert sessions.evidence_rows(TABLE) == [
+    assert gather.evidence_rows(TABLE) == [
         ["source", "query", "finding", "actionability"],
         ["timing of v0", "tile?", "1.085 ms, `a | b`", "loads run ahead"],
         ["arithmetic", "short row", "", ""],
         ["too", "many", "cells", "here | and there"],
     ]
-    assert sessions.evidence_rows("## Evidence\n\nThe clock says so.\n## Action\n") == [
+    assert gather.evidence_rows("## Evidence\n\nThe clock says so.\n## Action\n") == [
         ["evidence"],
         ["The clock says so."],
     ]
-    assert (
-        sessions.evidence_rows("## Action\n\n| a |\n|---|\n| b |\n") == sessions.evidence_rows("## Evidence\n\n") == []
-    )
+    assert gather.evidence_rows("## Action\n\n| a |\n|---|\n| b |\n") == gather.evidence_rows("## Evidence\n\n") == []
 
 
 def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
@@ -460,13 +465,13 @@ def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
     }
     put(matmul, "v1", performance=timed(500, "v0", 4.0, tflops=274.9), profile_evidence=found)
     matmul.plan("v1").write_text(TABLE)
-    session = sessions.gather(matmul)
+    session = gather.gather(matmul)
     before, after = (Memory(matmul).read(version) for version in ("v1", "v3"))
-    assert report.evidence(session, before).startswith("timing of v0: 1.085 ms, `a | b`; arithmetic")
-    assert report.evidence(session, after) == "none in plans/v3_plan.md"
+    assert phrases.evidence(session, before).startswith("timing of v0: 1.085 ms, `a | b`; arithmetic")
+    assert phrases.evidence(session, after) == "none in plans/v3_plan.md"
     said = "ncu; memory; dram 91 %; its first finding: tensor_cycles = 0 % → the tensor pipe is idle → tl.dot"
-    assert report.profile_before(session, before) == ("Profile of v0 said", said)
-    assert report.profile_before(session, after) == ("Profile of v1 said", "nothing: not profiled")
+    assert phrases.profile_before(session, before) == ("Profile of v0 said", said)
+    assert phrases.profile_before(session, after) == ("Profile of v1 said", "nothing: not profiled")
     text = read_page(matmul).text
     assert "loads run ahead" in text and text.index("loads run ahead") < text.index("Profile of v0 said")
     assert "Evidence: none in plans/v3_plan.md." in text
@@ -474,7 +479,7 @@ def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
 
 def test_a_citation_is_never_cut():
     cited = "measured_copy_bandwidth: 4296 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L36"
-    assert report.one_line(f"{'long ' * 40}{cited}").endswith(cited)
+    assert phrases.one_line(f"{'long ' * 40}{cited}").endswith(cited)
     assert document.plain(f"at `{cited}` | x") == f"at `{cited}` \\| x"
     assert document.plain("a | b <- c") == "a \\| b \\<- c"
 
@@ -496,7 +501,7 @@ def test_a_goal_is_not_met_by_another_kernel_than_was_measured(matmul):
     assert "Goal: met since v3" in read_page(matmul).text
     matmul.kernel.write_text(kernel_text("return x"))
     assert "Goal: NOT met: kernel.py is not the accepted v3" in read_page(matmul).text
-    assert report.goal(sessions.gather(matmul))["met"] is False
+    assert phrases.goal(gather.gather(matmul))["met"] is False
 
 
 def test_an_open_target_says_how_far_it_is(matmul):
@@ -530,7 +535,7 @@ def test_a_refused_round_is_held_against_what_it_started_from(matmul):
     assert "rejected: MISMATCH: 3 of 8 values differ" in text
     put(matmul, "v4", "FAIL")
     after = put(matmul, "v5", "FAIL")
-    assert report.parent(sessions.gather(matmul), after)["version"] == "v3"  # v4 was refused, too
+    assert phrases.parent(gather.gather(matmul), after)["version"] == "v3"  # v4 was refused, too
 
 
 # --- plots --------------------------------------------------------------------------------------------------------
@@ -779,7 +784,7 @@ def test_every_cell_names_its_column_for_cards():
 
 
 def test_placeholders_are_filled_once():
-    page = report.Page("@BODY@", "@TITLE@", [report.Section("s", [report.Text("@SUBTITLE@")])]).html()
+    page = document.Page("@BODY@", "@TITLE@", [document.Section("s", [document.Text("@SUBTITLE@")])]).html()
     reader = read(page)
     assert reader.text == "@BODY@ @BODY@ @TITLE@ s @SUBTITLE@"
 
@@ -827,7 +832,7 @@ def test_a_browser_opens_it_without_a_word(hostile, tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_that_check_sees_a_script_that_the_policy_stops(tmp_path):
-    page = report.Page("x", "y", []).html().replace("</body>", "<script>alert(1)</script></body>")
+    page = document.Page("x", "y", []).html().replace("</body>", "<script>alert(1)</script></body>")
     bundle.write_text(tmp_path / "x.html", page)
     assert "Content Security Policy" in load(tmp_path / "x.html", tmp_path / "x.png", 390, False)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, run_tool, task, tool_json
-from kernelopt import restart
 from kernelopt.errors import Refused
-from kernelopt.memory import Memory, empty
-from kernelopt.workspace import digest
+from kernelopt.loop import restart
+from kernelopt.session.record_store import Memory, empty
+from kernelopt.session.workspace import digest
 
 TEXTS = ("action_category", "action_description", "expected_impact", "risks_and_rollback")
 TARGETS = [

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
-from kernelopt import metrics
 from kernelopt.errors import Refused, UsageError
-from kernelopt.profilers import rocprof
+from kernelopt.profilers import metrics, rocprof
 
 PUBLISHED = FIXTURES / "rocprofv3"
 LIMITS = metrics.thresholds()

@@ -6,9 +6,11 @@ import json
 
 import pytest
 from conftest import FIXTURES, kernel_text, run_tool, tool_json
-from kernelopt import memory, rounds, timing
 from kernelopt.errors import UsageError
-from kernelopt.workspace import digest
+from kernelopt.gate import history, readiness, rounds
+from kernelopt.measure import timing
+from kernelopt.session import platforms, record_store
+from kernelopt.session.workspace import digest
 
 PLAN = """# Plan for v1
 ## Category
@@ -34,7 +36,7 @@ def recorded(version: str, session) -> rounds.Evidence:
 @pytest.fixture
 def with_v0(session):
     """A workspace whose baseline is accepted."""
-    plan = rounds.check_ready(session, "v0")
+    plan = readiness.check_ready(session, "v0")
     rounds.settle(session, "v0", plan, recorded("v0", session), None)
     return session
 
@@ -44,7 +46,7 @@ FASTER = "return torch.relu(x * self.weight) * self.scale"
 
 def propose(session, version: str, body: str = FASTER) -> dict:
     propose_without_check(session, version, body)
-    return rounds.check_ready(session, version)
+    return readiness.check_ready(session, version)
 
 
 def propose_without_check(session, version: str, body: str = FASTER) -> None:
@@ -61,7 +63,7 @@ def judged(session, version: str) -> dict:
 def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
     result = judged(with_v0, "v1")
     assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
-    record = memory.Memory(with_v0).read("v1")
+    record = record_store.Memory(with_v0).read("v1")
     assert record["git_commit_hash"] == result["commit"] and record["quality_gate"]["result"] == "PASS"
     assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_bytes()
     assert record["kernel_sha256"] == digest(with_v0.kernel)
@@ -74,7 +76,7 @@ def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
 
 
 def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
-    record = memory.empty("v4")
+    record = record_store.empty("v4")
     record["performance"] |= {
         "latency_us": 1753.31,
         "comparison_with_previous": {"against": "v3", "verdict": "FASTER", "speedup": 1.011, "ci95": [1.01, 1.012]},
@@ -84,14 +86,14 @@ def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
         "Persistent thread blocks that take tiles from a counter, with the producer running ahead into the next tile."
     )
     record["optimization"]["action_description"] = action
-    subject, whole, bottleneck, kernel = rounds.commit_message(record).split("\n\n")
+    subject, whole, bottleneck, kernel = history.commit_message(record).split("\n\n")
     assert subject.startswith("V4: 1753.31 us, 1.011x as fast as v3 | Persistent") and subject.endswith("into the …")
     assert " ".join(whole.split()) == action
     assert bottleneck == "Bottleneck in the profile of v3, which it started from: compute."
-    first = memory.empty("v0")
+    first = record_store.empty("v0")
     first["performance"]["latency_us"] = 9.5
     first["kernel_sha256"] = "ab12"
-    assert kernel == "Kernel-SHA256: None" and rounds.commit_message(first).split("\n\n") == [
+    assert kernel == "Kernel-SHA256: None" and history.commit_message(first).split("\n\n") == [
         "V0: 9.50 us | baseline kernel",
         "Kernel-SHA256: ab12",
     ]
@@ -105,11 +107,11 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
     assert not result["accepted"] and "EQUAL" in result["reason"] and result["commit"] is None
     assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
     assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
-    record = memory.Memory(with_v0).read("v1")
+    record = record_store.Memory(with_v0).read("v1")
     assert record["quality_gate"]["result"] == "FAIL" and "EQUAL" in record["quality_gate"]["failure_reason"]
-    assert memory.Memory(with_v0).best()["version"] == "v0"
+    assert record_store.Memory(with_v0).best()["version"] == "v0"
     with_v0.kernel.write_text(candidate)
-    rounds.set_aside(with_v0, "v1")  # once more, after a kill
+    history.set_aside(with_v0, "v1")  # once more, after a kill
     assert [path.name for path in (with_v0.root / "rejected").iterdir()] == ["v1_kernel.py"]
 
 
@@ -119,7 +121,7 @@ def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
     failed = {**recorded("v1", with_v0).verify, "status": status, "summary": status}
     evidence = rounds.Evidence(digest(with_v0.kernel), failed, {}, None, None, "v0")
     assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
-    record = memory.Memory(with_v0).read("v1")
+    record = record_store.Memory(with_v0).read("v1")
     assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
     assert record["performance"]["latency_us"] is None
 
@@ -127,13 +129,13 @@ def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
 def test_an_interpreter_result_is_never_accepted(session):
     evidence = recorded("v0", session)
     evidence.verify["device"] = "cpu-interpreter"
-    result = rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
+    result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
     assert not result["accepted"] and "interpreter" in result["reason"]
-    assert memory.Memory(session).best() is None
+    assert record_store.Memory(session).best() is None
 
 
 def test_an_open_record_is_taken_over(with_v0):
-    records = memory.Memory(with_v0)
+    records = record_store.Memory(with_v0)
     records.create("v1")
     records.update("v1", {"search_log": '[{"source": "gpu-wiki", "query": "q", "finding": "f", "actionability": "a"}]'})
     judged(with_v0, "v1")
@@ -143,15 +145,15 @@ def test_an_open_record_is_taken_over(with_v0):
 def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
     propose(with_v0, "v1")
     with pytest.raises(UsageError, match="out of order"):
-        rounds.check_ready(with_v0, "v3")
+        readiness.check_ready(with_v0, "v3")
     with pytest.raises(UsageError, match="judged already"):
-        rounds.check_ready(with_v0, "v0")
+        readiness.check_ready(with_v0, "v0")
     with_v0.plan("v1").write_text(PLAN.replace("Spills.", "TBD: what"))
     with pytest.raises(UsageError, match="'## Risk' still holds a TBD"):
-        rounds.check_ready(with_v0, "v1")
+        readiness.check_ready(with_v0, "v1")
     with_v0.plan("v1").unlink()
     with pytest.raises(UsageError, match="is missing"):
-        rounds.check_ready(with_v0, "v1")
+        readiness.check_ready(with_v0, "v1")
 
 
 def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
@@ -160,17 +162,19 @@ def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
     with_v0.kernel.write_text(kernel_text("return x"))
     with pytest.raises(UsageError, match="edited while"):
         rounds.settle(with_v0, "v1", plan, evidence, None)
-    assert with_v0.kernel.read_text() == kernel_text("return x") and not memory.Memory(with_v0).path("v1").exists()
+    assert (
+        with_v0.kernel.read_text() == kernel_text("return x") and not record_store.Memory(with_v0).path("v1").exists()
+    )
 
 
 def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, monkeypatch):
     plan = propose(with_v0, "v1")
-    monkeypatch.setattr(rounds, "commit_message", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(history, "commit_message", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)
     monkeypatch.undo()
-    assert memory.Memory(with_v0).best()["version"] == "v0"
-    plan = rounds.check_ready(with_v0, "v1")
+    assert record_store.Memory(with_v0).best()["version"] == "v0"
+    plan = readiness.check_ready(with_v0, "v1")
     assert rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)["accepted"]
 
 
@@ -180,18 +184,18 @@ def test_a_refused_baseline_may_be_tried_again_as_v0(session):
         session.kernel.write_text(f"{text}# {number}\n")
         verdict = {**recorded("v0", session).verify, "status": "WRONG_VALUES"}
         wrong = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
-        assert not rounds.settle(session, "v0", rounds.check_ready(session, "v0"), wrong, None)["accepted"]
+        assert not rounds.settle(session, "v0", readiness.check_ready(session, "v0"), wrong, None)["accepted"]
     assert len(list((session.root / "rejected").iterdir())) == 2
-    assert rounds.settle(session, "v0", rounds.check_ready(session, "v0"), recorded("v0", session), None)["accepted"]
+    assert rounds.settle(session, "v0", readiness.check_ready(session, "v0"), recorded("v0", session), None)["accepted"]
     with pytest.raises(UsageError, match="judged already"):
-        rounds.check_ready(session, "v0")
+        readiness.check_ready(session, "v0")
 
 
 def test_without_an_accepted_baseline_nothing_else_is_judged(session):
     session.kernel.write_text("x = 1\n")
     evidence = recorded("v0", session)
     evidence.verify = {**evidence.verify, "status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
-    rounds.settle(session, "v0", rounds.check_ready(session, "v0"), evidence, None)
+    rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
     with pytest.raises(UsageError, match="judge v0 first"):
         propose(session, "v1")
 
@@ -205,7 +209,7 @@ def test_a_second_gate_on_the_same_workspace_is_kept_out(session):
 def test_the_accepted_kernel_itself_is_nothing_to_judge(with_v0):
     with_v0.plan("v1").write_text(PLAN)
     with pytest.raises(UsageError, match="nothing to judge"):
-        rounds.check_ready(with_v0, "v1")
+        readiness.check_ready(with_v0, "v1")
 
 
 def test_a_changed_oracle_is_refused(with_v0):
@@ -213,7 +217,7 @@ def test_a_changed_oracle_is_refused(with_v0):
     with_v0.reference.write_text(with_v0.reference.read_text() + "\n# easier\n")
     with_v0.commit("sneak it in")
     with pytest.raises(UsageError, match="oracle must stay"):
-        rounds.check_ready(with_v0, "v1")
+        readiness.check_ready(with_v0, "v1")
 
 
 def test_the_goal_needs_evidence_of_this_very_kernel(with_v0):
@@ -293,7 +297,7 @@ def test_what_counts_as_right_stays_once_a_baseline_stands(with_v0, change):
     with_v0.update_readme({**with_v0.task(), **change}, {})
     propose_without_check(with_v0, "v1")
     with pytest.raises(UsageError, match=f"{next(iter(change))} is .*, v0 was judged with None"):
-        rounds.check_ready(with_v0, "v1")
+        readiness.check_ready(with_v0, "v1")
 
 
 def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
@@ -307,7 +311,7 @@ def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
 def cpu_in_place_of_the_gpu(monkeypatch, interpreter):
     """`rounds.measure` on the CPU: a stand-in, which the verdict still says."""
     monkeypatch.setattr(rounds, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
-    monkeypatch.setattr(rounds, "check_platform", lambda *_: None)
+    monkeypatch.setattr(platforms, "check_platform", lambda *_: None)
     monkeypatch.setattr(timing, "CPU_ROUNDS", (4, 4))
 
 
@@ -342,14 +346,14 @@ def test_a_candidate_that_fails_or_is_wrong_only_when_timed_is_rejected(
 
 def test_another_gpu_than_the_platform_is_refused(session):
     with pytest.raises(UsageError, match="the task is for H200"):
-        rounds.check_platform(session, "NVIDIA H100 80GB HBM3")
-    rounds.check_platform(session, "NVIDIA H200")
+        platforms.check_platform(session, "NVIDIA H100 80GB HBM3")
+    platforms.check_platform(session, "NVIDIA H200")
 
 
 def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
     session.kernel.write_bytes(kernel_text().replace("\n", "\r\n").encode())
     before = session.kernel.read_bytes()
-    rounds.settle(session, "v0", rounds.check_ready(session, "v0"), recorded("v0", session), None)
+    rounds.settle(session, "v0", readiness.check_ready(session, "v0"), recorded("v0", session), None)
     plan = propose(session, "v1")
     rounds.settle(session, "v1", plan, recorded("v2", session), None)
     assert session.kernel.read_bytes() == before

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, kernel_text, run_tool, tool_json
-from kernelopt import gpu, landlock, sandbox, verify
+from kernelopt.device import gpu, landlock, sandbox
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
-from kernelopt.sandbox import Sandbox
-from kernelopt.subject import Subject
+from kernelopt.measure import verify
+from kernelopt.session.target import Subject
 
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.why_no_bubblewrap() is not None, reason=f"bubblewrap: {sandbox.why_no_bubblewrap()}"
@@ -180,7 +181,9 @@ def test_an_unknown_sandbox_is_refused(problem):
 
 def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "LOCKS", tmp_path)
-    code = f"import pathlib, sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt import gpu\n"
+    code = (
+        f"import pathlib, sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt.device import gpu\n"
+    )
     code += f"gpu.LOCKS = pathlib.Path({str(tmp_path)!r})\n"
     code += "with gpu.locked('GPU-1'): print('held', flush=True); time.sleep(30)"
     holder = subprocess.Popen([sys.executable, "-c", code, "sample"], stdout=subprocess.PIPE, text=True)

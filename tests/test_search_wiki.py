@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, processor_time, run_tool, tool_json
-from kernelopt import findings as rules
-from kernelopt import wiki_search
-from kernelopt.sandbox import Sandbox
-from kernelopt.subject import Subject
-from kernelopt.verify import verify
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.diagnosis import findings as rules
+from kernelopt.hardware import wiki_search
+from kernelopt.measure.verify import verify
+from kernelopt.session.target import Subject
 
 WIKI = BUNDLE / "gpu-wiki"
 FRAMEWORK_PAGES = sorted((WIKI / "docs/frameworks").glob("*.md"))

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from conftest import BUNDLE, processor_time, run_tool
-from kernelopt import stop_hook
+from kernelopt.session import stop_hook
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 

@@ -4,7 +4,9 @@ import contextlib
 
 import pytest
 from conftest import REFERENCE, kernel_text
-from kernelopt import floor, gpu, subject, timing
+from kernelopt.device import gpu
+from kernelopt.measure import least_work, timing
+from kernelopt.session import target
 
 
 def raw(**changes) -> dict:
@@ -108,7 +110,7 @@ def test_processes_that_descend_from_this_one_are_not_foreign():
 
 
 def test_the_parent_times_the_stretches_by_its_own_clock():
-    from kernelopt.sandbox import Outcome
+    from kernelopt.device.sandbox import Outcome
 
     marks = {"w: sleep 0 begins": (0.0, 0), "w: sleep 0 ends": (0.010, 0), "w: gpu 0 begins": (1.0, 10)}
     marks |= {"w: gpu 0 ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
@@ -127,22 +129,22 @@ def device(name: str, **max_clocks) -> dict:
 
 
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
-    monkeypatch.setattr(floor, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
+    monkeypatch.setattr(least_work, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
-    what = subject.Subject(problem["kernel"], problem["reference"])
-    limit = floor.limit_us(what, "default", device("NVIDIA H200"), 60)
+    what = target.Subject(problem["kernel"], problem["reference"])
+    limit = least_work.limit_us(what, "default", device("NVIDIA H200"), 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
-    assert floor.limit_us(what, "default", device("Some GPU"), 60) is None
-    faster = floor.limit_us(what, "default", device("NVIDIA H200", memory_clock_mhz=2 * 3201), 60)
+    assert least_work.limit_us(what, "default", device("Some GPU"), 60) is None
+    faster = least_work.limit_us(what, "default", device("NVIDIA H200", memory_clock_mhz=2 * 3201), 60)
     assert faster == pytest.approx(limit / 2)
 
 
 def test_work_that_was_given_by_hand_counts(session):
     given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
     session.update_readme({**session.task(), "work": {"default": given}}, {})
-    limit = floor.limit_us(subject.of_workspace(session), "default", device("NVIDIA H200"), 60)
+    limit = least_work.limit_us(target.of_workspace(session), "default", device("NVIDIA H200"), 60)
     assert 150 < limit < 10**9 / 4.8e6
-    assert floor.limit_us(subject.of_workspace(session), "tall", device("NVIDIA H200"), 60) is None
+    assert least_work.limit_us(target.of_workspace(session), "tall", device("NVIDIA H200"), 60) is None
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):

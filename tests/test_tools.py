@@ -172,7 +172,7 @@ def test_a_failing_opponent_is_named_and_a_hang_is_a_time_out(problem, tmp_path,
 
 
 def test_scratch_of_the_dead_is_removed_and_of_the_living_kept(tmp_path):
-    from kernelopt.sandbox import Sandbox
+    from kernelopt.device.sandbox import Sandbox
 
     dead = tmp_path / "kernelopt-dead"
     dead.mkdir()

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
-from kernelopt import bundle, sandbox, verify
-from kernelopt.subject import Subject
+from kernelopt import bundle
+from kernelopt.device import sandbox
+from kernelopt.measure import verify
+from kernelopt.session.target import Subject
 
 ON_CPU = ("--device", "cpu-interpreter")
 

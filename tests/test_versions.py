@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, run_tool
-from kernelopt import bundle, packages
-from kernelopt.errors import EnvironmentLacks
 
 sys.path.insert(0, str(BUNDLE / "scripts"))
 import missing_packages
 import tested_with
 import torch_build
+from kernelopt import bundle, packages
+from kernelopt.errors import EnvironmentLacks
 
 BUILDS = json.loads((BUNDLE / "reference" / "torch_builds.json").read_text())["builds"]
 

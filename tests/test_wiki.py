@@ -3,8 +3,8 @@ import re
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import wiki
 from kernelopt.errors import Refused, UsageError
+from kernelopt.hardware import wiki
 
 WIKI = BUNDLE / "gpu-wiki"
 PAGES = wiki.pages(WIKI)

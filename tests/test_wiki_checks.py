@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
-from kernelopt import wiki, wiki_checks
+from kernelopt.hardware import wiki, wiki_checks
 
 ROOT = BUNDLE / "gpu-wiki"
 H200 = "docs/hardware/h200.md"

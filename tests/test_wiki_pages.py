@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import findings as rules
+from kernelopt.diagnosis import findings as rules
 
 WIKI = BUNDLE / "gpu-wiki"
 TECHNIQUE_PAGES = sorted((WIKI / "docs/optimization").glob("*.md"))

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from kernelopt import problem
-from kernelopt.worker import work
+from kernelopt.worker import problem, work
 
 
 def reference(tmp_path, text: str) -> problem.Reference:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kernelopt import contents, intervals, problem, variants
-from kernelopt.worker import oracle, state
+from kernelopt import intervals
+from kernelopt.worker import accuracy, oracle, problem, state, tensor_trees, variant_inputs, variants
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.timing import close
@@ -98,8 +98,13 @@ def test_a_size_that_the_reference_needs_stays_and_indices_stay_within_theirs(tm
     changed = {change[:2] for variant in found_variants(tmp_path, index).values() for change in sizes_of(variant)}
     assert changed == {(0, 0), (0, 1), (1, 0)}
     case = problem.Case([torch.zeros(300, 64), torch.tensor([299, 127, 5, -100])], [], {}, None)
-    assert contents.of_case(case, variants.variant("small", [[0, 0, 127]])).inputs[1].tolist() == [55, 5, 5, -100]
-    assert contents.of_case(case, variants.variant("small", [[0, 1, 61]])).inputs[1].tolist() == [299, 127, 5, -100]
+    assert variant_inputs.of_case(case, variants.variant("small", [[0, 0, 127]])).inputs[1].tolist() == [55, 5, 5, -100]
+    assert variant_inputs.of_case(case, variants.variant("small", [[0, 1, 61]])).inputs[1].tolist() == [
+        299,
+        127,
+        5,
+        -100,
+    ]
 
 
 def test_rows_with_an_index_each_change_however_large_they_are_together(tmp_path):
@@ -115,14 +120,14 @@ def test_rows_with_an_index_each_change_however_large_they_are_together(tmp_path
 
 def test_a_case_is_cut_to_its_first_elements_and_gets_other_values():
     case = problem.Case([torch.arange(12.0).view(4, 3), 7], [], {}, None)
-    cut = contents.of_case(case, variants.variant("small", [[0, 0, 2]]))
+    cut = variant_inputs.of_case(case, variants.variant("small", [[0, 0, 2]]))
     assert cut.inputs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and cut.inputs[1] == 7
-    signs = contents.of_case(case, variants.variant("signs", [], values="mixed signs")).inputs[0]
+    signs = variant_inputs.of_case(case, variants.variant("signs", [], values="mixed signs")).inputs[0]
     assert signs.abs().equal(case.inputs[0]) and (signs < 0).any() and (signs > 0).any()
-    below = contents.of_case(case, variants.variant("below", [], values="nothing positive")).inputs[0]
-    above = contents.of_case(case, variants.variant("above", [], values="nothing negative")).inputs[0]
+    below = variant_inputs.of_case(case, variants.variant("below", [], values="nothing positive")).inputs[0]
+    above = variant_inputs.of_case(case, variants.variant("above", [], values="nothing negative")).inputs[0]
     assert below.equal(-case.inputs[0].abs()) and above.equal(case.inputs[0].abs())
-    large = contents.of_case(case, variants.variant("large", [], values="64 times the inputs")).inputs[0]
+    large = variant_inputs.of_case(case, variants.variant("large", [], values="64 times the inputs")).inputs[0]
     assert large.equal(64 * case.inputs[0])
 
 
@@ -158,35 +163,35 @@ def test_sizes_grow_beyond_a_tile_and_equal_sizes_part_where_the_reference_allow
 
 def test_what_is_more_than_the_inputs_comes_again_with_other_values():
     case = problem.Case([torch.tensor([[1.0], [2.0]]), torch.tensor([3, 4])], [], {}, None)
-    grown = contents.of_case(case, variants.variant("grown", [[0, 0, 5], [1, 0, 3]])).inputs
+    grown = variant_inputs.of_case(case, variants.variant("grown", [[0, 0, 5], [1, 0, 3]])).inputs
     assert grown[0].flatten().tolist() == [1, 2, 0.75, 1.5, 0.5625] and grown[1].tolist() == [3, 4, 3]
 
 
 def test_a_view_is_copied_as_it_lies_and_an_expanded_one_densely():
     half = torch.arange(12.0).view(2, 6)[:, :3]
-    for made in (problem.place(half, "cpu"), problem.place(half.mT, "cpu").mT):
+    for made in (tensor_trees.place(half, "cpu"), tensor_trees.place(half.mT, "cpu").mT):
         assert made.stride() == (6, 1) and made.equal(half) and made.data_ptr() != half.data_ptr()
-    assert problem.place(torch.ones(3, 1).expand(3, 4), "cpu").stride() == (4, 1)
-    assert problem.memory_like(half, "meta").stride() == (6, 1)
+    assert tensor_trees.place(torch.ones(3, 1).expand(3, 4), "cpu").stride() == (4, 1)
+    assert tensor_trees.memory_like(half, "meta").stride() == (6, 1)
 
 
 def test_whole_numbers_are_compared_as_such():
     exact = torch.tensor([2**62, 5])
-    found = problem.compare(exact + torch.tensor([1, 0]), exact, exact, 0.0)
-    assert found["mismatches"] == 1 and problem.compare(exact, exact, exact, 0.0)["mismatches"] == 0
+    found = accuracy.compare(exact + torch.tensor([1, 0]), exact, exact, 0.0)
+    assert found["mismatches"] == 1 and accuracy.compare(exact, exact, exact, 0.0)["mismatches"] == 0
 
 
 def test_one_sum_near_zero_is_held_against_the_usual_size_of_the_output():
     exact = torch.tensor([1e-3], dtype=torch.float64)
     off = exact.float() + 5e-7
-    found = [problem.compare(off, exact, exact.float(), 1e-4, usual)["mismatches"] for usual in (0.0, 10.0)]
+    found = [accuracy.compare(off, exact, exact.float(), 1e-4, usual)["mismatches"] for usual in (0.0, 10.0)]
     assert found == [1, 0]
-    assert problem.compare(off + 0.01, exact, exact.float(), 1e-4, 10.0)["mismatches"] == 1
+    assert accuracy.compare(off + 0.01, exact, exact.float(), 1e-4, 10.0)["mismatches"] == 1
 
 
 def test_what_a_view_holds_counts_with_its_gaps():
     half = torch.arange(12.0).view(2, 6)[:, :3]
-    assert problem.held_bytes([problem.place(half, "cpu")]) == 9 * 4 and half.nbytes == 6 * 4
+    assert tensor_trees.held_bytes([tensor_trees.place(half, "cpu")]) == 9 * 4 and half.nbytes == 6 * 4
 
 
 def test_sizes_are_varied_in_another_dtype_too(tmp_path):
@@ -202,7 +207,7 @@ def test_sizes_are_varied_in_another_dtype_too(tmp_path):
 
 
 def cut_case(inputs: list, sizes: list, **options) -> list:
-    return contents.of_case(problem.Case(inputs, [], {}, None), variants.variant("cut", sizes, **options)).inputs
+    return variant_inputs.of_case(problem.Case(inputs, [], {}, None), variants.variant("cut", sizes, **options)).inputs
 
 
 def test_offsets_rise_to_the_total_at_every_size():
@@ -250,7 +255,7 @@ def test_edges_stay_sorted_and_permutations_permutations():
 
 def test_only_floats_without_an_order_are_taken_from_their_end():
     case = problem.Case([torch.randn(5), torch.arange(6), torch.linspace(0, 1, 7)], [], {}, None)
-    found = contents.of_case(case, variants.variant("turned", []), from_the_end=True).inputs
+    found = variant_inputs.of_case(case, variants.variant("turned", []), from_the_end=True).inputs
     assert found[0].equal(case.inputs[0].flip(0)) and all(map(torch.equal, found[1:], case.inputs[1:]))
 
 
@@ -266,10 +271,10 @@ def test_zeros_and_ones_are_varied_and_single_floats_too():
         {"keep": torch.ones(40, dtype=torch.bool), "zeros": torch.zeros(40, dtype=torch.int8), "w": torch.ones(1)},
         None,
     )
-    flags = contents.of_case(case, variants.variant("flags", [], values=contents.FLAGS))
+    flags = variant_inputs.of_case(case, variants.variant("flags", [], values=variant_inputs.FLAGS))
     assert flags.inputs[0].unique().tolist() == [0, 1] and flags.inputs[1:3] == case.inputs[1:3]
     assert flags.state["zeros"].unique().tolist() == [0, 1] and flags.state["keep"].all()
-    constants = contents.of_case(case, variants.variant("constants", [], values=contents.CONSTANTS))
+    constants = variant_inputs.of_case(case, variants.variant("constants", [], values=variant_inputs.CONSTANTS))
     assert constants.inputs[2] > 1 and constants.inputs[3] > 0 and constants.inputs[2] - 1 != constants.inputs[3]
     assert not constants.state["keep"].all() and constants.state["w"] == 1 and not constants.inputs[0].any()
 
@@ -285,7 +290,7 @@ def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp
         maker = oracle.Maker(loaded, None, "cpu")
         found = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
         names = [one["name"] for one in oracle.taken(found, loaded, maker, "default", 0)]
-        assert (contents.FLAGS in names) == asked
+        assert (variant_inputs.FLAGS in names) == asked
 
 
 def test_a_small_batch_grows_by_one(tmp_path):
@@ -305,7 +310,7 @@ def test_what_is_declined_at_other_sizes_is_asked_at_the_tasks_own(tmp_path):
     found = found_variants(tmp_path, PRODUCT)
     apart = found["transposed inputs, own sizes"]
     assert apart["instead_of"] == "transposed inputs" and not apart["sizes"]
-    assert not any(one["values"] == contents.SCALED for one in found.values() if one["instead_of"])
+    assert not any(one["values"] == variant_inputs.SCALED for one in found.values() if one["instead_of"])
     assert not any(one["instead_of"] for one in found_variants(tmp_path, PRODUCT.replace("300", "9000")).values())
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from conftest import KERNEL, REFERENCE, kernel_text, run_tool, task
-from kernelopt import workspace
 from kernelopt.errors import UsageError
+from kernelopt.session import workspace
 
 KERNELBENCH = """
 import torch

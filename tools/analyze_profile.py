@@ -10,9 +10,11 @@ import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import brief, cli, foreign_profile, profile_pages, profile_report
+from kernelopt import cli
+from kernelopt.diagnosis import foreign_profile, profile_folder, profile_pages
 from kernelopt.errors import UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.report import brief
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
   analyze_profile.py W/profiles/v0/annotation
@@ -25,8 +27,8 @@ def main() -> int:
     args = arguments()
     workspace = Workspace(args.workspace) if args.workspace else None
     profile = foreign_profile.load(args.path, workspace)
-    earlier = profile_report.earlier(workspace, profile["params"]) if workspace and profile["params"] else []
-    if workspace and profile["params"] and not profile_report.is_of(workspace, profile["params"]):
+    earlier = profile_folder.earlier(workspace, profile["params"]) if workspace and profile["params"] else []
+    if workspace and profile["params"] and not profile_folder.is_of(workspace, profile["params"]):
         cli.say(
             f"analyze_profile.py: {args.path} is of another kernel than {workspace.root} has; is it another session's?"
         )
@@ -38,7 +40,7 @@ def main() -> int:
     if args.summary or args.devlog:
         return page(args, workspace, profile, found, earlier)
     found["findings"] = found["findings"][: args.findings]
-    result = {"origin": profile.get("origin") or profile_report.origin(profile["params"]), **found}
+    result = {"origin": profile.get("origin") or profile_folder.origin(profile["params"]), **found}
     cli.emit(result, args.json, lines(result))
     return 1 if found["classification"]["class"] == "unknown" else 0
 
@@ -46,15 +48,15 @@ def main() -> int:
 def lines(result: dict) -> list[str]:
     text = [result["origin"], *(f"take care: {warning}" for warning in result["warnings"])]
     for kernel in result["kernels"]:
-        share = profile_report.number(kernel["share_pct"])
+        share = profile_folder.number(kernel["share_pct"])
         text.append(
-            f"{share:>5} %  {profile_report.number(kernel['duration_us'])} us  {kernel['class']:14} {kernel['name']}"
+            f"{share:>5} %  {profile_folder.number(kernel['duration_us'])} us  {kernel['class']:14} {kernel['name']}"
         )
-    text.append(profile_report.summary_line(result))
+    text.append(profile_folder.summary_line(result))
     if light := result.get("speed_of_light"):
         text.append(f"{'stop' if light['should_stop'] else 'go on'}: {light['reason']}")
     for finding in result["findings"]:
-        text += profile_report.finding_lines(finding)
+        text += profile_folder.finding_lines(finding)
     if rules := [rule for rule in result["second_opinion"] if rule["speedup_pct"]]:
         best = max(rules, key=lambda rule: rule["speedup_pct"])
         text.append(
@@ -71,7 +73,7 @@ def page(args, workspace: Workspace | None, profile: dict, found: dict, earlier:
     """The block for an orchestrating agent, or the entry for a development log."""
     if not profile["params"]:
         raise UsageError(f"{args.path} has no params.json beside it, which --summary and --devlog need")
-    before = profile_report.parent(workspace, earlier) if workspace else None
+    before = profile_folder.parent(workspace, earlier) if workspace else None
     text = (
         profile_pages.devlog(profile, found, before)
         if args.devlog
@@ -83,7 +85,7 @@ def page(args, workspace: Workspace | None, profile: dict, found: dict, earlier:
 
 def write_brief(args, workspace: Workspace | None, profile: dict, found: dict) -> int:
     """The two prompts, for any language model."""
-    parts, left_out = brief.Parts(found, profile_report.origin(profile["params"])), []
+    parts, left_out = brief.Parts(found, profile_folder.origin(profile["params"])), []
     if workspace:
         parts, left_out = brief.of_workspace(workspace, profile, found)
     for what in left_out:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import benchmarks, cli
+from kernelopt import cli
 from kernelopt.errors import EnvironmentLacks
+from kernelopt.measure import card_rates
 
 
 def main() -> int:
@@ -22,17 +23,17 @@ def main() -> int:
         help="buffer sizes in MiB (default 1 to 8192)",
     )
     parser.add_argument("--plot", action="store_true", help="show the sweep as a plot, too")
-    benchmarks.add_options(parser)
+    cli.add_benchmark_options(parser)
     args = parser.parse_args()
     sizes = [size << 20 for size in args.size_mb]
-    result = benchmarks.run("bandwidth", {"sizes": sizes, "rep_ms": args.rep_ms}, args.timeout)
+    result = card_rates.run("bandwidth", {"sizes": sizes, "rep_ms": args.rep_ms}, args.timeout)
     if result["left_out"]:
         sizes = ", ".join(str(size >> 20) for size in result["left_out"])
         cli.say(f"bench_bandwidth.py: left out, for too little memory is free: buffers of {sizes} MiB")
     if not result["rates"]:
         raise EnvironmentLacks("too little memory of the GPU is free; end what uses it, or pass a smaller --size-mb")
-    text = benchmarks.lines(result, lambda r: f"{r['pattern']:5} {r['buffer_bytes'] >> 20:6} MiB {r['cache']}")
-    cli.emit(result, args.json, text + (benchmarks.plot(result["rates"]) if args.plot else []))
+    text = card_rates.lines(result, lambda r: f"{r['pattern']:5} {r['buffer_bytes'] >> 20:6} MiB {r['cache']}")
+    cli.emit(result, args.json, text + (card_rates.plot(result["rates"]) if args.plot else []))
     return 0
 
 

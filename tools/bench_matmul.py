@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import benchmarks, cli, gpu
+from kernelopt import cli
+from kernelopt.device import gpu
+from kernelopt.measure import card_rates
 
 DTYPES = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 
@@ -16,10 +18,10 @@ def main() -> int:
     parser = cli.parser(__doc__)
     parser.add_argument("--size", type=cli.positive_int, default=8192, help="rows and columns (default 8192)")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=DTYPES, help="default: all")
-    benchmarks.add_options(parser)
+    cli.add_benchmark_options(parser)
     args = parser.parse_args()
     result = measured(args)
-    text = benchmarks.lines(result, lambda r: f"{r['dtype']} {r['size']}^3")
+    text = card_rates.lines(result, lambda r: f"{r['dtype']} {r['size']}^3")
     cli.emit(result, args.json, text + [f"{dtype}: not measured: {why}" for dtype, why in result["failed"].items()])
     return 0 if result["rates"] else 3
 
@@ -27,12 +29,12 @@ def main() -> int:
 def measured(args) -> dict:
     """Each dtype its own try: {device, unit, rates, gpu_state, failed{dtype: why}}; gpu_state: of all together."""
     found, failed, state = [], {}, None
-    with benchmarks.jobs(args.timeout) as (device, measure):
+    with card_rates.jobs(args.timeout) as (device, measure):
         for dtype in args.dtype:
             try:
                 one = measure("matmul", size=args.size, dtype=dtype, rep_ms=args.rep_ms)
                 found, state = found + one["rates"], gpu.merged([state, one["gpu_state"]])
-            except benchmarks.Failed as error:
+            except card_rates.Failed as error:
                 failed[dtype] = str(error)
     return {"device": device["name"], "unit": "TFLOPS", "rates": found, "gpu_state": state, "failed": failed}
 

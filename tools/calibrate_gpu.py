@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import benchmarks, bundle, calibration, cli, gpu, memory, platforms, rounds, wiki
+from kernelopt import bundle, cli
+from kernelopt.device import gpu
 from kernelopt.errors import Refused, TimedOut, UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.hardware import wiki
+from kernelopt.measure import card_rates
+from kernelopt.session import calibration, platforms, record_store
+from kernelopt.session.workspace import Workspace
 
 SIZES = [1 << power for power in range(20, 33, 2)]  # 1 MiB to 4 GiB
 LARGEST_PRODUCT = 8192
@@ -31,7 +35,7 @@ def main() -> int:
     check(workspace, target, page)
     measured = measure(limits, args.timeout)
     command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
-    bundle.write_text(target, calibration.text(measured, page, limits, memory.now()[:10], command))
+    bundle.write_text(target, calibration.text(measured, page, limits, record_store.now()[:10], command))
     made = platforms.read(target)
     if workspace:
         name_it(workspace, made)
@@ -68,7 +72,7 @@ def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> 
     if not os.access(target.parent, os.W_OK):
         raise UsageError(f"{target.parent} is no folder that can be written in")
     if workspace:
-        rounds.check_platform(workspace, gpu.identify()["name"])
+        platforms.check_platform(workspace, gpu.identify()["name"])
     elif target.exists() and not is_calibration_of(target, gpu.identify()["name"]):
         raise UsageError(f"{target} exists and is no calibration of this card; name another file")
 
@@ -82,12 +86,12 @@ def is_calibration_of(path: Path, device: str) -> bool:
 
 def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
     """Each dtype and each mix its own job and its own try: what fails loses nothing else."""
-    with benchmarks.jobs(timeout_s) as (device, job):
+    with card_rates.jobs(timeout_s) as (device, job):
         said, limit_w = gpu.query(), gpu.power_limit_w()
         cli.say(f"calibrate_gpu.py: measuring {device['name']}: bandwidth")
         bandwidth = job("bandwidth", sizes=SIZES, rep_ms=BENCH_MS, warm=False)
         if not bandwidth["rates"]:
-            raise benchmarks.Failed("not even 4 MiB of the GPU's memory are free; end what uses it")
+            raise card_rates.Failed("not even 4 MiB of the GPU's memory are free; end what uses it")
         largest = max(rate["buffer_bytes"] for rate in bandwidth["rates"])
         mixes = {"copy": (largest, largest), "read": (largest, SMALL), "write": (SMALL, largest)}
         ceilings = {
@@ -109,11 +113,11 @@ def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
     return calibration.Measured(device, said, limit_w, bandwidth, ceilings, products)
 
 
-def tried(job: benchmarks.Job, name: str, **arguments) -> dict | str:
+def tried(job: card_rates.Job, name: str, **arguments) -> dict | str:
     """The job's report, or why there is none."""
     try:
         return job(name, **arguments)
-    except (benchmarks.Failed, TimedOut) as error:
+    except (card_rates.Failed, TimedOut) as error:
         return str(error)
 
 

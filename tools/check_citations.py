@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import audit, cli, wiki
+from kernelopt import cli
+from kernelopt.audit import workspace_audit
 from kernelopt.errors import UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.hardware import wiki
+from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:
     args = arguments()
     found = audited(args)
-    fixed = audit.fix(found) if args.fix else []
+    fixed = workspace_audit.fix(found) if args.fix else []
     result = {"checked": found.checked, "fixed": len(fixed), "fixes": rows(fixed)}
     result |= {"problems": rows(found.problems), "hints": rows(found.hints)}
     cli.emit(result, args.json, lines(result))
@@ -27,15 +29,15 @@ def main() -> int:
     return 0 if found.checked and not found.problems else 1
 
 
-def audited(args) -> audit.Audit:
+def audited(args) -> workspace_audit.Audit:
     if len(args.path) == 1 and args.path[0].is_dir():
         if args.platform or args.gpu_wiki:
             raise UsageError("a workspace names its own platform and wiki; leave out --platform and --gpu-wiki")
-        return audit.of_workspace(Workspace(args.path[0]))
+        return workspace_audit.of_workspace(Workspace(args.path[0]))
     for path in args.path:
         if not path.is_file():
             raise UsageError(f"{path} is not a file; pass one workspace, or files")
-    return audit.of_files(args.path, wiki.root(args.gpu_wiki), args.platform)
+    return workspace_audit.of_files(args.path, wiki.root(args.gpu_wiki), args.platform)
 
 
 def rows(found: list) -> list[dict]:

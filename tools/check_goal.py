@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, stop_hook
+from kernelopt import bundle
+from kernelopt.session import stop_hook
 
 HOOK = f"""Claude Code, in .claude/settings.json, where hooks run in the user's project, so with whole paths:
   {{"hooks": {{"Stop": [{{"hooks": [{{"type": "command", "command": "python3 {Path(__file__).resolve()} W --hook"}}]}}]}}}}"""
 
 
 def main() -> int:
-    from kernelopt import cli, gate
+    from kernelopt import cli
     from kernelopt.errors import Refused
-    from kernelopt.memory import Memory
-    from kernelopt.workspace import Workspace, digest
+    from kernelopt.session import stop_conditions
+    from kernelopt.session.record_store import Memory
+    from kernelopt.session.workspace import Workspace, digest
 
     args = arguments(cli)
     workspace = Workspace(args.workspace)
@@ -28,11 +30,11 @@ def main() -> int:
     if not targets:
         raise Refused("no targets are set; run: compute_utilization.py --workspace W --set-targets")
     best = Memory(workspace).best()
-    result = {"version": best["version"] if best else None, **gate.goal(targets, best)}
+    result = {"version": best["version"] if best else None, **stop_conditions.goal(targets, best)}
     if best and best["kernel_sha256"] != digest(workspace.kernel):
         result["met"] = False
         cli.say(f"check_goal.py: kernel.py is not the accepted {best['version']}: what was measured is another kernel")
-    cli.emit(result, args.json, [line(target, gate.reach(target)) for target in result["targets"]])
+    cli.emit(result, args.json, [line(target, stop_conditions.reach(target)) for target in result["targets"]])
     return 0 if result["met"] else 1
 
 

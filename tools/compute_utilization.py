@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, platforms, roofline, wiki
+from kernelopt import cli
 from kernelopt.errors import Refused, UsageError
-from kernelopt.memory import Memory
-from kernelopt.workspace import Workspace
+from kernelopt.gate import acceptance
+from kernelopt.hardware import roofline, wiki
+from kernelopt.session import platforms, stop_conditions
+from kernelopt.session.record_store import Memory
+from kernelopt.session.workspace import Workspace
 
 UNCAST = "as the reference makes it"
 EXAMPLES = """examples:
@@ -66,8 +69,8 @@ def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, judged: b
     if beyond := roofline.beyond_floor(result):
         cli.say(f"compute_utilization.py: {beyond}")
     if result["below_physical_limit"]:
-        said = gate.impossible(result["time_us"], result["limit_us"])
-        cli.say(f"compute_utilization.py: {gate.IMPOSSIBLE}: {said}")
+        said = acceptance.impossible(result["time_us"], result["limit_us"])
+        cli.say(f"compute_utilization.py: {acceptance.IMPOSSIBLE}: {said}")
         return 1
     return 0
 
@@ -107,10 +110,10 @@ def set_targets(workspace: Workspace, args) -> int:
     sections = {
         "Hardware Spec": "\n".join(f"- {line}" for line in citations),
         "Roofline": "\n".join(roofline_line(name, task["work"][name], roof) for name, roof in roofs.items()),
-        "Stop Conditions": "\n".join(gate.stop_line(target) for target in task["targets"]),
+        "Stop Conditions": "\n".join(stop_conditions.stop_line(target) for target in task["targets"]),
     }
     workspace.update_readme(task, sections)
-    if any(gate.is_documented(target) for target in task["targets"]):
+    if any(stop_conditions.is_documented(target) for target in task["targets"]):
         cli.say(
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this card "
             f"(about a minute): calibrate_gpu.py --workspace {workspace.root}"

@@ -10,15 +10,18 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, floor, roofline, subject
+from kernelopt import cli
 from kernelopt.errors import UsageError
-from kernelopt.workspace import Workspace, dtype_name
+from kernelopt.hardware import roofline
+from kernelopt.measure import least_work
+from kernelopt.session import target
+from kernelopt.session.workspace import Workspace, dtype_name
 
 
 def main() -> int:
     args = arguments()
     what = chosen(args)
-    found = floor.counted_work(what.reference, what.dtype, what.cache, args.timeout)
+    found = least_work.counted_work(what.reference, what.dtype, what.cache, args.timeout)
     by_hand = {"dtype": args.work_dtype, "source": "given"} if args.work_dtype else {"source": "counted"}
     workloads = {name: {**work, **by_hand} for name, work in found.items()}
     if args.flops is not None or args.bytes is not None:
@@ -29,16 +32,16 @@ def main() -> int:
     return 0
 
 
-def chosen(args) -> subject.Subject:
+def chosen(args) -> target.Subject:
     if args.workspace:
         if args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --reference and --dtype")
-        return subject.of_workspace(Workspace(args.workspace))
+        return target.of_workspace(Workspace(args.workspace))
     if not args.reference:
         raise UsageError("pass --workspace W or --reference FILE")
     if not args.reference.is_file():
         raise UsageError(f"{args.reference} is not a file")
-    return subject.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
+    return target.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
 def given(work: dict, args) -> dict:

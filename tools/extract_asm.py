@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, disassembly
-from kernelopt.disassembly import Kernel, Listing
+from kernelopt import bundle, cli
+from kernelopt.disassembly import analysis, listing_files, listings
+from kernelopt.disassembly.listing_files import Listing
+from kernelopt.disassembly.listings import Kernel
 from kernelopt.errors import UsageError
 
 EXAMPLES = """examples:
@@ -22,20 +24,20 @@ EXAMPLES = """examples:
 
 def main() -> int:
     args = arguments()
-    listings = disassembly.read(args.path, args.kind)
-    others = disassembly.read(args.diff, args.kind) if args.diff else []
+    listings = listing_files.read(args.path, args.kind)
+    others = listing_files.read(args.diff, args.kind) if args.diff else []
     unread = [listing for listing in (*listings, *others) if listing.why]
     if unread:
         more = f", nor {len(unread) - 1} more files of {len(listings) + len(others)}" if len(unread) > 1 else ""
         cli.say(f"extract_asm.py: {unread[0].why}{more}")
-    chosen = disassembly.choose(listings, args.kernel)
+    chosen = listing_files.choose(listings, args.kernel)
     if args.diff:
-        found = pairs(chosen, disassembly.choose(others, args.kernel))
+        found = pairs(chosen, listing_files.choose(others, args.kernel))
         key, rows = "diffs", [difference(one, two) for one, two in found]
         lines = [line for diff in rows for line in changed(diff)]
         written = write_diffs(found, args.out) if args.out else []
     else:
-        rows = [{"file": str(listing.file), **disassembly.summary(kernel)} for listing, kernel in chosen]
+        rows = [{"file": str(listing.file), **analysis.summary(kernel)} for listing, kernel in chosen]
         key, lines = "kernels", [line for summary in rows for line in described(summary)]
         written = write(chosen, args.path, args.out) if args.out else []
     left_out = [{"file": str(one.file), "kind": one.kind, "why": one.why} for one in unread]
@@ -103,7 +105,7 @@ def newest(chosen: list[tuple]) -> dict:
     """The first of each name, kind and generation; nvdisasm says sm_90 where cuobjdump says sm_90a."""
     first: dict = {}
     for listing, kernel in chosen:
-        first.setdefault((kernel.name, kernel.kind, disassembly.capability(kernel.arch)), (listing, kernel))
+        first.setdefault((kernel.name, kernel.kind, analysis.capability(kernel.arch)), (listing, kernel))
     return first
 
 
@@ -115,8 +117,8 @@ def difference(one: tuple[Listing, Kernel], two: tuple[Listing, Kernel]) -> dict
         "arch": before.arch,
         "before": str(listing.file),
         "after": str(other.file),
-        "changes": disassembly.changes(disassembly.summary(before), disassembly.summary(after)),
-        "same_code": disassembly.normalised(before) == disassembly.normalised(after),
+        "changes": analysis.changes(analysis.summary(before), analysis.summary(after)),
+        "same_code": analysis.normalised(before) == analysis.normalised(after),
     }
 
 
@@ -135,7 +137,7 @@ def write_diffs(found: list[tuple], out: Path) -> list[str]:
     """The changed code of all pairs, one file a kind: `out`/diff.sass."""
     written = []
     for kind in dict.fromkeys(before.kind for (_, before), _ in found):
-        texts = [disassembly.unified_diff(one, two) for (_, one), (_, two) in found if one.kind == kind]
+        texts = [analysis.unified_diff(one, two) for (_, one), (_, two) in found if one.kind == kind]
         bundle.write_text(out / f"diff.{kind}", "".join(texts))
         written.append(str(out / f"diff.{kind}"))
     return written
@@ -151,7 +153,7 @@ def arguments():
         "first",
     )
     parser.add_argument("--kernel", type=cli.filled, metavar="NAME", help="only this kernel, or those with NAME in it")
-    parser.add_argument("--kind", choices=[*disassembly.KINDS, "all"], default="all", help="default all")
+    parser.add_argument("--kind", choices=[*listings.KINDS, "all"], default="all", help="default all")
     parser.add_argument("--out", type=cli.path, metavar="DIR", help="write the code there")
     parser.add_argument("--diff", type=cli.path, metavar="OTHER", help="what changed from PATH to OTHER")
     cli.add_json(parser)

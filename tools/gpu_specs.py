@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, wiki
+from kernelopt import cli
 from kernelopt.errors import EnvironmentLacks, Refused
+from kernelopt.hardware import wiki
 
 EXAMPLES = """examples:
   gpu_specs.py list
@@ -57,8 +58,8 @@ def page_of(args, products: list[wiki.Page]) -> wiki.Page:
     """The page that is asked for, as the workspace knows it where one is named."""
     if args.workspace is None:
         return wiki.find(args.platform, products)
-    from kernelopt import platforms
-    from kernelopt.workspace import Workspace
+    from kernelopt.session import platforms
+    from kernelopt.session.workspace import Workspace
 
     return platforms.of_device(args.platform, Workspace(args.workspace))
 
@@ -102,7 +103,7 @@ def lookup(page: wiki.Page, metric: str, products: list[wiki.Page], as_json: boo
 
 
 def detect(products: list[wiki.Page], as_json: bool) -> int:
-    from kernelopt import amd, gpu
+    from kernelopt.device import amd, gpu
 
     try:
         device, said = gpu.identify(), gpu.query()
@@ -133,7 +134,7 @@ def shown(value: int | float | str) -> str:
 
 
 def check(root: Path, as_json: bool) -> int:
-    from kernelopt import wiki_checks
+    from kernelopt.hardware import wiki_checks
 
     found = wiki_checks.problems(root)
     count = len(wiki.pages(root))

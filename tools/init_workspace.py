@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, platforms, wiki, workspace
+from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
+from kernelopt.hardware import wiki
+from kernelopt.session import platforms, workspace
 
 FRAMEWORKS = ("triton", "gluon", "cutedsl", "cuda", "flydsl")  # gpu-wiki/docs/frameworks
 

@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, clocks
+from kernelopt import cli
+from kernelopt.device import clocks
 from kernelopt.errors import UsageError
 
 EXAMPLES = """examples:

@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import benchmarks, cli, gate, gpu, roofline, rounds
+from kernelopt import cli
+from kernelopt.device import gpu
 from kernelopt.errors import UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.hardware import roofline
+from kernelopt.measure import card_rates
+from kernelopt.session import platforms, stop_conditions
+from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:
@@ -19,20 +23,20 @@ def main() -> int:
     work = asked(args)
     if args.set_target:
         check_target(args)
-    result = benchmarks.run("ceiling", {**work, "rep_ms": args.rep_ms}, args.timeout)
+    result = card_rates.run("ceiling", {**work, "rep_ms": args.rep_ms}, args.timeout)
     moved = work["bytes_in"] + work["bytes_out"]
     result |= {"dtype": work["dtype"], "latency_us": moved / result["best"]["median"] / 1e3}
     text = [
         f"{work['bytes_in']} bytes read, {work['bytes_out']} written, {work['dtype']}: "
         f"{result['best']['median']:.1f} GB/s (p20 {result['best']['p20']:.1f}, p80 {result['best']['p80']:.1f}, "
         f"{result['best']['n']} runs), {result['latency_us']:.2f} us, the best of {len(result['rates'])} shapes",
-        *benchmarks.state_lines(result),
+        *card_rates.state_lines(result),
     ]
     if args.set_target:
         target = roofline.ceiling_target(result["best"]["median"], result["device"], args.share)
         set_target(Workspace(args.workspace), target)
         result["target"] = target
-        text.append(gate.stop_line(target))
+        text.append(stop_conditions.stop_line(target))
     cli.emit(result, args.json, text)
     return 0
 
@@ -60,8 +64,8 @@ def check_target(args) -> None:
         raise UsageError("--set-target goes with --workspace and the default workload")
     workspace = Workspace(args.workspace)
     work = workspace.task()["work"]["default"]
-    rounds.check_platform(workspace, gpu.identify()["name"])
-    roof = rounds.roof_of_task(workspace)
+    platforms.check_platform(workspace, gpu.identify()["name"])
+    roof = platforms.roof_of_task(workspace)
     if roof is None and work["flops"]:
         raise UsageError(
             "this card has no roofline that says whether memory or arithmetic bounds the problem; "
@@ -78,7 +82,7 @@ def set_target(workspace: Workspace, target: dict) -> None:
         old for old in task["targets"] if (old["workload"], old["metric"]) != (target["workload"], target["metric"])
     ]
     task["targets"] = [target, *others]
-    workspace.update_readme(task, {"Stop Conditions": "\n".join(map(gate.stop_line, task["targets"]))})
+    workspace.update_readme(task, {"Stop Conditions": "\n".join(map(stop_conditions.stop_line, task["targets"]))})
 
 
 def arguments():
@@ -95,7 +99,7 @@ def arguments():
         default=roofline.TARGET_SHARE_PCT,
         help="with --set-target: percent of the ceiling (default 90)",
     )
-    benchmarks.add_options(parser)
+    cli.add_benchmark_options(parser)
     return parser.parse_args()
 
 

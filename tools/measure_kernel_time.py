@@ -9,27 +9,34 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, floor, gate, gpu, subject, timing, verify
+from kernelopt import cli
+from kernelopt.device import gpu
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.sandbox import Sandbox
+from kernelopt.gate import acceptance
+from kernelopt.measure import least_work, pairing, timing, verify
+from kernelopt.session import target
 
 
 def main() -> int:
     args = arguments()
-    what = subject.resolve(args)
+    what = target.resolve(args)
     with tempfile.TemporaryDirectory(dir=what.cache if what.cache and what.cache.exists() else None) as folder:
         opponent = find_opponent(args.against, what, Path(folder)) if args.against else None
         with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
             result = measure(sandbox, what, opponent, args)
     if args.device == "cuda":
-        limit, time_us = floor.limit_us(what, args.workload, sandbox.gpu, args.timeout), result["latency_us"]["median"]
+        limit, time_us = (
+            least_work.limit_us(what, args.workload, sandbox.gpu, args.timeout),
+            result["latency_us"]["median"],
+        )
         if limit is not None and time_us < limit:
-            raise timing.KernelFailed(gate.IMPOSSIBLE, gate.impossible(time_us, limit))
+            raise timing.KernelFailed(acceptance.IMPOSSIBLE, acceptance.impossible(time_us, limit))
     cli.emit(result, args.json, lines(result))
     return 0 if result.get("verdict") in (None, "FASTER") else 1
 
 
-def find_opponent(name: str, what: subject.Subject, folder: Path) -> Path:
+def find_opponent(name: str, what: target.Subject, folder: Path) -> Path:
     """A file, or a revision of the workspace's kernel.py."""
     if Path(name).is_file():
         return Path(name)
@@ -38,7 +45,7 @@ def find_opponent(name: str, what: subject.Subject, folder: Path) -> Path:
     return what.workspace.extract(name, folder)
 
 
-def measure(sandbox: Sandbox, what: subject.Subject, opponent: Path | None, args) -> dict:
+def measure(sandbox: Sandbox, what: target.Subject, opponent: Path | None, args) -> dict:
     cli.say(f"timing {what.kernel} on {sandbox.device_name}")
     cases = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], args.timeout)
     window = {"warmup_ms": args.warmup_ms, "rep_ms": args.rep_ms, "timeout_s": args.timeout}
@@ -50,7 +57,7 @@ def measure(sandbox: Sandbox, what: subject.Subject, opponent: Path | None, args
     if status != "OK":
         raise timing.KernelFailed(status, message)
     if opponent:
-        found = gate.paired_verdict(rounds)
+        found = pairing.paired_verdict(rounds)
         result |= {**found, "against": args.against, "protocol": timing.PROTOCOL if sandbox.gpu else "host clock"}
     return {**result, "sandbox": sandbox.isolation}
 
@@ -68,7 +75,7 @@ def lines(result: dict) -> list[str]:
     if result["gpu_state"]:
         found.append(gpu.describe(result["gpu_state"]))
     if "verdict" in result:
-        found.append(f"{result['verdict']} against {result['against']}: {gate.describe(result)}")
+        found.append(f"{result['verdict']} against {result['against']}: {pairing.describe(result)}")
     return found + [f"warning: {warning}" for warning in result["warnings"]]
 
 

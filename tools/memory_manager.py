@@ -10,8 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
-from kernelopt.memory import SHORT, Memory, differences, field
-from kernelopt.workspace import Workspace, version_number
+from kernelopt.session.record_store import SHORT, Memory, differences, field
+from kernelopt.session.workspace import Workspace, version_number
 
 EXAMPLES = """examples:
   memory_manager.py summary --workspace W

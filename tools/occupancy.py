@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, occupancy, wiki
+from kernelopt import cli
 from kernelopt.errors import Refused, UsageError
+from kernelopt.hardware import occupancy, wiki
 
 EXAMPLES = """examples:
   occupancy.py --platform H200 --threads 256 --registers 64

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, executors, gate, kept, ledger, loop, machine, strategies
+from kernelopt import cli
 from kernelopt.errors import UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.loop import executors, gpu_steps, loop, run_state, snapshot, strategies
+from kernelopt.measure import pairing
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
   optimize_kernel.py --workspace W --agent 'claude -p --permission-mode acceptEdits --allowedTools Bash'
@@ -36,7 +38,7 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
-    own = machine.Machine(workspace, executors.EXECUTORS[args.executor](workspace), args.timeout, cli.say)
+    own = gpu_steps.Machine(workspace, executors.EXECUTORS[args.executor](workspace), args.timeout, cli.say)
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     with workspace.locked():
         result = loop.Loop(workspace, args.agent, limits, own, cli.say, strategy).run(args.resume)
@@ -47,9 +49,9 @@ def main() -> int:
 def opened(root: Path) -> Workspace:
     """The workspace; one that a killed run's agent has left without its files or its history gets them back."""
     if not all((root / name).exists() for name in ("README.md", "reference.py", ".git")) and (
-        before := kept.Kept.left(root)
+        before := snapshot.Kept.left(root)
     ):
-        put_back = before.put_back(ledger.Ledger(root / ".loop").distrust)
+        put_back = before.put_back(run_state.Ledger(root / ".loop").distrust)
         cli.say(f"optimize_kernel.py: put back, as they were before a kill: {', '.join(put_back[:5])}")
     return Workspace(root)
 
@@ -60,7 +62,7 @@ def lines(result: dict) -> list[str]:
         f"best: {result['best']}, {result['latency_us']:.2f} us, after {result['rounds']} rounds",
     ]
     return text + [
-        f"against {name}: {found['verdict']}, {gate.describe(found)}" for name, found in result["final"].items()
+        f"against {name}: {found['verdict']}, {pairing.describe(found)}" for name, found in result["final"].items()
     ]
 
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, restart
-from kernelopt.workspace import Workspace
+from kernelopt import cli
+from kernelopt.loop import restart
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
   partial_restart.py W > /tmp/brief.md

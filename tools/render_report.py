@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli, plots, report, sessions
+from kernelopt import bundle, cli
 from kernelopt.errors import UsageError
-from kernelopt.workspace import Workspace
+from kernelopt.report import gather, plots, session_page
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
   render_report.py W
@@ -25,8 +26,8 @@ def main() -> int:
     path = args.out or workspace.root / "report.html"
     if args.out and not is_report(path):
         raise UsageError(f"--out {path} is a file of something else; name another, or remove it")
-    session = sessions.gather(workspace)
-    page = report.page(session, has_lessons=path.with_name(report.LESSONS).is_file())
+    session = gather.gather(workspace)
+    page = session_page.page(session, has_lessons=path.with_name(session_page.LESSONS).is_file())
     pngs = write_plots(page, args.png) if args.png else []
     for gap in session.gaps:
         cli.say(f"render_report.py: left out: {gap}")
@@ -35,7 +36,7 @@ def main() -> int:
         return 0
     bundle.write_text(path, page.markdown() if args.markdown else page.html())
     paths = [str(path), *(str(png) for png in pngs)]
-    cli.emit({"report": paths[0], "plots": paths[1:], **report.summary(session)}, args.json, paths)
+    cli.emit({"report": paths[0], "plots": paths[1:], **session_page.summary(session)}, args.json, paths)
     return 0
 
 
@@ -47,7 +48,7 @@ def is_report(path: Path) -> bool:
     return start.startswith("<!doctype html>") or (start.startswith("# ") and "\n## Summary\n" in start)
 
 
-def write_plots(page: report.Page, folder: Path) -> list[Path]:
+def write_plots(page: session_page.Page, folder: Path) -> list[Path]:
     bundle.require("matplotlib", group="plots")
     charts = {folder / f"{chart.name}.png": chart for chart in page.charts()}
     for path, chart in charts.items():

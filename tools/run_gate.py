@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, gate, roofline, rounds
-from kernelopt.workspace import Workspace
+from kernelopt import cli
+from kernelopt.gate import rounds
+from kernelopt.hardware import roofline
+from kernelopt.measure import pairing
+from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:
@@ -26,7 +29,9 @@ def lines(result: dict) -> list[str]:
     for name, latency in result["timing"]["latencies"].items():
         against = (result["timing"]["comparisons"] or {}).get(name)
         paired = (
-            f", {against['verdict']} {gate.describe(against)} against {result['timing']['against']}" if against else ""
+            f", {against['verdict']} {pairing.describe(against)} against {result['timing']['against']}"
+            if against
+            else ""
         )
         found.append(f"{name}: {latency['latency_us']['median']:.2f} us{paired}")
     if result["utilization"] and result["utilization"]["floor_us"]:

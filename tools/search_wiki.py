@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, wiki, wiki_search
+from kernelopt import cli
+from kernelopt.hardware import wiki, wiki_search
 
 EXAMPLES = """examples:
   search_wiki.py bank conflict

@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli, subject, verify
-from kernelopt.sandbox import Sandbox
+from kernelopt import cli
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.measure import verify
+from kernelopt.session import target
 
 
 def main() -> int:
     args = arguments()
-    given = subject.resolve(args)
+    given = target.resolve(args)
     what = replace(
         given,
         tolerance=args.tolerance or given.tolerance,

@@ -38,6 +38,12 @@ def parser(description: str, **options) -> Parser:
     )
 
 
+def add_benchmark_options(parser) -> None:
+    parser.add_argument("--rep-ms", type=positive_int, default=200, help="do_bench's repetition, in milliseconds")
+    parser.add_argument("--timeout", type=positive_float, default=300, help="seconds (default 300)")
+    add_json(parser)
+
+
 def add_json(target) -> None:
     """The option every command has."""
     target.add_argument("--json", action="store_true", help="print one JSON object")

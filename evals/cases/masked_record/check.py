@@ -4,7 +4,7 @@ from pathlib import Path
 
 from judging import failures, says, text
 from kernelopt.errors import UsageError
-from kernelopt.rounds import plan_fields
+from kernelopt.session.plans import plan_fields
 
 MASKED = r"8[,. ]?448|33 (?:chunks|pieces|parts|blocks|tiles|x|×|\*)"
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from judging import EXAMPLE, failures, json_object, near, recorded, text
-from kernelopt.workspace import parse_task
+from kernelopt.session.workspace import parse_task
 
 README = "session/README.md"
 

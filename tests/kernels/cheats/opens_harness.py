@@ -33,7 +33,7 @@ def honest(x):
 
 
 def kernel_function(x):
-    source = Path(sys.modules["kernelopt.problem"].__file__)
+    source = Path(sys.modules["kernelopt.worker.problem"].__file__)
     with source.open("a"):
         pass
     source.with_name("cheat_was_here.txt").write_text("x")

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .. import gpu, metrics, programs, verify
+from ..device import gpu, outcomes, programs
+from ..device.sandbox import Outcome, Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut
-from ..sandbox import Outcome, Sandbox
+from . import metrics
 
 # stderr of ncu -> what it means and what to do
 FAILURES = {
@@ -131,7 +132,7 @@ def collect(
         raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
     if outcome.result is None and not report.exists():
         raise Refused(f"ncu did not start the kernel; it said: {last_line(outcome.log_tail)}")
-    if failed := verify.failure(outcome):
+    if failed := outcomes.failure(outcome):
         raise Refused(f"the kernel failed under ncu: {failed['error']['message'].strip()}")
     if not report.exists():
         raise Refused(f"ncu profiled no kernel: does the call launch one? It said: {last_line(outcome.log_tail)}")

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from .. import metrics
 from ..errors import Refused, UsageError
+from . import metrics
 
 
 def read(path: Path) -> list[dict]:

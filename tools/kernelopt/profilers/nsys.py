@@ -12,9 +12,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .. import programs, verify
+from ..device import outcomes, programs
+from ..device.sandbox import Sandbox
 from ..errors import Refused, TimedOut
-from ..sandbox import Sandbox
 
 SOURCE = "nsys"
 CALLS = 20
@@ -43,7 +43,7 @@ def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, timeout_s:
         outcome = sandbox.run_under(command(made), "profile", arguments, timeout_s)
         if outcome.timed_out:
             raise TimedOut(f"nsys did not finish in {timeout_s:.0f} s; --timeout raises the limit")
-        if outcome.result is not None and (failed := verify.failure(outcome)):
+        if outcome.result is not None and (failed := outcomes.failure(outcome)):
             raise Refused(f"the kernel failed under nsys: {failed['error']['message'].strip()}")
         if made.exists():
             shutil.copyfile(made, report)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-from .. import metrics
 from ..errors import Refused, UsageError
+from . import metrics
 
 ORIGIN = "rocprofv3 output, recorded elsewhere; parser tested on samples, not run on AMD hardware"
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from .. import bundle, verify
+from .. import bundle
+from ..device import outcomes
+from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut
-from ..sandbox import Outcome, Sandbox
 
 SOURCE = "torch.profiler (CUPTI)"
 CALLS = 20
@@ -21,7 +22,7 @@ def collect(sandbox: Sandbox, kernel: Path, case: dict, trace: Path, timeout_s: 
         outcome = sandbox.run("trace", {**arguments, "path": str(made)}, timeout_s, [case["path"]])
         if outcome.timed_out:
             raise TimedOut(f"the calls did not finish in {timeout_s:.0f} s; --timeout raises the limit")
-        if failed := verify.failure(outcome):
+        if failed := outcomes.failure(outcome):
             raise Refused(f"the kernel failed: {failed['error']['message'].strip()}")
         trace.write_bytes(made.read_bytes())
     return outcome

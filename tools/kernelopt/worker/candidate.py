@@ -6,8 +6,7 @@ import traceback
 
 import torch
 
-from .. import problem, variants
-from . import state, tracing
+from . import problem, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
@@ -68,7 +67,9 @@ class Run:
         self.changed: set[str] = set()
         self.first_state: dict[str, torch.Tensor] = {}  # what the first call changed, as it left it
         self.guards = Guards()
-        self.guarded = guarded and problem.held_bytes(problem.input_tensors(self.case.inputs)) <= GUARDED_BYTES
+        self.guarded = (
+            guarded and tensor_trees.held_bytes(tensor_trees.input_tensors(self.case.inputs)) <= GUARDED_BYTES
+        )
         self.fails_guarded = False
         self.mutated: set[int] = set()
         self.structures: list[str] = []  # of what the calls returned
@@ -108,25 +109,25 @@ class Run:
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
         layout = self.entry["variant"]["layout"] if self.entry["variant"] else "contiguous"
-        tensors = problem.input_tensors(case.inputs)
+        tensors = tensor_trees.input_tensors(case.inputs)
         if self.guarded:
             return [
                 self.guards.memory(
-                    problem.memory_like(tensor, "meta"), self.context.device, variants.layout_of(layout, number)
+                    tensor_trees.memory_like(tensor, "meta"), self.context.device, variants.layout_of(layout, number)
                 )
                 for number, tensor in enumerate(tensors)
             ]
-        return [problem.memory_like(tensor, self.context.device) for tensor in tensors]
+        return [tensor_trees.memory_like(tensor, self.context.device) for tensor in tensors]
 
     def _bound(self, memory: list[torch.Tensor], case: problem.Case):
         """A call of the kernel on the case's arguments, its tensors taken from `memory`."""
         tensors = iter(memory)
-        arguments = problem.map_tensors(case.inputs, lambda _: next(tensors))
+        arguments = tensor_trees.map_tensors(case.inputs, lambda _: next(tensors))
         return lambda: problem.call(self.kernel, arguments)
 
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
         """Put the case's contents into memory, call the kernel, and copy what it returns, all on the current stream."""
-        contents = [tensor.to(self.context.device) for tensor in problem.input_tensors(case.inputs)]
+        contents = [tensor.to(self.context.device) for tensor in tensor_trees.input_tensors(case.inputs)]
         self.context.synchronize()
         poison(self.context.device, contents)
         if self.context.device == "cuda":
@@ -169,7 +170,7 @@ class Run:
             return self._returned(call())
 
     def _returned(self, result) -> list[torch.Tensor]:
-        self.structures.append(problem.structure(result))
+        self.structures.append(tensor_trees.structure(result))
         return returned(result)
 
     def _store(self, path: str, deterministic: bool | None) -> None:
@@ -180,7 +181,7 @@ class Run:
 
 
 def same_shapes(a: problem.Case, b: problem.Case) -> bool:
-    shapes = [[(t.shape, t.dtype) for t in problem.input_tensors(case.inputs)] for case in (a, b)]
+    shapes = [[(t.shape, t.dtype) for t in tensor_trees.input_tensors(case.inputs)] for case in (a, b)]
     return shapes[0] == shapes[1]
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .. import problem
-from . import artefacts, interpreter
+from . import artefacts, interpreter, problem, tensor_trees
 from .faults import CheatError, LoadError, OpponentError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -78,7 +77,7 @@ class Candidate:
         left of parameters and buffers that it changed."""
         found = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
         with self._tripwire.judging():
-            problem.save(found, Path(path))
+            tensor_trees.save(found, Path(path))
 
     def check(self) -> None:
         """CheatError when it touched or replaced what it must not."""
@@ -88,7 +87,7 @@ class Candidate:
 
 def returned(result) -> list[torch.Tensor]:
     """The tensors that a kernel returned; CheatError when one is of a class of its own."""
-    outputs = problem.tensors(result)
+    outputs = tensor_trees.tensors(result)
     if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in outputs):
         raise CheatError("an output is a tensor subclass, whose values may be computed later or never")
     return outputs

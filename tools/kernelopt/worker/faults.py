@@ -2,7 +2,7 @@
 
 import contextlib
 
-from .. import problem
+from . import problem
 
 
 class LoadError(Exception):

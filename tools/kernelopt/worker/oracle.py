@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .. import contents, problem, variants
-from . import state, work
+from . import accuracy, problem, state, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .faults import OracleError, blaming, describe
 
@@ -79,7 +78,10 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
     answers = {}
     for number, variant in enumerate(found):
         case = maker.case(workload, seed, variant)
-        if sum(tensor.nbytes for tensor in [*problem.input_tensors(case.inputs), *case.state.values()]) <= TRIED_BYTES:
+        if (
+            sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
+            <= TRIED_BYTES
+        ):
             try:
                 outputs(loaded, case, "cpu")
                 answers[number] = True
@@ -87,7 +89,7 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
                 answers[number] = False
     if not any(answer and found[number]["values"] is None for number, answer in answers.items()):  # it runs on no CPU
         answers = {}
-    return [one for number, one in enumerate(found) if answers.get(number, one["values"] != contents.FLAGS)]
+    return [one for number, one in enumerate(found) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
 
 
 class Maker:
@@ -101,7 +103,7 @@ class Maker:
         """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of them."""
         if self._last[0] != (workload, seed):
             self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
-        return contents.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
+        return variant_inputs.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
@@ -117,8 +119,8 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
             f"get_inputs or get_init_inputs gives a {what[1] if what else 'value'}, which cannot be stored; give tensors, "
             "numbers, strings, None, and lists and dicts of them"
         ) from None
-    arguments = problem.input_tensors(case.inputs)
-    found = problem.dominant_dtype(arguments + list(case.state.values()))
+    arguments = tensor_trees.input_tensors(case.inputs)
+    found = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
     return {
         "workload": workload,
@@ -171,7 +173,7 @@ class Check:
         calls, found, expected = [], {}, {}
         for call in self.entry["calls"]:
             try:
-                stored = problem.load(call["output"])
+                stored = tensor_trees.load(call["output"])
                 actual = [tensor.to(self.device) for tensor in stored["outputs"]]
                 structure, left = stored["structure"], stored["state"]
             except Exception as error:
@@ -194,7 +196,7 @@ class Check:
         bounds = self._bounds(expected["baseline"])
         workload, variant = self.entry["workload"], self.entry["variant"]
         five = zip(actual, expected["oracle"], expected["baseline"], bounds, expected["usual_rms"], strict=False)
-        found = [problem.compare(*one) for one in five]
+        found = [accuracy.compare(*one) for one in five]
         finite = self.finite.get(workload, [True] * len(bounds))
         if variant:
             return [{**output, "usually_finite": own} for output, own in zip(found, finite, strict=False)]
@@ -210,15 +212,15 @@ class Check:
         wrong = []
         for name, wanted in expected.items():
             actual = left.get(name, self.case.state[name]).to(self.device)
-            bound = self.tolerances[problem.dtype_class(wanted.dtype)]
-            found = problem.compare(actual, wanted, wanted, bound)
+            bound = self.tolerances[tensor_trees.dtype_class(wanted.dtype)]
+            found = accuracy.compare(actual, wanted, wanted, bound)
             if wanted.is_floating_point() and found.get("mismatches", 1) + found.get("nonfinite", 1):
                 wrong.append(name)
         return wrong
 
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
-        bounds = [self.tolerances[problem.dtype_class(tensor.dtype)] for tensor in baseline]
-        if self.entry["variant"] and self.entry["variant"]["values"] in contents.VALUES:
+        bounds = [self.tolerances[tensor_trees.dtype_class(tensor.dtype)] for tensor in baseline]
+        if self.entry["variant"] and self.entry["variant"]["values"] in variant_inputs.VALUES:
             return [max(ROUGHLY, bound) if bound else bound for bound in bounds]
         return bounds
 
@@ -240,7 +242,9 @@ class Check:
             with blaming(OracleError):
                 again = outputs(self.loaded, case, self.device, draw=1)
             bounds = self._bounds(baseline)
-            repeated = [problem.compare(*three, b) for *three, b in zip(again, baseline, baseline, bounds, strict=True)]
+            repeated = [
+                accuracy.compare(*three, b) for *three, b in zip(again, baseline, baseline, bounds, strict=True)
+            ]
             expected["random"] = any(found["mismatches"] + found["nonfinite"] for found in repeated)
             expected["bland"] = self._bland(case, expected) if self.entry["first"] else []
         return expected
@@ -248,14 +252,14 @@ class Check:
     def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
         """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else 0."""
         sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
-        if not sizes or not any(tensor.numel() < problem.FEW for tensor in oracle):
+        if not sizes or not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return [0.0] * len(oracle)
         try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
-            found = map(problem.comparable, outputs(self.loaded, other, self.device))
+            found = map(accuracy.comparable, outputs(self.loaded, other, self.device))
         except Exception:  # contents of our own making
             return [0.0] * len(oracle)
-        return [problem.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
+        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
 
     def _bland(self, case: problem.Case, expected: dict) -> list[str]:
         """Answers that compute nothing and would pass on this workload (see problem.bland_answers)."""
@@ -265,7 +269,7 @@ class Check:
         if len(twins) != len(baseline):
             return []
         given = case.placed_inputs(self.device)
-        return problem.bland_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
+        return accuracy.bland_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
 
 
 def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
@@ -280,7 +284,7 @@ def answer(
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     torch.manual_seed(draw)
     result = problem.call(model, inputs)
-    found = problem.tensors(result)
+    found = tensor_trees.tensors(result)
     if not found:
         raise problem.ContractError("the reference returns no tensor")
-    return found, problem.structure(result), model
+    return found, tensor_trees.structure(result), model

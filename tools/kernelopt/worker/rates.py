@@ -5,7 +5,7 @@ import time
 import torch
 import triton
 
-from .. import problem
+from . import tensor_trees
 from .context import Context
 
 MOST_OF_FREE = 4  # a buffer takes a quarter of the free memory at most: a copy needs two, and others use the GPU too
@@ -71,15 +71,15 @@ def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms:
 
     The best of several shapes of such a kernel (streams.SHAPES); each element in `dtype`.
     """
-    from .. import streams  # Triton kernels: loaded where they are used
+    from . import copy_kernel  # Triton kernels: loaded where they are used
 
-    kind = problem.TORCH_DTYPES.get(dtype, torch.int32)
+    kind = tensor_trees.TORCH_DTYPES.get(dtype, torch.int32)
     width = torch.empty((), dtype=kind).element_size()
     source = torch.ones(max(1, bytes_in // width), dtype=kind, device=context.device)
     target = torch.empty(max(1, bytes_out // width), dtype=kind, device=context.device)
     found, start = [], time.time()
-    for shape in streams.SHAPES:
-        rate = rates(lambda s=shape: streams.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
+    for shape in copy_kernel.SHAPES:
+        rate = rates(lambda s=shape: copy_kernel.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
         found.append({**shape, **rate})
     best = max(found, key=lambda rate: rate["median"])
     return {
@@ -152,7 +152,7 @@ def product(device: str, size: int, name: str):
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         one = torch.ones((), device=device)
         return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    dtype = problem.TORCH_DTYPES["fp32" if name == "tf32" else name]
+    dtype = tensor_trees.TORCH_DTYPES["fp32" if name == "tf32" else name]
     a, b = a.to(dtype), b.to(dtype)
     return lambda: a @ b
 

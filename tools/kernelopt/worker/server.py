@@ -20,7 +20,7 @@ import torch._dynamo
 import torch._subclasses.fake_tensor
 import triton.testing  # noqa: F401  (these three are there to make the children start quickly)
 
-from .. import landlock, processes
+from ..device import landlock, processes
 from . import interpreter, jobs
 from .faults import NoGpuError, describe
 

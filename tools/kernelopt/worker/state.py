@@ -2,7 +2,7 @@
 
 import torch
 
-from .. import problem
+from . import accuracy
 
 WATCHED_BYTES = 1 << 30  # of a model's state, which is copied once; a larger one is not watched
 
@@ -51,5 +51,5 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit where finite, NaN where the other is NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    a, b = problem.comparable(a), problem.comparable(b)
+    a, b = accuracy.comparable(a), accuracy.comparable(b)
     return bool(((a == b) | ((a != a) & (b != b))).all())

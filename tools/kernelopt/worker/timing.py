@@ -10,8 +10,8 @@ from time import perf_counter
 
 import torch
 
-from .. import intervals, problem
-from . import tracing
+from .. import intervals
+from . import accuracy, problem, tensor_trees, tracing
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, opponents_fault, returned
 from .faults import LoadError
@@ -73,8 +73,8 @@ class Race:
         self.context, self.name, self.path = context, name, path
         self.case, self.sets = sets[0], sets
         self.candidate: Candidate | None = None
-        self.contents = [problem.input_tensors(case.placed_inputs(context.device)) for case in self.sets]
-        self.memory = [[problem.memory_like(t, t.device) for t in self.contents[0]] for _ in range(2)]
+        self.contents = [tensor_trees.input_tensors(case.placed_inputs(context.device)) for case in self.sets]
+        self.memory = [[tensor_trees.memory_like(t, t.device) for t in self.contents[0]] for _ in range(2)]
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.solo_us: list[float] = []
@@ -109,7 +109,7 @@ class Race:
 
     def _arguments(self, memory: list[torch.Tensor], number: int) -> list:
         tensors = iter(memory)
-        return problem.map_tensors(self.sets[number].inputs, lambda _: next(tensors))
+        return tensor_trees.map_tensors(self.sets[number].inputs, lambda _: next(tensors))
 
     def call(self, name: str, slot: int, number: int):
         """A call on a set's contents in one of the two memories."""
@@ -215,10 +215,12 @@ class Race:
         return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
 
     def _fresh_stretch(self, name: str, calls: int, kept: list) -> bool:
-        size = problem.held_bytes(self.memory[0])
+        size = tensor_trees.held_bytes(self.memory[0])
         number = randbelow(len(self.sets))
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(size, 1) + 1)
-        memory = [self._fill([problem.memory_like(t, t.device) for t in self.memory[0]], number) for _ in range(copies)]
+        memory = [
+            self._fill([tensor_trees.memory_like(t, t.device) for t in self.memory[0]], number) for _ in range(copies)
+        ]
         arguments = [self._arguments(tensors, number) for tensors in memory]
         outputs: list = [None]
         chosen = randbelow(copies)
@@ -248,7 +250,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Are two results on the same inputs the same but for the order of additions?"""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    a, b = (problem.comparable(tensor) for tensor in (a, b))
+    a, b = (accuracy.comparable(tensor) for tensor in (a, b))
     if torch.equal(a, b):  # one pass over the memory, where the judgement below takes many
         return True
     a, b = a.float(), b.float()

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .. import problem
+from . import problem, tensor_trees
 
 
 def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
@@ -39,15 +39,15 @@ def _count(reference: problem.Reference, workload: str, dtype: str | None, devic
     causal, counter = CausalAttention(), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
     operands = Operands(counter.flop_registry)
     with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands:
-        outputs = problem.tensors(problem.call(model, inputs))
-    arguments = problem.input_tensors(inputs)
+        outputs = tensor_trees.tensors(problem.call(model, inputs))
+    arguments = tensor_trees.input_tensors(inputs)
     incoming = arguments + list(model.state_dict().values())
     return {
         "flops": int(counter.get_total_flops()) - causal.spared,
         "bytes_in": least_bytes(incoming),
         "bytes_out": least_bytes(outputs),
         "bytes_min": least_bytes(incoming) + least_bytes(outputs),
-        "dtype": operands.dtype() or problem.dominant_dtype(incoming + outputs),
+        "dtype": operands.dtype() or tensor_trees.dominant_dtype(incoming + outputs),
         "also": operands.others(),
         "cast_to": dtype,
         "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
@@ -127,7 +127,7 @@ class Operands(TorchDispatchMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         operation = function._overloadpacket
-        tensors = problem.input_tensors([*args, *kwargs.values()])
+        tensors = tensor_trees.input_tensors([*args, *kwargs.values()])
         given = [tensor for tensor in tensors if self._is_number(tensor)]
         if operation in self._flops_of:
             first = 1 if operation in ADDED_FIRST else 0
@@ -161,7 +161,7 @@ class Operands(TorchDispatchMode):
         return min(own, self._came_in.get(tensor, own), key=BITS.get)
 
     def _keep(self, result, name: str | None, elements: int | None = None) -> None:
-        for tensor in problem.input_tensors([result]):
+        for tensor in tensor_trees.input_tensors([result]):
             if name:
                 self._came_in[tensor] = name
             if elements is not None:
@@ -174,7 +174,7 @@ def number_name(dtype: torch.dtype) -> str | None:
         return "int8"
     if "float4" in str(dtype):
         return "fp4"
-    return problem.dtype_class(dtype) if dtype.is_floating_point or dtype.is_complex else None
+    return tensor_trees.dtype_class(dtype) if dtype.is_floating_point or dtype.is_complex else None
 
 
 def widest(names: list[str]) -> str:

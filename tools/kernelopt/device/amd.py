@@ -1,0 +1,142 @@
+"""AMD's GPUs of this machine, as amd-smi or rocm-smi tells them.
+
+Not run on AMD hardware: the readers are tested on output that others published.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+
+from ..errors import EnvironmentLacks
+
+ANSWER_S = 30
+
+
+def identify() -> dict | None:
+    """{name, gfx_target} of the GPU that HIP calls device 0; None where there is no AMD GPU.
+
+    EnvironmentLacks when the environment hides all of them, or the GPU does not tell its name.
+    """
+    cards = ask()
+    if not cards:
+        return None
+    chosen = visible(cards, os.environ)
+    if not chosen:
+        raise EnvironmentLacks(
+            "ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES hides every AMD GPU of this machine; unset it"
+        )
+    name, target = chosen[0]["name"], chosen[0]["gfx_target"]
+    if name is None:
+        raise EnvironmentLacks(
+            f"the AMD GPU here ({target or 'target unknown'}) does not tell its name; look for it in: gpu_specs.py list"
+        )
+    return {"name": name, "gfx_target": target}
+
+
+def ask() -> list[dict]:
+    """[{name, gfx_target, uuid}] of all AMD GPUs, in the order of their numbers, by the first program that knows of
+    one."""
+    for command, read in ASKED:
+        if shutil.which(command[0]):
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S)
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            if cards := read(done.stdout):
+                return cards
+    return []
+
+
+def visible(cards: list[dict], environment: Mapping[str, str]) -> list[dict]:
+    """The GPUs that HIP shows a process with this environment, in its order: ROCR_VISIBLE_DEVICES takes numbers or
+    UUIDs, and HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, takes numbers among what is left.
+
+    From: rocm.docs.amd.com, GPU isolation techniques. That amd-smi numbers the GPUs as HIP does is taken for granted.
+    """
+    left = selected(cards, environment.get("ROCR_VISIBLE_DEVICES"))
+    return selected(left, environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES")))
+
+
+def selected(cards: list[dict], names: str | None) -> list[dict]:
+    """The cards that a list of numbers and UUIDs names; what comes after a name that fits none does not count."""
+    if names is None:
+        return cards
+    found: list[dict] = []
+    for name in map(str.strip, names.split(",")):
+        uuid = name.removeprefix("GPU-").lower()
+        fitting = [
+            card
+            for number, card in enumerate(cards)
+            if name == str(number) or (uuid != name.lower() and card["uuid"] == uuid)
+        ]
+        if not fitting:
+            break
+        found += fitting
+    return found
+
+
+def read_amd_smi(text: str) -> list[dict]:
+    """Cards of `amd-smi static --asic --board --json`, a list, in newer versions under "gpu_data"."""
+    value = loaded(text)
+    entries = value.get("gpu_data") if isinstance(value, dict) else value
+    entries = entries if isinstance(entries, list) else []
+    entries = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("asic"), dict)]
+    found = []
+    for entry in sorted(entries, key=lambda entry: number_of(entry.get("gpu"))):
+        asic, board = entry["asic"], entry.get("board") or {}
+        name = told(asic.get("market_name")) or (told(board.get("product_name")) if isinstance(board, dict) else None)
+        found.append(card(name, asic.get("target_graphics_version"), asic.get("asic_serial")))
+    return found
+
+
+def read_rocm_smi(text: str) -> list[dict]:
+    """Cards of `rocm-smi --showproductname --showuniqueid --json`: card0, card1, ..."""
+    value = loaded(text)
+    cards = {
+        key: entry for key, entry in (value.items() if isinstance(value, dict) else ()) if re.fullmatch(r"card\d+", key)
+    }
+    found = []
+    for _, entry in sorted(cards.items(), key=lambda pair: number_of(pair[0][4:])):
+        names = ("Card Series", "Card series", "Device Name", "Card Model", "Card model")
+        name = next(filter(None, (told(entry.get(key)) for key in names)), None)
+        found.append(card(name, entry.get("GFX Version"), entry.get("Unique ID")))
+    return found
+
+
+def card(name: str | None, target, uuid) -> dict:
+    """{name, gfx_target, uuid}, each None where it is not told. rocm-smi writes gfx90a as gfx9010."""
+    known = told(target)
+    if known and (found := re.fullmatch(r"(gfx9\d)(1[0-5])", known)):
+        known = f"{found[1]}{int(found[2]):x}"
+    number = told(uuid, hexadecimal=True)
+    return {"name": name, "gfx_target": known, "uuid": number and number.lower().removeprefix("0x")}
+
+
+def told(value, hexadecimal: bool = False) -> str | None:
+    """A text that says something: not "N/A", nor, where a name is wanted, a PCI number such as 0x738c."""
+    text = value.strip() if isinstance(value, str) else ""
+    if text.lower() in ("", "n/a", "unknown", "none") or (not hexadecimal and re.fullmatch(r"0x[0-9a-fA-F]+", text)):
+        return None
+    return text
+
+
+def number_of(value) -> int:
+    return int(value) if str(value).isdigit() else 0
+
+
+def loaded(text: str):
+    """The JSON value of a program's output, which may say something before it; None where there is none."""
+    start = re.search(r"^\s*[\[{]", text, re.MULTILINE)
+    try:
+        return json.loads(text[start.start() :]) if start else None
+    except ValueError:
+        return None
+
+
+ASKED: tuple[tuple[list[str], Callable], ...] = (
+    (["amd-smi", "static", "--asic", "--board", "--json"], read_amd_smi),
+    (["rocm-smi", "--showproductname", "--showuniqueid", "--json"], read_rocm_smi),  # older ROCm has it alone
+)

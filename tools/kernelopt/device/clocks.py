@@ -1,0 +1,140 @@
+"""The GPU's SM clock: locked for measurements, and given back to the driver.
+
+NVML does not tell whether a clock is locked, or by whom. So a lock leaves a note, one file per GPU, in a folder that only its
+owner can open, and only a lock with a note is given back. What somebody else had locked before is the driver's afterwards.
+"""
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from .. import bundle
+from ..errors import EnvironmentLacks, Refused, UsageError
+from ..session.record_store import now
+from . import gpu
+
+SHARE = 0.8  # of the highest clock; ours: room below the power limit, and measurements show it where that is too little
+READS, INTERVAL_S = 20, 0.1  # how long a GPU may take to come down to its new clock
+SLACK_MHZ = 10  # a reading may be a few MHz off (NVML's manual); clocks are 15 MHz apart
+UNLOCK = "bash scripts/reset-gpu-clock.sh"
+
+
+def lock(asked_mhz: int | None = None) -> dict:
+    """Lock the SM clock of the first visible GPU (see gpu.identify), at `asked_mhz` or at `sustainable`.
+
+    Returns the note, {uuid, device, clock_mhz, sm_clock_before_mhz, locked_at}, with sm_clock_mhz, what the clock reads now:
+    on an idle GPU it may be lower. Refused: a lock of ours is there, or the GPU does not keep the new one, which is then
+    undone. UsageError: the GPU has no such clock. EnvironmentLacks: no permission, not supported, or the GPU is measuring.
+    """
+    device = gpu.identify()
+    with gpu.locked(device["uuid"], timeout_s=0), _control(device["name"]) as (nvml, handle):
+        path = note_of(device["uuid"])
+        if path.exists():
+            held = bundle.read_json(path)
+            raise Refused(f"locked at {held['clock_mhz']} MHz since {held['locked_at']}; first run: {UNLOCK}")
+        clock = choose(supported(nvml, handle), default_clock(nvml, handle), asked_mhz)
+        note = {"uuid": device["uuid"], "device": device["name"], "clock_mhz": clock}
+        note |= {"sm_clock_before_mhz": sm_clock(nvml, handle), "locked_at": now()}
+        bundle.write_json(
+            path, note
+        )  # before the lock: whoever is killed in between leaves a note, not a forgotten lock
+        try:
+            nvml.nvmlDeviceSetGpuLockedClocks(handle, clock, clock)
+            return {**note, "sm_clock_mhz": settled(lambda: sm_clock(nvml, handle), clock)}
+        except BaseException:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+            path.unlink()
+            raise
+
+
+def release() -> dict | None:
+    """Undo `lock` on the first visible GPU; the note, or None when there is no lock of ours. It does not wait for a running
+    measurement: a GPU that stays locked is the greater harm."""
+    device = gpu.identify()
+    path = note_of(device["uuid"])
+    if not path.exists():
+        return None
+    note = bundle.read_json(path)
+    with _control(device["name"]) as (nvml, handle):
+        nvml.nvmlDeviceResetGpuLockedClocks(handle)
+    path.unlink()
+    return note
+
+
+@contextlib.contextmanager
+def _control(name: str):
+    """(pynvml, handle) for changing a setting; what NVML refuses is one sentence with its mend."""
+    with gpu.open_nvml() as (nvml, handle):
+        mends = {
+            nvml.NVML_ERROR_NO_PERMISSION: f"no permission to change the clock of {name}: run it as root (sudo); a "
+            "container must be allowed to by its host",
+            nvml.NVML_ERROR_NOT_SUPPORTED: f"{name} or its driver does not let its clock be locked (a virtual GPU, a MIG "
+            "slice, a GPU before Volta): measure without, the paired comparison needs no fixed clock",
+        }
+        try:
+            yield nvml, handle
+        except nvml.NVMLError as error:
+            raise EnvironmentLacks(mends.get(error.value, f"the driver of {name} failed: {error}")) from None
+
+
+def choose(clocks: list[int], default_mhz: int | None, asked_mhz: int | None) -> int:
+    """The clock to lock, in MHz; UsageError names the neighbours of one that the GPU does not have."""
+    if asked_mhz is None:
+        return sustainable(clocks, default_mhz)
+    if asked_mhz not in clocks:
+        nearest = sorted(sorted(clocks, key=lambda clock: abs(clock - asked_mhz))[:2])
+        raise UsageError(
+            f"this GPU has no clock of {asked_mhz} MHz; the nearest are {' and '.join(map(str, nearest))}, "
+            f"all lie between {min(clocks)} and {max(clocks)}"
+        )
+    return asked_mhz
+
+
+def sustainable(clocks: list[int], default_mhz: int | None) -> int:
+    """The highest clock that is at most SHARE of the highest one and at most the vendor's default for applications.
+
+    On several server GPUs that default is the highest clock, which they do not hold under load; others give none.
+    """
+    limit = min(SHARE * max(clocks), default_mhz or max(clocks))
+    return max((clock for clock in clocks if clock <= limit), default=min(clocks))
+
+
+def settled(read, clock_mhz: int) -> int:
+    """The first reading of `read()` (MHz) that keeps to the lock; Refused when none does."""
+    for _ in range(READS):
+        reading = read()
+        if reading <= clock_mhz + SLACK_MHZ:
+            return reading
+        time.sleep(INTERVAL_S)
+    raise Refused(f"the GPU does not keep to {clock_mhz} MHz: it reads {reading}; the lock was undone")
+
+
+def supported(nvml, handle) -> list[int]:
+    """The SM clocks that go with the highest memory clock, in MHz."""
+    memory_clock = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
+    return nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_clock)
+
+
+def default_clock(nvml, handle) -> int | None:
+    """The vendor's default SM clock for applications, in MHz; None where NVML does not give it."""
+    with contextlib.suppress(nvml.NVMLError):
+        return nvml.nvmlDeviceGetDefaultApplicationsClock(handle, nvml.NVML_CLOCK_GRAPHICS)
+    return None
+
+
+def sm_clock(nvml, handle) -> int:
+    return nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+
+
+def note_of(uuid: str) -> Path:
+    """The file that says that we locked this GPU. In the folder for temporary files: a reboot empties that and unlocks the
+    clock, while logging out, which empties the user's runtime folder, does not unlock it."""
+    folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:  # which is set for every link
+        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it")
+    return folder / f"{uuid}.json"

@@ -1,0 +1,374 @@
+"""The GPU of this machine as NVML tells it: which one, in what state, and the one lock that guards it.
+
+No CUDA context is made here, so the parent process of a measurement stays out of the GPU.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import getpass
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from .. import bundle
+from ..errors import EnvironmentLacks
+
+NO_GPU = (
+    "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
+    "verify_kernel.py --device cpu-interpreter)"
+)
+LOCKS = Path("/tmp")  # not $TMPDIR: whoever uses the GPU must meet the same lock
+FIGURES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
+    ("nvmlClocksEventReasonSwPowerCap", "nvmlClocksThrottleReasonSwPowerCap"): "sw_power_cap",
+    ("nvmlClocksThrottleReasonHwSlowdown",): "hw_slowdown",
+    ("nvmlClocksEventReasonSyncBoost", "nvmlClocksThrottleReasonSyncBoost"): "sync_boost",
+    ("nvmlClocksEventReasonSwThermalSlowdown", "nvmlClocksThrottleReasonSwThermalSlowdown"): "sw_thermal_slowdown",
+    ("nvmlClocksThrottleReasonHwThermalSlowdown",): "hw_thermal_slowdown",
+    ("nvmlClocksThrottleReasonHwPowerBrakeSlowdown",): "hw_power_brake",
+}
+
+
+@contextlib.contextmanager
+def open_nvml():
+    """(pynvml, handle of the first visible device); EnvironmentLacks when there is none."""
+    bundle.require("pynvml")
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise EnvironmentLacks(NO_GPU.format(error)) from None
+    try:
+        yield pynvml, _visible_handles(pynvml)[0]
+    except pynvml.NVMLError as error:
+        raise EnvironmentLacks(NO_GPU.format(error)) from None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handles(nvml) -> list:
+    """The devices that CUDA would show, in PCI order (see Sandbox): whole GPUs, and of a GPU in MIG mode its slices."""
+    devices = [_as_cuda_sees(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = [slices[0] for slices in devices if slices] if chosen is None else _chosen(nvml, devices, chosen)
+    if not found:
+        raise EnvironmentLacks(NO_GPU.format(_why_none(chosen)))
+    return found
+
+
+def _why_none(chosen: str | None) -> str:
+    if chosen is None:
+        return "NVML lists none, or MIG mode is on and no slice is made"
+    return f"the first entry of CUDA_VISIBLE_DEVICES, '{chosen}', names no device"
+
+
+def _as_cuda_sees(nvml, index: int) -> list:
+    """The GPU at an index, or its MIG slices when MIG mode is on; [] of one that does not answer."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError:  # it fell off the bus, or is another user's
+        return []
+    with contextlib.suppress(nvml.NVMLError, AttributeError):  # a GPU or a binding that knows no MIG
+        if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
+            return _slices(nvml, handle)
+    return [handle]
+
+
+def _slices(nvml, handle) -> list:
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(nvml.NVMLError):  # no slice in this place
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+    return found
+
+
+def _chosen(nvml, devices: list[list], text: str) -> list:
+    """What CUDA_VISIBLE_DEVICES names. As CUDA does, it takes the entries before the first that names no device.
+
+    An entry is an index, or the beginning of one device's UUID.
+    """
+    by_uuid = {nvml.nvmlDeviceGetUUID(handle): handle for slices in devices for handle in slices}
+    found = []
+    for entry in (part.strip() for part in text.split(",")):
+        if entry.isascii() and entry.isdigit() and int(entry) < len(devices) and devices[int(entry)]:
+            found.append(devices[int(entry)][0])
+            continue
+        matching = [uuid for uuid in by_uuid if entry.startswith(("GPU-", "MIG-")) and uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        found.append(by_uuid[matching[0]])
+    return found
+
+
+def visible() -> list[str]:
+    """UUIDs of the devices that this process may use, in CUDA's order (see Sandbox)."""
+    with open_nvml() as (nvml, _):
+        return [nvml.nvmlDeviceGetUUID(handle) for handle in _visible_handles(nvml)]
+
+
+def identify() -> dict:
+    """{name, uuid, driver, max_clocks} of the device that children see as CUDA's device 0.
+
+    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not tell is left out.
+    """
+    with open_nvml() as (nvml, handle):
+        return {
+            "name": nvml.nvmlDeviceGetName(handle),
+            "uuid": nvml.nvmlDeviceGetUUID(handle),
+            "driver": nvml.nvmlSystemGetDriverVersion(),
+            "max_clocks": told(nvml, max_clock_questions(nvml, _whole(nvml, handle))),
+        }
+
+
+def max_clock_questions(nvml, handle) -> dict:
+    return {
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
+    }
+
+
+def told(nvml, questions: dict) -> dict:
+    """The answers to the questions that this device, driver and binding answer."""
+    answers = {}
+    for name, ask in questions.items():
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            answers[name] = ask()
+    return answers
+
+
+def _is_slice(nvml, handle) -> bool:
+    return nvml.nvmlDeviceGetUUID(handle).startswith("MIG-")
+
+
+def _whole(nvml, handle):
+    """The GPU that a slice belongs to; a whole GPU is its own."""
+    if not _is_slice(nvml, handle):
+        return handle
+    return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+
+
+def query() -> dict:
+    """What the device says of itself, in the wiki's metrics and units; what it does not tell is left out.
+
+    From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in GiB:
+    vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are not told, for they
+    are the whole GPU's.
+    """
+    with open_nvml() as (nvml, handle):
+        whole, a_slice = _whole(nvml, handle), _is_slice(nvml, handle)
+        questions = {
+            "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(whole)),
+            "memory_capacity": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
+            "boost_clock": lambda: nvml.nvmlDeviceGetMaxClockInfo(whole, nvml.NVML_CLOCK_SM),
+            "memory_clock": lambda: nvml.nvmlDeviceGetMaxClockInfo(whole, nvml.NVML_CLOCK_MEM),
+        }
+        if a_slice:
+            questions["sm_count"] = lambda: nvml.nvmlDeviceGetAttributes(handle).multiprocessorCount
+            return told(nvml, questions)
+        questions["memory_bus_width"] = lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle)
+        questions["tdp"] = lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000
+        bus_id = told(nvml, {"bus_id": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId}).get("bus_id")
+        return told(nvml, questions) | driver_attributes(bus_id)
+
+
+def driver_attributes(bus_id: str | bytes | None) -> dict:
+    """{sm_count, l2_capacity in MiB} of the GPU in that PCI slot, by cuDeviceGetAttribute; {} where the driver library
+    cannot be asked. By its slot: CUDA counts the fastest GPU first, NVML by slot."""
+    attributes = {"sm_count": (16, 1), "l2_capacity": (38, 2**20)}  # CU_DEVICE_ATTRIBUTE_…, unit
+    if bus_id is None:
+        return {}
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return {}
+    device, value, said = ctypes.c_int(), ctypes.c_int(), {}
+    slot = bus_id if isinstance(bus_id, bytes) else bus_id.encode()
+    if driver.cuInit(0) or driver.cuDeviceGetByPCIBusId(ctypes.byref(device), slot):
+        return {}
+    for metric, (number, unit) in attributes.items():
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:
+            said[metric] = value.value / unit if unit > 1 else value.value
+    return said
+
+
+def power_limit_w() -> float | None:
+    """The power limit in force, in W; None where the device does not tell it."""
+    with open_nvml() as (nvml, handle):
+        ask = {"limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(_whole(nvml, handle)) / 1000}
+        return told(nvml, ask).get("limit")
+
+
+def _sample(nvml, handle) -> dict:
+    """One reading: processes with a context, clocks in MHz, power in W, temperature in degrees Celsius, reasons for
+    throttling. What this device or its driver does not tell is left out, and the rest is kept."""
+    whole = _whole(nvml, handle)
+    return told(
+        nvml,
+        {
+            "processes": lambda: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
+            "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_MEM),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(whole) / 1000,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": lambda: _throttle_reasons(nvml, whole),
+        },
+    )
+
+
+def _throttle_reasons(nvml, handle) -> list[str]:
+    try:
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except (nvml.NVMLError, AttributeError):  # a driver or a binding before 535 has it under its former name
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return [name for bits, name in THROTTLE_REASONS.items() if reasons & _bit(nvml, bits)]
+
+
+def _bit(nvml, names: tuple[str, ...]) -> int:
+    """The constant under the first of its names that this binding has; 0 where it has none."""
+    return next((getattr(nvml, name) for name in names if hasattr(nvml, name)), 0)
+
+
+class Watch:
+    """Samples the GPU's state every 20 ms while the `with` block runs; `state` sums up a part of it afterwards."""
+
+    INTERVAL_S = 0.02
+
+    def __init__(self):
+        self.samples: list[dict] = []
+        self._stop = threading.Event()
+
+    def __enter__(self) -> "Watch":
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(EnvironmentLacks), open_nvml() as (nvml, handle):
+            while not self._stop.wait(self.INTERVAL_S):
+                sample = _sample(nvml, handle)
+                self.samples.append({"at": time.time(), "foreign": foreign(sample.pop("processes", [])), **sample})
+
+    def state(self, window: list[float] | None = None) -> dict | None:
+        """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
+        epoch, what the worker measured). A figure that the device does not tell is None, reasons likewise; None when nothing
+        was read."""
+        since, until = window or (0, float("inf"))
+        samples = [s for s in self.samples if since - self.INTERVAL_S <= s["at"] <= until + self.INTERVAL_S]
+        if not samples:
+            return None
+        found: dict = {"samples": len(samples)}
+        for name in FIGURES:
+            values = sorted(sample[name] for sample in samples if name in sample)
+            found[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]} if values else None
+        reasons = [sample["throttle_reasons"] for sample in samples if "throttle_reasons" in sample]
+        found["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
+        found["foreign_processes"] = sorted({pid for sample in samples for pid in sample["foreign"]})
+        return found
+
+
+def merged(states: list[dict | None]) -> dict | None:
+    """One state of several measurements: the extremes, the median of the medians, every reason and process."""
+    states = [state for state in states if state]
+    if not states:
+        return None
+    found: dict = {"samples": sum(state["samples"] for state in states)}
+    for name in FIGURES:
+        found[name] = _merged_figure([state[name] for state in states if state[name]])
+    reasons = [state["throttle_reasons"] for state in states if state["throttle_reasons"] is not None]
+    found["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
+    found["foreign_processes"] = sorted({pid for state in states for pid in state["foreign_processes"]})
+    return found
+
+
+def _merged_figure(figures: list[dict]) -> dict | None:
+    if not figures:
+        return None
+    medians = sorted(figure["median"] for figure in figures)
+    lowest, highest = min(figure["min"] for figure in figures), max(figure["max"] for figure in figures)
+    return {"min": lowest, "median": medians[len(medians) // 2], "max": highest}
+
+
+def foreign(processes: list[int]) -> list[int]:
+    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of the
+    host's: one that is not in /proc is taken for our own."""
+    unknown = [pid for pid in processes if parent_of(pid) is None]
+    return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
+
+
+def descends(pid: int) -> bool:
+    """Is this process the one of that number, or its ancestor?"""
+    while pid and pid != os.getpid():
+        pid = parent_of(pid) or 0
+    return pid == os.getpid()
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent's number; None when there is no such process here."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+def describe(state: dict) -> str:
+    """A watched state in a line."""
+    clock, power, heat = state["sm_clock_mhz"], state["power_w"], state["temperature_c"]
+    reasons = state["throttle_reasons"]
+    parts = [
+        f"SM clock {clock['median']} MHz ({clock['min']} to {clock['max']})" if clock else "SM clock not told",
+        f"power {power['median']:.0f} W" if power else "power not told",
+        f"{heat['median']} C" if heat else "temperature not told",
+        f"throttled by: {', '.join(reasons) or 'nothing'}" if reasons is not None else "throttling not told",
+    ]
+    return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def locked(uuid: str, timeout_s: float = 600):
+    """Hold the one lock of a GPU, so that nothing else of this bundle measures on it.
+
+    The kernel frees it when the holder dies. EnvironmentLacks names the holder after `timeout_s`.
+    """
+    path = LOCKS / f"kernelopt-{uuid}.lock"
+    with open(_lock_file(path), "r+") as file:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = file.read().strip() or "unknown"
+                    raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end") from None
+                time.sleep(0.2)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} of {user()} ({' '.join(sys.argv)[:200]})\n")
+        file.flush()
+        yield
+
+
+def _lock_file(path: Path) -> int:
+    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in a folder for
+    everybody (fs.protected_regular), whatever its mode."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with contextlib.suppress(PermissionError):
+            path.chmod(0o666)  # for the other users of this GPU
+        return handle
+
+
+def user() -> str:
+    """The name of who runs this, or the number where there is no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

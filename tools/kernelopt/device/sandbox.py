@@ -1,0 +1,426 @@
+"""Child processes: the only place that starts GPU work. The parent never imports a candidate."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from .. import bundle
+from ..errors import EnvironmentLacks, UsageError
+from . import gpu, landlock
+
+LOG_TAIL_BYTES = 8000
+REPORT_BYTES = 64 << 20
+ANSWER_GRACE_S = 30.0  # for a child to be killed, over the time that it was given
+# Names of environment variables that a candidate has no business with.
+SECRETS = re.compile(
+    r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
+)
+WORKER_PACKAGES = ("torch", "triton", "numpy")
+KINDS = ("auto", "bwrap", "landlock", "none")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended. `result` is what its job reported, None when it died before. marks: {name: seconds on this process's
+    clock}. forged: something came that the job did not send."""
+
+    result: dict | None
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    wall_s: float
+    log_tail: str
+    marks: dict[str, tuple[float, int]] = field(default_factory=dict)
+    forged: bool = False
+
+
+class Sandbox:
+    """A scratch folder with caches of its own, the device that children run on, and the server that they are forked from.
+
+    device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
+    cache: kept between runs (a workspace's .cache); None keeps nothing. kind: "bwrap" puts the children behind
+    bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes the
+    first of the two that works; see `isolation`. Children write in `open` and in the caches; what is judged lies in `scratch`.
+    """
+
+    def __init__(self, device: str, cache: Path | None = None, kind: str = "auto"):
+        bundle.require(*WORKER_PACKAGES)  # or their absence would be blamed on the kernel
+        self.device = device
+        self.isolation = isolation(kind)
+        self.gpu = gpu.identify() if device == "cuda" else None
+        home = cache or Path(tempfile.gettempdir())
+        home.mkdir(exist_ok=True)
+        remove_abandoned(home)
+        self.scratch, self._alive = new_scratch(home)
+        self.open = self.scratch / "open"
+        self.open.mkdir()
+        self.caches = cache or self.open
+        self._server: Server | None = None
+
+    def new_folder(self, name: str) -> str:
+        """A fresh folder that children may write in."""
+        return tempfile.mkdtemp(prefix=f"{name}-", dir=self.open)
+
+    @contextlib.contextmanager
+    def folder(self, name: str):
+        """A fresh folder that is removed at the end."""
+        folder = self.new_folder(name)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def device_name(self) -> str:
+        return self.gpu["name"] if self.gpu else self.device
+
+    def __enter__(self) -> "Sandbox":
+        self._lock = gpu.locked(self.gpu["uuid"]) if self.gpu else contextlib.nullcontext()
+        try:
+            self._lock.__enter__()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._lock.__exit__(*exc)
+        self.remove()
+
+    def remove(self) -> None:
+        if self._server:
+            self._server.end()
+        self._alive.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def run(self, job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()) -> Outcome:
+        """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
+        seal, request = self._request(job, arguments, hidden)
+        if self._server is None or not self._server.alive():
+            self._server = Server(self._wrapper(), self._environment(), self.scratch)
+        with self.folder(job) as folder:
+            answer, report, log = self._server.fork(folder, request, seal, timeout_s)
+        return self._usable(outcome(answer, report, log))
+
+    def run_under(self, prefix: list[str], job: str, arguments: dict, timeout_s: float, **environment: str) -> Outcome:
+        """The same in a process of its own behind the command `prefix`, a profiler."""
+        seal, request = self._request(job, arguments, ())
+        with self.folder(job) as folder:
+            paths = [Path(folder, name) for name in ("request.json", "report")]
+            paths[0].write_text(request, encoding="utf-8")
+            command = [*self._wrapper(), *prefix, *WORKER, "once", *map(str, paths)]
+            answer, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s)
+            report = Report(seal)
+            with contextlib.suppress(OSError), open(paths[1], "rb") as file:
+                report.take(file.read(REPORT_BYTES + 1))
+        return self._usable(outcome(answer, report, log))
+
+    def _usable(self, ended: Outcome) -> Outcome:
+        """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
+        error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
+        if isinstance(error, dict) and error.get("status") == "NO_GPU":
+            raise EnvironmentLacks(f"the GPU is {self.gpu['name']}, driver {self.gpu['driver']}; {error['message']}")
+        return ended
+
+    def _request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:
+        """(seal that the answer must carry, text of the request)"""
+        seal = secrets.token_hex(16)
+        rules = {"writable": self._writable(), "hidden": [str(path) for path in hidden]}
+        device = "cuda" if self.gpu else "cpu"
+        confined = self.isolation == "landlock"
+        request = {
+            "seal": seal,
+            "job": job,
+            "device": device,
+            "rules": rules,
+            "confined": confined,
+            "arguments": arguments,
+        }
+        return seal, json.dumps(request, allow_nan=False)
+
+    def _writable(self) -> list[str]:
+        return [str(self.open), str(self.caches)]
+
+    def _wrapper(self) -> list[str]:
+        """bubblewrap's command: everything read-only but the scratch folder and the caches, no network, no other
+        processes; nothing survives its parent."""
+        if self.isolation != "bwrap":
+            return []
+        open_folders = [part for folder in self._writable() for part in ("--bind", folder, folder)]
+        shared_memory = ["--bind", "/dev/shm", "/dev/shm"] if Path("/dev/shm").is_dir() else []
+        base = [*BWRAP, "--dev-bind", "/dev", "/dev", *shared_memory, "--proc", "/proc"]
+        return [*base, *open_folders, "--unshare-net", "--unshare-pid", "--die-with-parent", "--"]
+
+    def _environment(self) -> dict[str, str]:
+        """The caller's environment without its secrets, with home, temporary files and compiler caches in this sandbox."""
+        caches = {
+            name: str(self.caches / folder)
+            for name, folder in {
+                "TRITON_CACHE_DIR": "triton",
+                "TORCHINDUCTOR_CACHE_DIR": "inductor",
+                "TORCH_EXTENSIONS_DIR": "extensions",
+                "CUDA_CACHE_PATH": "cuda",
+            }.items()
+        }
+        for name in ("home", "tmp"):
+            (self.open / name).mkdir(exist_ok=True)
+        own = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
+        own["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home are found all the same
+        kept = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
+        own |= {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**kept, **caches, **own}
+        environment.pop("PYTHONSAFEPATH", None)
+        environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
+        return environment
+
+
+WORKER = [sys.executable, "-m", "kernelopt.worker"]
+BWRAP = ["bwrap", "--ro-bind", "/", "/"]
+
+
+def isolation(kind: str) -> str:
+    """ "bwrap", "landlock" or "none" for what --sandbox asks; EnvironmentLacks when what is demanded does not work."""
+    if kind not in KINDS:
+        raise UsageError(f"--sandbox is one of {', '.join(KINDS)}")
+    if kind == "none":
+        return "none"
+    if kind != "landlock":
+        if not (lacking := why_no_bubblewrap()):
+            return "bwrap"
+        if kind == "bwrap":
+            raise EnvironmentLacks(f"bubblewrap does not work here ({lacking}); install it, or pass --sandbox auto")
+    if landlock.version():
+        return "landlock"
+    if kind == "landlock":
+        raise EnvironmentLacks(
+            "this kernel has no Landlock (Linux 5.13 has it, unless switched off); pass --sandbox auto"
+        )
+    return "none"
+
+
+def why_no_bubblewrap() -> str | None:
+    if shutil.which("bwrap") is None:
+        return "no bwrap on the PATH"
+    done = subprocess.run([*BWRAP, "--unshare-net", "--unshare-pid", "--", "true"], capture_output=True, text=True)
+    return done.stderr.strip() or f"exit {done.returncode}" if done.returncode else None
+
+
+def outcome(answer: dict, report: "Report", log: str) -> Outcome:
+    code = answer["exit_code"]
+    return Outcome(
+        result=report.result,
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=signal_name(-code) if code is not None and code < 0 and not answer["timed_out"] else None,
+        timed_out=answer["timed_out"],
+        wall_s=round(answer["wall_s"], 3),
+        log_tail=log,
+        marks=report.marks,
+        forged=report.forged or report.unfinished(),
+    )
+
+
+def start_child(command: list[str], environment: dict, **options) -> subprocess.Popen:
+    """A process in a session of its own."""
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+
+
+def run_to_end(command: list[str], environment: dict, folder: str, timeout_s: float) -> tuple[dict, str]:
+    """({exit_code, timed_out, wall_s}, end of the log) of a command and whatever it starts in its session."""
+    start = time.monotonic()
+    process = start_child(command, environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    log = Pump(process.stdout, Tail())
+    try:
+        code, timed_out = process.wait(timeout_s), False
+    except subprocess.TimeoutExpired:
+        code, timed_out = None, True
+    finally:
+        kill_group(process)
+    log.finish()
+    return {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}, log.reader.text()
+
+
+class Server:
+    """The process that children are forked from (worker.server), and the socket to it."""
+
+    def __init__(self, wrapper: list[str], environment: dict, folder: Path):
+        self._socket, theirs = socket.socketpair()
+        command = [*wrapper, *WORKER, "serve", str(theirs.fileno())]
+        log = open(folder / "server.log", "w+b")  # noqa: SIM115 (read when the server dies)
+        self._log = log
+        self._process = start_child(
+            command, environment, cwd=folder, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
+        )
+        theirs.close()
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        self._socket.close()
+        kill_group(self._process)
+        self._log.close()
+
+    def fork(self, folder: str, request: str, seal: str, timeout_s: float) -> tuple[dict, "Report", str]:
+        """(answer of the server, report, end of the log) of a job in a fresh child."""
+        paper = os.memfd_create("request")
+        os.write(paper, request.encode())
+        os.lseek(paper, 0, os.SEEK_SET)
+        (report, channel), (log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
+        theirs = [paper, channel, output]
+        message = json.dumps({"folder": folder, "timeout_s": timeout_s}).encode()
+        start = time.monotonic()
+        with contextlib.suppress(OSError):  # a dead server gives no answer below
+            socket.send_fds(self._socket, [message], theirs)
+        for handle in theirs:
+            os.close(handle)
+        answer = self._answer(timeout_s) or {"exit_code": -signal.SIGKILL, "timed_out": False}
+        answer.setdefault("wall_s", time.monotonic() - start)
+        report.finish()
+        log.finish()
+        return answer, report.reader, log.reader.text()
+
+    def _answer(self, timeout_s: float) -> dict | None:
+        """What the server says of a child that ended; None when the server itself is gone."""
+        ready, _, _ = select.select([self._socket], [], [], timeout_s + ANSWER_GRACE_S)
+        line = self._socket.recv(1 << 16) if ready else b""
+        if not line:
+            kill_group(self._process)
+            return None
+        return json.loads(line)
+
+
+def new_scratch(home: Path) -> tuple[Path, IO]:
+    """A new folder in `home`, and the locked file in it that tells others that its owner lives. It is locked before it has the
+    name by which `remove_abandoned` of another process would find it."""
+    unnamed = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
+    alive = open(unnamed / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    scratch = home / f"kernelopt-{unnamed.name.removeprefix('.new-')}"
+    return unnamed.rename(scratch), alive
+
+
+def remove_abandoned(home: Path) -> None:
+    """Remove scratch folders of processes that were killed before they could do it."""
+    for mark in home.glob("kernelopt-*/alive"):
+        with contextlib.suppress(OSError), open(mark) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living owner holds it
+            shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    """End the child and whatever it left running in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class Report:
+    """What a job sends: lines of its seal and a JSON object, a mark or the result. Anything else is a forgery."""
+
+    def __init__(self, seal: str):
+        self._seal, self._rest, self._size = f"{seal} ".encode(), b"", 0
+        self.result: dict | None = None
+        self.marks: dict[str, tuple[float, int]] = {}
+        self.forged = False
+
+    def take(self, piece: bytes) -> None:
+        now = time.monotonic()
+        self._size += len(piece)
+        if self._size > REPORT_BYTES:
+            self.forged = True
+            return
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._line(line, now)
+
+    def unfinished(self) -> bool:
+        """Is there a rest that no job of ours began?"""
+        return bool(self._rest) and not self._rest.startswith(self._seal[: len(self._rest)])
+
+    def _line(self, line: bytes, now: float) -> None:
+        try:
+            message = bundle.loads(line.removeprefix(self._seal).decode())
+            sound = line.startswith(self._seal) and (("mark" in message) != ("result" in message))
+        except (ValueError, TypeError):
+            sound = False
+        if not sound or self.result is not None:
+            self.forged = True
+        elif "mark" in message:
+            self.marks.setdefault(message["mark"], (now, message["calls"]))
+        else:
+            self.result = message["result"]
+
+
+class Tail:
+    """The last of what a child prints, read as it comes, so that a kernel that prints without end fills nothing."""
+
+    def __init__(self):
+        self._kept = b""
+
+    def take(self, piece: bytes) -> None:
+        self._kept = (self._kept + piece)[-LOG_TAIL_BYTES:]
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
+
+
+class Pump:
+    """Reads a pipe to its end in a thread of its own and hands each piece to a reader."""
+
+    GRACE_S = 2.0  # a process that got away may hold the pipe open
+
+    def __init__(self, stream, reader):
+        self.reader, self._stream = reader, stream
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while piece := os.read(self._stream.fileno(), 1 << 16):
+                self.reader.take(piece)
+
+    def finish(self) -> None:
+        self._thread.join(self.GRACE_S)
+
+    @staticmethod
+    def feeding(stream, content: bytes) -> threading.Thread:
+        """A thread that writes `content` to a process that may read it, or not, or die over it."""
+
+        def feed() -> None:
+            with contextlib.suppress(OSError), stream:
+                stream.write(content)
+
+        thread = threading.Thread(target=feed, daemon=True)
+        thread.start()
+        return thread
+
+
+def pumped(reader) -> tuple[Pump, int]:
+    """A pipe that feeds `reader`, and the handle to write to it."""
+    read, write = os.pipe()
+    return Pump(os.fdopen(read, "rb", buffering=0), reader), write

@@ -1,0 +1,5 @@
+"""What limits a kernel: pure functions from the metrics of a profile to findings and a bottleneck class.
+
+May import: profilers, session, hardware and below.
+Next: a rule is a function in RULES of findings.py; its thresholds go to reference/thresholds.json.
+"""

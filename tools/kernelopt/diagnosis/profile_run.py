@@ -1,0 +1,110 @@
+"""Profile one version of a workspace's kernel and write its pages: what profile_kernel.sh and the unattended loop do."""
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..device.sandbox import Sandbox
+from ..errors import Refused, UsageError
+from ..hardware import wiki
+from ..measure import timing
+from ..profilers import collect
+from ..session import platforms, record_store, target, version_kernels
+from ..session.workspace import Workspace, digest
+from . import profile_folder, profile_pages
+
+OWN_FILES = (
+    "report.ncu-rep",
+    "report.nsys-rep",
+    "trace.json",
+    "timeline.json",
+    "metrics.json",
+    "params.json",
+    "hotspots.json",
+    "report.md",
+    "report-verbose.md",
+)
+OWN_FOLDERS = ("sass", "source", "compiled")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to profile and how. timeout_s: of each process. folder: None is the workspace's profiles/vN/MODE."""
+
+    workspace: Workspace
+    version: str
+    mode: str = profile_folder.MODE
+    workload: str = "default"
+    cache: str = "cold"
+    timeout_s: float = 600
+    folder: Path | None = None
+
+    @property
+    def destination(self) -> Path:
+        return self.folder or self.workspace.profile(self.version, self.mode)
+
+
+def run(request: Request, say: Callable[[str], None]) -> tuple[dict, list[str], str | None]:
+    """(result, its lines for a terminal, why the counters are missing): take the profile and write its folder.
+
+    EnvironmentLacks without a GPU, UsageError for a version that has no kernel.
+    """
+    with Sandbox("cuda", request.workspace.cache) as sandbox:
+        profile, lack = take(request, sandbox, say)
+    result, lines = profile_pages.write(request.destination, request.mode, profile, request.workspace)
+    return result, lines, lack
+
+
+def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[dict, str | None]:
+    """(profile, why the counters are missing); the profiler's own reports lie in the folder."""
+    workspace, folder = request.workspace, request.destination
+    subject = target.of_workspace(workspace)
+    kernel = kernel_of(workspace, request.version, sandbox.scratch)
+    cases = timing.inputs(sandbox, subject.reference, subject.dtype, [request.workload], request.timeout_s, count=1)
+    clear(folder, with_folders=request.folder is None)
+    say(f"profiling {request.version} on {sandbox.device_name}, mode {request.mode}, workload {request.workload}")
+    call = collect.Call(
+        kernel,
+        request.version,
+        request.workload,
+        cases[request.workload][0],
+        request.cache,
+        request.timeout_s,
+        page_of(sandbox.device_name, workspace),
+    )
+    work = (workspace.task()["work"] or {}).get(request.workload)
+    return collect.take(request.mode, sandbox, call, folder, work)
+
+
+def clear(folder: Path, with_folders: bool) -> None:
+    """Remove an earlier profile, so that no old finding stands beside a new report. with_folders: only where the folder is the
+    workspace's own; elsewhere folders of these names may be anybody's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in OWN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name in OWN_FOLDERS if with_folders else ():
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def page_of(device: str, workspace: Workspace) -> wiki.Page | None:
+    """The wiki page of the device; None where there is none."""
+    with contextlib.suppress(Refused):
+        return platforms.of_device(device, workspace)
+    return None
+
+
+def kernel_of(workspace: Workspace, version: str, scratch: Path) -> Path:
+    """The kernel of a version: kernel.py for the one being worked on, else from the history or rejected/."""
+    records = record_store.Memory(workspace)
+    if version not in records.versions():
+        if version != records.next_version():
+            raise UsageError(f"{version} is not recorded; kernel.py is {records.next_version()}")
+        return workspace.kernel
+    record = records.read(version)
+    if record["kernel_sha256"] in (None, digest(workspace.kernel)):
+        return workspace.kernel
+    path = scratch / f"{version}_kernel.py"
+    path.write_bytes(version_kernels.kernel_of(workspace, record))
+    return path

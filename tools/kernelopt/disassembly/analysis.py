@@ -1,0 +1,299 @@
+"""What a kernel's machine code holds, read from its listing: access widths, spills, tensor instructions, loops.
+
+Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache
+(written for, not run on AMD hardware). Pure functions, but for the last section, which finds files and runs cuobjdump.
+"""
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from . import listings
+
+# ---- Classes and widths ----
+
+
+def meaning_of(kind: str, instruction: listings.Instruction) -> str | None:
+    """The class of an instruction ("global load"); None when it belongs to none."""
+    pattern, classes = listings.CLASSES[kind]
+    found = pattern.match(f"{instruction.opcode} {instruction.operands}")
+    return classes[int(found.lastgroup[1:])] if found else None
+
+
+def bits_of(kind: str, instruction: listings.Instruction) -> int | None:
+    """Bits that one thread moves with one memory instruction; None when the text does not say."""
+    opcode = instruction.opcode
+    if matrix := re.match(r"(LDSM|STSM|ldmatrix|stmatrix)\b", opcode):  # 32 bits a matrix of 8 x 8
+        count = re.search(r"\.x?([124])(?=\.|$)", opcode[matrix.end() :])
+        return 32 * int(count[1]) if count else 32
+    if kind == "sass":
+        width = re.search(r"\.(?:[US](8|16)|(64|128|256))(?=\.|$)", opcode)
+        return int(width[1] or width[2]) if width else 32
+    if kind == "ptx" and opcode.startswith("cp.async"):  # [to], [from], bytes
+        size = instruction.operands.split(",")[2:3]
+        return 8 * int(size[0], 0) if size and re.fullmatch(r"\s*(0x[0-9a-f]+|\d+)\s*", size[0]) else None
+    if kind == "ptx":
+        vector, element = re.search(r"\.v(\d)\b", opcode), re.search(r"\.[a-z]+(\d+)$", opcode)
+        return (int(vector[1]) if vector else 1) * int(element[1]) if element else None
+    pair = 2 if re.match(r"ds_(read|write|load|store)2", opcode) else 1
+    if words := re.search(r"_dword(?:x(\d))?", opcode):
+        return 32 * int(words[1] or 1)
+    narrow = re.search(r"_[biu](\d+)|(short)|(byte)", opcode)
+    return pair * int(narrow[1] or (16 if narrow[2] else 8)) if narrow else None
+
+
+# ---- Loops ----
+
+
+def in_loops(kernel: listings.Kernel) -> set[int]:
+    """Indices of the instructions that lie on a cycle of the control flow.
+
+    A range of addresses would not do: blocks that stand out of line jump back without a loop. An instruction that jumps
+    to itself is padding after the end, no loop.
+    """
+    following = [successors(kernel, index) for index in range(len(kernel.instructions))]
+    preceding: list[list[int]] = [[] for _ in following]
+    for index, targets in enumerate(following):
+        for target in targets:
+            preceding[target].append(index)
+    found: set[int] = set()
+    for index, targets in enumerate(following):
+        for target in targets:
+            if target < index:
+                found |= reach(following, target) & reach(preceding, index)
+    return found
+
+
+def successors(kernel: listings.Kernel, index: int) -> list[int]:
+    """Where control can go after instruction `index`. Calls and indirect branches (BRX) count as straight code."""
+    instruction = kernel.instructions[index]
+    names = listings.PLACE.findall(instruction.operands) if listings.JUMP.match(instruction.opcode) else []
+    targets = [kernel.labels[name] for name in names if name in kernel.labels]
+    # "BRA.U UP0, 0x190" has its condition among the operands
+    conditional = instruction.predicate or (targets and "," in instruction.operands)
+    if conditional or not listings.STOP.match(instruction.opcode):
+        targets.append(index + 1)
+    return [target for target in targets if target < len(kernel.instructions)]
+
+
+def reach(edges: list[list[int]], start: int) -> set[int]:
+    """`start` and all that can be reached from it."""
+    seen, waiting = {start}, [start]
+    while waiting:
+        new = set(edges[waiting.pop()]) - seen
+        seen |= new
+        waiting.extend(new)
+    return seen
+
+
+# ---- What one kernel is made of ----
+
+
+def summary(kernel: listings.Kernel) -> dict:
+    """{kernel, kind, arch, resources, instructions, in_loops, classes, local_memory, stands_out} of a kernel.
+
+    classes: [{class, opcode, bits, count, in_loops}]; bits a thread and instruction, None where it is no memory access.
+    Padding (NOP) is not counted.
+    """
+    hot = in_loops(kernel)
+    counts, looped = Counter(), Counter()
+    for index, instruction in enumerate(kernel.instructions):
+        meaning = meaning_of(kernel.kind, instruction)
+        bits = bits_of(kernel.kind, instruction) if meaning and listings.WITH_WIDTH.match(meaning) else None
+        counts[meaning, instruction.opcode, bits] += 1
+        looped[meaning, instruction.opcode, bits] += index in hot
+    padding = ("NOP", "s_nop")
+    found = {
+        "kernel": kernel.name,
+        "kind": kernel.kind,
+        "arch": kernel.arch,
+        "resources": kernel.resources,
+        "instructions": sum(count for key, count in counts.items() if key[1] not in padding),
+        "in_loops": sum(count for key, count in looped.items() if key[1] not in padding),
+        "classes": [
+            {"class": key[0], "opcode": key[1], "bits": key[2], "count": counts[key], "in_loops": looped[key]}
+            for key in sorted(counts, key=str)
+            if key[0]
+        ],
+        "local_memory": local_memory(kernel),
+    }
+    return {**found, "stands_out": [note for rule in RULES for note in rule(found)]}
+
+
+def local_memory(kernel: listings.Kernel) -> str:
+    """What local memory is used for: none, spill, array, spill and array, spill or array."""
+    names = ("local load", "local store")
+    accesses = [instruction for instruction in kernel.instructions if meaning_of(kernel.kind, instruction) in names]
+    spilled = kernel.resources["spilled_registers"]  # AMD's compiler counts them itself
+    if spilled:
+        return "spill"
+    if not accesses:
+        return "none"
+    if kernel.kind == "ptx" or spilled == 0:  # PTX has no end of registers
+        return "array"
+    return stack_use(accesses) if kernel.kind == "sass" else "spill or array"
+
+
+def stack_use(accesses: list[listings.Instruction]) -> str:
+    """Whether LDL and STL move spilled registers or belong to an array.
+
+    A spilled register goes to a fixed place on the stack, [R1+offset], and comes back from there, often by LDL.LU (last
+    use: PTX ISA, cache operator .lu). An array that is indexed at run time has another address register.
+    """
+    slots = [(instruction.opcode[:3], listings.STACK_SLOT.search(instruction.operands)) for instruction in accesses]
+    loaded, stored = ({slot["offset"] for name, slot in slots if slot and name == which} for which in ("LDL", "STL"))
+    indexed = any(slot is None for _, slot in slots)
+    last_use = any(".LU" in instruction.opcode for instruction in accesses)
+    if not loaded:  # nothing comes back from a fixed place
+        return "array"
+    if not indexed:
+        return "spill" if last_use or loaded & stored else "spill or array"
+    return "spill and array" if last_use else "spill or array"
+
+
+# ---- What stands out: each rule takes a summary and yields {id, message} ----
+
+
+def rows(found: dict, *classes: str) -> list[dict]:
+    return [row for row in found["classes"] if row["class"] in classes]
+
+
+def total(found_rows: list[dict], key: str = "count") -> int:
+    return sum(row[key] for row in found_rows)
+
+
+def local_memory_use(found: dict) -> Iterator[dict]:
+    loads, stores = rows(found, "local load"), rows(found, "local store")
+    stack, spilled = (found["resources"][key] for key in ("stack_bytes", "spilled_registers"))
+    amount = (
+        f"local loads {total(loads)} ({total(loads, 'in_loops')} in loops), "
+        f"local stores {total(stores)} ({total(stores, 'in_loops')} in loops)"
+    )
+    amount += "" if stack is None else f", stack {stack} bytes a thread"
+    amount += f", spilled registers {spilled}" if spilled else ""
+    meanings = {
+        "spill": "registers are spilled",
+        "array": "no spill, but a local array that is indexed at run time or passed by its address",
+        "spill and array": "registers are spilled, and a local array is indexed at run time",
+        "spill or array": "spilled registers or a local array: the code does not tell which",
+    }
+    if found["local_memory"] != "none":
+        yield {"id": found["local_memory"].replace(" ", "_"), "message": f"{meanings[found['local_memory']]}: {amount}"}
+    elif stack:
+        yield {"id": "unused_stack", "message": f"no spill: a stack of {stack} bytes and no access to local memory"}
+
+
+def narrow_accesses(found: dict) -> Iterator[dict]:
+    """Where most accesses move 32 bits or less: in loops if global memory is touched there, else anywhere.
+
+    Shared memory counts in loops only; elsewhere it serves a reduction or a few scalars.
+    """
+    loads, stores = ("global load", "global to shared copy"), ("global store", "shared to global copy")
+    bulk = ("TMA load", "TMA store", "bulk copy", "TDM load", "TDM store")
+    looped = total(rows(found, *loads, *stores, *bulk), "in_loops")
+    groups = [
+        ("global loads", loads, "in_loops" if looped else "count"),
+        ("global stores", stores, "in_loops" if looped else "count"),
+        ("shared loads", ("shared load",), "in_loops"),
+        ("shared stores", ("shared store",), "in_loops"),
+    ]
+    for name, classes, where in groups:
+        known = [row for row in rows(found, *classes) if row["bits"] and row[where]]
+        narrow = [row for row in known if row["bits"] <= 32]
+        if 2 * total(narrow, where) > total(known, where):
+            widths = ", ".join(str(bits) for bits in sorted({row["bits"] for row in narrow}))
+            share = f"{total(narrow, where)} of {total(known, where)}{' in loops' if where == 'in_loops' else ''}"
+            yield {
+                "id": f"narrow_{name.replace(' ', '_')}",
+                "message": f"narrow {name}: {widths} bit, {share}; one instruction can move 128 bit a thread",
+            }
+
+
+def old_tensor_instructions(found: dict) -> Iterator[dict]:
+    """A warp's own mma.sync on an architecture whose tensor cores want more; fp64 has nothing newer."""
+    opcodes = [row["opcode"] for row in rows(found, "tensor")]
+    of_a_warp = [o for o in opcodes if re.match(r"[BHIOQ]MMA|w?mma\.", o) and ".f64" not in o]
+    if not of_a_warp or len(of_a_warp) < len(opcodes):
+        return
+    name = f"mma.sync ({of_a_warp[0].partition('.')[0]})" if found["kind"] == "sass" else "mma.sync"
+    if (generation := capability(found["arch"]) // 10) == 9:
+        better = "wgmma (HGMMA) is not used; a tile of at least 64 rows and 4 warps is needed"
+        yield {"id": "no_wgmma", "message": f"{name} on Hopper: {better}"}
+    elif generation in (10, 11):
+        yield {"id": "no_tcgen05", "message": f"{name} on Blackwell: tcgen05 (UTCHMMA) is not used"}
+
+
+def copies_through_registers(found: dict) -> Iterator[dict]:
+    """A loop that loads from global memory and stores to shared memory, with no asynchronous copy in the kernel."""
+    asynchronous = rows(found, "global to shared copy", "TMA load", "bulk copy")
+    loads, stores = (total(rows(found, name), "in_loops") for name in ("global load", "shared store"))
+    if loads and stores and not asynchronous and capability(found["arch"]) >= 80:
+        yield {
+            "id": "copies_through_registers",
+            "message": f"in loops {loads} global loads and {stores} shared stores: tiles go through registers; "
+            "no asynchronous copy (cp.async, TMA)",
+        }
+
+
+def atomics_in_loops(found: dict) -> Iterator[dict]:
+    if count := total(rows(found, "atomic"), "in_loops"):
+        yield {"id": "atomics_in_loops", "message": f"atomics in loops: {count}"}
+
+
+def capability(arch: str | None) -> int:
+    """90 of sm_90a; 0 when it is unknown or none of NVIDIA's, which no rule on NVIDIA's generations fits."""
+    number = re.match(r"sm_(\d+)", arch or "")
+    return int(number[1]) if number else 0
+
+
+RULES = (local_memory_use, narrow_accesses, old_tensor_instructions, copies_through_registers, atomics_in_loops)
+
+
+# ---- Two versions ----
+
+
+def changes(before: dict, after: dict) -> list[dict]:
+    """What differs between two summaries: [{what, before, after}]; 0 for an instruction that one of them lacks."""
+    one, two = countable(before), countable(after)
+    return [
+        {"what": key, "before": one.get(key, 0), "after": two.get(key, 0)}
+        for key in {**one, **two}
+        if one.get(key, 0) != two.get(key, 0)
+    ]
+
+
+def countable(found: dict) -> dict:
+    totals = {name: found[name] for name in ("instructions", "in_loops", "local_memory")}
+    counts = {}
+    for row in found["classes"]:
+        name = f"{row['class']} {row['opcode']}"
+        counts |= {name: row["count"], f"{name}, in loops": row["in_loops"]}
+    return {**found["resources"], **totals, **counts}
+
+
+def normalised(kernel: listings.Kernel) -> list[str]:
+    """The code without addresses and encodings, for a diff: places that are jumped to are numbered in their order."""
+    naming = [i for i in kernel.instructions if listings.NAMES_PLACE.match(i.opcode)]
+    named = {name for instruction in naming for name in listings.PLACE.findall(instruction.operands)} & set(
+        kernel.labels
+    )
+    places = {place: f"L{number}" for number, place in enumerate(sorted({kernel.labels[name] for name in named}))}
+    lines = []
+    for index, instruction in enumerate(kernel.instructions):
+        operands = instruction.operands
+        if index in places:
+            lines.append(f"{places[index]}:")
+        if listings.NAMES_PLACE.match(instruction.opcode):  # nvdisasm writes `(.L_x_0)
+            bare = operands.replace("`(", "").replace(")", "")
+            operands = listings.PLACE.sub(
+                lambda name: places[kernel.labels[name[0]]] if name[0] in named else name[0], bare
+            )
+        lines.append(" ".join(filter(None, ("   ", instruction.predicate, instruction.opcode, operands))))
+    return lines
+
+
+def unified_diff(before: listings.Kernel, after: listings.Kernel) -> str:
+    """A unified diff of the normalised code; empty when it is the same."""
+    lines = difflib.unified_diff(normalised(before), normalised(after), before.name, after.name, lineterm="")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,143 @@
+"""What a kernel's machine code holds, read from its listing: access widths, spills, tensor instructions, loops.
+
+Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache
+(written for, not run on AMD hardware). Pure functions, but for the last section, which finds files and runs cuobjdump.
+"""
+
+import json
+import subprocess
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..device import programs
+from ..errors import EnvironmentLacks, Refused, UsageError
+from .listings import KINDS_IN, PARSERS, Kernel
+
+# ---- Files, and the program that disassembles them ----
+
+
+class Unreadable(UsageError):
+    """cuobjdump cannot read a file, in its own words."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The text of one kind that a file holds or that cuobjdump made of it, and the kernels in it. why: it could not be
+    read."""
+
+    file: Path
+    kind: str
+    text: str
+    kernels: list[Kernel]
+    why: str | None = None
+
+
+def read(path: Path, kind: str = "all") -> list[Listing]:
+    """Listings of a file, or of all files below a folder, newest file first. kind: one of KINDS, or all.
+
+    A file that cuobjdump cannot read has `why`; where any kind is wanted the PTX beside it is read too. UsageError when
+    there is nothing to read, or `path` is the one file that cannot be read; Refused when that is so of all files of a
+    folder; EnvironmentLacks when cuobjdump is needed and absent.
+    """
+    files = files_of(path)
+    listings = in_parallel([(file, one) for file in files for one in KINDS_IN[file.suffix] if kind in (one, "all")])
+    unread = [listing for listing in listings if listing.why]
+    beside = [ptx for listing in unread if (ptx := listing.file.with_suffix(".ptx")).is_file() and ptx not in files]
+    if kind == "all":
+        listings += in_parallel([(ptx, "ptx") for ptx in beside])
+    if any(listing.kernels for listing in listings):
+        return listings
+    if not unread:
+        other = "" if kind == "all" else f" as {kind}; --kind all takes any kind"
+        raise UsageError(f"{path} holds no kernel{other}")
+    mend = "; --kind all reads the PTX beside it" if beside or (path.is_dir() and any(path.rglob("*.ptx"))) else ""
+    if path.is_dir():
+        raise Refused(f"none of the {len(unread)} files in {path} can be read; of the first, {unread[0].why}{mend}")
+    raise UsageError(f"{unread[0].why}{mend}")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file `path`, or the files with code below that folder, newest first; UsageError when there is none."""
+    if path.is_dir():  # shared objects in a cache are host code as a rule
+        files = [
+            file for file in path.rglob("*") if file.suffix in KINDS_IN and file.suffix != ".so" and file.is_file()
+        ]
+    elif not path.exists():
+        raise UsageError(f"{path} does not exist")
+    else:
+        files = [path]
+    if not files or any(file.suffix not in KINDS_IN for file in files):
+        raise UsageError(f"{path} is no file or folder with code; what can be read: {', '.join(KINDS_IN)}")
+    return sorted(files, key=lambda file: (-file.stat().st_mtime, str(file)))
+
+
+def in_parallel(wanted: list[tuple[Path, str]]) -> list[Listing]:
+    """A listing each; cuobjdump takes a quarter of a second, and a cache holds hundreds of files."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda one: listing_of(*one), wanted))
+
+
+def listing_of(file: Path, kind: str) -> Listing:
+    try:
+        text = text_of(file, kind)
+    except Unreadable as error:
+        return Listing(file, kind, "", [], str(error))
+    kernels = PARSERS[kind](text)
+    for kernel in kernels:
+        kernel.resources["dynamic_shared_bytes"] = dynamic_shared_bytes(file)
+    return Listing(file, kind, text, kernels)
+
+
+def dynamic_shared_bytes(file: Path) -> int | None:
+    """Shared memory that a launch of the code asks for: Triton's cache holds NAME.json with it beside NAME.cubin; None
+    elsewhere."""
+    try:
+        found = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    shared = found.get("shared") if isinstance(found, dict) else None
+    return shared if isinstance(shared, int) else None
+
+
+def choose(listings: list[Listing], name: str | None) -> list[tuple[Listing, Kernel]]:
+    """Kernels whose name is `name`, else has it in it; the newest of each name first, then older ones.
+
+    UsageError names the kernels that there are.
+    """
+    found = [(listing, kernel) for listing in listings for kernel in listing.kernels]
+    exact = [pair for pair in found if pair[1].name == name]
+    chosen = exact or [pair for pair in found if name is None or name in pair[1].name]
+    if not chosen:
+        names = sorted({kernel.name for _, kernel in found})
+        raise UsageError(f"no kernel has {name} in its name; there are: {', '.join(names)}")
+    seen: Counter = Counter()
+    ranked = []
+    for pair in chosen:
+        key = (pair[1].name, pair[1].kind, pair[1].arch)
+        ranked.append((seen[key], pair))
+        seen[key] += 1
+    return [pair for _, pair in sorted(ranked, key=lambda entry: entry[0])]
+
+
+def text_of(file: Path, kind: str) -> str:
+    if file.suffix in (".cubin", ".so"):
+        return dump(file, ["-ptx"] if kind == "ptx" else ["-sass", "-res-usage"])
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def dump(file: Path, options: list[str]) -> str:
+    """What cuobjdump prints of a file; Unreadable with its own words when it cannot read it."""
+    done = subprocess.run([program(), *options, str(file)], capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise Unreadable(f"cuobjdump cannot read {file}; it said: {said}")
+    return done.stdout
+
+
+def program() -> str:
+    """The path of cuobjdump."""
+    if found := programs.find("cuobjdump"):
+        return found
+    raise EnvironmentLacks("cuobjdump is not here: install the CUDA toolkit or Triton's wheel, or pass a .sass file")

@@ -1,0 +1,231 @@
+"""What a kernel's machine code holds, read from its listing: access widths, spills, tensor instructions, loops.
+
+Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache
+(written for, not run on AMD hardware). Pure functions, but for the last section, which finds files and runs cuobjdump.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+KINDS = ("sass", "ptx", "amdgcn")
+KINDS_IN = {  # file suffix -> what can be read from such a file
+    ".cubin": ("sass",),
+    ".so": ("sass", "ptx"),
+    ".sass": ("sass",),
+    ".ptx": ("ptx",),
+    ".amdgcn": ("amdgcn",),
+}
+# static: what the code itself holds. dynamic: what a launch asks for on top, which only Triton writes down, beside the
+# code.
+UNKNOWN = dict.fromkeys(
+    ("registers", "stack_bytes", "static_shared_bytes", "spilled_registers", "dynamic_shared_bytes"),
+)
+
+# ---- What an instruction does: the first pattern that fits its text ("opcode operands") from the left ----
+
+SASS = {  # the opcode up to its first dot
+    "LDS RZ,": None,  # loads nothing: it stands beside barriers for its order
+    "LDGSTS": "global to shared copy",
+    "LDG": "global load",
+    "STG": "global store",
+    "LDSM?": "shared load",
+    "STSM?": "shared store",
+    "LDL": "local load",
+    "STL": "local store",
+    "LD": "generic load",
+    "ST": "generic store",
+    "LDTM": "tensor memory load",
+    "STTM|UTCCP": "tensor memory store",
+    "UTMALDG": "TMA load",
+    "UTMASTG": "TMA store",
+    "UTMAREDG": "TMA reduction",
+    "UBLKCP|UBLKRED": "bulk copy",
+    "(UTC)?[BDHIOQ]G?MMA": "tensor",
+    "ATOM[GS]?|RED[GS]?": "atomic",
+    "BAR": "barrier",
+    "SYNCS": "mbarrier",
+    "UCGABAR_[A-Z]+": "cluster barrier",
+}
+PTX = {
+    r"cp\.async\.bulk\.tensor\.\dd\.shared": "TMA load",
+    r"cp\.async\.bulk\.tensor\.\dd\.global": "TMA store",
+    r"cp\.reduce\.async\.bulk\.tensor": "TMA reduction",
+    r"cp\.(reduce\.)?async\.bulk\.(shared|global)": "bulk copy",
+    r"cp\.async\.c[ag]\.": "global to shared copy",
+    r"ld(\.\w+)*\.global\b": "global load",
+    r"st(\.\w+)*\.global\b": "global store",
+    r"ld(\.\w+)*\.shared\b|ldmatrix": "shared load",
+    r"st(\.\w+)*\.shared\b|stmatrix": "shared store",
+    r"ld(\.\w+)*\.local\b": "local load",
+    r"st(\.\w+)*\.local\b": "local store",
+    r"(ld|st)(\.\w+)*\.(param|const)\b": None,
+    r"ld\.": "generic load",
+    r"st\.": "generic store",
+    r"tcgen05\.ld\.": "tensor memory load",
+    r"tcgen05\.(st|cp)\.": "tensor memory store",
+    r"mma\.|wmma\.mma|wgmma\.mma_async|tcgen05\.mma": "tensor",
+    r"(atom|red)\.": "atomic",
+    r"barrier\.cluster": "cluster barrier",
+    r"(bar|barrier)\.(cta\.)?(sync|red|arrive)": "barrier",
+    r"mbarrier\.": "mbarrier",
+}
+AMDGCN = {
+    r"buffer_load_.*Folded": "local load",  # the compiler's comment at a spill, where scratch has no opcode of its own
+    r"buffer_store_.*Folded": "local store",
+    r"global_load_lds|(global|cluster)_load_async_to_lds|buffer_load_\S+ .*\blds\b": "global to shared copy",
+    r"global_store_async_from_lds": "shared to global copy",
+    r"tensor_load_to_lds": "TDM load",  # the tensor data mover of gfx1250
+    r"tensor_store_from_lds": "TDM store",
+    r"(global|buffer)_load_": "global load",
+    r"(global|buffer)_store_": "global store",
+    r"ds_(read|load)": "shared load",
+    r"ds_(write|store)": "shared store",
+    r"scratch_load": "local load",
+    r"scratch_store": "local store",
+    r"flat_load": "generic load",
+    r"flat_store": "generic store",
+    r"v_(mfma|smfmac|wmma|swmmac)_": "tensor",
+    r"(global|buffer|flat)_atomic_|ds_(add|sub|min|max|and|or|xor|inc|dec|cmpst|cmpswap|wrxchg|pk_add)": "atomic",
+    r"s_barrier": "barrier",
+}
+
+
+def alternatives(patterns: dict, end: str = "") -> re.Pattern:
+    """One pattern for all: the name of the group that matched, c0, c1 ..., is the place in the table."""
+    return re.compile("|".join(f"(?P<c{place}>(?:{pattern}){end})" for place, pattern in enumerate(patterns)))
+
+
+CLASSES = {  # kind -> pattern, classes in the order of its groups
+    "sass": (alternatives(SASS, r"(?!\w)"), list(SASS.values())),
+    "ptx": (alternatives(PTX), list(PTX.values())),
+    "amdgcn": (alternatives(AMDGCN), list(AMDGCN.values())),
+}
+WITH_WIDTH = re.compile(r"(global|shared|local|generic) (load|store)|global to shared copy|shared to global copy")
+
+JUMP = re.compile(r"(BRA|BRX|JMP|JMX)U?\b|bra\b|s_c?branch")
+NAMES_PLACE = re.compile(rf"{JUMP.pattern}|(BSSY|CALL|WARPSYNC)\b")
+PLACE = re.compile(r"(?<![-\w])[.$\w]+")
+STOP = re.compile(r"(BRA|JMP|EXIT|RET|KILL)\b|(bra|ret|exit|trap)\b|s_(branch|endpgm|setpc)")
+STACK_SLOT = re.compile(r"\[R1(?:\+(?P<offset>-?0x[0-9a-f]+))?\]")  # R1 is the stack pointer
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`predicate` is "@!P0" or empty; `operands` is the rest of the text as the listing has it."""
+
+    predicate: str
+    opcode: str
+    operands: str
+
+
+@dataclass
+class Kernel:
+    """One kernel's code. `labels`: what a branch names as its target -> index into `instructions`."""
+
+    name: str
+    kind: str
+    arch: str | None
+    resources: dict = field(default_factory=lambda: dict(UNKNOWN))
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+# ---- Reading listings ----
+
+SASS_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*([^;]*);")
+SASS_KERNEL = re.compile(r"\s+Function : (\S+)|\.text\.(\S+):$")
+SASS_ARCH = re.compile(r"\s+(?:code for|\.target)\s+(sm_\w+)")
+USAGE = re.compile(r"\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+
+
+def parse_sass(text: str) -> list[Kernel]:
+    """Kernels of a listing by cuobjdump (-sass, with -res-usage for registers and stack) or nvdisasm (-c)."""
+    kernels, usage, used_by, arch = [], {}, "", None
+    for line in text.splitlines():
+        if line.startswith("Fatbin elf code"):  # the next target of a fat binary
+            usage, arch = {}, None
+        elif found := SASS_LINE.match(line):
+            address, predicate, opcode, operands = found.groups()
+            if kernels:
+                kernels[-1].labels[hex(int(address, 16))] = len(kernels[-1].instructions)
+                kernels[-1].instructions.append(Instruction(predicate or "", opcode, operands.strip()))
+        elif found := SASS_KERNEL.match(line):
+            name = found[1] or found[2]
+            kernels.append(Kernel(name, "sass", arch, usage.setdefault(name, dict(UNKNOWN))))
+        elif found := SASS_ARCH.match(line):
+            arch = found[1]
+        elif arch is None and (found := re.search(r"EF_CUDA_SM(\d+)", line)):  # all that nvdisasm says
+            arch = f"sm_{found[1]}"
+        elif found := re.match(r" Function (\S+):$", line):
+            used_by = found[1]
+        elif found := USAGE.match(line):
+            registers, stack, shared = map(int, found.groups())
+            amounts = {"registers": registers, "stack_bytes": stack, "static_shared_bytes": shared}
+            usage.setdefault(used_by, dict(UNKNOWN)).update(amounts)
+        elif kernels and (found := re.match(r"(\.L\w+|\$\S+):$", line)):
+            kernels[-1].labels[found[1]] = len(kernels[-1].instructions)
+    return kernels
+
+
+def parse_ptx(text: str) -> list[Kernel]:
+    """Kernels (.entry) of a PTX file. Registers are given out later, by ptxas: resources are None."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/|^\s*\.(?:loc|file)\b[^\n]*", "", text, flags=re.DOTALL | re.MULTILINE)
+    kernels, arch = [], None
+    for found in re.finditer(r"\.target\s+(\w+)|\.entry\s+([\w$]+)", text):
+        if found[1]:
+            arch = found[1]
+            continue
+        kernel = Kernel(found[2], "ptx", arch)
+        for statement in braced(text, found.end()).split(";"):
+            while label := re.match(r"[\s{}]*(\$?[\w$]+):(?!:)", statement):
+                kernel.labels[label[1]] = len(kernel.instructions)
+                statement = statement[label.end() :]
+            if code := re.match(r"[\s{}]*(@!?%?\w+)?\s*([a-z][\w.:]*)\s*(.*)", statement, re.DOTALL):
+                kernel.instructions.append(Instruction(code[1] or "", code[2], " ".join(code[3].split())))
+        kernels.append(kernel)
+    return kernels
+
+
+def braced(text: str, start: int) -> str:
+    """What stands between the first brace after `start` and the one that closes it."""
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[text.index("{", start) + 1 : brace.start()]
+    return ""  # cut off
+
+
+def parse_amdgcn(text: str) -> list[Kernel]:
+    """Kernels of an .amdgcn file of Triton, with the resources of its metadata. Registers are VGPRs."""
+    arch = re.search(r"amdgcn_target \"[^\"]*(gfx\w+)", text)
+    kernels, kernel = [], None
+    for line in text.splitlines():
+        if found := re.match(r"(\w+):\s*; @\1", line):
+            kernel = Kernel(found[1], "amdgcn", arch and arch[1])
+            kernels.append(kernel)
+        elif kernel is None or line.startswith(".Lfunc_end"):
+            kernel = None
+        elif found := re.match(r"(\.L\w+):", line):
+            kernel.labels[found[1]] = len(kernel.instructions)
+        elif found := re.match(r"\s+([a-z]+_\w+)\s*([^;]*)(;.*Folded.*)?", line):
+            kernel.instructions.append(Instruction("", found[1], found[2].strip() + (found[3] or "")))
+    for entry in re.split(r"^  - ", text.partition("amdhsa.kernels:")[2], flags=re.MULTILINE):
+        known = dict(re.findall(r"^(?:    )?\.(\w+):\s+(\S+)$", entry, re.MULTILINE))
+        for kernel in kernels:
+            if kernel.name == known.get("name"):
+                kernel.resources = amd_resources(known)
+    return kernels
+
+
+def amd_resources(known: dict[str, str]) -> dict:
+    names = {
+        "registers": "vgpr_count",
+        "stack_bytes": "private_segment_fixed_size",
+        "static_shared_bytes": "group_segment_fixed_size",
+        "spilled_registers": "vgpr_spill_count",
+    }
+    return dict(UNKNOWN) | {key: int(known[name]) for key, name in names.items() if name in known}
+
+
+PARSERS = {"sass": parse_sass, "ptx": parse_ptx, "amdgcn": parse_amdgcn}

@@ -1,0 +1,73 @@
+"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+
+import re
+import textwrap
+
+from .. import bundle
+from ..errors import UsageError
+from ..session import record_store, version_kernels
+from ..session.workspace import Workspace
+
+KERNEL_TRAILER = "Kernel-SHA256: "  # in the message of each commit of the gate
+SUBJECT = 100  # characters of the action in the first line of a commit message
+
+
+def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
+    """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end setting)."""
+    commit = workspace.commit(message)
+    if version_kernels.kernel_digest(workspace, commit) != kernel_sha256:
+        workspace.git("update-ref", "HEAD", "HEAD^")
+        raise UsageError(
+            "git stored another kernel.py than the one that was judged; look for a filter: "
+            f"git -C {workspace.root} check-attr -a kernel.py"
+        )
+    return commit
+
+
+def forget_unrecorded_commit(workspace: Workspace) -> None:
+    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again. A commit
+    of the gate's own names its version and its kernel; somebody else's stays."""
+    found = re.match(
+        rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
+    )
+    records = record_store.Memory(workspace)
+    if not found or f"v{found[1]}" not in records.versions():
+        return
+    own = version_kernels.kernel_digest(workspace, "HEAD") == found[2]
+    if own and records.read(f"v{found[1]}")["quality_gate"]["result"] is None:
+        workspace.git("update-ref", "HEAD", "HEAD^")
+
+
+def commit_message(record: dict) -> str:
+    """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is longer, and
+    the bottleneck in the profile of the version that this one was held against."""
+    performance, compared = record["performance"], record["performance"]["comparison_with_previous"]
+    action = record["optimization"]["action_description"] or "baseline kernel"
+    short = textwrap.shorten(action, SUBJECT, placeholder=" …")
+    bottleneck = record["profile_evidence"]["bottleneck_type"]
+    gain = f", {compared['speedup']:.3f}x as fast as {compared['against']}" if compared else ""
+    paragraphs = [f"{record['version'].upper()}: {performance['latency_us']:.2f} us{gain} | {short}"]
+    if short != action:
+        paragraphs.append(textwrap.fill(action, 100, break_long_words=False, break_on_hyphens=False))
+    if compared and bottleneck:
+        paragraphs.append(f"Bottleneck in the profile of {compared['against']}, which it started from: {bottleneck}.")
+    paragraphs.append(f"{KERNEL_TRAILER}{record['kernel_sha256']}")
+    return "\n\n".join(paragraphs)
+
+
+def set_aside(workspace: Workspace, version: str) -> None:
+    """Keep the refused kernel under rejected/ and put the last accepted kernel.py back."""
+    folder = workspace.root / "rejected"
+    folder.mkdir(exist_ok=True)
+    kernel = workspace.kernel.read_bytes()
+    refused = [path.read_bytes() for path in folder.glob(f"{version}_kernel*.py")]  # v0 may be so more than once
+    if kernel not in refused:  # it lies there where a gate was killed between this and its record
+        name = f"{version}_kernel_{len(refused) + 1}.py" if refused else f"{version}_kernel.py"
+        bundle.write_bytes(folder / name, kernel)
+    put_best_back(workspace)
+
+
+def put_best_back(workspace: Workspace) -> None:
+    """kernel.py is the best version again, where there is one."""
+    if best := record_store.Memory(workspace).best():
+        bundle.write_bytes(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))

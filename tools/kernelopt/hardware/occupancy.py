@@ -1,0 +1,91 @@
+"""Theoretical occupancy from a launch's resources and the limits of its compute capability. Pure.
+
+The rules are those of NVIDIA's cuda_occupancy.h: registers are given out a warp at a time within a sub-partition of
+the SM, shared memory a block at a time; the unit of each is a row of the wiki.
+"""
+
+import re
+
+from ..errors import Refused, UsageError
+from .wiki import Page, missing
+
+NEEDED = (
+    "warp_size",
+    "warps_per_sm",
+    "blocks_per_sm",
+    "threads_per_block",
+    "registers_per_sm",
+    "registers_per_thread",
+    "register_allocation_unit",
+    "subpartitions_per_sm",
+    "shared_memory_per_sm",
+    "shared_memory_per_block",
+    "shared_memory_reserved_per_block",
+    "shared_memory_allocation_unit",
+)
+
+
+def plain_target(name: str) -> str:
+    """sm_90 for sm_90a, sm_100 for sm_100f: the suffix adds instructions and changes no limit."""
+    return re.sub(r"^(sm_?\d+|\d+\.\d)[af]$", r"\1", name, flags=re.IGNORECASE)
+
+
+def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> dict:
+    """{occupancy_pct, warps_per_sm, blocks_per_sm, limiters, blocks_by_limit} of one launch.
+
+    threads per block, registers per thread, bytes of shared memory per block (static and dynamic, without what the
+    driver reserves). Refused for AMD, whose allocation units no source of the wiki has, and when it lacks another limit; UsageError when a block cannot be launched at all.
+    """
+    if limits.vendor == "AMD":
+        raise Refused(
+            f"no occupancy for {limits.platform}: in which units AMD's compute units give out registers and LDS is in no source of the wiki; "
+            "the profiler tells what was achieved"
+        )
+    if gaps := [name for name in NEEDED if limits.known(name) is None]:
+        raise Refused(f"no occupancy for {limits.platform}: " + "; ".join(missing(name) for name in gaps))
+    limit = {name: int(limits.known(name).value) for name in NEEDED}
+    for what, asked, most in (
+        ("threads per block", threads, limit["threads_per_block"]),
+        ("registers per thread", registers, limit["registers_per_thread"]),
+        ("bytes of shared memory per block", shared_bytes, limit["shared_memory_per_block"] * 1024),
+    ):
+        if asked > most:
+            raise UsageError(f"{asked} {what} cannot be launched on {limits.platform}: at most {most}")
+    warps = ceil_div(threads, limit["warp_size"])
+    blocks = {
+        "blocks": limit["blocks_per_sm"],
+        "warps": limit["warps_per_sm"] // warps,
+        "registers": blocks_by_registers(limit, warps, registers),
+        "shared_memory": blocks_by_shared_memory(limit, shared_bytes),
+    }
+    fitting = min(blocks.values())
+    return {
+        "occupancy_pct": 100 * fitting * warps / limit["warps_per_sm"],
+        "warps_per_sm": fitting * warps,
+        "blocks_per_sm": fitting,
+        "limiters": [name for name, most in blocks.items() if most == fitting],
+        "blocks_by_limit": blocks,
+    }
+
+
+def blocks_by_registers(limit: dict[str, int], warps: int, registers: int) -> int:
+    """Blocks whose registers fit: whole warps in each sub-partition."""
+    of_a_warp = round_up(max(registers, 1) * limit["warp_size"], limit["register_allocation_unit"])
+    partitions = limit["subpartitions_per_sm"]
+    return partitions * (limit["registers_per_sm"] // partitions // of_a_warp) // warps
+
+
+def blocks_by_shared_memory(limit: dict[str, int], shared_bytes: int) -> int:
+    """Blocks whose shared memory fits, with what the driver reserves in each; the SM's array set up to hold most."""
+    reserved = limit["shared_memory_reserved_per_block"] * 1024
+    of_a_block = round_up(shared_bytes + reserved, limit["shared_memory_allocation_unit"])
+    available = limit["shared_memory_per_sm"] * 1024
+    return available // of_a_block if of_a_block else limit["blocks_per_sm"]
+
+
+def ceil_div(value: int, step: int) -> int:
+    return -(-value // step)
+
+
+def round_up(value: int, step: int) -> int:
+    return ceil_div(value, step) * step

@@ -1,0 +1,272 @@
+"""Roofline mathematics for whole problems. Pure functions; every hardware value comes in as a wiki row.
+
+Intensity is FLOPs of the whole problem over its least bytes. A single tile's intensity says nothing about HBM,
+because tiles share what they read through the L2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import Refused, UsageError
+from . import wiki
+
+# Which row is the roof for arithmetic in a dtype, best first: measured before documented.
+COMPUTE_ROWS = {
+    "fp64": ("measured_fp64_matmul", "peak_fp64_tensor", "peak_fp64"),
+    "fp32": ("measured_fp32_matmul", "peak_fp32"),
+    "tf32": ("measured_tf32_matmul", "peak_tf32_tensor"),
+    "fp16": ("measured_fp16_matmul", "peak_fp16_tensor"),
+    "bf16": ("measured_bf16_matmul", "peak_bf16_tensor"),
+    "fp8": ("measured_fp8_matmul", "peak_fp8_tensor"),
+    "fp4": ("peak_fp4_tensor",),
+    "int8": ("measured_int8_matmul", "peak_int8_tensor"),
+    "int": (),
+}
+# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run as
+# several tf32 products, and a narrower accumulator may be faster.
+HALF = ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate", "peak_bf16_tensor")
+LIMIT_ROWS = {
+    "fp64": ("peak_fp64_tensor", "peak_fp64"),
+    "fp32": ("peak_tf32_tensor", "peak_fp32"),
+    "tf32": ("peak_tf32_tensor", "peak_fp32"),
+    "fp16": (*HALF, "peak_fp32"),
+    "bf16": ("peak_bf16_tensor", "peak_tf32_tensor", "peak_fp32"),
+    "fp8": ("peak_fp8_tensor", "peak_fp8_tensor_fp16_accumulate", *HALF, "peak_fp32"),
+    "int8": ("peak_int8_tensor", *HALF, "peak_fp32"),
+    "fp4": ("peak_fp4_tensor", "peak_fp8_tensor", "peak_int8_tensor", *HALF, "peak_fp32"),
+}
+NOT_MEASURED = ("fp4", "int")  # calibrate_gpu.py has no product in these
+UNITS = {
+    "bandwidth": "GB/s",
+    "capacity": "MB",
+    "clock": "MHz",
+    "int8": "TOPS",
+}  # of a row, by a word in its name; else TFLOPS
+BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
+LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two for one product
+BEYOND_PCT = 102.0  # a share of the floor; what the same row gave on one card in two runs lies within 2 %
+TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, unless the user asks for another
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…: documented.
+    limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
+
+    bandwidth: wiki.Row | None
+    compute: wiki.Row | None
+    peak_bandwidth: wiki.Row | None
+    peak_compute: wiki.Row | None
+    limit_bandwidth: wiki.Row | None
+    limit_compute: wiki.Row | None
+    l2_capacity: wiki.Row | None
+    sm_clock: wiki.Row | None
+    memory_clock: wiki.Row | None
+
+    @property
+    def l2_bytes(self) -> float:
+        """Capacity of the L2 in bytes; 0 when it is not known."""
+        return self.l2_capacity.value * 2**20 if self.l2_capacity else 0
+
+    def citations(self) -> list[str]:
+        rows = (self.bandwidth, self.peak_bandwidth, self.compute, self.peak_compute, self.l2_capacity)
+        return list(dict.fromkeys(row.citation for row in rows if row))
+
+
+def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
+    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of the FLOPs,
+    which the limit allows for."""
+    compute = COMPUTE_ROWS.get(dtype, ())
+    documented = [name for name in compute if name.startswith("peak")]
+    tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
+    return Roof(
+        bandwidth=_first(page, BANDWIDTH_ROWS),
+        compute=_first(page, compute),
+        peak_bandwidth=_first(page, ["memory_bandwidth"]),
+        peak_compute=_first(page, documented),
+        limit_bandwidth=_largest(page, LIMIT_BANDWIDTH_ROWS),
+        limit_compute=_limit(page, [name for each in (dtype, *also) for name in LIMIT_ROWS.get(each, ())]),
+        l2_capacity=_first(page, ["l2_capacity"]),
+        sm_clock=tensor or _first(page, ["boost_clock"]),
+        memory_clock=_first(page, ["memory_clock"]),
+    )
+
+
+def _first(page: wiki.Page, names) -> wiki.Row | None:
+    """The first row that holds a value; UsageError when it is in a unit that these formulas do not take."""
+    return next(iter(_rows(page, names)), None)
+
+
+def _limit(page: wiki.Page, names: list[str]) -> wiki.Row | None:
+    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a card lacks,
+    but for tensor peaks, which it then calls UNSUPPORTED."""
+    rows = [page.row(name) for name in names if not name.endswith("accumulate")]
+    if any(row is None or row.text == "UNKNOWN" for row in rows):
+        return None
+    return _largest(page, names)
+
+
+def _largest(page: wiki.Page, names) -> wiki.Row | None:
+    return max(_rows(page, names), key=lambda row: row.value, default=None)
+
+
+def _rows(page: wiki.Page, names) -> list[wiki.Row]:
+    found = [row for name in names if (row := page.known(name))]
+    for row in found:
+        unit = next((unit for word, unit in UNITS.items() if word in row.metric), "TFLOPS")
+        if row.unit != unit:
+            raise UsageError(f"{row.page}:{row.line}: {row.metric} must be given in {unit}, not {row.unit}")
+    return found
+
+
+def lacking(page: wiki.Page, roof: Roof, work: dict) -> list[str]:
+    """Wiki lines for the values without which this problem, {flops, dtype}, has no roof: what is unknown, and what the
+    hardware lacks."""
+    lines = []
+    if roof.bandwidth is None:
+        lines.append(wiki.missing("memory_bandwidth"))
+    if work["flops"] and roof.compute is None:
+        name = (COMPUTE_ROWS.get(work["dtype"]) or (f"peak_{work['dtype']}",))[-1]
+        row = page.row(name)
+        tried = page.row((COMPUTE_ROWS.get(work["dtype"]) or (name,))[0])
+        lines.append(tried.citation if tried and not tried.known else row.citation if row else wiki.missing(name))
+    return lines
+
+
+def _what_to_do(work: dict, gaps: list[str]) -> str:
+    """About values that a roof lacks: what no card of this kind has cannot be measured."""
+    in_another = f"the arithmetic is not in {work['dtype']}: estimate_work.py --workspace W --work-dtype DTYPE"
+    if any("UNSUPPORTED" in gap for gap in gaps):
+        return f"This card has no such arithmetic; say so where {in_another}"
+    if work["flops"] and work["dtype"] in NOT_MEASURED:
+        return f"No tool here measures {work['dtype']}; say so where {in_another}"
+    return f"Measure this card: calibrate_gpu.py --workspace W. Or say so where {in_another}"
+
+
+def roof_for(page: wiki.Page, work: dict) -> Roof:
+    """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
+    found = roof(page, work["dtype"], work.get("also", ()))
+    if gaps := lacking(page, found, work):
+        raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_what_to_do(work, gaps)}")
+    return found
+
+
+def bound(flops: int, bytes_min: int, roof: Roof) -> dict:
+    """{arithmetic_intensity, ridge_point, bound, floor_us} of a problem.
+
+    arithmetic_intensity and ridge_point in FLOP/byte. floor_us = max(bytes / bandwidth, FLOPs / compute):
+    no version of this algorithm runs much faster.
+    """
+    memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
+    compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
+    ridge = roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None
+    return {
+        "arithmetic_intensity": flops / bytes_min if bytes_min else None,
+        "ridge_point": ridge,
+        "bound": "compute" if compute_us > memory_us else "memory",
+        "floor_us": max(memory_us, compute_us),
+    }
+
+
+def utilization(
+    time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: dict[str, float] | None = None
+) -> dict:
+    """What a time means: rates, shares of the documented peaks, share of the floor (100 is the floor itself).
+
+    roof None: the rates alone, for they need no hardware value. max_clocks: see `physical_limit_us`.
+    """
+    tflops = flops / time_us / 1e6
+    gbps = bytes_min / time_us / 1e3
+    rates = {"time_us": time_us, "tflops": tflops, "bandwidth_gbps": gbps}
+    if roof is None:
+        unknown = ("arithmetic_intensity", "ridge_point", "bound", "floor_us", *SHARES)
+        return {**rates, **dict.fromkeys(unknown), "limit_us": None, "below_physical_limit": False}
+    limits = bound(flops, bytes_min, roof)
+    shares = (
+        100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
+        100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
+        100 * limits["floor_us"] / time_us,
+    )
+    limit = physical_limit_us(flops, bytes_min, roof, max_clocks)
+    named = dict(zip(SHARES, shares, strict=True))
+    return {**rates, **limits, **named, "limit_us": limit, "below_physical_limit": time_us < limit}
+
+
+SHARES = ("tflops_peak_utilization_pct", "bandwidth_peak_utilization_pct", "floor_share_pct")
+
+
+def beyond_floor(found: dict) -> str | None:
+    """What to look into when a result of `utilization` beats the floor by more than its uncertainty: the floor is wrong, or
+    the kernel. None of any other."""
+    if found["floor_share_pct"] is None or found["floor_share_pct"] <= BEYOND_PCT:
+        return None
+    if found["bound"] == "memory":
+        return (
+            "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's rate is "
+            "a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
+        )
+    return (
+        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate is one "
+        "large product's under its power cap, and this card may do better: bench_matmul.py --size N"
+    )
+
+
+def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
+    """The time that the documented peaks forbid to beat, at the clocks that this card can have.
+
+    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes the
+    page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not told
+    arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than
+    they write, skip bytes that no output needs, and leave results in the L2. Who beats this one beats the hardware, or the
+    work was counted wrong.
+    """
+    clocks = max_clocks or {}
+    memory_us = compute_us = 0.0
+    if roof.limit_bandwidth and roof.l2_capacity:  # without the L2 nobody knows how much of a problem it holds
+        rate = roof.limit_bandwidth.value * faster(roof.memory_clock, clocks.get("memory_clock_mhz"))
+        memory_us = max(0, bytes_min - roof.l2_bytes) / (rate * 1e9) * 1e6
+    told = max_clocks is None or (roof.sm_clock and clocks.get("sm_clock_mhz"))
+    if flops and roof.limit_compute and told:
+        rate = roof.limit_compute.value * faster(roof.sm_clock, clocks.get("sm_clock_mhz"))
+        compute_us = flops / (rate * 1e12) * 1e6
+    return max(memory_us, compute_us)
+
+
+def faster(page_clock: wiki.Row | None, highest_mhz: float | None) -> float:
+    """How many times the page's clock this card's highest one is; 1 where either is unknown, and never less."""
+    return max(1.0, highest_mhz / page_clock.value) if page_clock and highest_mhz else 1.0
+
+
+def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
+    """A problem so small that the bandwidth measured on large buffers says little about it."""
+    return 0 < bytes_min <= roof.l2_bytes
+
+
+def ceiling_target(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> dict:
+    """The Stop Condition of the default workload, where its memory-bound floor is out of reach: `share_pct` of what this GPU's
+    memory gave to a kernel that moves this problem's bytes and does no more."""
+    ceiling = round(ceiling_gbps, 1)
+    return {
+        "workload": "default",
+        "metric": "bandwidth_gbps",
+        "target": round(share_pct / 100 * ceiling, 2),
+        "unit": "GB/s",
+        "share_pct": share_pct,
+        "basis": f"ceiling of this problem: {ceiling} GB/s <- measure_bandwidth_ceiling.py, {device}",
+    }
+
+
+def target(workload: str, flops: int, bytes_min: int, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> dict:
+    """The Stop Condition of a workload: `share_pct` of the attainable rate of whatever bounds it."""
+    if bound(flops, bytes_min, roof)["bound"] == "compute":
+        row, metric, unit = roof.compute, "tflops", "TFLOPS"
+    else:
+        row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
+    return {
+        "workload": workload,
+        "metric": metric,
+        "target": round(share_pct / 100 * row.value, 2),
+        "unit": unit,
+        "share_pct": share_pct,
+        "basis": row.citation,
+    }

@@ -1,0 +1,211 @@
+"""The hardware values of the wiki and their citations. No other place holds a hardware figure."""
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import bundle
+from ..errors import Refused, UsageError
+
+HEADER = "| metric | value | unit | source | kind | note |"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One hardware value: a table row of a page, and the line it stands on (1 is the first)."""
+
+    metric: str
+    text: str
+    unit: str
+    source: str
+    kind: str
+    note: str
+    page: str
+    line: int
+    root: str = "<gpu-wiki>"
+
+    @property
+    def known(self) -> bool:
+        return self.text not in ("UNKNOWN", "UNSUPPORTED")
+
+    @property
+    def value(self) -> int | float | str | None:
+        """The value as a number where it is one; None where it is not known."""
+        if not self.known:
+            return None
+        for kind in (int, float):
+            try:
+                return kind(self.text)
+            except ValueError:
+                continue
+        return self.text
+
+    @property
+    def citation(self) -> str:
+        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a missing value."""
+        if self.text == "UNKNOWN":
+            return missing(self.metric)
+        unit = "" if self.unit == "-" else f" {self.unit}"
+        return f"{self.metric}: {self.text}{unit} <- {self.root}/{self.page}:L{self.line}"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One product: its name, the spellings it is known by, its rows, and the limits of its compute capability or
+    gfx target, a page of the same form (None on such a page itself)."""
+
+    platform: str
+    aliases: tuple[str, ...]
+    architecture: str
+    vendor: str
+    rows: dict[str, Row] = field(repr=False)
+    limits: "Page | None" = field(default=None, repr=False)
+
+    @property
+    def file(self) -> str:
+        """Its path inside the wiki."""
+        return next(iter(self.rows.values())).page
+
+    def all_rows(self) -> dict[str, Row]:
+        """Its own rows, then those of its limits; no metric stands on both pages (wiki_checks)."""
+        return {**self.rows, **(self.limits.rows if self.limits else {})}
+
+    def row(self, metric: str) -> Row | None:
+        return self.all_rows().get(metric)
+
+    def known(self, metric: str) -> Row | None:
+        """The row, when it holds a value."""
+        row = self.row(metric)
+        return row if row and row.known else None
+
+    def limits_key(self) -> str | None:
+        """The name of its limits page: "sm_90", "gfx942"; None when the page names neither."""
+        if target := self.rows.get("gfx_target"):
+            return target.text
+        capability = self.rows.get("compute_capability")
+        return f"sm_{capability.text.replace('.', '')}" if capability else None
+
+
+def missing(metric: str) -> str:
+    """What is written in place of a value that the wiki does not hold."""
+    return f"{metric}: UNKNOWN (gpu-wiki not found)"
+
+
+def root(explicit: Path | str | None = None) -> Path:
+    """The wiki's folder: `explicit`, else $GPU_WIKI, else the bundle's own."""
+    path = Path(explicit or os.environ.get("GPU_WIKI") or bundle.ROOT / "gpu-wiki")
+    if not (path / "docs" / "hardware").is_dir():
+        raise UsageError(f"{path} is no gpu-wiki: it has no docs/hardware")
+    return path
+
+
+def pages(wiki: Path) -> list[Page]:
+    """All products of the wiki, in the order of their file names, each with its limits."""
+    limits = limit_pages(wiki)
+    products = [read_page(path, wiki) for path in sorted((wiki / "docs" / "hardware").glob("*.md"))]
+    return [replace(page, limits=limits.get(page.limits_key())) for page in products]
+
+
+def limit_pages(wiki: Path) -> dict[str, Page]:
+    """The limits of each compute capability and gfx target, by name: "sm_90", "gfx942"."""
+    return {path.stem: read_page(path, wiki) for path in sorted((wiki / "docs" / "hardware" / "limits").glob("*.md"))}
+
+
+def read_page(path: Path, wiki: Path) -> Page:
+    return parse_page(path.read_text(encoding="utf-8"), str(path.relative_to(wiki)))
+
+
+def parse_page(text: str, page: str, root: str = "<gpu-wiki>") -> Page:
+    """Read one page, which lies at `page` below `root`; UsageError names the line that breaks the format."""
+    lines = text.splitlines()
+    heads = dict(re.findall(r"^(Aliases|Architecture|Vendor): (.+)$", text, re.MULTILINE))
+    if not lines or not lines[0].startswith("# ") or len(heads) != 3 or HEADER not in lines:
+        raise UsageError(f"{page}: needs a title, Aliases, Architecture, Vendor and the table '{HEADER}'")
+    rows: dict[str, Row] = {}
+    for index in range(lines.index(HEADER) + 2, len(lines)):
+        if not lines[index].startswith("|"):
+            break
+        cells = [cell.strip() for cell in lines[index].strip().strip("|").split("|")]
+        if len(cells) != 6 or cells[0] in rows:
+            raise UsageError(f"{page}:{index + 1}: a row has six cells, and a metric one row")
+        rows[cells[0]] = Row(*cells, page, index + 1, root)
+    aliases = tuple(alias.strip() for alias in heads["Aliases"].split(";"))
+    return Page(lines[0][2:].strip(), aliases, heads["Architecture"], heads["Vendor"], rows)
+
+
+def normalised(name: str) -> str:
+    """Spelling without case, spaces and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def spellings(page: Page) -> set[str]:
+    """All names of a product, normalised."""
+    return {normalised(alias) for alias in (page.platform, *page.aliases)}
+
+
+def find(name: str, products: list[Page]) -> Page:
+    """The one product called `name`. Never a similar one.
+
+    Refused: several products could be meant (they are listed), or none is known (those with names like it are listed).
+    """
+    wanted = normalised(name)
+    for page in products:
+        if wanted in spellings(page):
+            return page
+    similar = [p.platform for p in products if wanted and any(wanted in normalised(a) for a in p.aliases)]
+    if similar:
+        raise Refused(f"'{name}' does not name one product exactly; did you mean: {', '.join(similar)}?")
+    near = f"names like it: {', '.join(found)}; " if (found := nearest(wanted, products)) else ""
+    count = len(products)
+    raise Refused(
+        f"'{name}' is not in the wiki, and no other product stands in for it; {near}gpu_specs.py list prints all {count}"
+    )
+
+
+def nearest(wanted: str, products: list[Page]) -> list[str]:
+    """Up to three products with a name spelled like `wanted`, the nearest first."""
+    import difflib  # for a wrong name alone
+
+    platforms = {spelling: page.platform for page in products for spelling in spellings(page)}
+    close = difflib.get_close_matches(wanted, platforms, n=len(platforms))
+    return list(dict.fromkeys(platforms[spelling] for spelling in close))[:3]
+
+
+def product(name: str, gpu_wiki: Path | str | None = None) -> Page:
+    """`find` in the wiki of that folder, or else in `root`'s."""
+    return find(name, pages(root(gpu_wiki)))
+
+
+# What a device may say of itself beside its page: (least, most) as shares of the page's value. ECC takes up to 8 % of the
+# capacity, which is printed rounded; a board may be allowed a higher clock than the boost clock that its peaks belong to.
+DEVICE_RANGES = {
+    "memory_capacity": (0.92, 1.05),
+    "tdp": (0.98, 1.02),
+    "l2_capacity": (0.99, 1.01),
+    "boost_clock": (0.99, 1.5),
+    "memory_clock": (0.99, 1.01),
+}
+EXACTLY = (1.0, 1.0)
+
+
+def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
+    """[{metric, device, wiki, citation}] where what a device says of itself is not what its page says.
+
+    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement. A row
+    `<metric>_lowest` is the least that boards of this product have.
+    """
+    found = []
+    for metric, value in said.items():
+        row = page.known(metric)
+        if row is None or _agrees(value, row, page.known(f"{metric}_lowest")):
+            continue
+        found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
+    return found
+
+
+def _agrees(value: int | float | str, row: Row, lowest: Row | None) -> bool:
+    if isinstance(value, str):
+        return value == row.text
+    least, most = DEVICE_RANGES.get(row.metric, EXACTLY)
+    return least * (lowest or row).value <= value <= most * row.value

@@ -1,0 +1,178 @@
+"""Partial restart: which records are masked, what a fresh agent is told, and the journal that takes it back."""
+
+import random
+import shlex
+from pathlib import Path
+
+from .. import bundle
+from ..errors import Refused, UsageError
+from ..report import brief
+from ..session import stop_conditions
+from ..session.record_store import Memory, now
+from ..session.workspace import Workspace, digest, version_number
+
+ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restarts, oldest first
+
+OPENING = """# A fresh start on a kernel
+
+Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the best kernel and its profile."""
+
+
+def begin(workspace: Workspace, seed: int) -> dict:
+    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so that
+    `undo` also mends a restart that died half-way.
+
+    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is nothing to restart for or too little to mask;
+    UsageError when kernel.py is not the best version.
+    """
+    memory = Memory(workspace)
+    with memory.locked():
+        past, best = journal(memory), memory.best()
+        if stop_conditions.goal(workspace.task()["targets"], best)["met"]:
+            raise Refused(f"the targets are met by {best['version']}; there is nothing to restart for")
+        if best and best["kernel_sha256"] != digest(workspace.kernel):
+            raise UsageError(
+                f"kernel.py is not the accepted {best['version']}; put it back: "
+                f"git -C {workspace.root} checkout {best['git_commit_hash']} -- kernel.py"
+            )
+        before = [record["version"] for record in memory.scan()]
+        chosen = draw(before, best and best["version"], seed)
+        entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
+        bundle.write_json(memory.restarts, [*past, entry])
+        memory.set_masked(chosen, True)
+        records = memory.records()
+        hidden = set(memory.versions()) - {record["version"] for record in records} - {best["version"] if best else ""}
+        following = memory.next_version()
+    text = hand_over(workspace.root, workspace.task(), best, records, hidden, following)
+    found = {"masked": chosen, "of": len(before), "seed": seed, "next_version": following, "brief": text}
+    return {**found, "left_out": memory.left_out()}
+
+
+def random_seed() -> int:
+    return random.SystemRandom().randrange(2**32)
+
+
+def described(begun: dict) -> str:
+    """The result of `begin` in a line."""
+    return (
+        f"{len(begun['masked'])} of {begun['of']} unmasked records are masked now, seed {begun['seed']}; "
+        f"next version: {begun['next_version']}"
+    )
+
+
+def undo(workspace: Workspace) -> dict:
+    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were removed since. Refused when
+    there is none."""
+    memory = Memory(workspace)
+    with memory.locked():
+        past = journal(memory)
+        entry = last(past)
+        recorded = set(memory.versions())
+        back = [version for version in entry["masked"] if version in recorded]
+        memory.set_masked(back, False)
+        entry["undone"] = now()
+        bundle.write_json(memory.restarts, past)
+        return {"unmasked": back, "next_version": memory.next_version(), "left_out": memory.left_out()}
+
+
+def journal(memory: Memory) -> list[dict]:
+    """The restarts of this workspace; UsageError when the file holds something else, which then stays as it is."""
+    if not memory.restarts.exists():
+        return []
+    past = bundle.read_json(memory.restarts)
+    if not is_journal(past):
+        raise UsageError(f"{memory.restarts} is no list of restarts; mend or remove it")
+    return past
+
+
+def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
+    """The versions to mask: half as many as there are, rounded down, at random among those that may be masked; lowest first.
+
+    versions: the unmasked ones. v0 and the best, which is the latest accepted, stay. Refused when fewer than two may be masked.
+    """
+    free = [version for version in versions if version not in ("v0", best)]
+    if len(free) < 2:
+        raise Refused(f"no restart: {len(free)} of the records may be masked, it takes two (v0 and the best stay)")
+    return sorted(random.Random(seed).sample(free, len(versions) // 2), key=version_number)
+
+
+def is_journal(value) -> bool:
+    """Is a JSON value a list of restarts? {when: UTC, seed, masked: [version], undone: UTC or None} each."""
+    return isinstance(value, list) and all(
+        isinstance(entry, dict)
+        and entry.keys() == ENTRY
+        and isinstance(entry["masked"], list)
+        and all(isinstance(version, str) for version in entry["masked"])
+        for entry in value
+    )
+
+
+def last(journal: list[dict]) -> dict:
+    """The latest restart that was not undone; Refused when there is none."""
+    for entry in reversed(journal):
+        if entry["undone"] is None:
+            return entry
+    raise Refused("there is no restart to undo")
+
+
+def hand_over(
+    root: Path, task: dict, best: dict | None, records: list[dict], masked: set[str], next_version: str
+) -> str:
+    """The brief for a fresh agent, in Markdown; of masked versions it holds nothing, not even their names.
+
+    root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
+    """
+    parts = brief.Parts({}, task={**task, "targets": []}, records=records, masked=masked)
+    sections = [
+        OPENING,
+        brief.task_section(parts),
+        brief.titled("Best so far", best_lines(root, best)),
+        brief.titled("Goals", goal_lines(task["targets"], best)),
+        brief.history_section(parts),
+        brief.titled("Read", reading(root, best)),
+        brief.titled("Your round", round_lines(root, next_version)),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def best_lines(root: Path, best: dict | None) -> list[str]:
+    if best is None:
+        return [f"- nothing is accepted yet; kernel: {root / 'kernel.py'}"]
+    latency, share = best["performance"]["latency_us"], best["performance"]["floor_share_pct"]
+    of_floor = "" if share is None else f", {brief.figure(share)} % of the floor's speed (100 is the floor itself)"
+    return [
+        f"- {best['version']}: {'not measured' if latency is None else f'{brief.figure(latency)} us'}{of_floor}",
+        f"- kernel: {root / 'kernel.py'}",
+    ]
+
+
+def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
+    lines = []
+    for goal in stop_conditions.goal(targets, best)["targets"]:
+        achieved = "not measured" if goal["achieved"] is None else f"{brief.figure(goal['achieved'])} {goal['unit']}"
+        wanted = f"{goal['workload']} {goal['metric']} {stop_conditions.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
+        lines.append(f"- {wanted}; best so far: {achieved}")
+    return lines
+
+
+def reading(root: Path, best: dict | None) -> list[str]:
+    skill = "gpu-kernel-profile-optimizer" if best else "gpu-kernel-baseline"
+    profile = f"- {root / 'profiles' / best['version']}: the profile of the best, once it is taken" if best else None
+    records = f"python {bundle.ROOT / 'tools' / 'memory_manager.py'} read --workspace {shlex.quote(str(root))}"
+    lines = [
+        f"- {bundle.ROOT / 'skills' / skill / 'SKILL.md'}: how a round goes; follow it from step 1",
+        f"- {root / 'README.md'}: the constraints, hardware values and Stop Conditions",
+        f"- {root / 'kernel.py'} and {root / 'reference.py'}: the kernel, and the oracle with its inputs",
+        profile,
+        f"- `{records}`: the unmasked records in full",
+    ]
+    return [line for line in lines if line]
+
+
+def round_lines(root: Path, next_version: str) -> list[str]:
+    return [
+        f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, then the gate.",
+        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log too: "
+        "they are masked.",
+        "- Records are hints, not proof: plan again from the profile, also what a record rules out.",
+    ]

@@ -1,0 +1,138 @@
+"""The profiler's metric schema and the diagnosis thresholds: data files, read here and nowhere else. Also its units."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from .. import bundle
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of reference/ncu_metrics.json."""
+
+    section: str
+    key: str
+    label: str
+    unit: str
+    names: tuple[str, ...]
+    better: str | None
+    meaning: str
+    details: tuple[str, ...] = ()  # (section, label) on Nsight Compute's details page, where it is shown there
+
+
+def schema() -> list[Metric]:
+    """All metrics that are collected, in the order of the report."""
+    rows = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["metrics"]
+    return [Metric(**{**row, **{key: tuple(row.get(key, ())) for key in ("names", "details")}}) for row in rows]
+
+
+def names() -> list[str]:
+    """Every name of every metric, each once."""
+    return list(dict.fromkeys(name for metric in schema() for name in metric.names))
+
+
+def asked() -> list[str]:
+    """The names that Nsight Compute is asked for: all but those that only a section collects."""
+    by_section = tuple(architectures()["with_sections"])
+    return [name for name in names() if not name.startswith(by_section)]
+
+
+def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
+    """{key: value or None} of the schema, in its units, from {the profiler's name: (value, its unit)}.
+
+    Of the alternative names the first that came with a number counts; one that came without ("n/a") hides no other.
+    """
+    found = {}
+    for metric in schema():
+        numbers = (converted(*collected[name], metric.unit) for name in metric.names if name in collected)
+        found[metric.key] = next((number for number in numbers if number is not None), None)
+    return found
+
+
+# --- architectures: which GPU has which metric ----------------------------------------------------------------------
+
+
+def architectures() -> dict:
+    """{chips, own, with_sections, only_on, last_version}; the file says what is in them."""
+    return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["architectures"]
+
+
+def capability(found: dict[str, float | None]) -> str | None:
+    """ "9.0", the compute capability that a kernel's counters tell; None where they do not."""
+    parts = [found.get(key) for key in ("compute_capability", "compute_capability_minor")]
+    return None if None in parts else "{:.0f}.{:.0f}".format(*parts)
+
+
+def of_capability(compute_capability: str | None) -> dict[str, float]:
+    """The two counters that `capability` reads, of "9.0"; {} of None."""
+    major, _, minor = (compute_capability or "").partition(".")
+    return {"compute_capability": float(major), "compute_capability_minor": float(minor)} if minor else {}
+
+
+def not_on(compute_capability: str | None) -> set[str]:
+    """Keys of the metrics that no GPU of this compute capability has under any name; none where it is not known."""
+    known = architectures()
+    if compute_capability not in known["chips"]:
+        return set()
+    return {
+        metric.key
+        for metric in schema()
+        if all(compute_capability not in known["only_on"].get(name, [compute_capability]) for name in metric.names)
+    }
+
+
+def last_version(compute_capability: str) -> str | None:
+    """ "2025.2", the last Nsight Compute that profiles GPUs of this compute capability; None where the newest does."""
+    return architectures()["last_version"].get(compute_capability)
+
+
+# --- units: what Nsight Compute prints, Kbyte/block, nsecond, Ghz, against the schema's ----------------------------
+
+SECONDS = {"": 0, "m": -3, "u": -6, "n": -9}
+DECIMALS = {"K": 3, "M": 6, "G": 9, "T": 12}  # a Kbyte is 1000 bytes
+DIMENSIONS = ("s", "byte", "byte/s", "hz")  # anything else is a plain count, whatever its name
+
+
+def converted(value: object, given: str, wanted: str) -> float | None:
+    """`value`, whose unit is `given`, in the unit `wanted`; None for what is no finite number or cannot be compared."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    (exponent, base), (wanted_exponent, wanted_base) = _unit(given), _unit(wanted)
+    if base != wanted_base and (base in DIMENSIONS or wanted_base in DIMENSIONS):
+        return None
+    steps = exponent - wanted_exponent
+    return value * 10.0**steps if steps else value
+
+
+def _unit(unit: str) -> tuple[int, str]:
+    """(power of ten, base unit): (3, "byte") of Kbyte/block, (12, "byte/s") of Mbyte/us, (-6, "s") of usecond."""
+    over, _, under = unit.partition("/")
+    (exponent, base), (under_exponent, under_base) = _prefixed(over), _prefixed(under)
+    if under_base == "s":  # a rate; what is counted per block or per thread stays what it is
+        return exponent - under_exponent, f"{base}/s"
+    return exponent, base
+
+
+def _prefixed(word: str) -> tuple[int, str]:
+    if found := re.fullmatch("([mun]?)s(?:econd)?", word):
+        return SECONDS[found[1]], "s"
+    if found := re.fullmatch("([KMGT])([a-z]+)", word):
+        return DECIMALS[found[1]], found[2]
+    return 0, word
+
+
+def ncu_sections() -> list[str]:
+    """The Nsight Compute sections that are collected besides the single metrics."""
+    return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["sections"]
+
+
+def rocprof() -> dict:
+    """What is collected on AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file says what is in a row."""
+    return bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")
+
+
+def thresholds() -> dict[str, float]:
+    """Name -> value of every diagnosis threshold."""
+    rows = bundle.read_json(bundle.REFERENCE / "thresholds.json")["thresholds"]
+    return {name: row["value"] for name, row in rows.items()}

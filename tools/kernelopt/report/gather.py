@@ -1,0 +1,163 @@
+"""What a workspace holds, read for its report: records, sources, plans, profiles, and what of them cannot be read."""
+
+import re
+from dataclasses import dataclass, field
+
+from .. import bundle
+from ..diagnosis import analysis, profile_folder
+from ..errors import Refused, ToolError, UsageError
+from ..hardware.roofline import Roof, roof_for
+from ..session import plans, platforms, version_kernels
+from ..session.record_store import Memory
+from ..session.workspace import Workspace, digest
+
+MODES = (profile_folder.MODE, "ncu")  # profile folders that hold counters, the first that is there
+CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown
+
+
+@dataclass(frozen=True)
+class Session:
+    """All that a report is made of.
+
+    records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
+    by version, where a file with the recorded SHA-256 was found. plans: the Evidence table of each version's plan, where
+    there is one. unattended: the lines of
+    optimize_kernel.py's rounds.jsonl, {at, round, of, outcome, message}. profiles: by version, of unmasked ones. found: the analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
+    """
+
+    name: str
+    task: dict
+    reference: str
+    records: list[dict]
+    best: dict | None
+    best_is_known: bool
+    kernel_is_best: bool
+    sources: dict[str, str]
+    plans: dict[str, list[list[str]]]
+    unattended: list[dict]
+    profiles: dict[str, dict]
+    found: dict | None
+    roof: Roof | None
+    no_roof: str
+    gaps: list[str] = field(default_factory=list)
+
+    @property
+    def visible(self) -> list[dict]:
+        return [record for record in self.records if not record["masked"]]
+
+    @property
+    def masked(self) -> int:
+        return len(self.records) - len(self.visible)
+
+
+def gather(workspace: Workspace) -> Session:
+    """Read a workspace; UsageError when its Task block is broken. Other files that cannot be read are named in `gaps`."""
+    memory, task = Memory(workspace), workspace.task()
+    records = memory.records(masked=True)
+    gaps = list(memory.broken)
+    best = None if gaps else memory.best()
+    visible = [record for record in records if not record["masked"]]
+    profiles = {r["version"]: p for r in visible if (p := profile_of(workspace, r["version"], gaps))}
+    roof_found, no_roof = roof_of(workspace, task)
+    sources = ((record["version"], source_of(workspace, record)) for record in visible)
+    return Session(
+        name=heading(workspace),
+        task=task,
+        reference=workspace.reference.read_text(encoding="utf-8", errors="replace"),
+        records=records,
+        best=best,
+        best_is_known=not memory.broken,
+        kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best["kernel_sha256"],
+        sources={version: source for version, source in sources if source is not None},
+        plans={r["version"]: rows for r in visible if (rows := plan_evidence(workspace, r["version"]))},
+        unattended=unattended(workspace, gaps),
+        profiles={version: profile for version, (profile, _) in profiles.items()},
+        found=profiles[best["version"]][1] if best and best["version"] in profiles else None,
+        roof=roof_found,
+        no_roof=no_roof,
+        gaps=[gap.replace(f"{workspace.root}/", "") for gap in gaps],
+    )
+
+
+def heading(workspace: Workspace) -> str:
+    """The first heading of the workspace's README, else the folder's name."""
+    found = re.search(r"^# (.+)$", workspace.readme.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1].strip() if found else workspace.root.name
+
+
+def unattended(workspace: Workspace, gaps: list[str]) -> list[dict]:
+    """What optimize_kernel.py noted of its rounds, over all runs; lines that are none are named in `gaps`."""
+    path = workspace.root / ".loop" / "rounds.jsonl"
+    found = []
+    for number, text in enumerate(
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    ):
+        try:
+            line = bundle.loads(text)
+            found.append({name: str(line[name]) for name in ("at", "round", "of", "outcome", "message")})
+        except (ValueError, KeyError, TypeError, RecursionError):
+            gaps.append(f"{path}:{number + 1} is no line of a round")
+    return found
+
+
+def plan_evidence(workspace: Workspace, version: str) -> list[list[str]]:
+    """The Evidence table of a version's plan; [] when there is no plan, or nothing in its place."""
+    path = workspace.plan(version)
+    return evidence_rows(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else []
+
+
+def evidence_rows(plan: str) -> list[list[str]]:
+    """The table under '## Evidence', its head first, every row as long as the head; other text there becomes its only cell."""
+    body = plans.plan_sections(plan).get("Evidence", "").strip()
+    lines = [line.strip() for line in body.splitlines() if line.strip().startswith("|")]
+    rows = [CELL_END.split(line.removeprefix("|").removesuffix("|")) for line in lines]
+    rows = [[cell.replace("\\|", "|").strip() for cell in row] for row in rows if not set("".join(row)) <= set("-: ")]
+    if len(rows) < 2:
+        return [["evidence"], [body]] if body else []
+    head = [re.sub(r" *\(.*?\)", "", cell) for cell in rows[0]]  # the template lists the kinds of source in brackets
+    return [head, *(fitted(row, len(head)) for row in rows[1:])]
+
+
+def fitted(row: list[str], length: int) -> list[str]:
+    """A row with that many cells: empty ones are added, those too many go into the last."""
+    return (
+        [*row[: length - 1], " | ".join(row[length - 1 :])] if len(row) >= length else row + [""] * (length - len(row))
+    )
+
+
+def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dict, dict] | None:
+    """(profile, its analysis) of a version; None when there is none, or when it cannot be read, which `gaps` is told."""
+    folders = (workspace.profile(version, mode) for mode in MODES)
+    folder = next((folder for folder in folders if (folder / "metrics.json").is_file()), None)
+    if folder is None:
+        return None
+    try:
+        profile = profile_folder.load(folder, workspace)
+        profile_folder.origin(profile["params"])  # fails now if it would fail on the page
+        return profile, analysis.analysed(profile, [])
+    except ToolError as error:
+        gaps.append(str(error))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # no schema guards this file
+        gaps.append(f"{folder} holds no profile ({type(error).__name__}: {error}); profile {version} again")
+    return None
+
+
+def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
+    """(roof of the default workload, "") or (None, why there is none)."""
+    work = (task["work"] or {}).get("default")
+    if task["platform"] is None:
+        return None, "the Task block names no platform"
+    if not work or not work["bytes_min"]:
+        return None, "the work of the default workload is not counted yet (estimate_work.py --workspace W)"
+    try:
+        return roof_for(platforms.of_task(workspace), work), ""
+    except (Refused, UsageError) as error:
+        return None, str(error)
+
+
+def source_of(workspace: Workspace, record: dict) -> str | None:
+    """rounds.kernel_of as text; None when it is nowhere."""
+    try:
+        return version_kernels.kernel_of(workspace, record).decode("utf-8", "replace")
+    except UsageError:
+        return None

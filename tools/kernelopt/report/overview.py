@@ -1,0 +1,125 @@
+"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
+
+Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
+recorded, but for the products and differences that say so.
+"""
+
+from collections.abc import Iterator
+
+from ..hardware.roofline import TARGET_SHARE_PCT
+from ..session import stop_conditions
+from . import phrases, plots, remains_section, session_page, task_section
+from .document import Facts, Link, Table, Text
+from .gather import Session
+
+GREATEST = 2  # steps told in the summary
+
+
+def overview(session: Session, has_lessons: bool) -> Iterator:
+    """Four sentences, then the targets and what qualifies them."""
+    tone = {True: "good", False: "bad", None: "note"}[phrases.goal(session)["met"]]
+    yield Text(f"Goal: {phrases.goal_line(session)}", tone)
+    yield Facts(
+        [
+            ("Asked", asked_line(session)),
+            ("Reached", reached_line(session)),
+            ("What gave most", steps_line(session)),
+            ("What remains", remains_line(session)),
+        ]
+    )
+    for caution in cautions(session):
+        yield Text(caution, "note")
+    for gap in session.gaps:
+        yield Text(f"Left out: {gap}", "bad")
+    if targets := phrases.goal(session)["targets"]:
+        yield Table(
+            ("workload", "metric", "target", "achieved", "state"),
+            [task_section.target_row(target) for target in targets],
+        )
+    verdicts = [phrases.verdict(record) for record in session.visible]
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
+    yield Facts(
+        [
+            ("Speed-up over v0", phrases.speedup_line(session)),
+            ("Versions", counts if verdicts else "nothing is recorded yet"),
+            ("Masked", f"{session.masked} left out of this report"),
+        ]
+    )
+    if has_lessons:
+        yield Link("What the session taught, in words:", session_page.LESSONS)
+
+
+def asked_line(session: Session) -> str:
+    goals = [
+        f"{target['workload']} at {'most' if stop_conditions.sign(target['metric']) == '<=' else 'least'} {wanted(target)} ({basis(target)})"
+        for target in session.task["targets"]
+    ]
+    asked = f"{session.name.removeprefix('Kernel optimisation: ')} on {session.task['platform'] or phrases.UNKNOWN}"
+    return f"{asked}; goal: {', '.join(goals)}." if goals else f"{asked}; no targets are set."
+
+
+def wanted(target: dict) -> str:
+    """ "612 TFLOPS" """
+    return f"{target['target']:.10g} {target['unit']}"
+
+
+def basis(target: dict) -> str:
+    """ "90 % of measured_bf16_matmul" """
+    return f"{target.get('share_pct', TARGET_SHARE_PCT):g} % of {target['basis'].split(':')[0]}{stop_conditions.reach(target)}"
+
+
+def reached_line(session: Session) -> str:
+    best = session.best
+    if best is None:
+        return f"{phrases.no_best(session)}."
+    found = phrases.speedup_over_v0(session)
+    gained = f"speed-up over v0 {phrases.UNKNOWN}"
+    if best["version"] == "v0":
+        gained = "the baseline itself"
+    elif found:
+        count = len(found["ratios"])
+        how = "measured in pairs" if count == 1 else f"the product of {count} paired steps"
+        gained = f"{found['point']:.3f}x as fast as v0 ({how})"
+    return f"{best['version']}, median {phrases.latency(best)}; share of the floor {phrases.share_of_floor(best)}; {gained}."
+
+
+def steps_line(session: Session) -> str:
+    """The accepted steps with the greatest paired ratios, each with its action."""
+    links = phrases.chain(session.records, session.best)[0] if session.best else []
+    steps = [(link["performance"]["comparison_with_previous"], link) for link in links if not link["masked"]]
+    steps.sort(key=lambda step: -step[0]["speedup"])
+    told = [
+        f"{link['version']}, {compared['speedup']:.3f}x as fast as {compared['against']}: {phrases.one_line(phrases.change_words(link)).rstrip('.')}"
+        for compared, link in steps[:GREATEST]
+    ]
+    words = "; ".join(told) or "no step that can be shown"
+    return words if words.endswith("…") else f"{words}."
+
+
+def remains_line(session: Session) -> str:
+    if not session.task["targets"]:
+        return "no targets are set."
+    if session.best is None:
+        return "no version is accepted yet: run_gate.py --version v0 judges the first."
+    if not session.kernel_is_best:
+        return "kernel.py is another kernel than the accepted one: put that back, or judge this one."
+    still = [target for target in phrases.goal(session)["targets"] if not target["met"]]
+    told = [f"{target['workload']} {target['metric']}: {remains_section.distance(target)}" for target in still]
+    return f"{'; '.join(told) or 'no target is open'}."
+
+
+def cautions(session: Session) -> Iterator[str]:
+    """What the median and the share of the floor do not say by themselves."""
+    if session.best is None:
+        return
+    version, performance = session.best["version"], session.best["performance"]
+    low, high, share = performance["p20_us"], performance["p80_us"], performance["floor_share_pct"]
+    if low is not None and high is not None:
+        spread = 100 * (high - low) / performance["latency_us"]
+        if spread > phrases.WIDE_PCT:
+            yield (
+                f"The calls of {version} differ: p20 to p80 spans {spread:.1f} % of the median, so the median alone does not "
+                "say how long a call takes. Verdicts rest on the paired ratios."
+            )
+    if share is not None and share > 100 and session.roof and task_section.roof_pairs(session.roof)[0][0] == "measured":
+        yield "Above 100 %: the floor is made of rates that other kernels reached (Hardware values); a kernel may pass them."

@@ -1,0 +1,93 @@
+"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
+
+Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
+recorded, but for the products and differences that say so.
+"""
+
+from collections.abc import Iterator
+
+from ..diagnosis import analysis, profile_folder
+from . import overview, phrases
+from .document import Facts, Fold, Name, Text
+from .gather import Session
+
+TOP = 3  # findings shown of the best version's profile
+
+
+def remains(session: Session) -> Iterator:
+    """Open targets, then what the best version's profile says."""
+    still = [target for target in phrases.goal(session)["targets"] if not target["met"]]
+    for target in still:
+        yield Text(f"Open: {target['workload']} {target['metric']}: {distance(target)}.", "bad")
+    if not still:
+        yield Text("No target is open." if session.task["targets"] else "No targets are set.", "note")
+    best = session.best
+    if best is None:
+        return
+    if session.found is None:
+        yield Text(
+            f"{best['version']} is {phrases.NOT_PROFILED} (profile_kernel.sh --workspace W --version {best['version']}).",
+            "note",
+        )
+        return
+    yield from profile_says(session)
+
+
+def profile_says(session: Session) -> Iterator:
+    """The diagnosis of the best version's profile."""
+    best, found = session.best, session.found
+    profile = session.profiles[best["version"]]
+    params, findings = profile["params"], found["findings"]
+    if params and params["kernel_sha256"] != best["kernel_sha256"]:
+        yield Text(f"The profile in profiles/{best['version']} is of another kernel.", "bad")
+    yield Facts(
+        [
+            (f"Profile of {best['version']}", profile_folder.origin(params)),
+            ("Longest kernel", Name(found["classification"]["of"])),
+            ("Bottleneck", profile_folder.bottleneck_line(found)),
+            ("Under the profiler", profiler_time(profile)),
+            ("Stop?", stop_line(found["speed_of_light"])),
+        ]
+    )
+    if findings:
+        yield Text("Rules that fired on its counters; their gains are estimates that nothing measured:")
+    else:
+        yield Text("No rule fired on its counters.", "note")
+    for finding in findings[:TOP]:
+        yield Fold(f"{finding['id']} ({finding['severity']}, {estimate(finding)})", [Facts(finding_facts(finding))])
+    if len(findings) > TOP:
+        yield Text(f"{len(findings) - TOP} more; analyze_profile.py lists them all.", "note")
+
+
+def distance(target: dict) -> str:
+    """How far a target that is not met is away."""
+    if target["achieved"] is None:
+        return f"{phrases.NOT_RECORDED}, target {overview.wanted(target)}"
+    share = target["achieved"] / target["target"]
+    factor = share if target["metric"] == "latency_us" else 1 / share
+    return f"{target['achieved']:.2f} of {overview.wanted(target)}, {factor:.2f} times as fast is asked"
+
+
+def profiler_time(profile: dict) -> str:
+    time_us = analysis.total_us(profile)
+    return phrases.UNKNOWN if time_us is None else f"{time_us:.2f} us in kernels, which is not the measured latency"
+
+
+def stop_line(found: dict) -> str:
+    """ "yes: 95.2 % of the floor, at the copy rate, by the recorded latency …" """
+    return f"{'yes' if found['should_stop'] else 'no'}: {found['reason']}"
+
+
+def estimate(finding: dict) -> str:
+    gained = finding["estimated_gain_pct"]
+    return "gain unknown" if gained is None else f"at most {gained} % of the time"
+
+
+def finding_facts(finding: dict) -> list[tuple[str, str]]:
+    return [
+        ("Evidence", profile_folder.evidence_text(finding)),
+        ("Inference", finding["inference"]),
+        ("Try", "; ".join(finding["actions"])),
+        ("Read", finding["wiki"]),
+        ("Falsified if", finding["falsified_by"]),
+    ]

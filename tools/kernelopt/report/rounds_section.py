@@ -1,0 +1,133 @@
+"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
+
+Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
+recorded, but for the products and differences that say so.
+"""
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+from . import phrases
+from .document import Code, Facts, Fold, Table, Text
+from .gather import Session
+
+# lines of an unattended run that stand elsewhere in the report
+RECORDED = ("accepted", "rejected", "diverged", "stop", "final")
+MOST_LINES = 40  # of the others, the latest
+
+
+def all_rounds(session: Session) -> Iterator:
+    if not session.visible:
+        yield Text("None is recorded yet.", "note")
+        return
+    head = ("version", "change", "evidence of its plan", "verdict", "latency", "gain")
+    yield Table(head, [round_row(session, record) for record in session.visible], linked=True)
+    for record in session.visible:
+        title = f"{record['version']}: {record['optimization']['action_category'] or phrases.NOT_RECORDED}, {phrases.verdict(record)}"
+        yield Fold(title, list(one_round(session, record)), anchor=record["version"])
+
+
+def unattended(session: Session) -> Iterator:
+    """How optimize_kernel.py stopped, how the best compared then, and the answers of its agent that became no version."""
+    lines = session.unattended
+    final = [*itertools.takewhile(lambda line: line["outcome"] == "final", reversed(lines))][::-1]
+    last = (lines[: len(lines) - len(final)] or lines)[-1]
+    yield Text(
+        f"Stopped: {last['message']}."
+        if last["outcome"] == "stop"
+        else f"No stop is noted; the last line: {last['message']}",
+        "note",
+    )
+    if final:
+        yield Table(("measured in pairs at the end", "verdict"), [(line["of"], line["message"]) for line in final])
+    became_none = [line for line in lines if line["outcome"] not in RECORDED]
+    if became_none:
+        counts = Counter(line["outcome"] for line in became_none)
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        yield Text(f"Besides the versions above: {told}.")
+        head = ("when", "round", "candidate", "outcome", "message")
+        rows = [tuple(line[name] for name in ("at", "round", "of", "outcome", "message")) for line in became_none]
+        yield Table(head, rows[-MOST_LINES:])
+
+
+def round_row(session: Session, record: dict) -> tuple[str, ...]:
+    return (
+        record["version"],
+        phrases.one_line(phrases.change_words(record)),
+        phrases.evidence(session, record),
+        phrases.verdict_line(record),
+        phrases.latency(record),
+        phrases.gain(record),
+    )
+
+
+def one_round(session: Session, record: dict) -> Iterator:
+    """Plan, its evidence, what the profile before said, outcome, and the difference to the parent."""
+    change = record["optimization"]
+    yield Facts(
+        [
+            ("Change", phrases.change_words(record)),
+            ("Expected", change["expected_impact"] or phrases.NOT_RECORDED),
+            ("Risk", change["risks_and_rollback"] or phrases.NOT_RECORDED),
+        ]
+    )
+    if rows := session.plans.get(record["version"]):
+        yield Text("Evidence, as its plan gives it:")
+        yield Table(rows[0], rows[1:])
+    else:
+        yield Text(f"Evidence: {phrases.no_evidence(record)}.", "note")
+    yield Facts(list(outcome(session, record)))
+    for title, entries in (
+        ("Pitfalls and lessons", record["pitfalls_and_fixes"]),
+        ("Searched", record["search_log"]),
+        ("References", record["references"]),
+    ):
+        if entries:
+            yield Text(f"{title}:")
+            names = list(entries[0])
+            yield Table([name.replace("_", " ") for name in names], [[entry[n] for n in names] for entry in entries])
+    yield from difference(session, record)
+
+
+def outcome(session: Session, record: dict) -> Iterator[tuple[str, str]]:
+    """What programs found: in the profile before, and of this version."""
+    times = record["performance"]["latency_us_by_workload"] or {}
+    if record["version"] != "v0":
+        yield phrases.profile_before(session, record)
+    yield "Correctness", record["correctness"]["summary"] or record["correctness"]["status"] or phrases.NOT_RECORDED
+    yield "Verdict", phrases.verdict_line(record)
+    yield "Latency", "; ".join(f"{name} {us:.2f} us" for name, us in times.items()) or phrases.NOT_RECORDED
+    yield "Share of the floor", phrases.share_of_floor(record)
+    yield "Gain", phrases.gain(record)
+    yield "Recorded", f"{record['timestamp']} on {record['device'] or phrases.UNKNOWN}"
+    yield "Commit", record["git_commit_hash"] or "none"
+
+
+def difference(session: Session, record: dict) -> Iterator:
+    """The unified diff of kernel.py to the parent's, or why there is none."""
+    before, version = phrases.parent(session, record), record["version"]
+    if before is None:
+        if version in session.sources:
+            yield Text(f"kernel.py of {version}, the whole of it:")
+            yield Code(session.sources[version], "python")
+        else:
+            yield Text(f"No source: {no_source(version)}.", "note")
+        return
+    if before["masked"]:
+        yield Text(f"No diff: {before['version']}, which it started from, is masked.", "note")
+        return
+    if absent := [name for name in (before["version"], version) if name not in session.sources]:
+        yield Text(f"No diff: {no_source(absent[0])}.", "note")
+        return
+    old, new = (session.sources[name].split("\n") for name in (before["version"], version))
+    names = (f"{before['version']}/kernel.py", f"{version}/kernel.py")
+    lines = list(difflib.unified_diff(old, new, *names, lineterm=""))
+    yield Text(f"Against {before['version']}:" if lines else f"kernel.py is that of {before['version']}.")
+    if lines:
+        yield Code("\n".join(lines), "diff")
+
+
+def no_source(version: str) -> str:
+    return f"no file here has the SHA-256 that {version} was judged with (history, versions/, rejected/, kernel.py)"

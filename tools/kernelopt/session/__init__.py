@@ -1,0 +1,5 @@
+"""One workspace on disk: its Task block, records, plans, targets and the page of its GPU.
+
+May import: hardware, bundle, errors. The only program that it starts is git.
+Next: a field of a record goes to reference/v_iteration.schema.json; a file of the workspace goes to workspace.py.
+"""

@@ -1,0 +1,52 @@
+"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+
+import re
+from pathlib import Path
+
+from .. import bundle
+from ..errors import UsageError
+from .workspace import Workspace
+
+PLAN_FIELDS = {
+    "action_category": "Category",
+    "action_description": "Action",
+    "expected_impact": "Expected effect",
+    "risks_and_rollback": "Risk",
+}
+
+
+def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
+    """The fields of plans/vN_plan.md that belong into the record; UsageError when one is missing or TBD."""
+    path = workspace.plan(version)
+    if path.exists():
+        return plan_fields(path)
+    if required:
+        raise UsageError(f"{path} is missing; copy {bundle.REFERENCE / 'plan.md'} there and fill it in")
+    return dict.fromkeys(PLAN_FIELDS) | {"action_category": "baseline"}
+
+
+def plan_fields(path: Path) -> dict:
+    """The fields of a plan's file; UsageError when one is missing or TBD."""
+    try:
+        text = path.read_text(encoding="utf-8").replace("\0", "")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text") from None
+    sections = plan_sections(text)
+    plan = {field: in_a_line(sections.get(title, "")) for field, title in PLAN_FIELDS.items()}
+    for field, title in PLAN_FIELDS.items():
+        if not plan[field]:
+            raise UsageError(f"{path}: '## {title}' is missing or empty")
+    for title, body in sections.items():
+        if "TBD" in body:
+            raise UsageError(f"{path}: '## {title}' still holds a TBD")
+    return plan
+
+
+def in_a_line(text: str) -> str:
+    """An agent's words, without what a terminal would take for a command."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def plan_sections(text: str) -> dict[str, str]:
+    """The text below each `## Title` of a plan."""
+    return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))

@@ -1,0 +1,79 @@
+"""A Stop hook for Claude Code: an agent may not end its turn while an armed goal of a workspace is unmet. At most six times.
+
+It goes by recorded evidence alone: the last accepted record, and kernel.py must be what that record measured. Whatever goes wrong in
+here blocks nobody. Imports little, since it runs at each end of a turn (0.05 s).
+"""
+
+import json
+from pathlib import Path
+
+from .. import bundle
+from ..errors import UsageError, say
+from . import stop_conditions
+from .workspace import TASK_BLOCK, VERSION, digest, version_number
+
+MOST_BLOCKS = 6
+ARMED = Path(".loop") / "goal.json"
+
+
+def main(words: list[str]) -> int:
+    """Print Claude Code's answer that blocks, or nothing. Always 0. words: the workspace."""
+    if len(words) != 1:
+        say("check_goal.py --hook: name one workspace: check_goal.py W --hook; nothing is blocked")
+        return 0
+    try:
+        reason = why_not(Path(words[0]))
+    except Exception as error:
+        say(f"check_goal.py --hook: {type(error).__name__}: {error}; nothing is blocked")
+        return 0
+    if reason:
+        print(json.dumps({"decision": "block", "reason": reason}))
+    return 0
+
+
+def why_not(root: Path) -> str | None:
+    """Why the turn may not end yet; None when it may. Counts how often it said so, and disarms when the goal is met."""
+    armed = root / ARMED
+    if not armed.is_file():
+        return None
+    said = bundle.read_json(armed)["blocks"]
+    unmet = goals_unmet(root)
+    if not unmet:
+        armed.unlink()
+        return None
+    if said not in range(MOST_BLOCKS):
+        return None
+    bundle.write_json(armed, {"blocks": said + 1})
+    return (
+        f"The goal of {root} is not met ({'; '.join(unmet)}). Go on with the next round, or disarm it: check_goal.py {root} --disarm "
+        f"(said {said + 1} of {MOST_BLOCKS} times)"
+    )
+
+
+def goals_unmet(root: Path) -> list[str]:
+    """A line for each target that the last accepted version misses; [] when all are met."""
+    task = bundle.loads(TASK_BLOCK.search(bundle.read_bytes(root / "README.md").decode())[1])
+    best = last_accepted(root)
+    if best is None:
+        return ["no version is accepted yet"]
+    if digest(root / "kernel.py") != best["kernel_sha256"]:
+        return [f"kernel.py is not the accepted {best['version']}"]
+    checked = stop_conditions.goal(task["targets"], best)["targets"]
+    return [
+        f"{t['workload']} {t['metric']} {t['achieved']}, target {t['target']} {t['unit']}"
+        for t in checked
+        if not t["met"]
+    ]
+
+
+def last_accepted(root: Path) -> dict | None:
+    """The record with the highest version that was accepted, masked or not; broken files are passed over."""
+    names = [path for path in (root / "memory").glob("v*.json") if VERSION.match(path.stem)]
+    for path in sorted(names, key=lambda path: -version_number(path.stem)):
+        try:
+            record = bundle.read_json(path)
+            if record["quality_gate"]["result"] == "PASS" and record["git_commit_hash"]:
+                return record
+        except (UsageError, KeyError, TypeError):
+            continue
+    return None

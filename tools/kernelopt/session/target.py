@@ -1,0 +1,53 @@
+"""What a measuring command works on: a workspace, or a kernel beside a reference."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from .workspace import Workspace, dtype_name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel beside its reference, and what counts as right: dtype and tolerance (None: what the inputs and the dtype
+    say), libraries: torch and vendor libraries may do the core work, only_these_shapes: no others are tried."""
+
+    kernel: Path
+    reference: Path
+    dtype: str | None = None
+    tolerance: float | None = None
+    workspace: Workspace | None = None
+    libraries: bool = False
+    only_these_shapes: bool = False
+
+    @property
+    def cache(self) -> Path | None:
+        """Where compiled kernels may be kept; None keeps none."""
+        return self.workspace.cache if self.workspace else None
+
+
+def resolve(args) -> Subject:
+    """The subject that --workspace, or --kernel with --reference, names; UsageError for any other mixture."""
+    if args.workspace:
+        if args.kernel or args.reference or args.dtype:
+            raise UsageError("--workspace says everything; leave out --kernel, --reference and --dtype")
+        what = of_workspace(Workspace(args.workspace))
+        if not what.kernel.is_file():
+            root = args.workspace
+            raise UsageError(
+                f"{what.kernel} does not exist; the last accepted one: git -C {root} checkout -- kernel.py"
+            )
+        return what
+    if not args.kernel or not args.reference:
+        raise UsageError("pass --workspace W, or --kernel FILE with --reference FILE")
+    for path in (args.kernel, args.reference):
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file")
+    return Subject(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None)
+
+
+def of_workspace(workspace: Workspace) -> Subject:
+    """The workspace's own kernel and reference, with the dtype, the tolerance and the rules of its Task block."""
+    task = workspace.task()
+    rules = {name: task.get(name, False) for name in ("libraries", "only_these_shapes")}
+    return Subject(workspace.kernel, workspace.reference, task["dtype"], task["tolerance"], workspace, **rules)

@@ -1,0 +1,285 @@
+"""One optimisation session on disk: its files, its Task block, its git history.
+
+The README is the one source of truth: its `## Task` section holds a fenced json block that the tools read
+(`reference/task.schema.json`), and the sections below are for people.
+"""
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from .. import bundle
+from ..errors import EnvironmentLacks, TimedOut, UsageError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+VERSION = re.compile(r"v(0|[1-9][0-9]{0,11})\Z")
+TASK_BLOCK = re.compile(r"(?<=\n)## Task\n.*?\n```json\n(.*?\n)```", re.DOTALL)
+DTYPES = {
+    "fp64": ("fp64", "float64", "double"),
+    "fp32": ("fp32", "float32", "float"),
+    "fp16": ("fp16", "float16", "half"),
+    "bf16": ("bf16", "bfloat16"),
+}
+GIT_S = 120  # seconds for a git command
+KEPT_FILE = ".loop/kept.tar"  # there while agents work (kept.py)
+# Records name the commit they belong to, so they stand beside the history, not in it.
+IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
+
+
+def version_number(version: str) -> int:
+    """3 for "v3"; UsageError for anything but v0, v1, v2 …"""
+    if not VERSION.match(version):
+        raise UsageError(f"{version!r} is no version; versions are v0, v1, v2, …")
+    return int(version[1:])
+
+
+def dtype_name(name: str) -> str:
+    """The bundle's spelling of a dtype: bf16 for "bfloat16", "torch.bfloat16" or "BF16"."""
+    plain = name.lower().removeprefix("torch.")
+    for short, spellings in DTYPES.items():
+        if plain in spellings:
+            return short
+    raise UsageError(f"dtype '{name}' is not supported; choose one of: {', '.join(DTYPES)}")
+
+
+def defined_names(path: Path) -> set[str]:
+    """Names that a Python file defines or imports at its top; UsageError when it is none."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UsageError(f"{path} is not a readable file") from None
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path} is not valid Python ({error})") from None
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return names
+
+
+def is_kernel(names: set[str]) -> bool:
+    return bool(names & {"ModelNew", "kernel_function"})
+
+
+def is_reference(names: set[str]) -> bool:
+    return {"Model", "get_inputs"} <= names
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal; UsageError when it is none."""
+    return hashlib.sha256(bundle.read_bytes(path)).hexdigest()
+
+
+class Workspace:
+    """The folder of one session; `Workspace(path)` refuses a folder that is none."""
+
+    def __init__(self, root: Path):
+        self.root = Path(os.path.realpath(root))  # Path.resolve fails where a link leads to itself
+        self.readme = self.root / "README.md"
+        self.kernel = self.root / "kernel.py"
+        self.reference = self.root / "reference.py"
+        self.cache = self.root / ".cache"
+        self.memory = self.root / "memory"
+        lost = [path.name for path in (self.readme, self.reference) if not path.is_file()]
+        if lost and self.memory.is_dir():
+            raise UsageError(f"{self.root} lacks {lost[0]}; take it back: git -C {self.root} checkout -- {lost[0]}")
+        if lost:
+            raise UsageError(f"{self.root} is no workspace; make one: bash reference/workspace_init.sh NAME KERNEL")
+
+    def plan(self, version: str) -> Path:
+        return self.root / "plans" / f"{version}_plan.md"
+
+    def profile(self, version: str, mode: str) -> Path:
+        return self.root / "profiles" / version / mode
+
+    @contextlib.contextmanager
+    def locked(self):
+        """Only one gate at a time works on a workspace; EnvironmentLacks for the second."""
+        if not (self.root / ".git").is_dir():
+            raise UsageError(f"{self.root} has no history (.git), so that nothing can be judged there")
+        with bundle.lock_file(self.root / ".git" / "kernelopt-lock") as handle:  # not in a folder that people clear
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise EnvironmentLacks(f"{self.root} is in use by another gate; wait for it to end") from None
+            yield
+
+    # --- the README -----------------------------------------------------------------------------------------
+
+    def task(self) -> dict:
+        """The Task block, checked against its schema."""
+        return parse_task(self.readme.read_bytes(), str(self.readme))
+
+    def task_at(self, revision: str) -> dict:
+        """The Task block as it was at a revision."""
+        return parse_task(self.file_at(revision, "README.md"), f"README.md of {revision[:12]}")
+
+    def update_readme(self, task: dict, sections: dict[str, str]) -> None:
+        """Replace the Task block and the text of the named sections; the rest stays as it is."""
+        bundle.validate(task, "task.schema.json", "Task block")
+        text = self.readme.read_text(encoding="utf-8")
+        match = TASK_BLOCK.search(text)
+        text = text[: match.start(1)] + bundle.dumps(task) + text[match.end(1) :]
+        for title, body in sections.items():
+            text = replace_section(text, title, body)
+        bundle.write_text(self.readme, text)
+
+    # --- git ------------------------------------------------------------------------------------------------
+
+    def git(self, *arguments: str) -> str:
+        """Output of a git command in the workspace; UsageError when git refuses."""
+        done = run_git(self.root, *arguments)
+        if done.returncode:
+            raise UsageError(f"git {arguments[0]} failed in {self.root}: {done.stderr.decode().strip()}")
+        return done.stdout.decode().strip()
+
+    def commit(self, message: str) -> str:
+        """Commit everything that git does not ignore; the new commit's full hash."""
+        self.git("read-tree", "--empty")  # an index from nothing: no flag in the old one keeps a change back
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", message)
+        return self.git("rev-parse", "HEAD")
+
+    def file_at(self, revision: str, name: str) -> bytes:
+        """A tracked file at a revision, byte for byte."""
+        done = run_git(self.root, "show", f"{revision}:{name}")
+        if done.returncode:
+            raise UsageError(f"{revision}:{name} is not in the history of {self.root}")
+        return done.stdout
+
+    def extract(self, revision: str, folder: Path) -> Path:
+        """kernel.py of a revision, written into `folder`."""
+        path = folder / f"kernel_{revision[:12].replace('/', '_')}.py"
+        bundle.write_bytes(path, self.file_at(revision, "kernel.py"))
+        return path
+
+    def first_reference(self) -> bytes:
+        """reference.py as the session began with it: the oracle that may not change."""
+        first = self.git("rev-list", "--max-parents=0", "HEAD").splitlines()[-1]
+        return self.file_at(first, "reference.py")
+
+
+def parse_task(readme: bytes, what: str) -> dict:
+    """The Task block of a workspace's README; UsageError says what is wrong with `what`."""
+    try:
+        match = TASK_BLOCK.search(readme.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UsageError(f"{what} is not UTF-8 text") from None
+    if match is None:
+        raise UsageError(f"{what} has no json block under '## Task'")
+    try:
+        task = bundle.loads(match[1])
+    except ValueError as error:
+        raise UsageError(f"{what}: the Task block is not valid JSON ({error})") from None
+    bundle.validate(task, "task.schema.json", f"{what}: Task block")
+    return task
+
+
+def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository, and to replaced objects."""
+    try:
+        return subprocess.run(
+            ["git", "--no-replace-objects", "-C", str(folder), *arguments],
+            capture_output=True,
+            env=environment_without_git(),
+            timeout=GIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise TimedOut(f"git {arguments[0]} in {folder} took over {GIT_S} s; look at what lies in its .git") from None
+    except FileNotFoundError:
+        raise EnvironmentLacks("git is not installed; install it, for example: apt-get install git") from None
+
+
+def environment_without_git() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def replace_section(text: str, title: str, body: str) -> str:
+    """`text` with the body of `## title` replaced; a section that is absent is appended."""
+    section = f"## {title}\n\n{body.strip()}\n\n"
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    if pattern.search(text):
+        return pattern.sub(lambda _: section, text, count=1).rstrip() + "\n"
+    return f"{text.rstrip()}\n\n{section}".rstrip() + "\n"
+
+
+def create(
+    root: Path, name: str, kernel: Path, reference: Path | None, task: dict, beside: dict[str, Path] | None = None
+) -> Workspace:
+    """Make the workspace `root`/kernel_opt_<name> and its first commit.
+
+    beside: more files, by their names in the workspace.
+
+    kernel: ModelNew or kernel_function, or a reference alone (then Stage 1 writes the kernel).
+    reference: Model and get_inputs; may be left out when `kernel` defines them too.
+    Nothing is left behind when it fails; an existing folder is never written into.
+    """
+    if not NAME.match(name):
+        raise UsageError(f"{name!r} is no name: letters, digits, '_' and '-', beginning with a letter or digit")
+    reference = check_sources(kernel, reference)
+    bundle.validate(task, "task.schema.json", "Task block")
+    if not root.is_dir():
+        raise UsageError(f"{root} is no folder")
+    target = root / f"kernel_opt_{name}"
+    try:
+        target.mkdir()
+    except FileExistsError:
+        raise UsageError(f"{target} exists; choose another NAME or remove it") from None
+    try:
+        for file, source in (beside or {}).items():
+            shutil.copyfile(source, target / file)
+        return _fill(target, name, kernel, reference, task)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def check_sources(kernel: Path, reference: Path | None) -> Path:
+    """The file that becomes reference.py; UsageError when the two files do not make a problem."""
+    names = defined_names(kernel)
+    if reference is not None:
+        if not is_reference(defined_names(reference)):
+            raise UsageError(f"{reference} is no reference: it must define Model and get_inputs")
+        if not is_kernel(names):
+            raise UsageError(f"{kernel} is no kernel: it must define ModelNew or kernel_function")
+        return reference
+    if is_reference(names):
+        return kernel
+    if is_kernel(names):
+        raise UsageError(f"{kernel} has no reference in it; pass --reference FILE with Model and get_inputs")
+    raise UsageError(
+        f"{kernel} is neither a kernel (ModelNew or kernel_function) nor a reference (Model and get_inputs)"
+    )
+
+
+def _fill(target: Path, name: str, kernel: Path, reference: Path, task: dict) -> Workspace:
+    for folder in ("memory", "plans", "profiles"):
+        (target / folder).mkdir()
+    shutil.copyfile(kernel, target / "kernel.py")
+    shutil.copyfile(reference, target / "reference.py")
+    shutil.copyfile(bundle.REFERENCE / "baseline_report.md", target / "baseline_report.md")
+    for template in ("README.md", "test_kernel.py"):
+        text = (bundle.REFERENCE / template).read_text(encoding="utf-8")
+        for key, value in {"NAME": name, "TASK": bundle.dumps(task).rstrip(), "BUNDLE": str(bundle.ROOT)}.items():
+            text = text.replace(f"@{key}@", value)
+        (target / template).write_text(text, encoding="utf-8")
+    (target / ".gitignore").write_text("\n".join(IGNORED) + "\n", encoding="utf-8")
+    workspace = Workspace(target)
+    workspace.git("init", "--quiet")
+    workspace.git("config", "user.name", "gpu-kernel-optimizer")
+    workspace.git("config", "user.email", "gpu-kernel-optimizer@localhost")
+    workspace.git("config", "commit.gpgsign", "false")
+    workspace.git("config", "core.hooksPath", "/dev/null")
+    workspace.git("config", "core.autocrlf", "false")
+    workspace.commit(f"Session {name} starts")
+    return workspace

@@ -1,0 +1,179 @@
+"""The problem contract, in the format of KernelBench. Imported by worker processes only.
+
+reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
+`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
+same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
+
+This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
+"""
+
+import math
+
+import torch
+
+from . import tensor_trees
+
+BASELINE_CAP = 4  # however inexact PyTorch is, no more than so many tolerances
+LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
+LOST = 0.5  # an element whose error exceeds so much of itself is lost, whatever the scale of the others
+TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush what is below
+FEW = 32  # of fewer elements no share is told
+
+
+def compare(
+    actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, usual_rms: float = 0.0
+) -> dict:
+    """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in
+    the task's own dtype, whose shape, dtype and stride are the ones expected.
+
+    An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the
+    scale of the result is. bound: the tolerance, or twice the baseline's own worst
+    error where PyTorch is less exact than that (at most BASELINE_CAP tolerances). An element that agrees with
+    the baseline within the tolerance is right too: rounding decides an argmax, and fp16 overflows. usual_rms: what stands
+    for the rms of an output with few elements, one sum near 0, say, whose own is no scale.
+    """
+    found = {
+        "shape": list(actual.shape),
+        "dtype": str(actual.dtype),
+        "stride": significant_stride(actual),
+        "expected_shape": list(baseline.shape),
+        "expected_dtype": str(baseline.dtype),
+        "expected_stride": significant_stride(baseline.clone()),  # a slice of something larger counts as dense
+    }
+    if actual.shape != oracle.shape or actual.dtype != baseline.dtype:
+        return found
+    actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
+    finite = torch.isfinite(exact)
+    rms = root_mean_square(torch.where(finite, exact, 0))
+    if exact.numel() < FEW:
+        rms = max(rms, usual_rms)
+    theirs = deviation(baseline, exact, tolerance, rms)
+    bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
+    own = deviation(actual, exact, bound, rms, baseline)
+    return {
+        **found,
+        "elements": exact.numel(),
+        "finite": int(finite.sum()),
+        "rms": rms,
+        "bound": bound,
+        "max_rel": own.max_rel,
+        "mismatches": own.mismatches,
+        "nonfinite": own.nonfinite,
+        "spurious": own.spurious,
+        "first_bad_index": own.first_bad,
+        "baseline_max_rel": theirs.max_rel,
+        "lost_pct": own.lost_pct(),
+        "baseline_lost_pct": theirs.lost_pct(),
+    }
+
+
+def root_mean_square(values: torch.Tensor) -> float:
+    """0 of nothing; over the largest, whose square may be infinite."""
+    largest = float(values.double().abs().max()) if values.numel() else 0.0
+    return largest * math.sqrt(float((values.double() / largest).square().mean())) if largest else 0.0
+
+
+def bland_answers(
+    oracle: list[torch.Tensor],
+    baseline: list[torch.Tensor],
+    inputs: list,
+    other: list[torch.Tensor],
+    bounds: list[float],
+) -> list[str]:
+    """Which answers that compute nothing would pass for the right one: zeros, ones, an input, another call's result.
+
+    other: the baseline on other inputs. A task with such an answer can judge no kernel.
+    """
+    answers = {
+        "an output of zeros": [torch.zeros_like(tensor) for tensor in baseline],
+        "an output of ones": [torch.ones_like(tensor) for tensor in baseline],
+        "an input": [like_of(tensor, tensor_trees.input_tensors(inputs)) for tensor in baseline],
+        "the result of another call": [like_of(tensor, [twin]) for tensor, twin in zip(baseline, other, strict=True)],
+    }
+    return [
+        name
+        for name, answer in answers.items()
+        if all(map(passes, answer, oracle, baseline, bounds))
+        and any(torch.isfinite(comparable(tensor)).any() for tensor in oracle)
+    ]
+
+
+def like_of(tensor: torch.Tensor, candidates: list[torch.Tensor]) -> torch.Tensor | None:
+    """The first of the candidates with the tensor's shape and dtype."""
+    return next((t for t in candidates if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
+
+
+def passes(answer: torch.Tensor | None, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> bool:
+    if answer is None:
+        return False
+    found = compare(answer, oracle, baseline, tolerance)
+    return found["mismatches"] + found["nonfinite"] == 0
+
+
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that can be compared: complex as pairs, eight-bit floats in fp32."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor.float() if tensor_trees.dtype_class(tensor.dtype) == "fp8" else tensor
+
+
+def deviation(
+    actual: torch.Tensor, exact: torch.Tensor, bound: float, rms: float, also: torch.Tensor | None = None
+) -> "Deviation":
+    """Error statistics of flat tensors against `exact`; an element within the bound of `also` has no error.
+
+    Some elements at a time, so that float64 copies of large outputs fit.
+    """
+    found = Deviation(bound, rms)
+    step = 1 << 26
+    whole = not any(t.dtype == torch.bool or t.is_floating_point() for t in (actual, exact, also) if t is not None)
+    for start in range(0, exact.numel(), step):
+        parts = [None if t is None else t[start : start + step] for t in (actual, exact, also)]
+        if whole:  # float64 does not hold every int64, but their differences that matter
+            parts = [None if t is None else t.long() - parts[1].long() for t in parts]
+        found.add(*(None if t is None else t.double() for t in parts), start)
+    return found
+
+
+class Deviation:
+    """Running error statistics of one tensor against the oracle."""
+
+    def __init__(self, bound: float, rms: float):
+        self.bound, self.rms = bound, rms
+        self.max_rel = 0.0
+        self.mismatches = self.nonfinite = self.spurious = self.lost = self.weighed = 0
+        self.first_bad: int | None = None
+
+    def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
+        error, odd = self._errors(actual, exact)
+        if also is not None:
+            other, other_odd = self._errors(actual, also)
+            agrees = (other <= self.bound) & ~other_odd
+            error, odd = torch.where(agrees, torch.minimum(error, other), error), odd & ~agrees
+        wrong = (error > self.bound) | odd
+        self.max_rel = max(self.max_rel, float(error.max()))
+        weighed = torch.isfinite(exact) & (exact.abs() >= TINY)
+        self.weighed += int(weighed.sum())
+        self.lost += int((weighed & ((actual - exact).abs() > LOST * exact.abs())).sum())
+        self.mismatches += int((wrong & ~odd).sum())
+        self.nonfinite += int(odd.sum())  # of two numbers one alone is finite, or both are other infinities
+        self.spurious += int((odd & torch.isfinite(exact)).sum())
+        if self.first_bad is None and bool(wrong.any()):
+            self.first_bad = offset + int(wrong.nonzero()[0])
+
+    def lost_pct(self) -> float:
+        """Share of the elements that are not 0 (nor subnormal) whose error exceeds half of themselves."""
+        return 100 * self.lost / self.weighed if self.weighed >= FEW else 0.0
+
+    def _errors(self, actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(|error| / (|expected| + rms), where only one of the two is finite or they are different infinities)"""
+        same = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
+        finite = torch.isfinite(expected) & torch.isfinite(actual)
+        scale = torch.where(finite, expected.abs(), 0.0) + self.rms
+        error = torch.where(finite & ~same, (actual - expected).abs() / scale, 0.0)
+        return error.clamp(max=LARGEST_ERROR), ~finite & ~same
+
+
+def significant_stride(tensor: torch.Tensor) -> list[int]:
+    """Strides of the dimensions that have more than one element; the others carry no meaning."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1] if tensor.numel() else []

@@ -1,0 +1,268 @@
+"""The problem contract, in the format of KernelBench. Imported by worker processes only.
+
+reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
+`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
+same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
+
+This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
+"""
+
+import dataclasses
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import tensor_trees
+
+UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
+
+
+class ContractError(Exception):
+    """A file does not hold what the contract asks for."""
+
+
+class UnknownWorkload(ContractError):
+    """The reference has no workload of that name."""
+
+
+class CastOfQuantised(ContractError):
+    """The task's dtype would cast 8-bit data, or the scales beside it."""
+
+
+class UnsupportedInput(ContractError):
+    """The reference is sound, but this bundle cannot handle its inputs."""
+
+
+class SourceLoader(importlib.machinery.SourceFileLoader):
+    """Runs what stands in the file, never bytecode that somebody left beside it."""
+
+    def get_code(self, name: str):
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+@functools.cache
+def load_module(path: Path):
+    """Execute a Python file as a module of its own, once in a process."""
+    if path.suffix != ".py":
+        raise ContractError(f"{path.name} is no Python file")
+    name = f"problem_{path.stem}_{len(sys.modules)}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and inspect look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the problem: inputs, constructor arguments, parameters, and the dtype that floating tensors are in
+    (None: as the reference makes them)."""
+
+    inputs: list
+    init: list
+    state: dict
+    dtype: str | None
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, its tensors on the CPU."""
+        tensor_trees.save({name: tensor_trees.on_cpu(value) for name, value in vars(self).items()}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Case":
+        return cls(**tensor_trees.load(path))
+
+    def with_inputs(self, inputs: list) -> "Case":
+        return dataclasses.replace(self, inputs=inputs)
+
+    def placed_inputs(self, device: str) -> list:
+        return [tensor_trees.place(value, device) for value in self.inputs]
+
+
+class Reference:
+    """The oracle of a problem and the maker of its inputs."""
+
+    def __init__(self, path: Path):
+        module = load_module(path)
+        if not hasattr(module, "Model") or not hasattr(module, "get_inputs"):
+            raise ContractError(f"{path.name} must define Model and get_inputs")
+        self.model_class = module.Model
+        self.init_inputs = getattr(module, "get_init_inputs", list)
+        self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more_workloads(module)}
+
+    def build(self, workload: str, seed: int, dtype: str | None, device: str) -> tuple[torch.nn.Module, list, list]:
+        """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`.
+
+        Tensors are drawn on `device`, where that is quick, by making it torch's default device.
+        """
+        torch.manual_seed(seed)
+        with torch.device(device), torch.no_grad():
+            init = arguments(self.init_inputs(), "get_init_inputs")
+            model = self.model_class(*init)
+            inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
+        if dtype:
+            refuse_cast(dtype, [*model.parameters(), *model.buffers(), *tensor_trees.input_tensors(inputs)])
+            cast_module(model, tensor_trees.TORCH_DTYPES[dtype])
+            inputs = [tensor_trees.cast(value, tensor_trees.TORCH_DTYPES[dtype]) for value in inputs]
+        return model, inputs, init
+
+    def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
+        """The same as a Case, its tensors on `device`.
+
+        Constant parameters and buffers (weights of one, running variances) get noise: they would hide a kernel that
+        ignores them. It is positive, for a variance must stay so.
+        """
+        model, inputs, init = self.build(workload, seed, dtype, device)
+        for tensor in tensor_trees.input_tensors(inputs):
+            refuse_unsupported(tensor)
+        for tensor in (*model.parameters(), *model.buffers()):
+            if (
+                tensor.dtype in tensor_trees.NAMES
+                and tensor.numel()
+                and tensor.min() == tensor.max()
+                and tensor.isfinite().all()
+            ):
+                tensor.data += 0.2 * torch.rand_like(tensor)
+        state = {name: value.detach() for name, value in model.state_dict().items()}
+        return Case(
+            [tensor_trees.place(value, device) for value in inputs],
+            [tensor_trees.place(value, device) for value in init],
+            state,
+            dtype,
+        )
+
+    def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
+        return bind(self.model_class, case, device, dtype)
+
+
+def more_workloads(module) -> dict[str, Callable[[], list]]:
+    """What get_workloads of a reference returns; ContractError when it is no dict of callables, or names `default`."""
+    more = module.get_workloads() if hasattr(module, "get_workloads") else {}
+    if not isinstance(more, dict) or not all(isinstance(name, str) and callable(make) for name, make in more.items()):
+        raise ContractError("get_workloads must return a dict of names to functions, each returning a list of inputs")
+    if "default" in more:
+        raise ContractError("get_workloads names a workload 'default', which is the one of get_inputs; rename it")
+    return more
+
+
+def arguments(values, maker: str) -> list:
+    """Arguments as a list; ContractError when `maker` returned anything but a list or tuple (a tensor has rows)."""
+    if not isinstance(values, list | tuple):
+        raise ContractError(f"{maker} must return a list, not a {type(values).__name__}")
+    return list(values)
+
+
+def refuse_unsupported(tensor: torch.Tensor) -> None:
+    """UnsupportedInput for layouts and dtypes on which torch lacks what verification takes."""
+    dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    if not dense or tensor.dtype in UNSUPPORTED:
+        raise UnsupportedInput(
+            f"an input is a {tensor.layout} tensor of {tensor.dtype}, a limit of this bundle and no fault of the reference: it "
+            "handles dense tensors of floating, complex and signed integer dtypes, uint8 and bool"
+        )
+
+
+def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
+    """CastOfQuantised where there are 8-bit numbers, and a cast to `dtype` would change them or what they are scaled with."""
+    eight_bits = next((t.dtype for t in values if t.dtype.itemsize == 1 and t.dtype != torch.bool), None)
+    changed = next(
+        (t.dtype for t in values if t.is_floating_point() and t.dtype != tensor_trees.TORCH_DTYPES[dtype]), None
+    )
+    if eight_bits and changed:
+        raise CastOfQuantised(
+            f"--dtype {dtype} would cast {tensor_trees.plain(changed)} tensors of a task with {tensor_trees.plain(eight_bits)} data: the 8-bit numbers or "
+            "their scales would be others; start a session without --dtype, so that inputs keep the dtypes of the reference"
+        )
+
+
+def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
+    torch.manual_seed(0)  # what a constructor draws besides its parameters is the same for Model and ModelNew
+    model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
+    if dtype or case.dtype:
+        cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
+    if dtype is None:
+        own = model.state_dict()
+        take_dtypes(model, {name: value for name, value in case.state.items() if name in own})
+    found = model.load_state_dict(case.state, strict=False)  # whose hooks may pack Model's parameters
+    if lacking := sorted(found.unexpected_keys):
+        raise ContractError(
+            f"ModelNew lacks parameters of Model: {', '.join(lacking[:5])}; give them the same names, "
+            "so that they can be loaded from Model's state"
+        )
+    return model
+
+
+def cast_module(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Floating parameters and buffers in `dtype`; complex and integer ones as they are."""
+    try:
+        model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    except RuntimeError:  # torch 2.13 swaps fake tensors, and refuses where anything else refers to one
+        replace_tensors(model, dtype)
+
+
+def replace_tensors(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """`cast_module` by new parameters and buffers; what modules share stays shared."""
+    made: dict[int, tuple] = {}
+    for module in model.modules():
+        own = {"recurse": False, "remove_duplicate": False}
+        for name, old in [*module.named_parameters(**own), *module.named_buffers(**own)]:
+            if id(old) not in made:
+                new = old.detach().to(dtype) if old.is_floating_point() else old
+                is_parameter = isinstance(old, torch.nn.Parameter)
+                made[id(old)] = old, torch.nn.Parameter(new, old.requires_grad) if is_parameter else new
+            setattr(module, name, made[id(old)][1])
+
+
+def take_dtypes(model: torch.nn.Module, state: dict) -> None:
+    """Give each parameter and buffer that `state` names the dtype it has there."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, value in state.items():
+        if name in parameters:
+            parameters[name].data = parameters[name].data.to(value.dtype)
+        else:
+            owner, _, leaf = name.rpartition(".")
+            buffers = model.get_submodule(owner)._buffers
+            buffers[leaf] = buffers[leaf].to(value.dtype)
+
+
+def load_kernel(path: Path, case: Case, device: str, allow_reference: bool = False) -> Callable:
+    """What is called as the kernel: a bound ModelNew, or kernel_function.
+
+    allow_reference: take Model where neither is defined (PyTorch itself as the opponent of a comparison).
+    """
+    module = load_module(path)
+    if hasattr(module, "ModelNew"):
+        return bind(module.ModelNew, case, device)
+    if hasattr(module, "kernel_function"):
+        if case.state:
+            raise ContractError("the reference has parameters, which kernel_function cannot get; define ModelNew")
+        return module.kernel_function
+    if allow_reference and hasattr(module, "Model"):
+        return bind(module.Model, case, device)
+    raise ContractError(f"{path.name} defines neither ModelNew nor kernel_function")
+
+
+def call(kernel: Callable, inputs: list):
+    """Run the kernel as it is timed, verified and profiled: no gradients."""
+    with torch.no_grad():
+        return kernel(*inputs)
+
+
+def oracle_outputs(reference: Reference, case: Case, device: str) -> tuple[list[torch.Tensor], str]:
+    """The reference's outputs in the highest precision that it runs in, and that precision's name."""
+    for dtype, name in ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given")):
+        try:
+            model = reference.model(case, device, dtype)
+            inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
+            return tensor_trees.tensors(call(model, inputs)), name
+        except Exception:  # an operation without float64, memory, a reference that asserts its dtype
+            if dtype is None:
+                raise
+    raise AssertionError("unreachable")

@@ -1,0 +1,169 @@
+"""The problem contract, in the format of KernelBench. Imported by worker processes only.
+
+reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
+`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
+same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
+
+This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from . import problem
+
+TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NAMES = {value: key for key, value in TORCH_DTYPES.items()}
+
+
+def save(value, path: Path) -> None:
+    """Tensors, in lists, dicts and beside numbers, into a file; without checksums, a third of the time of large ones."""
+    usual = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    torch.save(value, path)
+    torch.serialization.set_crc32_options(usual)
+
+
+def load(path: Path):
+    """What `save` wrote; tensors are read when they are looked at."""
+    return torch.load(path, weights_only=True, mmap=True)
+
+
+def plain(dtype: torch.dtype) -> str:
+    """ "float8_e4m3fn" """
+    return str(dtype).removeprefix("torch.")
+
+
+def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
+    """The value with each tensor in it, in lists, tuples and dicts too, replaced by what `function` makes of it; in the order
+    of `tensors`."""
+    return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def map_leaves(value, function: Callable):
+    """The same for all that is no list, tuple or dict."""
+    if isinstance(value, dict):
+        made = {key: map_leaves(item, function) for key, item in in_order(value)}
+        return {key: made[key] for key in value}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_leaves(item, function) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_leaves(item, function) for item in value)
+    return function(value)
+
+
+def in_order(value: dict) -> list[tuple]:
+    """The items of a dict by key, whatever order they were put in; keys may be numbers beside strings."""
+    return sorted(dict.items(value), key=lambda pair: repr(pair[0]))
+
+
+def on_cpu(value):
+    """The value with its tensors on the CPU."""
+    return map_tensors(value, lambda tensor: tensor if tensor.device.type == "cpu" else copied(tensor, "cpu"))
+
+
+def place(value, device: str):
+    """A copy of a value on `device`; what holds no tensor stays as it is."""
+    return map_tensors(value, lambda tensor: copied(tensor.detach(), device))
+
+
+def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy on `device` that lies in memory as the tensor does, a view of something larger too: its gaps hold anything."""
+    return memory_like(tensor, device).copy_(tensor) if has_gaps(tensor) else tensor.to(device, copy=True)
+
+
+def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Unset memory on `device` with the tensor's shape, dtype and strides."""
+    if has_gaps(tensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return torch.empty_like(tensor, device=device)
+
+
+def held_bytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes that tensors of their own hold in memory, the gaps of views too."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Is it a view whose elements lie farther apart than they must, each in a place of its own (an expanded one has fewer)?"""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    extent = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride < extent:
+            return False
+        extent += (size - 1) * stride
+    return extent > tensor.numel()
+
+
+def cast(value, dtype: torch.dtype):
+    """Floating tensors in `dtype`; everything else as it is."""
+    return map_tensors(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def tensors(value) -> list[torch.Tensor]:
+    """The tensors of a result or of arguments, in order; Python numbers become 0-d tensors, None is left out.
+
+    Containers are read as the plain list, tuple or dict that they are: methods of a subclass could do the work later.
+    """
+    if value is None:
+        return []
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if type(value) in (bool, int, float):
+        return [torch.tensor(value)]
+    if isinstance(value, dict):
+        value = [item for _, item in in_order(value)]
+    for kind in (list, tuple):
+        if isinstance(value, kind):
+            return [tensor for item in kind.__iter__(value) for tensor in tensors(item)]
+    raise problem.ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
+
+
+def structure(value) -> str:
+    """How the tensors of a result hang together: "{'a': tensor, 'b': [tensor, None]}". Lists and tuples look alike."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {structure(item)}" for key, item in in_order(value)) + "}"
+    for kind in (list, tuple):
+        if isinstance(value, kind):
+            return "[" + ", ".join(structure(item) for item in kind.__iter__(value)) + "]"
+    return "None" if value is None else "tensor"
+
+
+def input_tensors(values: list) -> list[torch.Tensor]:
+    """The tensors among arguments, numbers and other objects left out."""
+    found: list[torch.Tensor] = []
+    map_tensors(values, found.append)
+    return found
+
+
+def input_numbers(values: list) -> list[int]:
+    """The whole Python numbers among arguments."""
+    found = []
+
+    def note(leaf):
+        found.extend([leaf] * (type(leaf) is int))
+        return leaf
+
+    map_leaves(values, note)
+    return found
+
+
+def dtype_class(dtype: torch.dtype) -> str:
+    """Which tolerance a dtype has: its own name, fp8 for the eight-bit floats, that of the parts for complex
+    numbers, exact for integers and bool."""
+    if dtype.is_complex:
+        return "fp64" if dtype == torch.complex128 else "fp32"
+    return NAMES.get(dtype) or ("fp8" if dtype.is_floating_point else "exact")
+
+
+def dominant_dtype(values: list[torch.Tensor]) -> str:
+    """The dtype that holds most bytes among floating tensors; "int" when there is none."""
+    sizes: dict[str, int] = {}
+    for tensor in values:
+        if tensor.is_floating_point():
+            name = dtype_class(tensor.dtype)
+            sizes[name] = sizes.get(name, 0) + tensor.nbytes
+    return max(sizes, key=sizes.get) if sizes else "int"

@@ -1,0 +1,279 @@
+"""Shapes, layouts and values beyond the task's own on which a kernel must be right or say that it does not serve them.
+
+A variant: {name, sizes, layout, values}; sizes is [[input, dimension, new size], …]. The reference decides which
+dimensions may change, and which only together: its shapes are tried without data. Imported by worker processes only.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+import torch
+
+from . import problem, tensor_trees, variant_inputs
+
+SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
+NARROW = 3
+MOST_DIMENSIONS = 16  # that are tried
+MOST_ALONE = 4  # groups that change alone, the largest first
+TINY_BYTES = 1 << 20  # of inputs: a case more costs next to nothing
+LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
+RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
+FIRST = 2  # of values, and one more of layouts, where each is a file of nearly the task's own, large size
+PLAIN = "contiguous"
+LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
+ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
+
+Group = list[tuple[int, int, int]]  # (input, dimension, size): dimensions that change together
+
+
+def of_workload(
+    reference: problem.Reference, workload: str, case: problem.Case, full: bool, own_sizes: bool = False
+) -> list[dict]:
+    """Variants of a workload of which that is one case. full: 1, a small prime and more than the next power of two in one place at a time, small
+    primes, block - 1 and block + 1, a narrow last dimension, other layouts and values; in any case primes just below the workload's own
+    sizes. own_sizes: a layout and values at the workload's own sizes too, which a kernel may treat otherwise than small ones."""
+    shapes = Shapes(reference, workload, case)
+    groups = shapes.groups()
+    wanted = {"primes just below": resized(groups, just_below(case.inputs))} if groups else {}
+    small = shapes.possible(resized(groups, small_prime))
+    if full:
+        last = [group for group in groups if group[0][1] == len(shapes.inputs[group[0][0]].shape) - 1]
+        wanted["prime sizes"] = small
+        wanted["narrow"] = resized(last, lambda _: NARROW) + [s for s in small if not changes(last, s)]
+        wanted["block - 1"] = resized(groups, lambda size: block(size) - 1)
+        wanted["block + 1"] = resized(groups, lambda size: block(size) + 1 if block(size) + 1 < size else size)
+        for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
+            for size_of in (lambda _: 1, small_prime):  # a kernel may be bound to one size, a head's width
+                wanted[alone(group, size_of)] = resized([group], size_of)
+        wanted |= {name: sizes for name, sizes in further(shapes, groups, small).items() if shapes.small(sizes)}
+    found, seen = [], []
+    for name, sizes in wanted.items():
+        sizes = shapes.possible(sizes)
+        if sizes and sizes not in seen:
+            seen.append(sizes)
+            found.append(variant(name, sizes))
+    if full:
+        values, other = list(variant_inputs.VALUES) * shapes.floating(), layouts(shapes.inputs)
+        if not shapes.small(small):
+            values, other = values[:FIRST], other[: FIRST + 1]
+        found += [variant(name, small, values=name) for name in values]
+        held = [*shapes.inputs, *(tensor for tensor in case.state.values() if not tensor.is_floating_point())]
+        found += [variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)] * any(
+            map(variant_inputs.constant, held)
+        )
+        found += [variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)] * any(
+            map(variant_inputs.constant_flags, held)
+        )
+        found += [variant(layout, small, layout) for layout in other]
+        if own_sizes and small and shapes.small([]):
+            found.append(variant("transposed inputs, own sizes", [], "transposed inputs"))
+            found += [variant("nothing positive, own sizes", [], values="nothing positive")] * shapes.floating()
+        if small and shapes.tiny():
+            found += in_reserve(found, small)
+    return found
+
+
+def further(shapes: "Shapes", groups: list[Group], small: list) -> dict[str, list]:
+    """Sizes by name, for where they leave the inputs small: more than a tile of the task's own, equal sizes apart, a batch of one more."""
+    found = {}
+    for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
+        found[alone(group, beyond)] = [s for s in small if not changes([group], s)] + resized([group], beyond)
+    for part in shapes.parts(groups):
+        found[f"{alone(part, small_prime)}, others of its size stay"] = resized([part], small_prime)
+    for group in shapes.batches():
+        found[f"batch of {one_more(group[0][2])} (input {group[0][0]})"] = small + resized([group], one_more)
+    return found
+
+
+def alone(group: Group, size_of) -> str:
+    """ "300 -> 127 (input 0, dimension 0)" """
+    number, dimension, size = group[0]
+    return f"{size} -> {size_of(size)} (input {number}, dimension {dimension})"
+
+
+def variant(name: str, sizes: list, layout: str = PLAIN, values: str | None = None) -> dict:
+    return {"name": name, "sizes": sizes, "layout": layout, "values": values, "instead_of": None}
+
+
+def in_reserve(found: list[dict], small: list) -> list[dict]:
+    """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other (`instead_of`)."""
+    names = {one["name"] for one in found}
+    other = [one for one in found if one["sizes"] == small and (one["layout"] != PLAIN or one["values"])]
+    made = [{**one, "name": f"{one['name']}, own sizes", "sizes": [], "instead_of": one["name"]} for one in other]
+    return [one for one in made if one["name"] not in names and one["values"] != variant_inputs.SCALED]
+
+
+def resized(groups: list[Group], size_of) -> list[list[int]]:
+    """The new sizes of all dimensions of the groups; those that stay are left out."""
+    return [[i, d, size_of(size)] for group in groups for i, d, size in group if size_of(size) != size]
+
+
+def changes(groups: list[Group], size: list[int]) -> bool:
+    return any((i, d) == tuple(size[:2]) for group in groups for i, d, _ in group)
+
+
+def small_prime(size: int) -> int:
+    """The largest of SMALL_PRIMES below `size`."""
+    return next(number for number in SMALL_PRIMES if number < size)
+
+
+def one_more(size: int) -> int:
+    return size + 1
+
+
+def beyond(size: int) -> int:
+    """One more than the next power of two: more than a tile that was made for `size` holds."""
+    return (1 << (size - 1).bit_length()) + 1
+
+
+def just_below(inputs: list):
+    """A function from a size to the largest prime below it, or below a share of it where the inputs are large."""
+    total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
+    share = min(1.0, LARGE_BYTES / max(total, 1))
+    largest = max((max(t.shape, default=0) for t in tensor_trees.input_tensors(inputs)), default=0)
+    return lambda size: prime_below(max(3, int(size * share)) if size == largest else size)
+
+
+def prime_below(size: int) -> int:
+    return next(n for n in range(size - 1, 1, -1) if all(n % factor for factor in range(2, int(n**0.5) + 1)))
+
+
+def block(size: int) -> int:
+    """The power of two, up to 128, that a smaller tile of `size` would have."""
+    power = 1
+    while power * 2 < size and power < 128:
+        power *= 2
+    return power
+
+
+def layouts(inputs: list[torch.Tensor]) -> list[str]:
+    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one alone."""
+    ranks = [tensor.dim() for tensor in inputs]
+    least = {"outer dimensions swapped": 3, "padded inputs": 2}
+    found = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
+    one_alone = [number for number, rank in enumerate(ranks) if rank > 1][:MOST_ALONE] if len(ranks) > 1 else []
+    return found + [f"input {number} transposed" for number in one_alone]
+
+
+def layout_of(layout: str, number: int) -> str:
+    """guards.Guards.memory's word for how that input lies in memory."""
+    if alone := ONE_TRANSPOSED.fullmatch(layout):
+        return "transposed" if number == int(alone[1]) else PLAIN
+    return layout.removesuffix(" inputs")
+
+
+class Shapes:
+    """What the reference takes, tried on shapes alone (fake tensors); where indices are among the inputs, or the reference looks at
+    values and they are few, for real."""
+
+    def __init__(self, reference: problem.Reference, workload: str, case: problem.Case):
+        self._arguments = reference, workload, case.dtype
+        self._given = case.inputs
+        self.inputs = tensor_trees.input_tensors(case.inputs)
+        self._has_indices = any(variant_inputs.whole(tensor) and tensor.numel() for tensor in self.inputs)
+        self._numbers = tensor_trees.input_numbers(case.inputs)
+
+    def floating(self) -> bool:
+        return any(tensor.dtype in tensor_trees.NAMES for tensor in self.inputs)
+
+    def groups(self) -> list[Group]:
+        """The dimensions that may change, those that change only together in one group."""
+        places = [
+            (i, d, n) for i, t in enumerate(self.inputs) for d, n in enumerate(t.shape) if n > variant_inputs.STRUCTURE
+        ]
+        return self._together(places, small_prime)
+
+    def batches(self) -> list[Group]:
+        """Leading dimensions of 1, 2 or 3 that may be one larger, in groups likewise: a small batch."""
+        leading = [(i, 0, t.shape[0]) for i, t in enumerate(self.inputs) if t.dim() > 1]
+        return self._together([place for place in leading if 0 < place[2] <= variant_inputs.STRUCTURE], one_more)
+
+    def _together(self, places: Group, size_of) -> list[Group]:
+        places, found = places[:MOST_DIMENSIONS], []
+        for place in places:
+            if any(place in group for group in found):
+                continue
+            group = next((g for g in self._candidates(place, places) if self.possible(resized([g], size_of))), None)
+            found += [group] if group else []
+        return found
+
+    def parts(self, groups: list[Group]) -> list[Group]:
+        """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square product."""
+        found: list[Group] = []
+        for group in groups:
+            for place in group[:MOST_ALONE]:
+                if len(found) == MOST_ALONE:
+                    return found
+                smaller = [[place], *(sorted([place, other]) for other in group if other != place)]
+                part = next(
+                    (p for p in smaller if len(p) < len(group) and self.possible(resized([p], small_prime))), None
+                )
+                found += [part] if part and part not in found else []
+        return found
+
+    @staticmethod
+    def _candidates(place: tuple, places: list[tuple]) -> Iterator[Group]:
+        """What could change with a dimension: all of its size (who is given squares may build on squares); where the
+        reference refuses that, all at its place, one other, nothing."""
+        same = [other for other in places if other[2] == place[2] and other != place]
+        yield [place, *same]
+        yield [place] + [other for other in same if other[1] == place[1]]
+        yield from ([place, other] for other in same)
+        yield [place]
+
+    def possible(self, sizes: list[list[int]]) -> list[list[int]]:
+        """The sizes, or [] where the reference does not take them all together."""
+        return sizes if sizes and self._takes(sizes) else []
+
+    def tiny(self) -> bool:
+        return sum(tensor.nbytes for tensor in self.inputs) <= TINY_BYTES
+
+    def small(self, sizes: list[list[int]]) -> bool:
+        """Are the inputs of these sizes no more than LARGE_BYTES?"""
+        shapes = [list(tensor.shape) for tensor in self.inputs]
+        for number, dimension, size in sizes:
+            shapes[number][dimension] = size
+        after = sum(math.prod(shape) * t.element_size() for shape, t in zip(shapes, self.inputs, strict=True))
+        return after <= LARGE_BYTES
+
+    def _takes(self, sizes: list[list[int]]) -> bool:
+        if not variant_inputs.offsets_hold(self.inputs, self._numbers, sizes):
+            return False
+        if self._takes_shapes(sizes):
+            return not self._has_indices or self._runs(sizes)
+        return self._looks_at_values and self.tiny() and self._runs(sizes)
+
+    @functools.cached_property
+    def _looks_at_values(self) -> bool:
+        """Does it run on no shapes alone, not even on the workload's own?"""
+        return not self._takes_shapes([])
+
+    def _takes_shapes(self, sizes: list[list[int]]) -> bool:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        reference, workload, dtype = self._arguments
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
+                problem.call(model, variant_inputs.cut(inputs, sizes, known=False))
+            return True
+        except Exception:
+            return False
+
+    @functools.cached_property
+    def _model(self) -> torch.nn.Module:
+        reference, workload, dtype = self._arguments
+        return reference.build(workload, 0, dtype, "cpu")[0]
+
+    def _runs(self, sizes: list[list[int]]) -> bool:
+        """Does it run for real? Integers may be indices, whose values no shape tells; `cut` keeps them within what was cut."""
+        changed = variant_inputs.cut(self._given, sizes)
+        if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
+            return True
+        try:
+            problem.call(self._model, tensor_trees.on_cpu(changed))
+            return True
+        except Exception:
+            return False
