@@ -23,7 +23,7 @@ from judging import BUNDLE, text
 from kernelopt import bundle
 from kernelopt.device.sandbox import kill_group
 from kernelopt.errors import EnvironmentLacks, Refused
-from kernelopt.loop import agents
+from kernelopt.loop import agent_process
 
 ARMS = ("with", "without")
 OUTCOMES = ("passed", "failed", "timed out", "crashed", "not judged")
@@ -139,7 +139,7 @@ def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, s
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=home,
-            env={**env, agents.MARK: str(home)},
+            env={**env, agent_process.MARK: str(home)},
             stdin=prompt,
             stdout=answer,
             stderr=errors,
@@ -151,7 +151,7 @@ def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, s
                 code = process.wait(timeout_s)
         finally:
             kill_group(process)
-            agents.end_marked(home)
+            agent_process.end_marked(str(home))
     return code, time.monotonic() - start
 
 

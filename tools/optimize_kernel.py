@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Rounds without a person: an agent's command gets a brief on stdin and leaves kernel.py and its plan; verify, gate, record, again.
 
-The command runs in a git clone of its own (it may write kernel.py and plan.md there, nothing else). Needs an accepted v0 and
-a GPU. State lies in W/.loop; a killed run goes on with --resume. exit 0: the targets are met; exit 1: it stopped for another reason."""
+The command runs in a git clone of its own, in the folder for temporary files. It may write kernel.py and plan.md there,
+nothing else; where bubblewrap works, the workspace is read-only to it. Needs an accepted v0 and a GPU.
+State lies in W/.loop; a killed run goes on with --resume.
+exit 0: the targets are met; exit 1: it stopped for another reason."""
 
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.errors import UsageError
-from kernelopt.loop import executors, gpu_steps, loop, run_state, snapshot, strategies
+from kernelopt.loop import agent_process, executors, gpu_steps, loop, run_files, snapshot, stopping, strategies
 from kernelopt.measure import pairing
 from kernelopt.session.workspace import Workspace
 
@@ -20,7 +22,7 @@ EXAMPLES = """examples:
   optimize_kernel.py --workspace W --agent 'gemini --approval-mode=yolo --skip-trust' --resume"""
 
 
-SIDE_BY_SIDE = 64  # each is an agent, its desk and its verifications
+SIDE_BY_SIDE = 64  # each is an agent, its clone and its verifications
 
 
 def main() -> int:
@@ -28,7 +30,7 @@ def main() -> int:
     if args.candidates > SIDE_BY_SIDE:
         raise UsageError(f"--candidates: at most {SIDE_BY_SIDE} side by side")
     workspace = opened(args.workspace)
-    limits = loop.Limits(
+    limits = stopping.Limits(
         rounds=args.rounds,
         minutes=args.budget_minutes,
         agent_calls=args.agent_calls,
@@ -38,20 +40,23 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
-    own = gpu_steps.Machine(workspace, executors.EXECUTORS[args.executor](workspace), args.timeout, cli.say)
+    executor = executors.EXECUTORS[args.executor](workspace, args.timeout)
+    steps = gpu_steps.GpuSteps(workspace, executor, args.timeout, cli.say)
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
+    wrapper = agent_process.read_only(workspace.root)
     with workspace.locked():
-        result = loop.Loop(workspace, args.agent, limits, own, cli.say, strategy).run(args.resume)
+        run = loop.Loop(workspace, args.agent, limits, steps, executor, cli.say, strategy, wrapper)
+        result = run.run(args.resume)
     cli.emit(result, args.json, lines(result))
     return 0 if result["met"] else 1
 
 
 def opened(root: Path) -> Workspace:
-    """The workspace; one that a killed run's agent has left without its files or its history gets them back."""
+    """The workspace. When a killed run's agent has removed its files or its history, they are restored first."""
     if not all((root / name).exists() for name in ("README.md", "reference.py", ".git")) and (
-        before := snapshot.Kept.left(root)
+        before := snapshot.Snapshot.load(root)
     ):
-        put_back = before.put_back(run_state.Ledger(root / ".loop").distrust)
+        put_back = before.restore(run_files.RunFiles(root / ".loop").distrust)
         cli.say(f"optimize_kernel.py: put back, as they were before a kill: {', '.join(put_back[:5])}")
     return Workspace(root)
 
@@ -62,7 +67,8 @@ def lines(result: dict) -> list[str]:
         f"best: {result['best']}, {result['latency_us']:.2f} us, after {result['rounds']} rounds",
     ]
     return text + [
-        f"against {name}: {found['verdict']}, {pairing.describe(found)}" for name, found in result["final"].items()
+        f"against {name}: {compared['verdict']}, {pairing.describe(compared)}"
+        for name, compared in result["final"].items()
     ]
 
 

@@ -4,6 +4,7 @@ import os
 import queue
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,25 +16,61 @@ from ..gate import rounds
 from ..session.workspace import Workspace
 from . import remote
 
-SHIPPED = {"tools", "reference", "gpu-wiki"}  # what a trial needs of the bundle
+SHIPPED = {"tools", "reference", "gpu-wiki"}  # what an examination needs of the bundle
 
 
-class Local:
+class Executor(ABC):
+    """A place with GPUs. slots: how many candidates it examines side by side, one a GPU.
+
+    timeout_s: of each process that an examination starts.
+    """
+
+    slots: int
+
+    def __init__(self, workspace: Workspace, timeout_s: float):
+        self.workspace, self.timeout_s = workspace, timeout_s
+
+    @abstractmethod
+    def examine(self, job: str, packed: bytes) -> dict | rounds.Evidence:
+        """remote.examine on the next GPU that is free."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the examinations that run."""
+
+    def verify(self, kernel: bytes) -> dict:
+        """{status, message} of a quick verification."""
+        return self.examine("verify", remote.pack("verify", self.workspace, kernel))
+
+    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]:
+        """The evidence of each kernel against the best version, or why it could not be measured."""
+        ends = (KeyboardInterrupt, SystemExit)
+        return side_by_side(self._measure_one, [(kernel,) for kernel in kernels], self.slots, self.stop, ends)
+
+    def _measure_one(self, kernel: bytes) -> rounds.Evidence | Refused:
+        try:
+            return self.examine("measure", remote.pack("measure", self.workspace, kernel))
+        except EnvironmentLacks:
+            raise
+        except ToolError as error:
+            return Refused(str(error))
+
+
+class Local(Executor):
     """The visible GPUs of this machine. Its caches are the workspace's, so that no kernel is compiled twice."""
 
-    def __init__(self, cache: Path):
-        self.cache = cache
+    def __init__(self, workspace: Workspace, timeout_s: float):
+        super().__init__(workspace, timeout_s)
         uuids = gpu.visible()
         self.slots = len(uuids)
         self._free: queue.Queue[str] = queue.Queue()
         for uuid in uuids:
             self._free.put(uuid)
 
-    def examine(self, what: str, packed: bytes, timeout_s: float):
-        """trial.examine on the next GPU that is free."""
+    def examine(self, job: str, packed: bytes) -> dict | rounds.Evidence:
         uuid = self._free.get()
         try:
-            return remote.examine(what, packed, timeout_s, self.cache, uuid)
+            return remote.examine(job, packed, self.timeout_s, self.workspace.cache, uuid)
         finally:
             self._free.put(uuid)
 
@@ -41,14 +78,15 @@ class Local:
         remote.end_all()
 
 
-class Ray:
+class Ray(Executor):
     """The GPUs of a Ray cluster: the one that RAY_ADDRESS names, else one made of this machine.
 
     Ray brings the bundle to each node; torch, triton and the bundle's other packages have to be there.
     """
 
-    def __init__(self, **options):
+    def __init__(self, workspace: Workspace, timeout_s: float, **options):
         """options: of ray.init, for tests. EnvironmentLacks when Ray is not installed or the cluster has no GPU."""
+        super().__init__(workspace, timeout_s)
         bundle.require("ray", group="distributed")
         bring_a_token()
         import ray
@@ -60,19 +98,18 @@ class Ray:
         if not self.slots:
             raise EnvironmentLacks("the Ray cluster has no GPU; start its nodes with: ray start --num-gpus N")
 
-        def examine(what: str, packed: bytes, timeout_s: float):
+        def examine(job: str, packed: bytes, timeout_s: float):
             import sys
 
             sys.path.insert(0, "tools")  # of the bundle that Ray brought, where this function runs
             from kernelopt.loop import remote
 
-            return remote.examine(what, packed, timeout_s)
+            return remote.examine(job, packed, timeout_s)
 
         self._get, self._task = ray.get, ray.remote(num_gpus=1, max_retries=0)(examine)
 
-    def examine(self, what: str, packed: bytes, timeout_s: float):
-        """trial.examine as a task, on one GPU of the cluster."""
-        return self._get(self._task.remote(what, packed, timeout_s))
+    def examine(self, job: str, packed: bytes) -> dict | rounds.Evidence:
+        return self._get(self._task.remote(job, packed, self.timeout_s))
 
     def stop(self) -> None:
         """Leave the cluster, which ends the tasks."""
@@ -81,43 +118,29 @@ class Ray:
         ray.shutdown()
 
 
+EXECUTORS: dict[str, type[Executor]] = {"local": Local, "ray": Ray}
+
+
 def bring_a_token() -> None:
-    """A token for a cluster of this process alone where the user has none: Ray would write one to ~/.ray."""
+    """Set a token for a cluster of this process alone, unless the user has one: Ray would write one to ~/.ray."""
     if "RAY_AUTH_TOKEN_PATH" not in os.environ and not (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-
-
-EXECUTORS: dict[str, Callable] = {"local": lambda workspace: Local(workspace.cache), "ray": lambda workspace: Ray()}
-
-
-def measured(executor, workspace: Workspace, kernels: list[bytes], timeout_s: float) -> list[rounds.Evidence | Refused]:
-    """The evidence of each kernel against the best version, or why there is none; as many side by side as there are GPUs."""
-
-    def one(kernel: bytes):
-        try:
-            return executor.examine("measure", remote.pack("measure", workspace, kernel), timeout_s)
-        except EnvironmentLacks:
-            raise
-        except ToolError as error:
-            return Refused(str(error))
-
-    return side_by_side(
-        one, [(kernel,) for kernel in kernels], executor.slots, executor.stop, (KeyboardInterrupt, SystemExit)
-    )
 
 
 def side_by_side(
     function: Callable, calls: list[tuple], workers: int, stop: Callable[[], None], ends: tuple = (BaseException,)
 ) -> list:
-    """The results of `function` on each call's arguments, so many in threads at a time. At one of `ends` no further begins, and those
-    that run are told to `stop` until they have: the pool would wait for them."""
+    """The results of `function` on each call's arguments, `workers` calls in threads at a time.
+
+    stop: called at one of the exceptions `ends` until every call has ended, because the pool waits for them; no other begins.
+    """
     with ThreadPoolExecutor(workers) as pool:
-        asked = [pool.submit(function, *call) for call in calls]
+        futures = [pool.submit(function, *call) for call in calls]
         try:
-            return [future.result() for future in asked]
+            return [future.result() for future in futures]
         except ends:
             pool.shutdown(wait=False, cancel_futures=True)
-            while not all(future.done() for future in asked):
+            while not all(future.done() for future in futures):
                 stop()
                 time.sleep(0.05)
             raise

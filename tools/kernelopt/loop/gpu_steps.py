@@ -1,4 +1,4 @@
-"""What the loop needs a GPU for: a profile and its brief, quick verification, measurement, the comparison at the end."""
+"""The steps of a round that need a GPU: profile and brief, quick verification, the comparison at the end."""
 
 import sys
 from collections.abc import Callable
@@ -11,13 +11,12 @@ from ..audit import workspace_audit
 from ..device.sandbox import Sandbox
 from ..diagnosis import analysis, profile_folder, profile_run
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
-from ..gate import rounds
 from ..hardware import wiki
 from ..measure import baselines, pairing, timing
 from ..report import brief
 from ..session import plans, record_store, target
 from ..session.workspace import Workspace
-from . import executors, remote, restart
+from . import executors, restart
 
 INSTRUCTIONS = """
 ## What to leave here
@@ -25,31 +24,31 @@ INSTRUCTIONS = """
 You are in a git clone of your own, a copy of the workspace. Write these two files, and nothing else:
 
 - `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function): one idea, and all that it takes.
-- `plan.md`: copy {bundle}/reference/plan.md and fill it in; every section, one action, the expected effect before any measurement. A hardware value is
-  copied with its citation from the GPU section above.
+- `plan.md`: copy {bundle}/reference/plan.md and fill it in; every section, one action, the expected effect before any
+  measurement. A hardware value is copied with its citation from the GPU section above.
 
 `reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself beforehand:
 `{tools}/verify_kernel.py --workspace .` Timing is done after you, against the best version.
 What it compiled to, when it has run: `{tools}/extract_asm.py .cache`
-gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source. To look for more there: `{tools}/search_wiki.py WORDS`
+gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source.
+To look for more there: `{tools}/search_wiki.py WORDS`
 """
 
 
 @dataclass(frozen=True)
-class Machine:
-    """loop.Machine on real GPUs, those of an executor (executors.py). timeout_s: of each process."""
+class GpuSteps:
+    """asking.Steps on real GPUs, those of an executor. timeout_s: of each process."""
 
     workspace: Workspace
-    executor: executors.Local | executors.Ray
+    executor: executors.Executor
     timeout_s: float
     say: Callable[[str], None]
 
-    @property
-    def slots(self) -> int:
-        return self.executor.slots
-
     def brief(self, version: str, number: int) -> str:
-        """The brief on a version, profiled first if it is not yet; for a candidate beside others, a direction of its own."""
+        """The brief on a version, which is profiled first if it was not yet.
+
+        number: of the candidate in its round; each gets another direction.
+        """
         folder = self.profiled(version)
         instructions = INSTRUCTIONS.format(
             bundle=bundle.ROOT, tools=f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}", wiki=wiki.root()
@@ -58,17 +57,17 @@ class Machine:
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:
             profile = profile_folder.load(folder, self.workspace)
-            found = analysis.analysed(profile, [])
+            analysed = analysis.analysed(profile, [])
         except ToolError as error:
             return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
-        parts, left_out = brief.of_workspace(self.workspace, profile, found)
-        for what in left_out:
-            self.say(f"not in the brief: {what}")
-        prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
+        parts, left_out = brief.of_workspace(self.workspace, profile, analysed)
+        for message in left_out:
+            self.say(f"not in the brief: {message}")
+        prompts = brief.compose(parts, answer=instructions + direction(analysed["findings"], number))
         return f"{prompts['system']}\n\n{prompts['user']}"
 
     def profiled(self, version: str) -> Path:
-        """The folder of its profile, which is taken first if there is none; without metrics.json where that failed."""
+        """The folder of its profile, which is taken first if need be; without metrics.json when that failed."""
         folder = self.workspace.profile(version, profile_folder.MODE)
         if not (folder / "metrics.json").exists():
             try:
@@ -83,23 +82,17 @@ class Machine:
             plans.plan_fields(plan)
         except UsageError as error:
             return "PLAN", str(error)
-        if problems := workspace_audit.of_files(
-            [plan], wiki.root(None), None
-        ).problems:  # held against the workspace it lies in
+        # The plan is audited by the workspace that it lies in.
+        if problems := workspace_audit.of_files([plan], wiki.root(None), None).problems:
             _, first = problems[0]
             return "PLAN", f"plan.md, line {first.line}: {first.message}"
         try:
-            packed = remote.pack("verify", self.workspace, kernel.read_bytes())
-            found = self.executor.examine("verify", packed, self.timeout_s)
+            verified = self.executor.verify(kernel.read_bytes())
         except EnvironmentLacks:
             raise
         except ToolError as error:
             return "CRASH", str(error)
-        return found["status"], found["message"]
-
-    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]:
-        """The evidence of each kernel against the best version, or why there is none."""
-        return executors.measured(self.executor, self.workspace, kernels, self.timeout_s)
+        return verified["status"], verified["message"]
 
     def restart(self) -> str | None:
         """What a partial restart did; None when there is too little to mask."""
@@ -108,45 +101,46 @@ class Machine:
         except Refused:
             return None
 
-    def stop(self) -> None:
-        """End what the executor runs."""
-        self.executor.stop()
-
     def final(self) -> dict[str, dict]:
-        """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}; and its
-        profile, for the report.
+        """{name: comparison} of the best version with v0 and with torch.compile of the reference, in paired runs.
 
-        What cannot be compared is named and left out: the rounds were worth something without it."""
-        found: dict[str, dict] = {}
+        The best is profiled too, for the report. What cannot be compared is named and left out.
+        """
+        comparisons: dict[str, dict] = {}
         try:
-            self._compare(found)
+            self._compare(comparisons)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
         self.profiled(record_store.Memory(self.workspace).best()["version"])
-        return found
+        return comparisons
 
-    def _compare(self, found: dict[str, dict]) -> None:
-        records = record_store.Memory(self.workspace)
-        best, first = records.best(), records.read("v0")
-        what = target.of_workspace(self.workspace)
-        with Sandbox("cuda", what.cache) as sandbox:
+    def _compare(self, comparisons: dict[str, dict]) -> None:
+        """Add a comparison for each baseline that can be timed."""
+        best = record_store.Memory(self.workspace).best()
+        best_kernel = target.of_workspace(self.workspace)
+        with Sandbox("cuda", best_kernel.cache) as sandbox:
             kernel = self.workspace.extract(best["git_commit_hash"], sandbox.scratch)
-            compiled = sandbox.scratch / "compiled.py"
-            compiled.write_bytes(baselines.source(self.workspace.first_reference(), "torch.compile"))
-            others = {"torch.compile": compiled}
-            if best["version"] != "v0" and first["git_commit_hash"]:
-                others["v0"] = self.workspace.extract(first["git_commit_hash"], sandbox.scratch)
-            cases = timing.inputs(sandbox, what.reference, what.dtype, ["default"], self.timeout_s)
-            for name, opponent in others.items():
+            cases = timing.inputs(sandbox, best_kernel.reference, best_kernel.dtype, ["default"], self.timeout_s)
+            for name, baseline in self._baselines(best["version"], sandbox.scratch).items():
                 try:
-                    measured = timing.measure(sandbox, kernel, opponent, cases, timeout_s=self.timeout_s)
-                    found[name] = pairing.paired_verdict(measured["default"]["rounds"])
+                    measured = timing.measure(sandbox, kernel, baseline, cases, timeout_s=self.timeout_s)
+                    comparisons[name] = pairing.paired_verdict(measured["default"]["rounds"])
                 except ToolError as error:
                     self.say(f"not compared with {name}: {error}")
 
+    def _baselines(self, best: str, folder: Path) -> dict[str, Path]:
+        """{name: kernel file in `folder`}; v0 only where it was accepted and is not the best itself."""
+        compiled = folder / "compiled.py"
+        compiled.write_bytes(baselines.source(self.workspace.first_reference(), "torch.compile"))
+        files = {"torch.compile": compiled}
+        first = record_store.Memory(self.workspace).read("v0")
+        if best != "v0" and first["git_commit_hash"]:
+            files["v0"] = self.workspace.extract(first["git_commit_hash"], folder)
+        return files
+
 
 def direction(findings: list[dict], number: int) -> str:
-    """What a candidate is to go for, so that several of one round are not the same. Pure."""
+    """The finding that a candidate is to remove, another one for each of a round. Pure."""
     if number < len(findings):
         chosen = findings[number]
         return f"\nDirection of this candidate: {chosen['id']}: {chosen['actions'][0]}.\n"

@@ -1,7 +1,7 @@
 """A candidate examined in a copy of its workspace, by the GPU that this process sees; the copy may lie on another machine.
 
-`python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin and prints one JSON object: {status, message} of
-a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
+`python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin. It prints one JSON
+object: {status, message} of a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
 """
 
 import io
@@ -23,18 +23,18 @@ from ..measure import verify
 from ..session import target
 from ..session.workspace import Workspace
 
-PACKED = {  # what it takes of a workspace, besides kernel.py; agents may be at its git while others verify
+PACKED = {  # of a workspace, besides kernel.py; agents may change its git while others verify
     "verify": ("README.md", "reference.py"),
     "measure": ("README.md", "reference.py", ".git", "memory"),
 }
 RUNNING: set[subprocess.Popen] = set()
 
 
-def pack(what: str, workspace: Workspace, kernel: bytes) -> bytes:
-    """A tar archive of what it takes to "verify" or "measure" `kernel` in this workspace."""
+def pack(job: str, workspace: Workspace, kernel: bytes) -> bytes:
+    """A tar archive of what the job, "verify" or "measure", needs of this workspace, with `kernel` as its kernel.py."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name in PACKED[what]:
+        for name in PACKED[job]:
             archive.add(workspace.root / name, name)
         entry = tarfile.TarInfo("kernel.py")
         entry.size = len(kernel)
@@ -43,14 +43,14 @@ def pack(what: str, workspace: Workspace, kernel: bytes) -> bytes:
 
 
 def examine(
-    what: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
+    job: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
 ) -> dict | rounds.Evidence:
-    """{status, message} of what = "verify", Evidence of "measure", in a process of its own.
+    """{status, message} of the job "verify", Evidence of "measure", in a process of its own.
 
-    timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: the one to use, by
-    UUID; None takes the first visible. The ToolError that the process met is raised here; Refused when it died.
+    timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: its UUID;
+    None takes the first visible one. Raises the ToolError that the process met, Refused when the process died.
     """
-    command = [sys.executable, "-m", "kernelopt.loop.remote", str(os.getpid()), what, str(timeout_s), str(cache or "")]
+    command = [sys.executable, "-m", "kernelopt.loop.remote", str(os.getpid()), job, str(timeout_s), str(cache or "")]
     environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -58,44 +58,44 @@ def examine(
     with subprocess.Popen(command, env=environment, **pipes) as process:
         RUNNING.add(process)
         try:
-            out, said = process.communicate(packed)
+            out, log = process.communicate(packed)
         finally:
             RUNNING.discard(process)
     try:
         answer = bundle.loads(out.decode())
     except ValueError:
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        last = log.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise errors.Refused(f"the process that judged the kernel died, exit {process.returncode}: {last[0]}") from None
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"])
-    return rounds.Evidence(**answer) if what == "measure" else answer
+    return rounds.Evidence(**answer) if job == "measure" else answer
 
 
 def end_all() -> None:
     """End the processes of all examinations that run now; each is Refused."""
-    while RUNNING:  # each is told once: a second signal would end its cleaning up
+    while RUNNING:  # one signal each: a second one would end its cleaning up
         RUNNING.pop().terminate()
 
 
-def main(what: str, timeout_s: float, cache: Path | None) -> dict:
+def main(job: str, timeout_s: float, cache: Path | None) -> dict:
     with tempfile.TemporaryDirectory(prefix="kernelopt-trial-") as folder:
         with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as archive:
-            # Nothing outside the folder. Python 3.14 does so by itself; of 3.10 and 3.11 the first releases cannot.
+            # "data" keeps all in the folder: Python 3.14's default. The first releases of 3.10 and 3.11 lack it.
             archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         workspace = Workspace(Path(folder))
         if cache:
             workspace.cache = cache
-        if what == "measure":
+        if job == "measure":
             return asdict(rounds.measure(workspace, timeout_s, errors.say))
         return verified(workspace, timeout_s)
 
 
 def verified(workspace: Workspace, timeout_s: float) -> dict:
-    """{status, message} of a quick verification, for an agent to mend what is wrong."""
-    what = target.of_workspace(workspace)
-    with Sandbox("cuda", what.cache) as sandbox:
-        found = verify.verify(sandbox, what, timeout_s=timeout_s)
-    return {"status": found["status"], "message": found["summary"]}
+    """{status, message} of a quick verification, for an agent to mend its kernel."""
+    kernel = target.of_workspace(workspace)
+    with Sandbox("cuda", kernel.cache) as sandbox:
+        result = verify.verify(sandbox, kernel, timeout_s=timeout_s)
+    return {"status": result["status"], "message": result["summary"]}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Partial restart: which records are masked, what a fresh agent is told, and the journal that takes it back."""
+"""Partial restart: which records are masked, the brief for a fresh agent, and the journal by which it is undone."""
 
 import random
 import shlex
@@ -15,15 +15,15 @@ ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restar
 
 OPENING = """# A fresh start on a kernel
 
-Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the best kernel and its profile."""
+Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: \
+from the best kernel and its profile."""
 
 
 def begin(workspace: Workspace, seed: int) -> dict:
-    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so that
-    `undo` also mends a restart that died half-way.
+    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}.
 
-    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is nothing to restart for or too little to mask;
-    UsageError when kernel.py is not the best version.
+    of: how many were unmasked before. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when the
+    targets are met or too few records may be masked; UsageError when kernel.py is not the best version.
     """
     memory = Memory(workspace)
     with memory.locked():
@@ -38,14 +38,20 @@ def begin(workspace: Workspace, seed: int) -> dict:
         before = [record["version"] for record in memory.scan()]
         chosen = draw(before, best and best["version"], seed)
         entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
-        bundle.write_json(memory.restarts, [*past, entry])
+        bundle.write_json(memory.restarts, [*past, entry])  # first: `undo` also mends a restart that died half-way
         memory.set_masked(chosen, True)
         records = memory.records()
         hidden = set(memory.versions()) - {record["version"] for record in records} - {best["version"] if best else ""}
         following = memory.next_version()
     text = hand_over(workspace.root, workspace.task(), best, records, hidden, following)
-    found = {"masked": chosen, "of": len(before), "seed": seed, "next_version": following, "brief": text}
-    return {**found, "left_out": memory.left_out()}
+    return {
+        "masked": chosen,
+        "of": len(before),
+        "seed": seed,
+        "next_version": following,
+        "brief": text,
+        "left_out": memory.left_out(),
+    }
 
 
 def random_seed() -> int:
@@ -61,8 +67,10 @@ def described(begun: dict) -> str:
 
 
 def undo(workspace: Workspace) -> dict:
-    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were removed since. Refused when
-    there is none."""
+    """Unmask the records of the last restart; {unmasked, next_version, left_out}. Refused without a restart.
+
+    Records that were removed since are left out.
+    """
     memory = Memory(workspace)
     with memory.locked():
         past = journal(memory)
@@ -76,7 +84,7 @@ def undo(workspace: Workspace) -> dict:
 
 
 def journal(memory: Memory) -> list[dict]:
-    """The restarts of this workspace; UsageError when the file holds something else, which then stays as it is."""
+    """The restarts of this workspace; UsageError when the file holds something else. The file stays as it is."""
     if not memory.restarts.exists():
         return []
     past = bundle.read_json(memory.restarts)
@@ -86,9 +94,9 @@ def journal(memory: Memory) -> list[dict]:
 
 
 def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
-    """The versions to mask: half as many as there are, rounded down, at random among those that may be masked; lowest first.
+    """The versions to mask, lowest first: half of all, rounded down, at random. Pure.
 
-    versions: the unmasked ones. v0 and the best, which is the latest accepted, stay. Refused when fewer than two may be masked.
+    versions: the unmasked ones. v0 and the best stay. Refused when fewer than two may be masked.
     """
     free = [version for version in versions if version not in ("v0", best)]
     if len(free) < 2:
@@ -108,7 +116,7 @@ def is_journal(value) -> bool:
 
 
 def last(journal: list[dict]) -> dict:
-    """The latest restart that was not undone; Refused when there is none."""
+    """The latest restart that was not undone; Refused without one."""
     for entry in reversed(journal):
         if entry["undone"] is None:
             return entry
@@ -118,7 +126,7 @@ def last(journal: list[dict]) -> dict:
 def hand_over(
     root: Path, task: dict, best: dict | None, records: list[dict], masked: set[str], next_version: str
 ) -> str:
-    """The brief for a fresh agent, in Markdown; of masked versions it holds nothing, not even their names.
+    """The brief for a fresh agent, in Markdown. It holds nothing of masked versions, not even their names.
 
     root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
     """
@@ -150,8 +158,8 @@ def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
     lines = []
     for goal in stop_conditions.goal(targets, best)["targets"]:
         achieved = "not measured" if goal["achieved"] is None else f"{brief.figure(goal['achieved'])} {goal['unit']}"
-        wanted = f"{goal['workload']} {goal['metric']} {stop_conditions.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
-        lines.append(f"- {wanted}; best so far: {achieved}")
+        limit = f"{stop_conditions.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
+        lines.append(f"- {goal['workload']} {goal['metric']} {limit}; best so far: {achieved}")
     return lines
 
 
@@ -170,8 +178,9 @@ def reading(root: Path, best: dict | None) -> list[str]:
 
 
 def round_lines(root: Path, next_version: str) -> list[str]:
+    plan = root / "plans" / f"{next_version}_plan.md"
     return [
-        f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, then the gate.",
+        f"- Your version is {next_version}: plan in {plan}, then one change, then the gate.",
         "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log too: "
         "they are masked.",
         "- Records are hints, not proof: plan again from the profile, also what a record rules out.",

@@ -1,31 +1,25 @@
-"""The loop's own files, in W/.loop: state.json, where it stands; rounds.jsonl, what each round came to; status.json, what it does now;
-candidates/, kernels and plans that wait for their verdict. An agent that was at them changes nothing: they are written whole each time.
-"""
+"""Where the loop stands, and the steps from one state to the next. Pure; progress.py writes each state to disk."""
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields, replace
 
-from .. import bundle
-from ..errors import UsageError
-from ..session import plans, record_store
-from . import snapshot
-
-LONGEST = 500  # characters of a message
+LISTS = ("waiting", "tried")  # JSON has no tuples
 
 
-@dataclass
+@dataclass(frozen=True)
 class State:
-    """Where the loop stands.
+    """Where the loop stands. Each method returns the next state.
 
-    candidates: of the round in which agents work, each with the digest of its files once they are right. waiting: those that are to
-    be judged, the first of them as `version` while its verdict is recorded. tried: fingerprints of all kernels that were judged, in
-    earlier runs too. kept: while agents or measurements run, the digest of what is kept of the workspace.
+    candidates: of the round in which agents work, {name: digest of its files, "" until they are valid}.
+    waiting: names of the candidates to be judged; while a verdict is recorded, the first of them is `version`.
+    gained: has this round accepted a candidate?
+    without_gain: rounds since one did.
+    spent_s: seconds that the run has taken, over all its processes.
+    tried: fingerprints of all kernels that were judged, in earlier runs too.
+    kept: while agents or measurements run, the digest of the workspace's snapshot.
     """
 
     candidates: dict[str, str] = field(default_factory=dict)
-    waiting: list[str] = field(default_factory=list)
+    waiting: tuple[str, ...] = ()
     version: str | None = None
     gained: bool = False
     rounds: int = 0
@@ -33,116 +27,101 @@ class State:
     without_gain: int = 0
     restarts: int = 0
     spent_s: float = 0.0
-    tried: list[str] = field(default_factory=list)
+    tried: tuple[str, ...] = ()
     kept: str | None = None
 
+    # --- the run and its workspace ----------------------------------------------------------------------------
+
+    def with_time(self, spent_s: float) -> "State":
+        return replace(self, spent_s=spent_s)
+
+    def with_tried(self, fingerprints: set[str]) -> "State":
+        """These kernels were judged before."""
+        return replace(self, tried=(*self.tried, *sorted(fingerprints - {*self.tried})))
+
+    def with_snapshot(self, digest: str | None) -> "State":
+        return replace(self, kept=digest)
+
     def distrusted(self) -> "State":
-        """No answer counts: somebody has changed the workspace while agents worked."""
+        """The workspace was changed while agents worked: no answer of the round counts."""
         return replace(self, candidates=dict.fromkeys(self.candidates, ""))
 
+    def restarted(self) -> "State":
+        """A partial restart was used; patience begins anew."""
+        return replace(self, restarts=self.restarts + 1, without_gain=0)
 
-class Ledger:
-    """The files of one workspace's loop."""
+    # --- a round: agents are asked ----------------------------------------------------------------------------
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._noted = ""  # all of rounds.jsonl
+    def round_begun(self, names: list[str]) -> "State":
+        return replace(self, rounds=self.rounds + 1, gained=False, candidates=dict.fromkeys(names, ""))
 
-    def open(self) -> None:
-        """Its folders are folders, whatever an agent has put there, git does not see them, and earlier rounds are known."""
-        for folder in (self.folder, self.folder / "candidates"):
-            snapshot.real_folder(folder)
-        bundle.write_text(self.folder / ".gitignore", "*\n")
-        path = self._cleared(self.folder / "rounds.jsonl")
-        self._noted = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    def call_counted(self) -> "State":
+        return replace(self, agent_calls=self.agent_calls + 1)
 
-    # --- state ------------------------------------------------------------------------------------------------
+    def call_uncounted(self) -> "State":
+        """The agent's command does not exist: nobody was called."""
+        return replace(self, agent_calls=self.agent_calls - 1)
 
-    @property
-    def state_file(self) -> Path:
-        return self.folder / "state.json"
+    def candidate_valid(self, name: str, digest: str) -> "State":
+        return replace(self, candidates={**self.candidates, name: digest})
 
-    def save(self, state: State) -> None:
-        bundle.write_json(self._cleared(self.state_file), asdict(state))
+    def enqueued(self, fingerprints: dict[str, str], counted: bool = True) -> "State":
+        """The agents' part of the round is over.
 
-    def state(self) -> State | None:
-        """Where a run that did not end stands; None where there is none. UsageError when the file holds something else."""
-        if not self.state_file.exists():
-            return None
-        try:
-            state = State(**bundle.read_json(self.state_file))
-            lists = isinstance(state.waiting, list) and isinstance(state.tried, list)
-            texts = lists and all(
-                isinstance(x, str) for x in [*state.waiting, *state.tried, *state.candidates.values()]
-            )
-            texts = texts and isinstance(state.version, str | None) and isinstance(state.kept, str | None)
-            numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
-            if texts and all(isinstance(number, int | float) for number in numbers):
-                return state
-        except (AttributeError, TypeError, OSError, RecursionError):
-            pass
-        raise UsageError(f"{self.state_file} is no state of a run; remove it to begin anew")
+        fingerprints: {name: fingerprint} of the candidates that now wait for the gate. counted: False when the run was
+        killed in this round before any answer was valid.
+        """
+        waiting, tried = (*self.waiting, *fingerprints), (*self.tried, *fingerprints.values())
+        return replace(self, candidates={}, waiting=waiting, tried=tried, rounds=self.rounds - (not counted))
 
-    def distrust(self) -> None:
-        """State.distrusted, on disk."""
-        if state := self.state():
-            self.save(state.distrusted())
+    # --- a round: candidates are judged -----------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Put the state away, so that the next run begins afresh."""
-        self.state_file.unlink(missing_ok=True)
+    def judged_next(self, name: str) -> "State":
+        """`name` is the first of those that wait."""
+        return replace(self, waiting=(name, *(other for other in self.waiting if other != name)))
 
-    # --- rounds and progress ----------------------------------------------------------------------------------
+    def judging(self, name: str, version: str) -> "State":
+        """The verdict on `name`, which becomes `version`, is about to be recorded."""
+        return replace(self.judged_next(name), version=version)
 
-    def note(self, number: int, of: str | None, outcome: str, message: str) -> str:
-        """A line of rounds.jsonl; the message as it stands there. of: a version, or a candidate that became none."""
-        message = plans.in_a_line(message)[:LONGEST]
-        line = {"at": record_store.now(), "round": number, "of": of, "outcome": outcome, "message": message}
-        half_a_line = bool(self._noted) and not self._noted.endswith("\n")
-        self._noted += "\n" * half_a_line + json.dumps(line) + "\n"
-        bundle.write_text(self._cleared(self.folder / "rounds.jsonl"), self._noted)
-        return message
+    def candidate_closed(self, accepted: bool) -> "State":
+        """The first of those that wait has its verdict."""
+        without_gain = 0 if accepted else self.without_gain
+        gained = self.gained or accepted
+        return replace(self, waiting=self.waiting[1:], version=None, gained=gained, without_gain=without_gain)
 
-    def last_noted(self) -> str | None:
-        """What the last line of rounds.jsonl is of."""
-        try:
-            return json.loads(self._noted.splitlines()[-1])["of"] if self._noted else None
-        except (ValueError, KeyError, TypeError):
-            return None
+    def plan_refused(self, fingerprint: str) -> "State":
+        """The kernel was not judged, because of its plan: it may come again."""
+        return replace(self, tried=tuple(other for other in self.tried if other != fingerprint))
 
-    def tell(self, status: dict) -> None:
-        """status.json, for whoever wants to know."""
-        bundle.write_json(self._cleared(self.folder / "status.json"), status)
-
-    # --- candidates -------------------------------------------------------------------------------------------
-
-    def candidate(self, name: str) -> tuple[Path, Path]:
-        """The files of a candidate's kernel and plan."""
-        return self.folder / "candidates" / f"{name}.py", self.folder / "candidates" / f"{name}.md"
-
-    def put_down(self, name: str, kernel: str, plan: str) -> tuple[Path, Path]:
-        """A candidate as files of the loop's own, which no agent's desk takes away."""
-        paths = self.candidate(name)
-        for path, text in zip(paths, (kernel, plan), strict=True):
-            bundle.write_text(self._cleared(path), text)
-        return paths
-
-    def read_if(self, name: str, digest: str) -> tuple[str, str] | None:
-        """Kernel and plan of a candidate, if they have this digest; else None."""
-        try:
-            kernel, plan = (bundle.read_bytes(path).decode("utf-8") for path in self.candidate(name))
-        except (UsageError, OSError, UnicodeDecodeError):
-            return None
-        return (kernel, plan) if candidate_digest(kernel, plan) == digest else None
-
-    def _cleared(self, path: Path) -> Path:
-        """A file of the loop's own; what an agent may have put in its place, or in its folders', is removed."""
-        for folder in (self.folder, path.parent):
-            snapshot.real_folder(folder)
-        snapshot.remove_unless_file(path)
-        return path
+    def all_judged(self) -> "State":
+        return replace(self, without_gain=0 if self.gained else self.without_gain + 1)
 
 
-def candidate_digest(kernel: str, plan: str) -> str:
-    """SHA-256 of a candidate, in hexadecimal."""
-    return hashlib.sha256(f"{kernel}\0{plan}".encode("utf-8", "replace")).hexdigest()
+def to_json(state: State) -> dict:
+    return asdict(state)
+
+
+def from_json(value) -> State | None:
+    """The state in a JSON value; None when it holds something else."""
+    names = {entry.name for entry in fields(State)}
+    if not isinstance(value, dict) or not value.keys() <= names:
+        return None
+    if not all(isinstance(value.get(name, []), list) for name in LISTS):
+        return None
+    state = State(**{**value, **{name: tuple(value[name]) for name in LISTS if name in value}})
+    return state if is_state(state) else None
+
+
+def is_state(state: State) -> bool:
+    """Does each field hold what its type says?"""
+    if not isinstance(state.candidates, dict):
+        return False
+    texts = (*state.waiting, *state.tried, *state.candidates.values())
+    numbers = (state.rounds, state.agent_calls, state.without_gain, state.restarts, state.spent_s)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int | float) for number in numbers)
+        and isinstance(state.version, str | None)
+        and isinstance(state.kept, str | None)
+    )

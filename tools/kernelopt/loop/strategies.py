@@ -16,8 +16,10 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Beam:
-    """The candidates start in turn from the best version and the fastest right ones that were refused, `width` together: a change
-    that gained nothing may open the way for the next."""
+    """The candidates start in turn from `width` versions: the best, then the fastest correct ones that were refused.
+
+    A change that gained nothing may open the way for the next.
+    """
 
     width: int
 
@@ -31,14 +33,14 @@ class Beam:
 
 
 def too_fast(record: dict) -> bool:
-    """Was it refused because no hardware allows its time? Then its order means nothing."""
+    """Was it refused because the hardware does not allow its time? Then its time means nothing."""
     return acceptance.is_impossible(record["quality_gate"]["failure_reason"])
 
 
 def relative_times(records: list[dict]) -> dict[str, float]:
-    """{version: its time over v0's} of the right versions, by the chain of paired comparisons that leads to v0. Pure.
+    """{version: its time over v0's} of the correct versions, by the chain of paired comparisons that leads to v0. Pure.
 
-    Only an order to try things in: no verdict rests on a chain.
+    It orders candidates; no verdict rests on it.
     """
     times: dict[str, float] = {}
     for record in records:

@@ -27,7 +27,7 @@ DTYPES = {
     "bf16": ("bf16", "bfloat16"),
 }
 GIT_S = 120  # seconds for a git command
-KEPT_FILE = ".loop/kept.tar"  # there while agents work (kept.py)
+KEPT_FILE = ".loop/kept.tar"  # there while agents work (loop/snapshot.py)
 # Records name the commit they belong to, so they stand beside the history, not in it.
 IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
 

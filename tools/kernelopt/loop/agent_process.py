@@ -1,0 +1,83 @@
+"""An agent's command as a process: its time limit, what it starts besides, and the workspace that it may not write to."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from ..device.sandbox import Pump, Tail, kill_group
+from ..errors import UsageError
+from ..session.workspace import environment_without_git
+
+ENDING_S = 5  # seconds in which everything that an agent started must have ended
+MARK = "KERNELOPT_AGENT"  # an environment variable of every process that an agent starts
+
+
+def run(
+    command: str, brief: str, folder: Path, timeout_s: float, mark: str, wrapper: tuple[str, ...] = ()
+) -> tuple[int | None, str, float]:
+    """(exit code, or None after a time-out; end of its output; seconds) of a shell command that gets the brief on stdin.
+
+    mark: by which `end_marked` finds what it starts. wrapper: see `read_only`.
+    """
+    start = time.monotonic()
+    process = subprocess.Popen(
+        [*wrapper, "bash", "-c", command],
+        cwd=folder,
+        env={**environment_without_git(), MARK: mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    log = Pump(process.stdout, Tail())
+    feeder = Pump.feeding(process.stdin, brief.encode(errors="replace"))
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        kill_group(process)
+        end_marked(mark)
+    feeder.join(Pump.GRACE_S)
+    log.finish()
+    return code, log.reader.text(), time.monotonic() - start
+
+
+def read_only(folder: Path) -> tuple[str, ...]:
+    """A command prefix behind which `folder` cannot be written to; () where bubblewrap is absent or does not work."""
+    wrapper = ("bwrap", "--dev-bind", "/", "/", "--ro-bind", str(folder), str(folder), "--")
+    if shutil.which("bwrap") is None:
+        return ()
+    works = subprocess.run([*wrapper, "true"], capture_output=True).returncode == 0
+    return wrapper if works else ()
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process with this mark, or with one that begins with `mark`/, also those that left their session."""
+    deadline = time.monotonic() + ENDING_S
+    while time.monotonic() < deadline:
+        marked = [pid for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if is_marked(pid, mark)]
+        for pid in marked:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not marked:
+            return
+        time.sleep(0.02)
+    raise UsageError(
+        "processes that an agent started make new ones faster than they can be ended "
+        f"({marked[0]}, for example); end them, then --resume"
+    )
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """Has a living process this mark, or one that begins with `mark`/?"""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # a zombie's is empty
+    except OSError:
+        return False
+    entry = os.fsencode(f"{MARK}={mark}")
+    return any(variable == entry or variable.startswith(entry + b"/") for variable in environment)

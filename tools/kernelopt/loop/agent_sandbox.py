@@ -1,0 +1,199 @@
+"""A git clone outside the workspace, in which one agent works on one candidate.
+
+Whatever the agent does has a name (OUTCOMES). Nothing but its kernel.py and its plan is taken from the clone.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import bundle
+from ..errors import EnvironmentLacks, UsageError
+from ..session import record_store
+from ..session.workspace import IGNORED, Workspace, run_git
+from . import agent_process, file_trees, snapshot
+from .fingerprints import fingerprint
+
+PLAN = "plan.md"
+MOST_BYTES = {"kernel.py": 1 << 20, PLAN: 1 << 16}
+OUTCOMES = (
+    "answered",
+    "timed out",
+    "failed",
+    "no answer",
+    "no plan",
+    "too large",
+    "unchanged",
+    "refused plan",
+    "tried before",
+    "forbidden files",
+    "no call left",
+    "interrupted",
+)
+NO_COMMAND = re.compile(r"bash: line 1: [^\n]*: (command not found|Permission denied|No such file or directory)")
+IGNORED_NAMES = (".git", *(name.rstrip("/") for name in IGNORED))
+HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors name their temporary files otherwise
+    f"{place}.????????"
+    for place in (
+        ".kernel.py",
+        "plans/.v*_plan.md",
+        "rejected/.v*_kernel*.py",
+        ".loop/.*.json*",
+        ".loop/.kept.tar",
+        ".loop/..gitignore",
+        ".loop/candidates/.*",
+    )
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """outcome: one of OUTCOMES. message: the reason, a sentence. kernel, plan: their texts, if the agent left them."""
+
+    outcome: str
+    message: str
+    kernel: str | None = None
+    plan: str | None = None
+    wall_s: float = 0.0
+
+
+class AgentSandbox:
+    """The clone in which an agent works on one candidate, as a context manager: it is removed at the end.
+
+    The clone has one commit, of the best version: the workspace's git is another one, and masked rounds are not in its
+    history. kernel: what kernel.py holds at the start. wrapper: of the agent's command, see agent_process.read_only.
+    """
+
+    def __init__(self, workspace: Workspace, name: str, kernel: bytes, wrapper: tuple[str, ...] = ()):
+        self.workspace, self.name, self.kernel, self.wrapper = workspace, name, kernel, wrapper
+        self.path = run_folder(workspace) / name
+        self.mark = f"{workspace.root}/{name}"
+
+    def __enter__(self) -> "AgentSandbox":
+        self.remove()
+        make_private(self.path.parent.parent)
+        file_trees.ensure_folder(self.path.parent)
+        options = ("--quiet", "--no-local", "--depth", "1", "--template=")
+        self.workspace.git("clone", *options, str(self.workspace.root), str(self.path))
+        for version in record_store.Memory(self.workspace).masked_versions():
+            (self.path / "plans" / f"{version}_plan.md").unlink(missing_ok=True)
+        self._forget_history()
+        bundle.write_bytes(self.path / "kernel.py", self.kernel)
+        self.before = file_trees.entries(self.path, IGNORED_NAMES)
+        return self
+
+    def _forget_history(self) -> None:
+        """Replace the clone's git, which still has the plans of masked rounds, by one of one commit."""
+        file_trees.remove(self.path / ".git")
+        run_git(self.path, "init", "--quiet", "--template=")
+        for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
+            run_git(self.path, "config", setting, self.workspace.git("config", setting))
+        run_git(self.path, "add", "--all")
+        run_git(self.path, "commit", "--quiet", "--message", "The best version")
+
+    def __exit__(self, *_) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        agent_process.end_marked(self.mark)
+        file_trees.remove(self.path)
+
+    def ask(self, command: str, brief: str, timeout_s: float, tried: set[str]) -> Answer:
+        """The agent's answer to a brief.
+
+        tried: fingerprints of kernels that were judged already. EnvironmentLacks when the command does not exist.
+        """
+        code, log, wall_s = agent_process.run(command, brief, self.path, timeout_s, self.mark, self.wrapper)
+        if code in (126, 127) and NO_COMMAND.fullmatch(log.strip()):
+            raise EnvironmentLacks(
+                f"the agent's command cannot be run: {log.strip()}; go on with --resume and another --agent"
+            )
+        texts = {name: self._text(name) for name in MOST_BYTES}  # read once: what is judged is what is taken
+        if changed := self.touched():
+            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; only kernel.py and {PLAN} are its own"
+        else:
+            original = self.kernel.decode(errors="replace")
+            outcome = ended(code, log, timeout_s) or classified(texts, original, tried)
+        return Answer(*outcome, texts["kernel.py"], texts[PLAN], wall_s)
+
+    def touched(self) -> list[str]:
+        """The names of what differs from the start, new files too, except kernel.py and the plan."""
+        now = file_trees.entries(self.path, IGNORED_NAMES)
+        changed = {name for name in {*now, *self.before} if now.get(name) != self.before.get(name)}
+        return sorted(changed - {"kernel.py", PLAN})
+
+    def _text(self, name: str) -> str | None:
+        """A file's text, cut a little beyond its largest size; None when it is no plain file."""
+        try:
+            handle = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            return None
+        with open(handle, "rb") as file:
+            return file.read(MOST_BYTES[name] + 8).decode("utf-8", errors="replace")
+
+
+def ended(code: int | None, log: str, timeout_s: float) -> tuple[str, str] | None:
+    """(outcome, message) of a command that failed; None of one that ended with exit code 0. Pure."""
+    if code is None:
+        return "timed out", f"no answer within {timeout_s:.0f} s"
+    if code:
+        return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it said nothing'}"
+    return None
+
+
+def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> tuple[str, str]:
+    """(outcome, message) of the texts that an agent left; the first rule that holds. Pure.
+
+    original: kernel.py as the agent got it. tried: fingerprints of kernels that were judged already.
+    """
+    for name, most in MOST_BYTES.items():
+        if texts[name] is not None and len(texts[name].encode()) > most:
+            return "too large", f"{name} is larger than {most >> 10} KB"
+    kernel = texts["kernel.py"]
+    if not kernel or not kernel.strip():
+        return "no answer", "it left no kernel.py"
+    own = fingerprint(kernel)
+    if own == fingerprint(original):
+        return "unchanged", "kernel.py is what it was, but for comments and layout"
+    if own in tried:
+        return "tried before", "this kernel was tried already, but for comments and layout"
+    if not texts[PLAN]:
+        return "no plan", f"it left no {PLAN}"
+    return "answered", "a kernel and a plan"
+
+
+def run_folder(workspace: Workspace) -> Path:
+    """The folder of this workspace's agents, in the folder for temporary files; UsageError when that is in the workspace.
+
+    Its name follows from the workspace's, so that a resumed run finds what a killed one left.
+    """
+    temporary = Path(tempfile.gettempdir()).resolve()
+    if temporary.is_relative_to(workspace.root):
+        raise UsageError(f"TMPDIR is {temporary}, which is in the workspace; set it to a folder outside")
+    own = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
+    return temporary / f"kernelopt-agents-{os.geteuid()}" / own
+
+
+def make_private(folder: Path) -> None:
+    """A folder that other users cannot use; EnvironmentLacks when one of them made it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # links have all rights
+        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
+
+
+def clear_killed_run(workspace: Workspace) -> None:
+    """End and remove what a killed run left: its agents and their clones, locks of its git commands, half-written files."""
+    agent_process.end_marked(str(workspace.root))
+    file_trees.remove(run_folder(workspace))
+    snapshot.unlock_git(workspace.root)
+    for pattern in HALF_WRITTEN:
+        for half_written in workspace.root.glob(pattern):
+            half_written.unlink()

@@ -1,0 +1,85 @@
+"""Folders that an agent may have been at: what lies in them, and how it is removed. No link is followed."""
+
+import contextlib
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+LARGE = 4 << 20  # bytes; of a larger file the entry has size and time, and no content is kept
+FOLDER, SPECIAL, UNREADABLE = "folder", "special", "unreadable"  # entries; the others are files, links and large files
+
+
+def entries(root: Path, ignored: tuple[str, ...] = ()) -> dict[str, str]:
+    """{name: entry} of all that lies in a folder, however deep; see `entry`.
+
+    ignored: names at the top that are left out. __pycache__ is left out everywhere.
+    """
+    return {str(path.relative_to(root)): kind for path, kind in walk(root, ignored)}
+
+
+def walk(root: Path, ignored: tuple[str, ...] = ()) -> Iterator[tuple[Path, str]]:
+    """(path, entry) of all that lies in a folder."""
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        for name in listed(folder):
+            path = folder / name
+            if name == "__pycache__" or (folder == root and name in ignored):
+                continue
+            try:
+                kind = entry(path)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except OSError:  # no right to it, or too deep
+                kind = UNREADABLE
+            yield path, kind
+            folders += [path] * (kind == FOLDER)
+
+
+def listed(folder: Path) -> list[str]:
+    """The names in a folder, whose rights are given back if its owner has removed them; [] when it cannot be read."""
+    with contextlib.suppress(OSError):
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            folder.chmod(0o755)
+        return [path.name for path in folder.iterdir()]
+    return []
+
+
+def entry(path: Path) -> str:
+    """What a path is: "folder", "link to …", "special", "file MODE SHA-256", "large: SIZE bytes of TIME"."""
+    status = path.lstat()
+    if stat.S_ISDIR(status.st_mode):
+        return FOLDER
+    if stat.S_ISLNK(status.st_mode):
+        return f"link to {path.readlink()}"
+    if not stat.S_ISREG(status.st_mode):
+        return SPECIAL
+    if status.st_size > LARGE:
+        return f"large: {status.st_size} bytes of {status.st_mtime_ns}"
+    return f"file {stat.S_IMODE(status.st_mode):o} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def ensure_folder(path: Path, move_away: Callable[[], object] | None = None) -> None:
+    """`path` is a folder afterwards, not a link to one. What was there is removed, or moved by `move_away`."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+        (move_away or (lambda: remove(path)))()
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all in it, however deep and whatever the rights. It may be absent."""
+    if path.is_dir() and not path.is_symlink():
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL)
+    else:
+        with contextlib.suppress(NotADirectoryError):  # a file lies where its folder was
+            path.unlink(missing_ok=True)
+
+
+def remove_unless_file(path: Path) -> None:
+    """Remove what lies in the place of a plain file."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        remove(path)

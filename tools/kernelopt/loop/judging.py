@@ -1,0 +1,114 @@
+"""A round's second half: candidates that wait are measured against the best version, and their verdicts recorded."""
+
+from .. import bundle
+from ..diagnosis import profile_folder
+from ..errors import Refused, UsageError
+from ..gate import acceptance, history, readiness, rounds
+from .executors import Executor
+from .fingerprints import fingerprint
+from .progress import Progress
+from .run_state import State
+
+DIVERGED = 1.5  # a candidate that takes this many times the best's time is logged as diverged; the best is put back
+
+
+class Judge:
+    """Judges the candidates that wait, on the GPUs of an executor."""
+
+    def __init__(self, executor: Executor, progress: Progress):
+        self.executor, self.progress = executor, progress
+        self.workspace, self.records, self.files = progress.workspace, progress.records, progress.files
+
+    def judge_waiting(self) -> None:
+        """Measure as many candidates side by side as there are GPUs; record the fastest first.
+
+        Once one is accepted, those that were faster than the former best are measured again, against the new best.
+        """
+        while self.progress.state.waiting:
+            if self.close_recorded() or self.close_lost():
+                continue
+            evidence = self.measure(self.progress.state.waiting[: self.executor.slots])
+            accepted = False
+            for name in sorted(evidence, key=lambda name: speed(evidence[name]), reverse=True):
+                if not (accepted and speed(evidence[name])):
+                    accepted |= self.record_verdict(name, evidence[name])
+        self.progress.apply(State.all_judged)
+
+    def measure(self, names: tuple[str, ...]) -> dict[str, rounds.Evidence | Refused]:
+        """The evidence of each candidate against the best version, or why it could not be measured."""
+        self.progress.say(f"measuring {', '.join(names)} against {self.records.best()['version']}")
+        kernels = [self.files.candidate(name)[0].read_bytes() for name in names]
+        with self.progress.guarded() as changed:  # a process of an agent may have outlived it
+            evidence = self.executor.measure(kernels)
+        if changed:
+            self.progress.log("put back", None, f"changed while candidates were measured: {', '.join(changed[:5])}")
+        return dict(zip(names, evidence, strict=True))
+
+    def close_recorded(self) -> bool:
+        """Close the first candidate if its verdict was recorded just before a stop; was it?"""
+        version = self.progress.state.version
+        result = version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]
+        if result:
+            logged = self.files.last_logged() == version  # the run was killed between that line and the state
+            self.close_candidate(version, result == "PASS", "recorded before the stop", logged=logged)
+        return bool(result)
+
+    def close_lost(self) -> bool:
+        """Close a candidate whose files are gone from the disk; was there one?"""
+        for name in self.progress.state.waiting:
+            if not self.files.has_candidate(name):
+                self.progress.apply(State.judged_next, name)
+                self.close_candidate(name, False, "its files are gone from .loop/candidates", "not judged")
+                return True
+        return False
+
+    def record_verdict(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
+        """Make a candidate the next version; was it accepted?"""
+        # A stop may have left a record without a verdict, whose version is then used.
+        version = self.progress.state.version or self.records.next_version()
+        self.progress.apply(State.judging, name, version)
+        if isinstance(evidence, Refused):
+            history.put_best_back(self.workspace)
+            return self.close_candidate(name, False, str(evidence), "not judged")
+        kernel, plan = (path.read_bytes() for path in self.files.candidate(name))
+        bundle.write_bytes(self.workspace.kernel, kernel)
+        bundle.write_bytes(self.workspace.plan(version), plan)
+        try:
+            fields = readiness.check_ready(self.workspace, version)
+        except (UsageError, Refused) as error:
+            return self.refuse_plan(name, version, kernel, str(error))
+        diagnosis = profile_folder.evidence_for_round(self.workspace, version)
+        result = rounds.settle(self.workspace, version, fields, evidence, diagnosis)
+        ratio = time_ratio(result)
+        outcome = "diverged" if ratio and ratio > DIVERGED else None
+        return self.close_candidate(version, result["accepted"], result["reason"], outcome)
+
+    def refuse_plan(self, name: str, version: str, kernel: bytes, reason: str) -> bool:
+        """Close a candidate that the gate does not judge: a poor plan, an uncited figure, the best kernel itself."""
+        history.put_best_back(self.workspace)
+        self.workspace.plan(version).unlink()  # it stays in .loop/candidates
+        self.progress.apply(State.plan_refused, fingerprint(kernel.decode()))
+        return self.close_candidate(name, False, reason, "refused plan")
+
+    def close_candidate(
+        self, of: str, accepted: bool, reason: str, outcome: str | None = None, logged: bool = False
+    ) -> bool:
+        """The first candidate waits no longer; `accepted`. of: its version, or its name when it became none."""
+        if not logged:
+            self.progress.log(outcome or ("accepted" if accepted else "rejected"), of, reason)
+        self.progress.apply(State.candidate_closed, accepted)
+        return accepted
+
+
+def speed(evidence: rounds.Evidence | Refused) -> float:
+    """The speed-up over the version that it was measured against; 0 when it cannot be accepted. Pure."""
+    if isinstance(evidence, Refused):
+        return 0.0
+    decision = acceptance.decide(evidence.verify, evidence.utilization, evidence.comparisons)
+    return evidence.comparisons["default"]["speedup"]["point"] if decision["accepted"] else 0.0
+
+
+def time_ratio(result: dict) -> float | None:
+    """The candidate's time over the best's on the default workload; None unless both were timed. Pure."""
+    compared = (result["timing"]["comparisons"] or {}).get("default")
+    return 1 / compared["speedup"]["point"] if compared else None

@@ -1,0 +1,44 @@
+"""When the loop stops. Pure."""
+
+from dataclasses import dataclass
+
+from ..profilers import metrics
+from ..session import stop_conditions
+from .run_state import State
+
+STUCK = "no accepted gain"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a run. patience: rounds without an accepted gain until it is stuck. restarts: partial restarts then.
+
+    refinements: times that an invalid answer is handed back. candidates: agents side by side in a round.
+    """
+
+    rounds: int
+    minutes: float
+    agent_calls: int
+    patience: int
+    restarts: int
+    refinements: int
+    agent_timeout_s: float
+    candidates: int = 1
+
+
+def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -> str | None:
+    """Why the loop stops now; None to go on. After STUCK a partial restart may be tried."""
+    if stop_conditions.goal(targets, best)["met"]:
+        return f"the targets are met by {best['version']}"
+    share = best["performance"]["floor_share_pct"]
+    if share is not None and share >= metrics.thresholds()["at_floor_pct"]:
+        return f"{best['version']} is at {share:.1f} % of the floor: the problem allows little more"
+    if state.rounds >= limits.rounds:
+        return f"{limits.rounds} rounds are over"
+    if state.spent_s >= 60 * limits.minutes:
+        return f"{limits.minutes:g} minutes are over"
+    if state.agent_calls >= limits.agent_calls:
+        return f"{limits.agent_calls} calls of the agent are used up"
+    if state.without_gain >= limits.patience:
+        return STUCK
+    return None
