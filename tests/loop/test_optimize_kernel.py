@@ -1,0 +1,69 @@
+"""optimize_kernel.py and the steps that it gives to the loop, as far as they run without a GPU."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt.errors import UsageError
+from kernelopt.loop import gpu_steps
+from kernelopt.loop.agent_sandbox import AgentSandbox
+from kernelopt.session import record_store
+from scripted_agents import UNCITED, W, run_until_killed
+
+
+def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp_path):
+    own = gpu_steps.GpuSteps(ready, None, 60, print)
+    (tmp_path / "plan.md").write_text("no plan")
+    status, message = own.check(ready.kernel, tmp_path / "plan.md")
+    assert status == "PLAN" and "Category" in message
+    uncited = ready.root / ".loop" / "candidates" / "round1-0.md"
+    uncited.parent.mkdir(parents=True)
+    uncited.write_text(UNCITED.replace("\\n", "\n"))
+    status, message = own.check(ready.kernel, uncited)
+    assert status == "PLAN" and "plan.md, line 2: '3.9 TB/s' is no citation" in message
+
+
+def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monkeypatch):
+    profiled = []
+    monkeypatch.setattr(gpu_steps.GpuSteps, "profiled", lambda own, version: profiled.append(version))
+    assert gpu_steps.GpuSteps(ready, None, 60, print).final() == {} and profiled == ["v0"]  # there is no GPU
+
+
+def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
+    """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
+    own = gpu_steps.GpuSteps(ready, None, 60, print)
+    recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
+    shutil.copytree(recorded, ready.profile("v0", "annotation"))
+    text = own.brief("v0", 0)
+    assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
+    assert "- sm_count: 132 SM <- " in text and "- boost_clock: " in text and ", torch 2." in text
+    assert "one of your own" in own.brief("v0", 9)
+    verify, template = re.search(r"`(\S+ \S+ --workspace \.)`", text)[1], re.search(r"copy (\S+) and fill", text)[1]
+    with AgentSandbox(ready, "round1-0", ready.kernel.read_bytes()) as clone:
+        env = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run(verify.split(), cwd=clone.path, env=env, capture_output=True, text=True)
+        assert done.stdout.startswith("OK on cpu-interpreter") and clone.touched() == [], done.stderr
+    assert "## Action" in Path(template).read_text() and f"folder {BUNDLE}/gpu-wiki:" in text
+    shutil.rmtree(ready.profile("v0", "annotation"))
+    assert own.final() == {} and "could not be profiled here" in own.brief("v0", 0)  # there is no GPU
+    assert own.restart() is None  # v0 alone: nothing may be masked
+    (ready.memory / "restarts.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):
+        own.restart()
+    (ready.memory / "restarts.json").unlink()
+    records = record_store.Memory(ready)
+    for number in range(1, 5):
+        records.save(record_store.empty(f"v{number}"))
+    assert "2 of 5" in own.restart()
+
+
+def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read(ready, run_here):
+    breaks = f"rm -rf {W}/memory {W}/README.md {W}/.git; kill -9 $PPID; sleep 5"
+    run_until_killed(ready, breaks)
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
+    assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
+    assert record_store.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
