@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rounds without a person: an agent's command gets a brief on stdin and leaves kernel.py and its plan; verify, gate, record, again.
+"""Rounds without a person: an agent's command gets a brief on stdin, leaves kernel.py and a plan; verify, gate, record.
 
 The command runs in a git clone of its own, in the folder for temporary files. It may write kernel.py and plan.md there,
 nothing else; where bubblewrap works, the workspace is read-only to it. Needs an accepted v0 and a GPU.

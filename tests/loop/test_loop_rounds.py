@@ -45,7 +45,7 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
 
 
 def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
-    """The plan is handed back; a figure that stays uncited costs that candidate alone, and its kernel may come again."""
+    """The plan is handed back. A figure that stays uncited costs that candidate alone; its kernel may come again."""
     machine = stand_in(ready)
     status = iter([("PLAN", "no Category"), *[("OK", "OK")] * 9])
     machine = replace(machine, check=lambda *_: next(status))

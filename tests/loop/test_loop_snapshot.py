@@ -71,19 +71,33 @@ def files_but_git(workspace: Workspace) -> dict[str, str]:
         f"cd {W}/.git; {DEEP % (200, 200, 40)}",
     ],
 )
-def test_what_an_agent_does_to_the_workspace_is_put_back_and_the_next_round_goes_on(ready, evil):
+def test_whatever_is_done_to_the_workspace_is_undone(ready, tmp_path, evil):
     (ready.root / "link").symlink_to("kernel.py")
     before = files_but_git(ready)
-    command = agent(f"if [ ! -e {W}/../done ]; then touch {W}/../done; {evil}; fi; " + kernel(50))
-    limits = replace(LIMITS, rounds=2)
-    result, lines = run(ready, command, limits=limits)
-    assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
-    assert "in the workspace itself" in lines[0]["message"]
-    assert result["best"] == "v1"
-    after = files_but_git(ready)
-    assert all(after[name] == before[name] for name in before if name != "kernel.py")
-    assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
+    kept = snapshot.Snapshot.take(ready)
+    subprocess.run(["bash", "-c", evil.replace(W, str(ready.root))], cwd=tmp_path)
+    assert kept.restore(lambda: None)
+    assert files_but_git(ready) == before
+    assert ready.file_at(ready.commit("Git works"), "kernel.py") == ready.kernel.read_bytes()
     file_trees.remove(ready.root / ".loop" / "taken")  # too deep for pytest to clear away
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        f"echo '{{{{' > {W}/memory/v0.json",
+        f"rm -rf {W}/.git",
+        f"rm -r {W}/plans; ln -s /tmp {W}/plans",
+        f"cd {W}/.git; {DEEP % (1, 1, 1100)}",
+    ],
+)
+def test_a_round_in_which_the_workspace_was_changed_counts_for_nothing_and_the_next_goes_on(ready, evil):
+    command = agent(f"if [ ! -e {W}/../done ]; then touch {W}/../done; {evil}; fi; " + kernel(50))
+    result, lines = run(ready, command, limits=replace(LIMITS, rounds=2))
+    assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
+    assert "in the workspace itself" in lines[0]["message"] and result["best"] == "v1"
+    assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
+    file_trees.remove(ready.root / ".loop" / "taken")
 
 
 def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
@@ -202,7 +216,8 @@ def test_killed_while_it_puts_back_no_answer_of_the_round_counts_later(ready, mo
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_was_forged_before_a_stop_is_put_back_before_anything_reads_it(ready, number):
-    forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.9/' {W}/memory/v0.json; kill -{number:d} $PPID; sleep 5"""
+    forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.9/' {W}/memory/v0.json"""
+    forge += f"; kill -{number:d} $PPID; sleep 5"
     code = STOPPABLE + program(ready, forge)
     record = (ready.memory / "v0.json").read_bytes()
     assert subprocess.run([sys.executable, "-c", code]).returncode in (143, -9)

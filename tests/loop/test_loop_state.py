@@ -23,7 +23,10 @@ def test_each_rule_stops():
     best = record_store.empty("v0")
     best["performance"] |= {"workload": "default", "latency_us": 100.0, "floor_share_pct": 10.0}
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us"}
-    reason = lambda state, targets=(), record=best: stop_reason(State(**state), LIMITS, list(targets), record)  # noqa: E731
+
+    def reason(state, targets=(), record=best):
+        return stop_reason(State(**state), LIMITS, list(targets), record)
+
     assert reason({}) is None
     assert reason({}, [target]) == "the targets are met by v0"
     near = {**best, "performance": {**best["performance"], "floor_share_pct": 96.0}}

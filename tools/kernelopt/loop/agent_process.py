@@ -1,4 +1,4 @@
-"""An agent's command as a process: its time limit, what it starts besides, and the workspace that it may not write to."""
+"""An agent's command as a process: its time limit, what it starts, the folder that it may not write to."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ MARK = "KERNELOPT_AGENT"  # an environment variable of every process that an age
 def run(
     command: str, brief: str, folder: Path, timeout_s: float, mark: str, wrapper: tuple[str, ...] = ()
 ) -> tuple[int | None, str, float]:
-    """(exit code, or None after a time-out; end of its output; seconds) of a shell command that gets the brief on stdin.
+    """(exit code or None after a time-out, end of its output, seconds) of a shell command that gets the brief on stdin.
 
     mark: by which `end_marked` finds what it starts. wrapper: see `read_only`.
     """

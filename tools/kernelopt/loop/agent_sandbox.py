@@ -75,7 +75,6 @@ class AgentSandbox:
 
     def __enter__(self) -> "AgentSandbox":
         self.remove()
-        make_private(self.path.parent.parent)
         file_trees.ensure_folder(self.path.parent)
         options = ("--quiet", "--no-local", "--depth", "1", "--template=")
         self.workspace.git("clone", *options, str(self.workspace.root), str(self.path))
@@ -170,27 +169,29 @@ def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> 
 
 
 def run_folder(workspace: Workspace) -> Path:
-    """The folder of this workspace's agents, in the folder for temporary files; UsageError when that is in the workspace.
+    """The folder of this workspace's agents, in the folder for temporary files.
 
-    Its name follows from the workspace's, so that a resumed run finds what a killed one left.
+    Its name depends on the workspace alone, so that a resumed run removes what a killed one left. UsageError when the
+    folder for temporary files is in the workspace; EnvironmentLacks when another user can use it.
     """
     temporary = Path(tempfile.gettempdir()).resolve()
     if temporary.is_relative_to(workspace.root):
         raise UsageError(f"TMPDIR is {temporary}, which is in the workspace; set it to a folder outside")
     own = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
-    return temporary / f"kernelopt-agents-{os.geteuid()}" / own
+    return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / own
 
 
-def make_private(folder: Path) -> None:
-    """A folder that other users cannot use; EnvironmentLacks when one of them made it."""
+def make_private(folder: Path) -> Path:
+    """The folder, which other users cannot use; EnvironmentLacks when one of them made it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # links have all rights
         raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
+    return folder
 
 
 def clear_killed_run(workspace: Workspace) -> None:
-    """End and remove what a killed run left: its agents and their clones, locks of its git commands, half-written files."""
+    """End and remove what a killed run left: agents, their clones, locks of its git commands, half-written files."""
     agent_process.end_marked(str(workspace.root))
     file_trees.remove(run_folder(workspace))
     snapshot.unlock_git(workspace.root)

@@ -86,7 +86,7 @@ class Agents:
         self._stop_verifications()
 
     def answer_or_failure(self, sandbox: AgentSandbox, brief: str) -> Answer:
-        """`refine_until_valid`; "failed" when an agent has damaged what that needs. The round is restored afterwards."""
+        """`refine_until_valid`; "failed" when an agent has damaged the files that it needs; they are restored later."""
         try:
             return self.refine_until_valid(sandbox, brief)
         except EnvironmentLacks:

@@ -1,4 +1,4 @@
-"""Where candidates are examined: on this machine's GPUs, or as tasks of a Ray cluster. One candidate a GPU at a time."""
+"""Where candidates are examined, one a GPU at a time: on this machine's GPUs, or as tasks of a Ray cluster."""
 
 import os
 import queue
@@ -132,7 +132,8 @@ def side_by_side(
 ) -> list:
     """The results of `function` on each call's arguments, `workers` calls in threads at a time.
 
-    stop: called at one of the exceptions `ends` until every call has ended, because the pool waits for them; no other begins.
+    stop: called at one of the exceptions `ends`, until every call has ended, because the pool waits for them. No other
+    call begins then.
     """
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(function, *call) for call in calls]

@@ -23,12 +23,13 @@ INSTRUCTIONS = """
 
 You are in a git clone of your own, a copy of the workspace. Write these two files, and nothing else:
 
-- `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function): one idea, and all that it takes.
+- `kernel.py`: one change to it, which keeps the interface (ModelNew or kernel_function): one idea, and all that it
+  takes.
 - `plan.md`: copy {bundle}/reference/plan.md and fill it in; every section, one action, the expected effect before any
   measurement. A hardware value is copied with its citation from the GPU section above.
 
-`reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself beforehand:
-`{tools}/verify_kernel.py --workspace .` Timing is done after you, against the best version.
+`reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself
+beforehand: `{tools}/verify_kernel.py --workspace .` Timing is done after you, against the best version.
 What it compiled to, when it has run: `{tools}/extract_asm.py .cache`
 gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source.
 To look for more there: `{tools}/search_wiki.py WORDS`

@@ -1,7 +1,7 @@
 """Rounds without a person: brief -> agent -> verify -> gate -> record, until a rule says stop.
 
-The state is on disk before each step (progress.py). A run that is killed at any point goes on from there: what was accepted
-is in the records, and candidates that were valid or waited for their verdict are judged.
+The state is on disk before each step (progress.py). A run that is killed at any point goes on from there: accepted
+versions are in the records, and candidates that were valid or waited for their verdict are judged.
 """
 
 import contextlib
@@ -73,7 +73,8 @@ class Loop:
         unfinished = self.progress.recover()
         if self.records.best() is None:
             raise UsageError(
-                "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
+                "there is no accepted version to start from; make v0 first: the baseline skill, "
+                "run_gate.py --version v0"
             )
         history.forget_unrecorded_commit(self.workspace)
         if resume and not unfinished:

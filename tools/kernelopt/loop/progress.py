@@ -73,7 +73,7 @@ class Progress:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[list[str]]:
-        """Undo at the end what others change in the workspace meanwhile; their names are in the list that this yields."""
+        """Undo at the end what others change in the workspace; yields the list that then has the names of it."""
         changed: list[str] = []
         before = Snapshot.take(self.workspace)
         self.apply(State.with_snapshot, before.digest)

@@ -1,7 +1,7 @@
-"""A candidate examined in a copy of its workspace, by the GPU that this process sees; the copy may lie on another machine.
+"""Examine a candidate in a copy of its workspace, on the GPU that this process sees, possibly on another machine.
 
-`python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin. It prints one JSON
-object: {status, message} of a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
+`python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin. It prints one
+JSON object: {status, message} of a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
 """
 
 import io

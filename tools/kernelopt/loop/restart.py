@@ -22,8 +22,9 @@ from the best kernel and its profile."""
 def begin(workspace: Workspace, seed: int) -> dict:
     """Mask half of the records; {masked, of, seed, next_version, brief, left_out}.
 
-    of: how many were unmasked before. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when the
-    targets are met or too few records may be masked; UsageError when kernel.py is not the best version.
+    The journal is written first, so that `undo` also mends a restart that died half-way. of: how many were unmasked.
+    brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when the targets are met or too few
+    records may be masked; UsageError when kernel.py is not the best version.
     """
     memory = Memory(workspace)
     with memory.locked():
@@ -38,20 +39,14 @@ def begin(workspace: Workspace, seed: int) -> dict:
         before = [record["version"] for record in memory.scan()]
         chosen = draw(before, best and best["version"], seed)
         entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
-        bundle.write_json(memory.restarts, [*past, entry])  # first: `undo` also mends a restart that died half-way
+        bundle.write_json(memory.restarts, [*past, entry])
         memory.set_masked(chosen, True)
         records = memory.records()
         hidden = set(memory.versions()) - {record["version"] for record in records} - {best["version"] if best else ""}
         following = memory.next_version()
     text = hand_over(workspace.root, workspace.task(), best, records, hidden, following)
-    return {
-        "masked": chosen,
-        "of": len(before),
-        "seed": seed,
-        "next_version": following,
-        "brief": text,
-        "left_out": memory.left_out(),
-    }
+    begun = {"masked": chosen, "of": len(before), "seed": seed, "next_version": following, "brief": text}
+    return {**begun, "left_out": memory.left_out()}
 
 
 def random_seed() -> int:
@@ -158,8 +153,8 @@ def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
     lines = []
     for goal in stop_conditions.goal(targets, best)["targets"]:
         achieved = "not measured" if goal["achieved"] is None else f"{brief.figure(goal['achieved'])} {goal['unit']}"
-        limit = f"{stop_conditions.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
-        lines.append(f"- {goal['workload']} {goal['metric']} {limit}; best so far: {achieved}")
+        wanted = f"{goal['workload']} {goal['metric']} {stop_conditions.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
+        lines.append(f"- {wanted}; best so far: {achieved}")
     return lines
 
 
@@ -181,7 +176,7 @@ def round_lines(root: Path, next_version: str) -> list[str]:
     plan = root / "plans" / f"{next_version}_plan.md"
     return [
         f"- Your version is {next_version}: plan in {plan}, then one change, then the gate.",
-        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log too: "
-        "they are masked.",
+        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log "
+        "too: they are masked.",
         "- Records are hints, not proof: plan again from the profile, also what a record rules out.",
     ]

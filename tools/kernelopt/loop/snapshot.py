@@ -1,7 +1,8 @@
 """The workspace as it was before agents or measurements ran. What they change in it is noticed, named and undone.
 
-The snapshot is in memory, and in .loop/kept.tar in case the run is killed. Agents work elsewhere (agent_sandbox.py), behind
-bubblewrap where that works. Without it they have the user's rights: the snapshot guards against mistakes and plain cheating.
+The snapshot is in memory, and in .loop/kept.tar in case the run is killed. Agents work elsewhere (agent_sandbox.py),
+and behind bubblewrap where that works. Without it they have the user's rights, and the snapshot guards against mistakes
+and plain cheating.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Snapshot:
-    """entries: of all names in the workspace. contents: of its files. head: its commit. digest: SHA-256 of the archive."""
+    """entries: of all names in the workspace. contents: of its files. head: its commit. digest: of the archive."""
 
     digest: str | None = None
 
@@ -53,8 +54,8 @@ class Snapshot:
     def load(cls, root: Path, digest: str | None = None) -> "Snapshot | None":
         """The snapshot that a killed run left in the workspace `root`; None without one.
 
-        digest: SHA-256 of the archive, as the run's state has it. UsageError when the archive is another one: then nothing
-        says which changes are the agents'.
+        digest: SHA-256 of the archive, as the run's state has it. UsageError when the archive is another one: then
+        nothing says which changes are the agents'.
         """
         path = archive(root)
         exists = path.is_file() and not path.is_symlink()
@@ -87,8 +88,8 @@ class Snapshot:
     def restore(self, distrust: Callable[[], None]) -> list[str]:
         """Undo every change since. Returns the names of what was changed, with a remark where it could not be undone.
 
-        New files and changed ones are moved to .loop/taken. distrust: called first if anything was changed, because a run
-        that is killed afterwards would not see the change any more. UsageError when something new cannot be removed.
+        New files and changed ones are moved to .loop/taken. distrust: called first if anything was changed, because a
+        run that is killed afterwards would not see the change again. UsageError when something new cannot be removed.
         """
         ensure_folder(archive(self.root).parent)
         unlock_git(self.root)

@@ -11,8 +11,9 @@ STUCK = "no accepted gain"
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a run. patience: rounds without an accepted gain until it is stuck. restarts: partial restarts then.
+    """The limits of a run.
 
+    patience: rounds without an accepted gain until it is stuck. restarts: partial restarts then.
     refinements: times that an invalid answer is handed back. candidates: agents side by side in a round.
     """
 
