@@ -76,7 +76,7 @@ def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     parser.add_argument("--workspace", type=Path, required=True, help="with an accepted v0")
     parser.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the brief on stdin")
-    parser.add_argument("--rounds", type=cli.positive_int, default=10, help="at most so many (default 10)")
+    parser.add_argument("--rounds", type=cli.positive_int, default=10, help="the most rounds (default 10)")
     parser.add_argument("--candidates", type=cli.positive_int, default=1, help="side by side in a round (default 1)")
     parser.add_argument(
         "--beam", type=cli.positive_int, metavar="N", help="start from the N fastest right versions in turn"
@@ -84,8 +84,10 @@ def arguments():
     parser.add_argument(
         "--executor", choices=list(executors.EXECUTORS), default="local", help="whose GPUs (default local)"
     )
-    parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="at most so long (default 240)")
-    parser.add_argument("--agent-calls", type=cli.positive_int, default=40, help="at most so many (default 40)")
+    parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="the longest run (default 240)")
+    parser.add_argument(
+        "--agent-calls", type=cli.positive_int, default=40, help="the most calls of the agent (default 40)"
+    )
     parser.add_argument("--patience", type=cli.positive_int, default=4, help="rounds without a gain: stuck (default 4)")
     parser.add_argument("--restarts", type=cli.natural, default=1, help="partial restarts when stuck (default 1)")
     parser.add_argument("--refinements", type=cli.natural, default=2, help="times an error is handed back (default 2)")

@@ -135,7 +135,7 @@ def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(read
     assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record["kernel_sha256"]
 
 
-def test_where_one_of_a_round_meddles_none_counts_and_no_forgery_stays(ready):
+def test_when_one_agent_forges_a_record_no_answer_of_the_round_counts(ready):
     forge = f"""sed -i 's/"floor_share_pct": [0-9.]*/"floor_share_pct": 99.0/' {W}/memory/v0.json"""
     command = SEVERAL.replace("cat > kernel.py", "[ $n = 0 ] && " + forge + "; sleep 0.3; cat > kernel.py", 1)
     limits = replace(LIMITS, rounds=1, candidates=2)

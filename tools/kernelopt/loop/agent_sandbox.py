@@ -71,7 +71,7 @@ class AgentSandbox:
     def __init__(self, workspace: Workspace, name: str, kernel: bytes, wrapper: tuple[str, ...] = ()):
         self.workspace, self.name, self.kernel, self.wrapper = workspace, name, kernel, wrapper
         self.path = run_folder(workspace) / name
-        self.mark = f"{workspace.root}/{name}"
+        self.mark = f"{run_mark(workspace)}/{name}"
 
     def __enter__(self) -> "AgentSandbox":
         self.remove()
@@ -181,6 +181,11 @@ def run_folder(workspace: Workspace) -> Path:
     return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / own
 
 
+def run_mark(workspace: Workspace) -> str:
+    """With which the mark of every agent of this workspace begins; see agent_process.end_marked."""
+    return f"{workspace.root}/.loop"
+
+
 def make_private(folder: Path) -> Path:
     """The folder, which other users cannot use; EnvironmentLacks when one of them made it."""
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -192,7 +197,7 @@ def make_private(folder: Path) -> Path:
 
 def clear_killed_run(workspace: Workspace) -> None:
     """End and remove what a killed run left: agents, their clones, locks of its git commands, half-written files."""
-    agent_process.end_marked(str(workspace.root))
+    agent_process.end_marked(run_mark(workspace))
     file_trees.remove(run_folder(workspace))
     snapshot.unlock_git(workspace.root)
     for pattern in HALF_WRITTEN:

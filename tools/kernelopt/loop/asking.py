@@ -10,7 +10,7 @@ from typing import Protocol
 from ..errors import EnvironmentLacks, ToolError, UsageError
 from ..session import version_kernels
 from . import agent_process, executors, run_files
-from .agent_sandbox import AgentSandbox, Answer
+from .agent_sandbox import AgentSandbox, Answer, run_mark
 from .fingerprints import fingerprint
 from .progress import Progress
 from .run_state import State
@@ -82,7 +82,7 @@ class Agents:
     def stop(self) -> None:
         """End agents and verifications; no other begins."""
         self._stopping.set()
-        agent_process.end_marked(str(self.progress.workspace.root))
+        agent_process.end_marked(run_mark(self.progress.workspace))
         self._stop_verifications()
 
     def answer_or_failure(self, sandbox: AgentSandbox, brief: str) -> Answer:
