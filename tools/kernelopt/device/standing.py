@@ -11,7 +11,7 @@ import queue
 import select
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .sandbox import Outcome, Report, Sandbox, Server, Tail, outcome, pumped
@@ -61,16 +61,17 @@ class Standing:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._orders, json.dumps(order).encode() + b"\n")
 
-    def answer(self, timeout_s: float) -> dict:
-        """The next answer. Ended when none comes in time, or the process has ended."""
-        deadline = time.monotonic() + timeout_s
-        answers = self._report.reader.answers
+    def answer(self, timeout_s: float | Callable[[], float]) -> dict:
+        """The next answer. Ended when none comes in time, or the process has ended. timeout_s: may be asked again and again,
+        where it depends on what others do meanwhile."""
+        limit = timeout_s if callable(timeout_s) else lambda: timeout_s
+        began, answers = time.monotonic(), self._report.reader.answers
         while True:
             with contextlib.suppress(queue.Empty):
-                return answers.get(timeout=max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic())))
+                return answers.get(timeout=LOOK_EVERY_S)
             if self._has_ended() and answers.empty():
                 raise Ended(self.end())
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > limit():
                 raise Ended(self.end(timed_out=True))
 
     def ask(self, timeout_s: float, **order) -> dict:
@@ -93,7 +94,8 @@ class Standing:
             os.close(self._orders)
         self._report.finish()
         self._log.finish()
-        answer = answer or {"exit_code": None, "timed_out": timed_out, "wall_s": wall_s}
+        answer = answer or {"exit_code": None, "timed_out": timed_out}
+        answer["wall_s"] = wall_s
         return outcome(answer, self._report.reader, self._log.reader.text())
 
     def _has_ended(self) -> bool:

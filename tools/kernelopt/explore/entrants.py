@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +10,14 @@ from ..device import outcomes, standing
 from ..device.sandbox import Sandbox, Server
 from ..measure import correctness
 
-HANG_S = 20.0  # for a launched kernel to end
-HANG_FACTOR = 3  # of the opponent's own first call, where that takes longer
+HANG_S = 20.0  # for a launched kernel to end, and at least for any stage
+HANG_FACTOR = 3  # a stage may take so many times what it took the slowest of the others
+STUCK = {
+    "loaded": "it did not load in {seconds:.0f} s",
+    "launched": "its first call was not compiled and launched in {seconds:.0f} s",
+    "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
+    "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
+}
 
 
 @dataclass
@@ -74,9 +81,10 @@ class Starter:
     def __init__(self, sandbox: Sandbox, server: Server, inputs: list[dict], judge: "Judge", libraries: bool):
         self.sandbox, self.server, self.inputs = sandbox, server, inputs
         self.judge, self.libraries = judge, libraries
+        self.slowest_s: dict[str, float] = {}  # of each stage, what it took so far
 
-    def start(self, entrant: Entrant, until: float, now) -> None:
-        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until, now: on one clock."""
+    def start(self, entrant: Entrant, until: float) -> None:
+        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic clock."""
         folder = self.sandbox.new_folder("answers")
         files = [case["path"] for case in self.inputs]
         arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
@@ -87,19 +95,26 @@ class Starter:
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
-                limit = HANG_S if stage == "ran" else until - now()
-                done = entrant.process.answer(max(limit, 0.1))
+                began = time.monotonic()
+                done = entrant.process.answer(lambda stage=stage, began=began: self.patience_s(stage, until - began))
+                self.slowest_s[stage] = max(self.slowest_s.get(stage, 0.0), time.monotonic() - began)
         except standing.Ended as ended:
             status, message = fault_of(ended)
             if status == "TIMEOUT":
-                message = (
-                    f"its first call did not end in {HANG_S:.0f} s" if stage == "ran" else f"{stage} was not reached"
-                )
+                message = STUCK[stage].format(seconds=ended.outcome.wall_s)
             entrant.fail(status, message)
             return
         entrant.status, message = ("OK", "") if entrant.is_opponent else self.verdict(done["done"], folder)
         if entrant.status != "OK":
             entrant.fail(entrant.status, message)
+
+    def patience_s(self, stage: str, left_s: float) -> float:
+        """How long a stage may take: until times must be taken, and no longer than others make likely. Nobody knows how long
+        the first one compiles."""
+        if stage == "ran":
+            return HANG_S
+        others = self.slowest_s.get(stage)
+        return left_s if others is None else min(left_s, max(HANG_S, HANG_FACTOR * others))
 
     def verdict(self, done: dict, folder: str) -> tuple[str, str]:
         seeds = [case["seed"] for case in self.inputs]

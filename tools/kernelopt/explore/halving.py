@@ -43,19 +43,17 @@ def ratio(times_us: list[float | None], others_us: list[float | None]) -> Ratio 
 
 
 def leader(rounds: dict[str, list[float | None]]) -> str:
-    """The candidate with the least median time. rounds: name -> one time a round, None where it did not run."""
+    """Who has the least median time. rounds: name -> one time a round, None where it did not run."""
     return min(rounds, key=lambda name: statistics.median(time for time in rounds[name] if time is not None))
 
 
-def slower(rounds: dict[str, list[float | None]], running: list[str]) -> list[str]:
-    """Those of the running candidates that are slower than the leader for certain."""
-    first = leader({name: rounds[name] for name in running})
-    ratios = {name: ratio(rounds[name], rounds[first]) for name in running if name != first}
-    return [name for name, found in ratios.items() if found and found.high < 1 / (1 + SLOWER)]
+def slower(rounds: dict[str, list[float | None]], first: str) -> list[str]:
+    """Those that are slower than `first` for certain."""
+    ratios = {name: ratio(times, rounds[first]) for name, times in rounds.items() if name != first}
+    return [name for name, speedup in ratios.items() if speedup and speedup.high < 1 / (1 + SLOWER)]
 
 
-def settled(rounds: dict[str, list[float | None]], running: list[str]) -> bool:
-    """Is each running candidate's ratio to the leader known to KNOWN?"""
-    first = leader({name: rounds[name] for name in running})
-    ratios = [ratio(rounds[name], rounds[first]) for name in running if name != first]
-    return all(found and (found.high - found.low) / 2 <= KNOWN for found in ratios)
+def settled(rounds: dict[str, list[float | None]], first: str) -> bool:
+    """Is each one's ratio to `first` known to KNOWN?"""
+    ratios = [ratio(times, rounds[first]) for name, times in rounds.items() if name != first]
+    return all(speedup and (speedup.high - speedup.low) / 2 <= KNOWN for speedup in ratios)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,8 @@ from .candidates import Candidate
 from .entrants import Entrant, Judge, Starter
 
 SEEDS = 2
-COMPILE_SHARE = 0.6  # of the budget, at most, before times are taken
-END_S = 4.0  # of the budget, for registers, occupancy and sustained times
+# Of the budget: kept for times, and of that for registers, occupancy and sustained times.
+TIMES_SHARE, END_SHARE = 0.15, 0.05
 TURN_US = 3000.0  # of calls in a candidate's turn
 CALLS = (3, 10)  # in a turn: at least, at most
 SUSTAINED_S = 0.25
@@ -60,9 +61,10 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     try:
         with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
             starter = prepared(plan, sandbox, server)
-            race = Race(entrants, began + plan.budget_s)
+            race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
+            compiled_by = began + (1 - TIMES_SHARE) * plan.budget_s
             for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):
-                start_all(starter, wave, began + COMPILE_SHARE * plan.budget_s, say)
+                start_all(starter, wave, compiled_by, say)
                 if sandbox.gpu:
                     race.run(
                         [entrant for entrant in entrants if entrant.process], last=wave[-1] is entrants[-1], say=say
@@ -94,8 +96,7 @@ def key_metrics(entrant: Entrant, sandbox: Sandbox, case: dict) -> dict | None:
 
 def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     """The opponents and the candidates, each in a file of its own."""
-    folder = scratch / "candidates"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="candidates-", dir=scratch))
     found = [Entrant(name, file, is_opponent=True) for name, file in plan.opponents.items()]
     for number, candidate in enumerate(plan.candidates):
         file = folder / f"candidate_{number}.py"
@@ -151,14 +152,14 @@ def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable
     """Compile and check the entrants of a wave, as many at a time as the machine has cores."""
     say(f"compiling and checking {len(wave)}")
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(lambda entrant: starter.start(entrant, until, time.monotonic), wave))
+        list(pool.map(lambda entrant: starter.start(entrant, until), wave))
 
 
 class Race:
     """Rounds of timed turns among the entrants that run."""
 
     def __init__(self, entrants: list[Entrant], until: float):
-        self.entrants, self.until, self.rounds = entrants, until - END_S, 0
+        self.entrants, self.until, self.rounds = entrants, until, 0
 
     def run(self, running: list[Entrant], last: bool, say: Callable[[str], None]) -> None:
         """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Between two waves
@@ -171,9 +172,8 @@ class Race:
             self.one_round(running)
             if number + 1 < halving.FIRST_ROUNDS:
                 continue
-            self.drop(running)
-            running = [entrant for entrant in running if not entrant.dropped and entrant.process]
-            if halving.settled(self.times(running), [entrant.name for entrant in running]):
+            running = self.drop(running)
+            if self.is_settled(running):
                 break
         if not last:
             for entrant in sorted(running, key=median_of)[max(1, room) :]:
@@ -195,12 +195,22 @@ class Race:
     def times(self, running: list[Entrant]) -> dict[str, list[float | None]]:
         return {entrant.name: entrant.rounds_us for entrant in running if entrant.calls_us}
 
-    def drop(self, running: list[Entrant]) -> None:
-        times = self.times(running)
-        gone = set(halving.slower(times, list(times))) if times else set()
+    def drop(self, running: list[Entrant]) -> list[Entrant]:
+        """Those that still run when all that are slower than the leading candidate for certain were dropped. An opponent
+        leads nobody: however fast it is, the candidates are compared with each other."""
+        first = self.leader(running)
+        gone = set(halving.slower(self.times(running), first)) if first else set()
         for entrant in running:
-            if entrant.name in gone:
-                entrant.dropped = True
+            entrant.dropped |= entrant.name in gone
+        return [entrant for entrant in running if not entrant.dropped and entrant.process]
+
+    def is_settled(self, running: list[Entrant]) -> bool:
+        first = self.leader(running)
+        return first is None or halving.settled(self.times(running), first)
+
+    def leader(self, running: list[Entrant]) -> str | None:
+        times = self.times([entrant for entrant in running if not entrant.is_opponent])
+        return halving.leader(times) if times else None
 
     def leave(self, entrant: Entrant) -> None:
         entrant.dropped = True

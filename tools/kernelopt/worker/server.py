@@ -17,9 +17,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch._dynamo
-import torch._subclasses.fake_tensor
-import triton.testing  # noqa: F401  (these three are there to make the children start quickly)
+import triton.testing  # noqa: F401  (so that the children start quickly; torch._dynamo would take as long as torch itself)
 
 from ..device import landlock, processes
 from . import interpreter, jobs
