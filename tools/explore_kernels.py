@@ -35,7 +35,14 @@ def main() -> int:
             cli.say(f"exploring {len(found)} candidates on {sandbox.device_name}")
             product = opponents.page_of(sandbox.device_name, subject.workspace)
             plan = run.Plan(
-                subject, found, others, next(iter(others), None), args.workload, args.budget_seconds, product
+                subject,
+                found,
+                others,
+                next(iter(others), None),
+                args.workload,
+                args.budget_seconds,
+                args.candidate_seconds or args.budget_seconds,
+                product,
             )
             entrants = run.explore(plan, sandbox, cli.say, args.profile)
             result = {
@@ -90,6 +97,12 @@ def arguments():
     parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
     parser.add_argument("--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics of the best N")
     parser.add_argument("--budget-seconds", type=cli.positive_float, default=90, help="default 90")
+    parser.add_argument(
+        "--candidate-seconds",
+        type=cli.positive_float,
+        metavar="S",
+        help="give a candidate up that compiles and runs for longer (default: when times must be taken)",
+    )
     parser.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
     cli.add_device(parser)
     cli.add_sandbox(parser)

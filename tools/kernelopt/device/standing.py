@@ -11,7 +11,7 @@ import queue
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from .sandbox import Outcome, Report, Sandbox, Server, Tail, outcome, pumped
@@ -61,17 +61,15 @@ class Standing:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._orders, json.dumps(order).encode() + b"\n")
 
-    def answer(self, timeout_s: float | Callable[[], float]) -> dict:
-        """The next answer. Ended when none comes in time, or the process has ended. timeout_s: may be asked again and again,
-        where it depends on what others do meanwhile."""
-        limit = timeout_s if callable(timeout_s) else lambda: timeout_s
+    def answer(self, timeout_s: float) -> dict:
+        """The next answer. Ended when none comes in time, or the process has ended."""
         began, answers = time.monotonic(), self._report.reader.answers
         while True:
             with contextlib.suppress(queue.Empty):
                 return answers.get(timeout=LOOK_EVERY_S)
             if self._has_ended() and answers.empty():
                 raise Ended(self.end())
-            if time.monotonic() - began > limit():
+            if time.monotonic() - began > timeout_s:
                 raise Ended(self.end(timed_out=True))
 
     def ask(self, timeout_s: float, **order) -> dict:

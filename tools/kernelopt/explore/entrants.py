@@ -10,8 +10,7 @@ from ..device import outcomes, standing
 from ..device.sandbox import Sandbox, Server
 from ..measure import correctness
 
-HANG_S = 20.0  # for a launched kernel to end, and at least for any stage
-HANG_FACTOR = 3  # a stage may take so many times what it took the slowest of the others
+HANG_S = 20.0  # for a launched kernel to end
 STUCK = {
     "loaded": "it did not load in {seconds:.0f} s",
     "launched": "its first call was not compiled and launched in {seconds:.0f} s",
@@ -78,13 +77,23 @@ def first_lines(message: str, most: int = 12) -> str:
 class Starter:
     """Starts entrants side by side: load, compile, one call, outputs to files, and the oracle's comparison."""
 
-    def __init__(self, sandbox: Sandbox, server: Server, inputs: list[dict], judge: "Judge", libraries: bool):
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        server: Server,
+        inputs: list[dict],
+        judge: "Judge",
+        libraries: bool,
+        candidate_s: float,
+    ):
+        """candidate_s: that each entrant may take to load, compile and run."""
         self.sandbox, self.server, self.inputs = sandbox, server, inputs
-        self.judge, self.libraries = judge, libraries
-        self.slowest_s: dict[str, float] = {}  # of each stage, what it took so far
+        self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
 
     def start(self, entrant: Entrant, until: float) -> None:
-        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic clock."""
+        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic clock; it
+        must have compiled and run by then."""
+        until = min(until, time.monotonic() + self.candidate_s)
         folder = self.sandbox.new_folder("answers")
         files = [case["path"] for case in self.inputs]
         arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
@@ -95,9 +104,7 @@ class Starter:
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
-                began = time.monotonic()
-                done = entrant.process.answer(lambda stage=stage, began=began: self.patience_s(stage, until - began))
-                self.slowest_s[stage] = max(self.slowest_s.get(stage, 0.0), time.monotonic() - began)
+                done = entrant.process.answer(HANG_S if stage == "ran" else max(0.1, until - time.monotonic()))
         except standing.Ended as ended:
             status, message = fault_of(ended)
             if status == "TIMEOUT":
@@ -107,14 +114,6 @@ class Starter:
         entrant.status, message = ("OK", "") if entrant.is_opponent else self.verdict(done["done"], folder)
         if entrant.status != "OK":
             entrant.fail(entrant.status, message)
-
-    def patience_s(self, stage: str, left_s: float) -> float:
-        """How long a stage may take: until times must be taken, and no longer than others make likely. Nobody knows how long
-        the first one compiles."""
-        if stage == "ran":
-            return HANG_S
-        others = self.slowest_s.get(stage)
-        return left_s if others is None else min(left_s, max(HANG_S, HANG_FACTOR * others))
 
     def verdict(self, done: dict, folder: str) -> tuple[str, str]:
         seeds = [case["seed"] for case in self.inputs]

@@ -40,7 +40,8 @@ KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_oc
 
 @dataclass(frozen=True)
 class Plan:
-    """What is explored. opponents: name -> file, timed beside the candidates. against: the opponent that ratios
+    """What is explored. opponents: name -> file, timed beside the candidates. candidate_s: for each
+    to compile and run. against: the opponent that ratios
     refer to. product: the page of the GPU, where there is one."""
 
     subject: Subject
@@ -49,6 +50,7 @@ class Plan:
     against: str | None
     workload: str = "default"
     budget_s: float = 90.0
+    candidate_s: float = 90.0
     product: wiki.Page | None = None
 
 
@@ -129,7 +131,7 @@ def prepared(plan: Plan, sandbox: Sandbox, server) -> Starter:
         "tolerances": verify.tolerances(sandbox.device, subject.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, server, "judge", arguments, 3600), plan.budget_s)
-    return Starter(sandbox, server, made["cases"], judge, subject.libraries)
+    return Starter(sandbox, server, made["cases"], judge, subject.libraries, plan.candidate_s)
 
 
 def live_at_once(sandbox: Sandbox, inputs: list[dict]) -> int:
