@@ -274,6 +274,15 @@ class Watch:
         return found
 
 
+def free_bytes() -> int | None:
+    """Memory that is free on the first visible device; None where it does not tell."""
+    with open_nvml() as (nvml, handle):
+        try:
+            return nvml.nvmlDeviceGetMemoryInfo(handle).free
+        except nvml.NVMLError:
+            return None
+
+
 def merged(states: list[dict | None]) -> dict | None:
     """One state of several measurements: the extremes, the median of the medians, every reason and process."""
     states = [state for state in states if state]

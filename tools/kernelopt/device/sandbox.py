@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import queue
 import re
 import secrets
 import select
@@ -118,6 +119,14 @@ class Sandbox:
         with self.folder(job) as folder:
             answer, report, log = self._server.fork(folder, request, seal, timeout_s)
         return self._usable(outcome(answer, report, log))
+
+    def fork_server(self) -> "Server":
+        """A server of its own (worker.server), for jobs that run beside others (standing.py). The caller ends it."""
+        return Server(self._wrapper(), self._environment(), self.scratch)
+
+    def request(self, job: str, arguments: dict, hidden: Iterable[Path | str] = ()) -> tuple[str, str]:
+        """(seal that the answers must carry, text of the request)"""
+        return self._request(job, arguments, hidden)
 
     def run_under(self, prefix: list[str], job: str, arguments: dict, timeout_s: float, **environment: str) -> Outcome:
         """The same in a process of its own behind the command `prefix`, a profiler."""
@@ -273,6 +282,13 @@ class Server:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def split(self) -> socket.socket:
+        """A socket to a fork of the server, which serves it alone. Closing the socket ends that fork and its job."""
+        ours, theirs = socket.socketpair()
+        socket.send_fds(self._socket, [json.dumps({"split": True}).encode()], [theirs.fileno()])
+        theirs.close()
+        return ours
+
     def end(self) -> None:
         self._socket.close()
         kill_group(self._process)
@@ -340,12 +356,13 @@ def kill_group(process: subprocess.Popen) -> None:
 
 
 class Report:
-    """What a job sends: lines of its seal and a JSON object, a mark or the result. Anything else is a forgery."""
+    """What a job sends: lines of its seal and a JSON object, a mark, an answer or the result. Anything else is a forgery."""
 
     def __init__(self, seal: str):
         self._seal, self._rest, self._size = f"{seal} ".encode(), b"", 0
         self.result: dict | None = None
         self.marks: dict[str, tuple[float, int]] = {}
+        self.answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self.forged = False
 
     def take(self, piece: bytes) -> None:
@@ -365,13 +382,15 @@ class Report:
     def _line(self, line: bytes, now: float) -> None:
         try:
             message = bundle.loads(line.removeprefix(self._seal).decode())
-            sound = line.startswith(self._seal) and (("mark" in message) != ("result" in message))
+            sound = line.startswith(self._seal) and sum(kind in message for kind in ("mark", "answer", "result")) == 1
         except (ValueError, TypeError):
             sound = False
         if not sound or self.result is not None:
             self.forged = True
         elif "mark" in message:
             self.marks.setdefault(message["mark"], (now, message["calls"]))
+        elif "answer" in message:
+            self.answers.put(message["answer"])
         else:
             self.result = message["result"]
 

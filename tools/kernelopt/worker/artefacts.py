@@ -1,5 +1,7 @@
 """What Triton made of a kernel's file: the compiled stages, their resources, and what an autotuner chose."""
 
+import os
+import sys
 from pathlib import Path
 
 from triton.runtime import JITFunction
@@ -23,6 +25,13 @@ def of_module(module, folder: str | None) -> list[dict]:
             known = None if kept is None else [_compiled(name, at, one, folder) for at, one in enumerate(kept)]
             found.append({"name": name, "compiled": known, "autotuned": _autotuned(value)})
     return found
+
+
+def extensions() -> list[str]:
+    """The files of the CUDA C++ extensions that this process built and loaded."""
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR", "")
+    files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    return [file for file in files if folder and file.startswith(folder) and file.endswith(".so")]
 
 
 def _innermost(value) -> JITFunction | None:

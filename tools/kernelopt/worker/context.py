@@ -1,6 +1,9 @@
 """What every job is given beside its arguments."""
 
 import contextlib
+import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +16,26 @@ from .tripwire import Snapshot, Tripwire
 
 @dataclass(frozen=True)
 class Context:
-    """device: "cuda" or "cpu". rules: {writable, hidden} for a candidate. line: the way to the parent (server.Channel)."""
+    """device: "cuda" or "cpu". rules: {writable, hidden} for a candidate. line: the way to the parent (server.Channel).
+    pipe: where a job that stays reads its orders, a file's number."""
 
     device: str
     rules: dict
     line: object
+    pipe: int | None = None
 
     def mark(self, name: str, calls: int) -> None:
         """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or ended."""
         self.line.send({"mark": name, "calls": calls})
+
+    def answer(self, **answer) -> None:
+        """Tell the parent something before the result: what an order asked for, or how far the job is."""
+        self.line.send({"answer": answer})
+
+    def orders(self) -> Iterator[dict]:
+        """The parent's orders, one JSON object a line, until it closes the pipe."""
+        with os.fdopen(self.pipe, encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
 
     def synchronize(self) -> None:
         if self.device == "cuda":

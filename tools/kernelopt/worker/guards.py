@@ -61,6 +61,11 @@ class Guards:
 class GuardedAllocation(TorchDispatchMode):
     """Inside, every tensor that torch allocates on `device` is guarded; one that torch fills is filled all the same."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import all of torch._dynamo at the first call, to keep torch.compile out of what is below."""
+        return False
+
     def __init__(self, guards: Guards, device: str):
         super().__init__()
         self.guards, self.device = guards, device

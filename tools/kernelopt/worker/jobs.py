@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, oracle, rates, timing, tracing
+from . import candidate, exploring, oracle, rates, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -13,6 +13,8 @@ JOBS = {
         candidate.profile,
         candidate.trace,
         timing.measure,
+        exploring.contest,
+        exploring.judge,
         rates.bandwidth,
         rates.ceiling,
         rates.matmul,

@@ -170,18 +170,24 @@ class Check:
     def result(self) -> dict:
         """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, bland, oracle, random} or
         {unreadable}. changes: the parameters and buffers that the reference changes; wrong_state: those that the kernel left otherwise."""
-        calls, found, expected = [], {}, {}
-        for call in self.entry["calls"]:
+        return self.compared_with(self.entry["calls"], {}, keep=False)
+
+    def compared_with(self, entries: list[dict], known: dict[int, dict], keep: bool = True) -> dict:
+        """`result` of the calls in `entries`. known: what `expected` said of a seed; `keep` is False where there is memory
+        for one seed alone."""
+        calls, found = [], {}
+        for call in entries:
             try:
                 stored = tensor_trees.load(call["output"])
                 actual = [tensor.to(self.device) for tensor in stored["outputs"]]
                 structure, left = stored["structure"], stored["state"]
             except Exception as error:
                 return {"unreadable": describe(error)["message"]}
-            if call["inputs_seed"] not in expected:
-                expected.clear()  # memory for one
-                expected[call["inputs_seed"]] = self._expected(call["inputs_seed"], first=not calls)
-            wanted = expected[call["inputs_seed"]]
+            if call["inputs_seed"] not in known:
+                if not keep:
+                    known.clear()
+                known[call["inputs_seed"]] = self.expected(call["inputs_seed"], first=not calls)
+            wanted = known[call["inputs_seed"]]
             if not calls:  # what is asked once
                 found = {name: wanted[name] for name in ("bland", "random")} | {"oracle": wanted["precision"]}
                 found["expected_count"], found["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
@@ -224,7 +230,7 @@ class Check:
             return [max(ROUGHLY, bound) if bound else bound for bound in bounds]
         return bounds
 
-    def _expected(self, inputs_seed: int, first: bool) -> dict:
+    def expected(self, inputs_seed: int, first: bool) -> dict:
         """{baseline, oracle, precision} on a seed's inputs with this case's parameters; for the first call also whether
         the reference is random and which bland answers would pass."""
         case = self.case

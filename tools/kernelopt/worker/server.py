@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -16,9 +17,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch._dynamo
-import torch._subclasses.fake_tensor
-import triton.testing  # noqa: F401  (these three are there to make the children start quickly)
+import triton.testing  # noqa: F401  (so that the children start quickly; torch._dynamo would take as long as torch itself)
 
 from ..device import landlock, processes
 from . import interpreter, jobs
@@ -31,15 +30,18 @@ LOOK_EVERY_S = 0.01
 
 
 def serve(handle: int) -> None:
-    """Fork a child for each message on the socket: {timeout_s, folder}, and the files request, channel and log.
+    """Fork a child for each message on the socket: {timeout_s, folder, environment}, and the files request, channel, log and,
+    for a job that takes orders, a pipe of them.
 
     Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have ended.
+    A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the same time
+    and torch is imported once. When the other end of the socket is closed, the child is killed.
     """
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
     control = socket.socket(fileno=handle)
     while True:
-        message, files, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        message, files, _, _ = socket.recv_fds(control, 1 << 16, 4)
         if not message:
             return
         wanted = json.loads(message)
@@ -47,14 +49,31 @@ def serve(handle: int) -> None:
         child = os.fork()
         if child == 0:
             control.close()
+            if "split" in wanted:
+                _serve_apart(*files)
+            os.environ.update(wanted.get("environment", {}))
             _become_job(wanted["folder"], *files)
         for file in files:
             os.close(file)
-        status, timed_out = _wait(child, wanted["timeout_s"])
+        if "split" in wanted:
+            continue
+        status, timed_out = _wait(child, wanted["timeout_s"], control)
         _end_all_children()
         code = os.waitstatus_to_exitcode(status)
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
-        control.sendall(json.dumps(answer).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            control.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _serve_apart(handle: int) -> None:
+    """Serve another socket in this fork, to its end."""
+    os.setsid()
+    try:
+        serve(handle)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 def once(request: Path, result: Path) -> None:
@@ -66,7 +85,7 @@ def once(request: Path, result: Path) -> None:
         _perform(text, channel.fileno())
 
 
-def _become_job(folder: str, request: int, channel: int, log: int) -> None:
+def _become_job(folder: str, request: int, channel: int, log: int, orders: int | None = None) -> None:
     """Run the job that `request` describes and end this process."""
     failed = 1
     try:
@@ -80,7 +99,7 @@ def _become_job(folder: str, request: int, channel: int, log: int) -> None:
         _limit()
         with os.fdopen(request) as file:
             text = file.read()
-        failed = _perform(text, channel)
+        failed = _perform(text, channel, orders)
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -113,7 +132,7 @@ def _tasks_of_user() -> int:
     return count
 
 
-def _perform(text: str, channel: int) -> int:
+def _perform(text: str, channel: int, orders: int | None = None) -> int:
     """Run a job and report its result; 0, or 1 when the result is an error."""
     request = json.loads(text)
     if request["confined"]:
@@ -124,9 +143,8 @@ def _perform(text: str, channel: int) -> int:
     try:
         if request["device"] == "cuda":
             _require_gpu()
-        result = jobs.JOBS[request["job"]](
-            jobs.Context(request["device"], request["rules"], line), **request["arguments"]
-        )
+        context = jobs.Context(request["device"], request["rules"], line, orders)
+        result = jobs.JOBS[request["job"]](context, **request["arguments"])
     except BaseException as error:
         traceback.print_exc()
         result = {"error": describe(error)}
@@ -167,17 +185,22 @@ class Channel:
             data = data[os.write(self._handle, data) :]
 
 
-def _wait(child: int, timeout_s: float) -> tuple[int, bool]:
-    """(wait status, whether it was killed for taking too long) of a child."""
+def _wait(child: int, timeout_s: float, control: socket.socket) -> tuple[int, bool]:
+    """(wait status, whether it was killed for taking too long) of a child. It is killed as well when the parent hangs up."""
     deadline = time.monotonic() + timeout_s
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return status, False
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or _hung_up(control):
             _kill_group(child)
             return os.waitpid(child, 0)[1], True
         time.sleep(LOOK_EVERY_S)
+
+
+def _hung_up(control: socket.socket) -> bool:
+    readable, _, _ = select.select([control], [], [], 0)
+    return bool(readable) and not control.recv(1, socket.MSG_PEEK)
 
 
 def _kill_group(child: int) -> None:

@@ -1,0 +1,221 @@
+"""Exploring: the candidates of files and of a SPACE, who is dropped, and the tool on the CPU interpreter."""
+
+import json
+import random
+import time
+
+import pytest
+from conftest import tool_json
+from kernelopt.device import standing
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.errors import UsageError
+from kernelopt.explore import candidates, entrants, halving, store
+
+SPACE = """
+import torch
+import triton
+import triton.language as tl
+
+{space}
+BLOCK: int = 128
+WARPS = 4
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, {left} + tl.load(y + at, at < n), at < n)
+
+
+def kernel_function(x, y):
+    {first}
+    out = torch.empty_like(x)
+    add[(triton.cdiv(x.numel(), BLOCK),)](x, y, out, x.numel(), BLOCK, num_warps=WARPS)
+    return out
+"""
+REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, y): return x + y
+def get_inputs(): return [torch.randn(8, 64), torch.randn(8, 64)]
+"""
+
+
+def source(space="", left="tl.load(x + at, at < n)", first="pass") -> str:
+    return SPACE.format(space=f"SPACE = {space}" if space else "", left=left, first=first)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "reference.py").write_text(REFERENCE)
+    (tmp_path / "c").mkdir()
+    return tmp_path
+
+
+# --- candidates ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "names"),
+    [
+        (
+            '{"BLOCK": [64, 256], "WARPS": [2, 4]}',
+            ["BLOCK=64,WARPS=2", "BLOCK=64,WARPS=4", "BLOCK=256,WARPS=2", "BLOCK=256,WARPS=4"],
+        ),
+        ('[{"BLOCK": 64}, {"BLOCK": 32, "WARPS": 1}]', ["BLOCK=64", "BLOCK=32,WARPS=1"]),
+    ],
+)
+def test_a_space_is_a_product_of_lists_or_a_list_of_configurations(folder, space, names):
+    (folder / "c/space.py").write_text(source(space))
+    found = candidates.from_paths([folder / "c"])
+    assert [candidate.name for candidate in found] == [f"space[{name}]" for name in names]
+    first = found[0]
+    assert "BLOCK = 64\n" in first.source and "SPACE" not in first.source and first.config["BLOCK"] == 64
+    compile(first.source, "candidate", "exec")
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ("[]", "not empty"),
+        ('{"BLOCK": 64}', "a dict of lists"),
+        ('{"ROWS": [1, 2]}', "names ROWS, which the module does not assign"),
+        ('{"BLOCK": range(4)}', "must be a literal"),
+        ('[{"BLOCK": 64}, {"BLOCK": 64}]', "two candidates have the name space\\[BLOCK=64\\]"),
+        (
+            '{"BLOCK": list(range(600))}'.replace("list(range(600))", str(list(range(600)))),
+            "600 candidates are more than",
+        ),
+    ],
+)
+def test_a_space_that_is_none_is_refused_with_a_sentence(folder, space, message):
+    (folder / "c/space.py").write_text(source(space))
+    with pytest.raises(UsageError, match=message):
+        candidates.from_paths([folder / "c/space.py"])
+
+
+def test_a_file_without_a_kernel_is_refused(folder):
+    with pytest.raises(UsageError, match="is no kernel"):
+        candidates.from_paths([folder / "reference.py"])
+
+
+# --- who is dropped --------------------------------------------------------------------------------------------
+
+
+def rounds_of(times_us: dict[str, float], count: int = 12, noise: float = 0.003, drift: float = 0.1) -> dict:
+    """Rounds in which the card drifts by `drift` and each time has `noise`."""
+    generator = random.Random(0)
+    drifts = [1 + drift * number / count for number in range(count)]
+    return {
+        name: [time_us * factor * (1 + generator.gauss(0, noise)) for factor in drifts]
+        for name, time_us in times_us.items()
+    }
+
+
+def test_what_is_slower_for_certain_is_dropped_although_the_card_drifts_by_more():
+    rounds = rounds_of({"best": 100.0, "equal": 100.2, "slower": 103.0, "slow": 200.0})
+    assert halving.leader(rounds) in ("best", "equal")
+    assert halving.slower(rounds, "best") == ["slower", "slow"]
+
+
+def test_leaders_within_one_percent_stay_and_are_settled_when_they_are_known():
+    few, many = (rounds_of({"a": 100.0, "b": 100.5}, count, noise=0.02, drift=0) for count in (5, 400))
+    assert not halving.slower(few, "a") and not halving.settled(few, "a") and halving.settled(many, "a")
+
+
+def test_a_ratio_counts_the_rounds_in_which_both_ran():
+    ratio = halving.ratio([100.0, 100.0, 100.0], [150.0, None, 150.0])
+    assert ratio.point == pytest.approx(1.5) and ratio.low <= 1.5 <= ratio.high + 1e-9
+    assert halving.ratio([None, 1.0], [1.0, None]) is None
+
+
+def test_the_first_error_of_a_compiler_is_what_is_shown():
+    log = '[1/2] nvcc …\nnote: x\na.cu(7): error: identifier "foo" is undefined\n  foo();\n\n1 error detected'
+    assert entrants.first_lines(log).splitlines()[0] == 'a.cu(7): error: identifier "foo" is undefined'
+
+
+# --- processes that stay ---------------------------------------------------------------------------------------
+
+
+def test_a_process_that_does_not_answer_is_ended_and_the_others_go_on(folder, interpreter):
+    (folder / "c/k.py").write_text(source())
+    with Sandbox("cpu-interpreter", kind="none") as sandbox:
+        server = sandbox.fork_server()
+        arguments = {"kernel": str(folder / "c/k.py"), "inputs": [], "path": "", "check": False}
+        one, other = (standing.Standing(sandbox, server, "contest", arguments, 60) for _ in range(2))
+        with pytest.raises(standing.Ended) as ended:
+            for _ in range(9):
+                one.answer(20)
+        assert "IndexError" in ended.value.outcome.result["error"]["message"]  # there are no inputs
+        late = time.monotonic()
+        assert other.end().result is None or time.monotonic() - late < 5
+        server.end()
+
+
+# --- the tool --------------------------------------------------------------------------------------------------
+
+
+def test_each_candidate_costs_itself_alone(folder, run_here):
+    """Four right ones, and five that are wrong, broken, without end, killed, and without a kernel."""
+    for name, text in {
+        "space": source('{"BLOCK": [64, 256], "WARPS": [2, 4]}'),
+        "wrong": source(left="2 * tl.load(x + at, at < n)"),
+        "broken": source(left="undefined"),
+        "hangs": source(first="while True: pass"),
+        "dies": source(first="import ctypes; ctypes.string_at(0)"),
+        "torch_alone": source().replace("add[(triton", "out.copy_(x + y) if True else add[(triton"),
+    }.items():
+        (folder / "c" / f"{name}.py").write_text(text)
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--candidate-seconds", 8)
+    result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)
+    status = {row["name"]: row["status"] for row in result["rows"]}
+    assert [name for name in status if status[name] == "OK"] == [
+        "eager",
+        *(f"space[BLOCK={b},WARPS={w}]" for b in (64, 256) for w in (2, 4)),
+    ]
+    assert status["wrong"] == "WRONG_VALUES" and status["hangs"] == "TIMEOUT" and status["dies"] == "ILLEGAL_ACCESS"
+    assert status["broken"] == status["torch_alone"] == "RUNTIME_ERROR"
+    errors = {row["name"]: row["error"] for row in result["rows"]}
+    assert "undefined" in errors["broken"] and "not compiled and launched" in errors["hangs"]
+    assert all(row["latency_us"] is None for row in result["rows"]) and result["file"] is None
+
+
+def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready, tmp_path, run_here):
+    text = ready.kernel.read_text()
+    (tmp_path / "space.py").write_text(f'SPACE = [{{"UNUSED": 1}}, {{"UNUSED": 2}}]\nUNUSED = 0\n{text}')
+    options = ("--workspace", ready.root, "--device", "cpu-interpreter", "--budget-seconds", 30)
+    first = tool_json("explore_kernels.py", tmp_path / "space.py", *options, run=run_here)
+    assert first["file"].endswith("explore/e1.json")
+    stored = json.loads((ready.root / "explore/e1.json").read_text())
+    assert stored["exploration"] == "e1" and [row["name"] for row in stored["rows"]] == [
+        "best (v0)",
+        "space[UNUSED=1]",
+        "space[UNUSED=2]",
+    ]
+    done = run_here("explore_kernels.py", "--workspace", ready.root, "--keep", "space[UNUSED=2]")
+    assert done.returncode == 0 and "explore/e1.json#space[UNUSED=2]" in done.stdout
+    assert "UNUSED = 2\n" in ready.kernel.read_text() and "SPACE" not in ready.kernel.read_text()
+    file = store.find(ready, "e1#space[UNUSED=1]")[2]
+    file.write_text(file.read_text() + "# changed\n")
+    with pytest.raises(UsageError, match="was changed since e1"):
+        store.keep(ready, "space[UNUSED=1]")
+    with pytest.raises(UsageError, match="no exploration"):
+        store.keep(ready, "e7#space[UNUSED=1]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "pass files or a folder"),
+        (("k.py",), "pass --workspace W, or --reference"),
+        (("k.py", "--reference", "nowhere.py"), "is not a file"),
+        (("k.py", "--reference", "reference.py", "--against", "best"), "no version is accepted"),
+        (("k.py", "--reference", "reference.py", "--against", "fastest"), "it is no file"),
+        (("--keep", "x"), "pass --workspace W"),
+    ],
+)
+def test_wrong_calls_are_refused_with_a_sentence(folder, arguments, message, run_here):
+    (folder / "k.py").write_text(source())
+    given = [folder / word if word.endswith(".py") and "nowhere" not in word else word for word in arguments]
+    done = run_here("explore_kernels.py", *given)
+    assert done.returncode == 2 and message in done.stderr

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Compile, check and time many candidates in one go, and print a table, best first.
+
+A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with a SPACE:
+a module-level list of dicts, or a dict of lists (their product), whose names are constants that the module assigns.
+Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
+The gate decides: `--keep NAME` makes a candidate the workspace's kernel.py, then verify and judge it as any other.
+With --workspace the table goes to explore/eN.json. Exit 1 when no candidate is right."""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import cli
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.errors import UsageError
+from kernelopt.explore import candidates, opponents, run, store, table
+from kernelopt.session import record_store, target
+from kernelopt.session.workspace import Workspace, dtype_name
+
+
+def main() -> int:
+    args = arguments()
+    if args.keep and not args.kernels:
+        print(store.keep(workspace_of(args), args.keep))
+        return 0
+    found = candidates.from_paths(args.kernels)
+    subject = subject_of(args)
+    with tempfile.TemporaryDirectory() as folder:
+        others = opponents.of(subject, args.against, Path(folder))
+        started = time.monotonic()
+        with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
+            cli.say(f"exploring {len(found)} candidates on {sandbox.device_name}")
+            product = opponents.page_of(sandbox.device_name, subject.workspace)
+            plan = run.Plan(
+                subject,
+                found,
+                others,
+                next(iter(others), None),
+                args.workload,
+                args.budget_seconds,
+                args.candidate_seconds or args.budget_seconds,
+                product,
+            )
+            entrants = run.explore(plan, sandbox, cli.say, args.profile)
+            result = {
+                "timestamp": record_store.now(),
+                "device": sandbox.device_name,
+                "workload": plan.workload,
+                "against": plan.against,
+                "budget_s": plan.budget_s,
+                "wall_s": round(time.monotonic() - started, 2),
+                "rows": store.rows(entrants, plan.against),
+            }
+            path = store.save(subject.workspace, result, entrants) if subject.workspace else None
+    cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
+    if args.keep:
+        cli.say(store.keep(workspace_of(args), args.keep))
+    return 0 if any(row["status"] == "OK" and not row["opponent"] for row in result["rows"]) else 1
+
+
+def subject_of(args) -> target.Subject:
+    """What the candidates are checked against: a workspace's reference, or a reference alone."""
+    if args.workspace:
+        if args.reference or args.dtype:
+            raise UsageError("--workspace says everything; leave out --reference and --dtype")
+        return target.of_workspace(Workspace(args.workspace))
+    if not args.reference:
+        raise UsageError("pass --workspace W, or --reference FILE with Model and get_inputs")
+    if not args.reference.is_file():
+        raise UsageError(f"{args.reference} is not a file")
+    return target.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
+
+
+def workspace_of(args) -> Workspace:
+    if not args.workspace:
+        raise UsageError("--keep writes kernel.py of a workspace; pass --workspace W")
+    return Workspace(args.workspace)
+
+
+def arguments():
+    parser = cli.parser(__doc__)
+    parser.add_argument("kernels", nargs="*", type=cli.path, metavar="KERNELS", help="files, or folders of them")
+    parser.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("--reference", type=Path, help="instead of a workspace: file with Model and get_inputs")
+    parser.add_argument("--dtype", type=cli.filled, help="with --reference: cast floating inputs to it")
+    parser.add_argument(
+        "--against",
+        action="append",
+        type=cli.filled,
+        metavar="OPPONENT",
+        help="timed beside the candidates, the first is what ratios refer to: best (the workspace's), eager, torch.compile, "
+        "or a file; default: best where there is one, else eager; again for more",
+    )
+    parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
+    parser.add_argument("--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics of the best N")
+    parser.add_argument("--budget-seconds", type=cli.positive_float, default=90, help="default 90")
+    parser.add_argument(
+        "--candidate-seconds",
+        type=cli.positive_float,
+        metavar="S",
+        help="give a candidate up that compiles and runs for longer (default: when times must be taken)",
+    )
+    parser.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
+    cli.add_device(parser)
+    cli.add_sandbox(parser)
+    cli.add_json(parser)
+    args = parser.parse_args()
+    if not args.kernels and not args.keep:
+        parser.error("pass files or a folder of candidates, or --keep NAME")
+    return args
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,100 @@
+"""Child processes that stay: each takes orders and answers them, beside others, until it is ended.
+
+A standing process is forked from a server that has torch imported (worker.server), so starting one costs a fork. It is
+killed when its deadline passes, when `end` is called, and when this process dies.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import select
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from .sandbox import Outcome, Report, Sandbox, Server, Tail, outcome, pumped
+
+LOOK_EVERY_S = 0.05  # whether the process has ended while an answer is waited for
+
+
+class Ended(Exception):
+    """The process ended, or gave no answer in time; `outcome` says how."""
+
+    def __init__(self, ended: Outcome):
+        super().__init__(ended.log_tail)
+        self.outcome = ended
+
+
+class Standing:
+    """One job of `worker` in a process that stays. timeout_s: after which it is killed whatever it does."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        server: Server,
+        job: str,
+        arguments: dict,
+        timeout_s: float,
+        hidden: Iterable[Path | str] = (),
+        environment: dict[str, str] | None = None,
+    ):
+        seal, request = sandbox.request(job, arguments, hidden)
+        self._folder = sandbox.new_folder(job)
+        self._started = time.monotonic()
+        self._outcome: Outcome | None = None
+        self._socket = server.split()
+        paper = os.memfd_create("request")
+        os.write(paper, request.encode())
+        os.lseek(paper, 0, os.SEEK_SET)
+        (self._report, channel), (self._log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
+        orders, self._orders = os.pipe()
+        theirs = [paper, channel, output, orders]
+        message = {"folder": self._folder, "timeout_s": timeout_s, "environment": environment or {}}
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._socket, [json.dumps(message).encode()], theirs)
+        for handle in theirs:
+            os.close(handle)
+
+    def order(self, **order) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._orders, json.dumps(order).encode() + b"\n")
+
+    def answer(self, timeout_s: float) -> dict:
+        """The next answer. Ended when none comes in time, or the process has ended."""
+        began, answers = time.monotonic(), self._report.reader.answers
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=LOOK_EVERY_S)
+            if self._has_ended() and answers.empty():
+                raise Ended(self.end())
+            if time.monotonic() - began > timeout_s:
+                raise Ended(self.end(timed_out=True))
+
+    def ask(self, timeout_s: float, **order) -> dict:
+        """The answer to an order."""
+        self.order(**order)
+        return self.answer(timeout_s)
+
+    def end(self, timed_out: bool = False) -> Outcome:
+        """End the process, if it has not ended, and tell how it did."""
+        if self._outcome is None:
+            self._outcome = self._end(timed_out)
+        return self._outcome
+
+    def _end(self, timed_out: bool) -> Outcome:
+        ended = self._has_ended()
+        answer = json.loads(self._socket.recv(1 << 16) or b"null") if ended else None
+        wall_s = time.monotonic() - self._started
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.close(self._orders)
+        self._report.finish()
+        self._log.finish()
+        answer = answer or {"exit_code": None, "timed_out": timed_out}
+        answer["wall_s"] = wall_s
+        return outcome(answer, self._report.reader, self._log.reader.text())
+
+    def _has_ended(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0)[0])

@@ -1,0 +1,102 @@
+"""The candidates of an exploration: files, the files of a folder, or one file with a SPACE of constants."""
+
+import ast
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from ..session.workspace import defined_names, is_kernel
+
+MOST = 512  # candidates of one exploration
+SPACE = "SPACE"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that runs."""
+
+    name: str
+    config: dict
+    source: str
+
+
+def from_paths(paths: list[Path]) -> list[Candidate]:
+    """The candidates of the files and folders; UsageError says which cannot be one."""
+    files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
+    found = [candidate for file in files for candidate in of_file(file)]
+    if not found:
+        raise UsageError(
+            f"no candidate in {', '.join(map(str, paths))}: pass .py files with ModelNew or kernel_function"
+        )
+    if len(found) > MOST:
+        raise UsageError(f"{len(found)} candidates are more than {MOST}; make the SPACE smaller")
+    names = [candidate.name for candidate in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"two candidates have the name {twice}; rename a file, or remove a repeated configuration")
+    return found
+
+
+def of_file(file: Path) -> list[Candidate]:
+    """One candidate, or one a configuration of the file's SPACE."""
+    if not is_kernel(defined_names(file)):
+        raise UsageError(f"{file} is no kernel: it must define ModelNew or kernel_function")
+    source = file.read_text(encoding="utf-8")
+    configs = space_of(source, file)
+    if configs is None:
+        return [Candidate(file.stem, {}, source)]
+    return [Candidate(name_of(file.stem, config), config, with_constants(source, config, file)) for config in configs]
+
+
+def name_of(stem: str, config: dict) -> str:
+    """space[BLOCK=64,WARPS=4]"""
+    constants = ",".join(f"{name}={value}" for name, value in config.items())
+    return f"{stem}[{constants}]"
+
+
+def space_of(source: str, file: Path) -> list[dict] | None:
+    """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their product."""
+    assigned = assignments(source).get(SPACE)
+    if assigned is None:
+        return None
+    try:
+        space = ast.literal_eval(assigned.value)
+    except ValueError:
+        raise UsageError(f"{file}: SPACE must be a literal: a list of dicts, or a dict of lists") from None
+    if (
+        isinstance(space, dict)
+        and space
+        and all(isinstance(values, list | tuple) and values for values in space.values())
+    ):
+        return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    if isinstance(space, list | tuple) and space and all(isinstance(config, dict) and config for config in space):
+        return list(space)
+    raise UsageError(f"{file}: SPACE must be a list of dicts, or a dict of lists, and not empty")
+
+
+def assignments(source: str) -> dict[str, ast.Assign | ast.AnnAssign]:
+    """The last top-level assignment of each name of a module."""
+    found: dict[str, ast.Assign | ast.AnnAssign] = {}
+    for node in ast.parse(source).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        found |= {target.id: node for target in targets if isinstance(target, ast.Name) and node.value is not None}
+    return found
+
+
+def with_constants(source: str, config: dict, file: Path) -> str:
+    """The source with the constants of a configuration in place of what the module assigns, and without its SPACE."""
+    known = assignments(source)
+    edits = {}
+    for name, value in config.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or name not in known:
+            raise UsageError(f"{file}: SPACE names {name}, which the module does not assign at its top level")
+        edits[known[name]] = f"{name} = {value!r}"
+    edits[known[SPACE]] = None
+    lines = source.splitlines(keepends=True)
+    for node, text in sorted(edits.items(), key=lambda edit: edit[0].lineno, reverse=True):
+        end = "\n" if node.end_lineno < len(lines) or lines[-1].endswith("\n") else ""
+        lines[node.lineno - 1 : node.end_lineno] = [] if text is None else [text + end]
+    return "".join(lines)

@@ -1,0 +1,156 @@
+"""The entrants of an exploration: candidates to be checked, and opponents, which are only timed."""
+
+import hashlib
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..device import outcomes, standing
+from ..device.sandbox import Sandbox, Server
+from ..measure import correctness
+
+HANG_S = 20.0  # for a launched kernel to end
+STUCK = {
+    "loaded": "it did not load in {seconds:.0f} s",
+    "launched": "its first call was not compiled and launched in {seconds:.0f} s",
+    "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
+    "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
+}
+
+
+@dataclass
+class Entrant:
+    """One kernel of an exploration, and what is known of it so far.
+
+    rounds_us: the median of its calls in each round, None where it did not run. process: None before it starts and after
+    it ended.
+    """
+
+    name: str
+    file: Path
+    config: dict = field(default_factory=dict)
+    is_opponent: bool = False
+    status: str = "NOT_RUN"
+    error: str | None = None
+    process: standing.Standing | None = None
+    rounds_us: list[float | None] = field(default_factory=list)
+    calls_us: list[float] = field(default_factory=list)
+    dropped: bool = False
+    resources: dict = field(default_factory=dict)
+    sustained_us: float | None = None
+    sm_clock_mhz: float | None = None
+    metrics: dict | None = None
+
+    def fail(self, status: str, message: str) -> None:
+        self.status, self.error = status, first_lines(message)
+        self.end()
+
+    def end(self) -> None:
+        if self.process:
+            self.process.end()
+            self.process = None
+
+    def ask(self, timeout_s: float, **order) -> dict | None:
+        """The answer to an order; None when the process failed over it, which `status` then says."""
+        try:
+            return self.process.ask(timeout_s, **order)
+        except standing.Ended as ended:
+            self.fail(*fault_of(ended))
+            return None
+
+
+def fault_of(ended: standing.Ended) -> tuple[str, str]:
+    """(status, message) of a process that ended early."""
+    fault = outcomes.failure(ended.outcome)
+    error = fault["error"] if fault else {"status": "RUNTIME_ERROR", "message": "the process ended early"}
+    return error["status"], error["message"]
+
+
+def first_lines(message: str, most: int = 12) -> str:
+    """The compiler's first error and what follows it, or the start of any other message."""
+    lines = [line for line in message.strip().splitlines() if line.strip()]
+    first = next((at for at, line in enumerate(lines) if "error:" in line), 0)
+    return "\n".join(lines[first : first + most])
+
+
+class Starter:
+    """Starts entrants side by side: load, compile, one call, outputs to files, and the oracle's comparison."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        server: Server,
+        inputs: list[dict],
+        judge: "Judge",
+        libraries: bool,
+        candidate_s: float,
+    ):
+        """candidate_s: that each entrant may take to load, compile and run."""
+        self.sandbox, self.server, self.inputs = sandbox, server, inputs
+        self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
+
+    def start(self, entrant: Entrant, until: float) -> None:
+        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic clock; it
+        must have compiled and run by then."""
+        until = min(until, time.monotonic() + self.candidate_s)
+        folder = self.sandbox.new_folder("answers")
+        files = [case["path"] for case in self.inputs]
+        arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
+        arguments["check"] = not entrant.is_opponent
+        entrant.process = standing.Standing(
+            self.sandbox, self.server, "contest", arguments, 3600, files, self.caches_of(entrant)
+        )
+        done = None
+        try:
+            for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
+                done = entrant.process.answer(HANG_S if stage == "ran" else max(0.1, until - time.monotonic()))
+        except standing.Ended as ended:
+            status, message = fault_of(ended)
+            if status == "TIMEOUT":
+                message = STUCK[stage].format(seconds=ended.outcome.wall_s)
+            entrant.fail(status, message)
+            return
+        entrant.status, message = ("OK", "") if entrant.is_opponent else self.verdict(done["done"], folder)
+        if entrant.status != "OK":
+            entrant.fail(entrant.status, message)
+
+    def verdict(self, done: dict, folder: str) -> tuple[str, str]:
+        seeds = [case["seed"] for case in self.inputs]
+        calls = [(seed, f"{folder}/output-{number}.pt") for number, seed in enumerate([*seeds, seeds[0]][:3])]
+        calls = [call for call in calls if Path(call[1]).exists()]
+        case = {"variant": None}
+        result = correctness.judge(case, done, self.judge.compare(calls), self.libraries)
+        return result["status"], result["message"]
+
+    def caches_of(self, entrant: Entrant) -> dict[str, str]:
+        """Compiler caches that no other file's process writes in: they are named by the content of the kernel's file."""
+        key = hashlib.sha256(entrant.file.read_bytes()).hexdigest()[:24]
+        folder = self.sandbox.caches / "compiled" / key
+        variables = {
+            "TRITON_CACHE_DIR": "triton",
+            "TORCH_EXTENSIONS_DIR": "extensions",
+            "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        }
+        for name in variables.values():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        return {variable: str(folder / name) for variable, name in variables.items()}
+
+
+class Judge:
+    """The oracle in a process of its own, which computes the reference once a seed."""
+
+    def __init__(self, process: standing.Standing, timeout_s: float):
+        self._process, self._timeout_s, self._turn = process, timeout_s, threading.Lock()
+        self._ready = False
+
+    def compare(self, calls: list[tuple[int, str]]) -> dict:
+        """What oracle.check says of a case whose calls left these files: [(seed, file)]."""
+        with self._turn:
+            if not self._ready:
+                self._process.answer(self._timeout_s)
+                self._ready = True
+            return self._process.ask(self._timeout_s, files=calls)["checked"]
+
+    def end(self) -> None:
+        self._process.end()

@@ -1,0 +1,59 @@
+"""Who is still in the race: pure functions of times that were taken in turn.
+
+All candidates are timed once a round. A round gives each a ratio to the leader of that same round, so drift of the card
+cancels out. Those that are slower for certain are dropped, and the time goes to the others.
+"""
+
+import math
+import statistics
+from dataclasses import dataclass
+
+RESAMPLES = 400
+FIRST_ROUNDS = 5  # before anybody is dropped
+MOST_ROUNDS = 40
+# A candidate is dropped when it is slower for certain by more than this.
+SLOWER = 0.01
+# The race is over when each ratio to the leader is known to this.
+KNOWN = 0.005
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast one candidate is as another, with a 95 % bootstrap interval of the median over rounds."""
+
+    point: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict:
+        return {"point": self.point, "ci95": [self.low, self.high]}
+
+
+def ratio(times_us: list[float | None], others_us: list[float | None]) -> Ratio | None:
+    """The speed-up of one candidate over another, from the rounds in which both ran; None where there is no such round."""
+    import numpy
+
+    pairs = zip(times_us, others_us, strict=False)
+    logs = numpy.array([math.log(other / own) for own, other in pairs if own is not None and other is not None])
+    if not len(logs):
+        return None
+    picks = numpy.random.default_rng(0).choice(logs, size=(RESAMPLES, len(logs)))
+    low, high = numpy.percentile(numpy.median(picks, axis=1), [2.5, 97.5])
+    return Ratio(math.exp(float(numpy.median(logs))), math.exp(float(low)), math.exp(float(high)))
+
+
+def leader(rounds: dict[str, list[float | None]]) -> str:
+    """Who has the least median time. rounds: name -> one time a round, None where it did not run."""
+    return min(rounds, key=lambda name: statistics.median(time for time in rounds[name] if time is not None))
+
+
+def slower(rounds: dict[str, list[float | None]], first: str) -> list[str]:
+    """Those that are slower than `first` for certain."""
+    ratios = {name: ratio(times, rounds[first]) for name, times in rounds.items() if name != first}
+    return [name for name, speedup in ratios.items() if speedup and speedup.high < 1 / (1 + SLOWER)]
+
+
+def settled(rounds: dict[str, list[float | None]], first: str) -> bool:
+    """Is each one's ratio to `first` known to KNOWN?"""
+    ratios = [ratio(times, rounds[first]) for name, times in rounds.items() if name != first]
+    return all(speedup and (speedup.high - speedup.low) / 2 <= KNOWN for speedup in ratios)

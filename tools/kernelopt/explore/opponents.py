@@ -1,0 +1,42 @@
+"""What candidates are timed beside: the workspace's best version, PyTorch, torch.compile, or any file."""
+
+import contextlib
+from pathlib import Path
+
+from ..errors import Refused, UsageError
+from ..hardware import wiki
+from ..measure import baselines
+from ..session import platforms, record_store
+from ..session.target import Subject
+from ..session.workspace import Workspace
+
+BEST = "best"
+
+
+def of(subject: Subject, names: list[str] | None, folder: Path) -> dict[str, Path]:
+    """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else eager."""
+    best = record_store.Memory(subject.workspace).best() if subject.workspace else None
+    if names is None:
+        names = [BEST if best else "eager"]
+    found: dict[str, Path] = {}
+    for name in names:
+        if name == BEST:
+            if best is None:
+                raise UsageError("--against best: no version is accepted yet")
+            found[f"{BEST} ({best['version']})"] = subject.workspace.extract(best["git_commit_hash"], folder)
+        elif name in baselines.MODES:
+            file = folder / f"opponent_{len(found)}.py"
+            file.write_bytes(baselines.source(subject.reference.read_bytes(), name))
+            found[name] = file
+        elif Path(name).is_file():
+            found[Path(name).stem] = Path(name).resolve()
+        else:
+            raise UsageError(f"--against {name}: it is no file; {BEST}, {', '.join(baselines.MODES)} are names")
+    return found
+
+
+def page_of(device: str, workspace: Workspace | None) -> wiki.Page | None:
+    """The wiki page of the device; None where there is none."""
+    with contextlib.suppress(Refused):
+        return platforms.of_device(device, workspace)
+    return None

@@ -1,0 +1,254 @@
+"""An exploration from start to end: compile and check all candidates side by side, time them in turn, drop the slower ones.
+
+Times are taken cold, by CUDA events, one call after a flush of the L2. One process runs at a time while times are taken.
+"""
+
+import contextlib
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..device import gpu, standing
+from ..device.sandbox import Sandbox
+from ..errors import Refused, ToolError
+from ..hardware import wiki
+from ..measure import verify
+from ..profilers import ncu
+from ..session.target import Subject
+from . import halving, resources
+from .candidates import Candidate
+from .entrants import Entrant, Judge, Starter
+
+SEEDS = 2
+# Of the budget: kept for times, and of that for registers, occupancy and sustained times.
+TIMES_SHARE, END_SHARE = 0.15, 0.05
+TURN_US = 3000.0  # of calls in a candidate's turn
+CALLS = (3, 10)  # in a turn: at least, at most
+SUSTAINED_S = 0.25
+CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
+MEMORY_SHARE = 0.8
+MANY = 1 << 16  # without a GPU nothing is timed, and each process ends when it was checked
+PROFILE_S = 120.0  # of one process under ncu
+KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is explored. opponents: name -> file, timed beside the candidates. candidate_s: for each
+    to compile and run. against: the opponent that ratios
+    refer to. product: the page of the GPU, where there is one."""
+
+    subject: Subject
+    candidates: list[Candidate]
+    opponents: dict[str, Path]
+    against: str | None
+    workload: str = "default"
+    budget_s: float = 90.0
+    candidate_s: float = 90.0
+    product: wiki.Page | None = None
+
+
+def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> list[Entrant]:
+    """All entrants with their status and times, best first. sandbox: open. profiled: so many of the best get ncu's key metrics.
+    Refused when the reference itself fails."""
+    began = time.monotonic()
+    entrants = entered(plan, sandbox.scratch)
+    server = sandbox.fork_server()
+    try:
+        with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
+            starter = prepared(plan, sandbox, server)
+            race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
+            compiled_by = began + (1 - TIMES_SHARE) * plan.budget_s
+            for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):
+                start_all(starter, wave, compiled_by, say)
+                if sandbox.gpu:
+                    race.run(
+                        [entrant for entrant in entrants if entrant.process], last=wave[-1] is entrants[-1], say=say
+                    )
+            if sandbox.gpu:
+                finish(entrants, sandbox, watch, plan)
+    finally:
+        for entrant in entrants:
+            entrant.end()
+        server.end()
+    best = ranked(entrants)
+    for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
+        say(f"profiling {entrant.name}")
+        entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0])
+    return best
+
+
+def key_metrics(entrant: Entrant, sandbox: Sandbox, case: dict) -> dict | None:
+    """KEY_METRICS of the kernel that takes most of a call; None, with the reason in `error`, where they cannot be read."""
+    report = Path(sandbox.new_folder("profile"), "report.ncu-rep")
+    try:
+        ncu.collect(sandbox, entrant.file, case, report, "cold", PROFILE_S, False)
+        main = max(ncu.read(report), key=lambda kernel: kernel["duration_us"])
+    except ToolError as error:
+        entrant.error = f"not profiled: {error}"
+        return None
+    return {"kernel": main["name"], **{name: main["metrics"].get(name) for name in KEY_METRICS}}
+
+
+def entered(plan: Plan, scratch: Path) -> list[Entrant]:
+    """The opponents and the candidates, each in a file of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="candidates-", dir=scratch))
+    found = [Entrant(name, file, is_opponent=True) for name, file in plan.opponents.items()]
+    for number, candidate in enumerate(plan.candidates):
+        file = folder / f"candidate_{number}.py"
+        file.write_text(candidate.source, encoding="utf-8")
+        found.append(Entrant(candidate.name, file, candidate.config))
+    return found
+
+
+def prepared(plan: Plan, sandbox: Sandbox, server) -> Starter:
+    """The inputs of two seeds, and the oracle at work on them."""
+    subject, seeds = plan.subject, [verify.secret_seed() for _ in range(SEEDS)]
+    folder = sandbox.new_folder("inputs")
+    made = verify.prepare(
+        sandbox,
+        subject.reference,
+        subject.dtype,
+        [plan.workload],
+        seeds,
+        plan.budget_s,
+        with_variants=False,
+        folder=folder,
+    )
+    if "error" in made:
+        raise Refused(f"the reference fails: {made['error']['message'].strip()}")
+    arguments = {
+        "reference": str(subject.reference.resolve()),
+        "dtype": subject.dtype,
+        "workload": plan.workload,
+        "seeds": seeds,
+        "tolerances": verify.tolerances(sandbox.device, subject.tolerance),
+    }
+    judge = Judge(standing.Standing(sandbox, server, "judge", arguments, 3600), plan.budget_s)
+    return Starter(sandbox, server, made["cases"], judge, subject.libraries, plan.candidate_s)
+
+
+def live_at_once(sandbox: Sandbox, inputs: list[dict]) -> int:
+    """How many processes fit on the device beside each other, each with its inputs, outputs and temporaries."""
+    if sandbox.gpu is None:
+        return MANY
+    held = 3 * sum(Path(case["path"]).stat().st_size for case in inputs) + CONTEXT_BYTES
+    free = gpu.free_bytes() or 16 << 30
+    return max(2, int(MEMORY_SHARE * free / held))
+
+
+def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
+    """The entrants in groups, each started when the slower ones of those before have made room."""
+    first, rest = entrants[:at_once], entrants[at_once:]
+    half = max(1, at_once // 2)
+    return [first, *(rest[at : at + half] for at in range(0, len(rest), half))]
+
+
+def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable[[str], None]) -> None:
+    """Compile and check the entrants of a wave, as many at a time as the machine has cores."""
+    say(f"compiling and checking {len(wave)}")
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(lambda entrant: starter.start(entrant, until), wave))
+
+
+class Race:
+    """Rounds of timed turns among the entrants that run."""
+
+    def __init__(self, entrants: list[Entrant], until: float):
+        self.entrants, self.until, self.rounds = entrants, until, 0
+
+    def run(self, running: list[Entrant], last: bool, say: Callable[[str], None]) -> None:
+        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Between two waves
+        half of the room is freed whatever the times say."""
+        room = len(running) // 2
+        for number in range(halving.MOST_ROUNDS if last else halving.FIRST_ROUNDS):
+            running = [entrant for entrant in running if entrant.process]
+            if not running or (number and time.monotonic() > self.until):
+                break
+            self.one_round(running)
+            if number + 1 < halving.FIRST_ROUNDS:
+                continue
+            running = self.drop(running)
+            if self.is_settled(running):
+                break
+        if not last:
+            for entrant in sorted(running, key=median_of)[max(1, room) :]:
+                self.leave(entrant)
+        say(f"{len([entrant for entrant in running if entrant.process])} in the lead after {self.rounds} rounds")
+
+    def one_round(self, running: list[Entrant]) -> None:
+        """A turn for each, in changing order."""
+        shift = self.rounds % len(running)
+        for entrant in [*running[shift:], *running[:shift]]:
+            expected = entrant.rounds_us[-1] if entrant.calls_us else None
+            taken = entrant.ask(turn_limit_s(expected), do="time", calls=calls_in_a_turn(expected))
+            entrant.rounds_us += [None] * (self.rounds - len(entrant.rounds_us))
+            if taken:
+                entrant.calls_us += taken["us"]
+                entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken["us"]))))
+        self.rounds += 1
+
+    def times(self, running: list[Entrant]) -> dict[str, list[float | None]]:
+        return {entrant.name: entrant.rounds_us for entrant in running if entrant.calls_us}
+
+    def drop(self, running: list[Entrant]) -> list[Entrant]:
+        """Those that still run when all that are slower than the leading candidate for certain were dropped. An opponent
+        leads nobody: however fast it is, the candidates are compared with each other."""
+        first = self.leader(running)
+        gone = set(halving.slower(self.times(running), first)) if first else set()
+        for entrant in running:
+            entrant.dropped |= entrant.name in gone
+        return [entrant for entrant in running if not entrant.dropped and entrant.process]
+
+    def is_settled(self, running: list[Entrant]) -> bool:
+        first = self.leader(running)
+        return first is None or halving.settled(self.times(running), first)
+
+    def leader(self, running: list[Entrant]) -> str | None:
+        times = self.times([entrant for entrant in running if not entrant.is_opponent])
+        return halving.leader(times) if times else None
+
+    def leave(self, entrant: Entrant) -> None:
+        entrant.dropped = True
+        entrant.end()
+
+
+def calls_in_a_turn(expected_us: float | None) -> int:
+    least, most = CALLS
+    return least if expected_us is None else max(least, min(most, int(TURN_US / expected_us)))
+
+
+def turn_limit_s(expected_us: float | None) -> float:
+    return 30.0 if expected_us is None else 10.0 + 100 * expected_us / 1e6
+
+
+def median_of(entrant: Entrant) -> float:
+    return statistics.median(entrant.calls_us) if entrant.calls_us else math.inf
+
+
+def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Plan) -> None:
+    """Sustained times, clocks while they were taken, and what was compiled, of all that still run."""
+    living = [entrant for entrant in entrants if entrant.process]
+    for entrant in sorted((one for one in living if not one.dropped), key=median_of):
+        if taken := entrant.ask(30, do="sustain", seconds=SUSTAINED_S):
+            entrant.sustained_us = taken["us"]
+            clock = ((watch.state(taken["window"]) or {}).get("sm_clock_mhz") or {}).get("median")
+            entrant.sm_clock_mhz = clock
+    folder = Path(sandbox.new_folder("traces"))
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(
+            pool.map(
+                lambda pair: resources.describe(pair[1], folder / f"{pair[0]}.json", plan.product), enumerate(living)
+            )
+        )
+
+
+def ranked(entrants: list[Entrant]) -> list[Entrant]:
+    """Best first: what was not dropped before what was, failures last."""
+    return sorted(entrants, key=lambda one: (one.status != "OK", one.dropped, median_of(one)))

@@ -1,0 +1,48 @@
+"""The table of an exploration for a terminal."""
+
+from pathlib import Path
+
+MOST_CHARACTERS = 60  # of a candidate's name
+
+
+def lines(result: dict, path: Path | None) -> list[str]:
+    """One line a row, best first; under it the whole error of each candidate that failed."""
+    header = (
+        "candidate",
+        "status",
+        "us",
+        "p20-p80",
+        "speed-up",
+        "95 % interval",
+        "reg",
+        "spill",
+        "shared",
+        "occ %",
+        "MHz",
+    )
+    cells = [header, *(cells_of(row) for row in result["rows"])]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    errors = [f"{row['name']}: {row['error']}" for row in result["rows"] if row["error"]]
+    notes = [f"speed-up over {result['against']}; * dropped as slower" if result["against"] else "* dropped as slower"]
+    if result["device"] == "cpu-interpreter":
+        notes = ["checked in the CPU interpreter, nothing was timed"]
+    return [*table, *notes, *errors, *([str(path)] if path else [])]
+
+
+def cells_of(row: dict) -> tuple[str, ...]:
+    time, ratio = row["latency_us"], row["against_best"]
+    name = row["name"] if len(row["name"]) <= MOST_CHARACTERS else f"{row['name'][: MOST_CHARACTERS - 1]}…"
+    return (
+        name + ("*" if row["dropped"] else ""),
+        "opponent" if row["opponent"] and row["status"] == "OK" else row["status"],
+        f"{time['median']:.2f}" if time else "",
+        f"{time['p20']:.2f}-{time['p80']:.2f}" if time else "",
+        f"{ratio['point']:.3f}x" if ratio else "",
+        f"{ratio['ci95'][0]:.3f}-{ratio['ci95'][1]:.3f}" if ratio else "",
+        *(whole(row[name]) for name in ("registers", "spill_bytes", "shared_bytes", "occupancy_pct", "sm_clock_mhz")),
+    )
+
+
+def whole(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"

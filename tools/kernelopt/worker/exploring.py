@@ -1,0 +1,117 @@
+"""The two jobs of an exploration that stay: `contest`, a candidate that runs when its turn comes, and `judge`, the oracle.
+
+What `contest` says decides nothing for good: an exploration ranks candidates, the gate judges the one that is chosen.
+"""
+
+import time
+
+import torch
+
+from . import artefacts, oracle, problem, tracing
+from .candidate import Run
+from .context import Candidate, Context, load_reference
+from .timing import GatedTimer
+
+TRACE_MARK = "call of the kernel"
+
+
+def contest(context: Context, kernel: str, inputs: list[str], path: str, check: bool) -> dict:
+    """Load the kernel, run it on the inputs, and then follow orders; see `Contestant` for the answers.
+
+    inputs: files of two cases of one workload. check: its outputs go to files at `path`; an opponent's do not.
+    """
+    contestant = Contestant(context, kernel, inputs)
+    contestant.start()
+    if check:
+        contestant.check(inputs, path)
+    for order in context.orders():
+        context.answer(**getattr(contestant, order.pop("do"))(**order))
+    return {}
+
+
+class Contestant:
+    """A kernel that was loaded in this process, and the inputs that it is timed on."""
+
+    def __init__(self, context: Context, kernel: str, inputs: list[str]):
+        self.context, self.candidate = context, Candidate(context, kernel)
+        cases = [self.candidate.load_case(file) for file in inputs]
+        self.case = cases[0]
+        self.arguments = [case.placed_inputs(context.device) for case in cases]
+        self.timer: GatedTimer | None = None
+
+    def start(self) -> None:
+        """Three answers: {stage: loaded}, {stage: launched} after the first call was compiled, {stage: ran} when it ended."""
+        self.kernel = self.candidate.load(self.case, allow_reference=True)
+        self.context.answer(stage="loaded")
+        problem.call(self.kernel, self.arguments[0])
+        self.context.answer(stage="launched")
+        self.context.synchronize()
+        self.context.answer(stage="ran")
+
+    def check(self, inputs: list[str], path: str) -> None:
+        """{stage: checked, done}: what a call did besides its result (candidate.Run); the outputs are in files at `path`."""
+        entry = {"path": inputs[0], "other": inputs[-1] if len(inputs) > 1 else None, "variant": None, "first": True}
+        done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
+        self.candidate.check()
+        if self.context.device == "cpu" and self.candidate.ran_no_kernel():
+            raise RuntimeError("none of its Triton kernels ran, something else computed the result")
+        if self.context.device == "cuda":
+            torch.cuda.empty_cache()
+        self.context.answer(stage="checked", done=done)
+
+    def time(self, calls: int) -> dict:
+        """{us: a time a call, cold L2, inputs in turn}."""
+        if self.timer is None:
+            self.timer = GatedTimer()
+            self.timer.prepare(self._call(0))
+        return {"us": [self.timer(self._call(number))[0] for number in range(calls)]}
+
+    def sustain(self, seconds: float) -> dict:
+        """{us, window}: the mean time of calls in a row, without pause, and when they ran (seconds since the epoch)."""
+        call = self._call(0)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun, calls = time.time(), 0
+        torch.cuda.synchronize()
+        start.record()
+        while time.time() - begun < seconds:
+            for _ in range(16):
+                call()
+            calls += 16
+            end.record()
+            end.synchronize()
+        return {"us": 1000 * start.elapsed_time(end) / calls, "window": [begun, time.time()]}
+
+    def describe(self, trace: str) -> dict:
+        """{triton, extensions, trace}: what was compiled, and a Chrome trace of one call in the file `trace`."""
+        call = self._call(0)
+        tracing.start_up()
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            with torch.profiler.record_function(TRACE_MARK):
+                call()
+            self.context.synchronize()
+        profiler.export_chrome_trace(trace)
+        return {"triton": self.candidate.triton(None), "extensions": artefacts.extensions(), "trace": trace}
+
+    def _call(self, number: int):
+        arguments = self.arguments[number % len(self.arguments)]
+        return lambda: problem.call(self.kernel, arguments)
+
+
+def judge(
+    context: Context, reference: str, dtype: str | None, workload: str, seeds: list[int], tolerances: dict[str, float]
+) -> dict:
+    """Compare the outputs of one candidate after another with the reference, which is computed once a seed.
+
+    An order is {files: {seed: file of a call's outputs}}; its answer {checked} is what oracle.check says of a case, or {error}.
+    """
+    loaded = load_reference(reference)
+    maker = oracle.Maker(loaded, dtype, context.device)
+    entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
+    check = oracle.Check(context, loaded, maker, entry, tolerances, {})
+    expected = {seed: check.expected(seed, first=seed == seeds[0]) for seed in seeds}
+    context.answer(stage="ready")
+    for order in context.orders():
+        calls = [{"inputs_seed": int(seed), "output": file} for seed, file in order["files"]]
+        context.answer(checked=check.compared_with(calls, expected))
+    return {}
