@@ -1,7 +1,6 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -109,7 +108,6 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
             patch.setattr(sys, "argv", command)
             patch.setattr(sys, "path", list(sys.path))
             patch.setattr(signal, "signal", lambda *_: None)
-            patch.setattr(gc, "disable", lambda: None)
             patch.setattr(sandbox, "Sandbox", shared)
             patch.setattr(least_work, "Sandbox", shared)
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:

@@ -9,7 +9,7 @@ import pytest
 from conftest import BUNDLE, REFERENCE, processor_time, run_tool, tool_json
 
 TOOLS = sorted(path.name for path in (BUNDLE / "tools").glob("*.py"))
-HEAVY = {"torch", "numpy", "triton", "jsonschema"}
+HEAVY = {"torch", "numpy", "triton", "jsonschema_rs"}
 
 
 def help_of(tool: Path) -> tuple[list[str], set[str]]:

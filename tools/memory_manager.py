@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """The iteration records of a workspace: memory/vN.json, checked against reference/v_iteration.schema.json."""
 
-import gc
 import json
 import sys
 from itertools import islice
@@ -219,5 +218,4 @@ def run_best(memory: Memory, args) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()  # it would look again and again through 10,000 records, of which none is garbage
     cli.run(main)

@@ -1,6 +1,7 @@
 """Where the bundle lies, what it needs installed, and the JSON files it reads and writes."""
 
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -122,17 +123,35 @@ def write_json(path: Path, value) -> None:
     write_text(path, dumps(value))
 
 
-def validate(value, schema_name: str, what: str) -> None:
-    """Check `value` against `reference/<schema_name>` (JSON Schema, draft 2020-12).
+@functools.cache
+def validator(schema_name: str):
+    """The compiled validator of `reference/<schema_name>` (JSON Schema, draft 2020-12)."""
+    require("jsonschema_rs")
+    import jsonschema_rs
 
-    UsageError names the first offending field of `what`.
-    """
-    require("jsonschema")
-    import jsonschema
+    return jsonschema_rs.Draft202012Validator(read_json(REFERENCE / schema_name))
 
-    schema = read_json(REFERENCE / schema_name)
-    validator = jsonschema.Draft202012Validator(schema)
-    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
-    if error is not None:
-        field = ".".join(str(part) for part in error.absolute_path) or "top level"
-        raise UsageError(f"{what}: {field}: {error.message}")
+
+def validate(value, schema_name: str, title: str) -> None:
+    """Check `value` against `reference/<schema_name>`; UsageError names the first offending field of `title`."""
+    rules = validator(schema_name)
+    if rules.is_valid(value):
+        return
+    error = innermost(min(rules.iter_errors(value), key=lambda error: len(error.instance_path)))
+    field = ".".join(map(str, error.instance_path)) or "top level"
+    raise UsageError(f"{title}: {field}: {schema_message(error)}")
+
+
+def innermost(error):
+    """The cause of a validation error: where no alternative fits, the error deepest in the value, of the nearest one."""
+    while error.kind.name in ("oneOf", "anyOf"):
+        error = max((cause for branch in error.kind.context for cause in branch), key=lambda e: len(e.instance_path))
+    return error
+
+
+def schema_message(error) -> str:
+    """What a validation error says, with all allowed values of an enum, which the library cuts off."""
+    if error.kind.name != "enum":
+        return error.message
+    allowed = ", ".join(json.dumps(value) for value in error.kind.options)
+    return f"{json.dumps(error.instance)} is not one of {allowed}"

@@ -14,7 +14,7 @@ from . import bundle
 from .errors import ToolError, say
 
 EXIT_CODES = "exit codes: 0 done and good, 1 the answer is no, 2 usage, 3 the environment lacks something, 4 time-out"
-NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema")
+NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema_rs")
 
 
 class Parser(argparse.ArgumentParser):
