@@ -135,7 +135,12 @@ def validator(schema_name: str):
 def validate(value, schema_name: str, title: str) -> None:
     """Check `value` against `reference/<schema_name>`; UsageError names the first offending field of `title`."""
     rules = validator(schema_name)
-    if rules.is_valid(value):
+    try:
+        sound = rules.is_valid(value)
+    except UnicodeEncodeError:  # half a character, which the validator cannot read and no schema speaks of
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        sound = rules.is_valid(value)
+    if sound:
         return
     error = innermost(min(rules.iter_errors(value), key=lambda error: len(error.instance_path)))
     field = ".".join(map(str, error.instance_path)) or "top level"
