@@ -90,8 +90,8 @@ def put(skills: Path, sources: dict[str, Path], wanted: dict[str, str], copy: bo
     names = dict.fromkeys([*wanted, *record["put"]])  # also what an earlier version of the bundle had
     standing = {name: state(skills / name, record["put"].get(name), wanted.get(name)) for name in names}
     refuse_foreign(skills, standing)
-    for name, found in standing.items():
-        if found == "ours":
+    for name, status in standing.items():
+        if status == "ours":
             remove(skills / name)
     owned = {name: mark for name, mark in wanted.items() if standing[name] != "right" or name in record["put"]}
     if owned:
@@ -113,7 +113,7 @@ def uninstall(skills: Path) -> list[str]:
         return [f"{skills}: nothing of this script is there"]
     standing = {name: state(skills / name, mark, None) for name, mark in record["put"].items()}
     refuse_foreign(skills, standing)
-    removed = [name for name, found in standing.items() if found == "ours"]
+    removed = [name for name, status in standing.items() if status == "ours"]
     for name in removed:
         remove(skills / name)
     (skills / RECORD).unlink()
@@ -132,13 +132,13 @@ def read_record(skills: Path) -> dict:
     return record
 
 
-def is_record(found) -> bool:
+def is_record(value) -> bool:
     """Nothing that leads out of the folder: the file may come with a project from anywhere."""
     return (
-        isinstance(found, dict)
-        and isinstance(found.get("folders_made"), int)
-        and isinstance(found.get("put"), dict)
-        and all(name == Path(name).name and name not in ("", ".", "..") for name in found["put"])
+        isinstance(value, dict)
+        and isinstance(value.get("folders_made"), int)
+        and isinstance(value.get("put"), dict)
+        and all(name == Path(name).name and name not in ("", ".", "..") for name in value["put"])
     )
 
 
@@ -194,17 +194,17 @@ def fingerprint(path: Path) -> str | None:
         return f"link:{path.readlink()}"
     if not path.exists():
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder, folders, files in os.walk(path):
         folders[:] = sorted(set(folders) - MADE_BY_USE)
         for name in sorted([*files, *folders]):
             file = Path(folder, name)
-            found.update(f"{file.relative_to(path)}\0".encode())
+            digest.update(f"{file.relative_to(path)}\0".encode())
             if file.is_symlink():
-                found.update(f"{file.readlink()}".encode())
+                digest.update(f"{file.readlink()}".encode())
             elif file.is_file():
-                found.update(hashlib.sha256(file.read_bytes()).digest())
-    return f"files:{found.hexdigest()}"
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"files:{digest.hexdigest()}"
 
 
 def state(path: Path, recorded: str | None, wanted: str | None) -> str:
@@ -215,15 +215,15 @@ def state(path: Path, recorded: str | None, wanted: str | None) -> str:
         return "right"  # the bundle itself lies in the skills folder
     if not path.is_symlink() and recorded is None:
         return "foreign"
-    found = fingerprint(path)
-    if found == wanted:
+    mark = fingerprint(path)
+    if mark == wanted:
         return "right"
-    return "ours" if found == recorded else "foreign"
+    return "ours" if mark == recorded else "foreign"
 
 
 def refuse_foreign(skills: Path, standing: dict[str, str]) -> None:
-    for name, found in standing.items():
-        if found == "foreign":
+    for name, status in standing.items():
+        if status == "foreign":
             raise Refused(
                 f"{skills / name} was not put there by this script, or was changed since; move it away and run again"
             )

@@ -134,7 +134,7 @@ def note_of(uuid: str) -> Path:
     clock, while logging out, which empties the user's runtime folder, does not unlock it."""
     folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:  # which is set for every link
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # which is set for every link
         raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it")
     return folder / f"{uuid}.json"
