@@ -65,8 +65,8 @@ def skills_folder(client: str, project: Path | None) -> Path:
 
 
 def install(skills: Path, copy: bool) -> list[str]:
-    """Put all skills into the folder `skills`; what was done, in lines. Refused, before anything changes, when something
-    else is in the way."""
+    """Put all skills into the folder `skills`; what was done, in lines. Refused, before anything changes, when
+    something else is in the way."""
     made = make_folder(skills)
     try:
         with staged(skills, copy) as sources:
@@ -83,8 +83,8 @@ def install(skills: Path, copy: bool) -> list[str]:
 def put(skills: Path, sources: dict[str, Path], wanted: dict[str, str], copy: bool, made: int) -> dict[str, str]:
     """Put `sources` into `skills` and write down what was put; how each name stood before.
 
-    wanted: fingerprints. made: how many levels of `skills` are new. The record is written before anything is put, so that
-    a run that was killed can be repeated or undone.
+    wanted: fingerprints. made: how many levels of `skills` are new. The record is written before anything is put, so
+    that a run that was killed can be repeated or undone.
     """
     record = read_record(skills)
     names = dict.fromkeys([*wanted, *record["put"]])  # also what an earlier version of the bundle had
@@ -107,7 +107,8 @@ def put(skills: Path, sources: dict[str, Path], wanted: dict[str, str], copy: bo
 
 
 def uninstall(skills: Path) -> list[str]:
-    """Take away what `install` put into the folder `skills`. Refused, before anything changes, when some of it was changed."""
+    """Take away what `install` put into the folder `skills`. Refused, before anything changes, when some of it was
+    changed."""
     record = read_record(skills)
     if not record["put"]:
         return [f"{skills}: nothing of this script is there"]
@@ -172,8 +173,8 @@ def staged(skills: Path, copy: bool) -> Iterator[dict[str, Path]]:
 
 
 def copy_router(target: Path, sub_skills: list[str]) -> None:
-    """A copy of the bundle. The sub-skills are copied beside it and its skills/ links to them: Codex looks into every folder
-    and would list a second copy as more skills."""
+    """A copy of the bundle. The sub-skills are copied beside it and its skills/ links to them: Codex looks into every
+    folder and would list a second copy as more skills."""
     (target / "skills").mkdir(parents=True)
     for name in sub_skills:
         (target / "skills" / name).symlink_to(Path("..", "..", name))

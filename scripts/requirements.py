@@ -1,7 +1,8 @@
-"""Print what pip is to install of groups of pyproject.toml, one requirement a line. pip leaves what is installed already.
+"""Print what pip is to install of groups of pyproject.toml, one requirement a line. pip leaves what is installed
+already.
 
-Exit code 3 and a sentence when the torch or triton of the host is too old: it is not ours to replace. Runs before anything is
-installed, on any Python from 3.10, so it reads its arrays without a TOML library.
+Exit code 3 and a sentence when the torch or triton of the host is too old: it is not ours to replace. Runs before
+anything is installed, on any Python from 3.10, so it reads its arrays without a TOML library.
 """
 
 import ast
@@ -29,7 +30,8 @@ def name(requirement: str) -> str:
 
 
 def for_pip(group: str) -> list[str]:
-    """The group without a torch and triton that can be imported; the torch that fits this machine's GPUs, or NoneFits."""
+    """The group without a torch and triton that can be imported; the torch that fits this machine's GPUs, or
+    NoneFits."""
     wanted = requirements((BUNDLE / "pyproject.toml").read_text(), group)
     if group == "oldest":  # an environment of its own, with the versions that it names
         return wanted

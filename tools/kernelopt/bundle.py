@@ -24,8 +24,8 @@ def python_path() -> str:
 
 
 def require(*names: str, group: str = "") -> None:
-    """EnvironmentLacks when a package cannot be imported, or is too old (packages.unfit); none of them is imported here.
-    group: of pyproject.toml."""
+    """EnvironmentLacks when a package cannot be imported, or is too old (packages.unfit); none of them is imported
+    here. group: of pyproject.toml."""
     if lacking := [name for name in names if importlib.util.find_spec(name) is None]:
         raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh {group}".rstrip())
     for reason in filter(None, map(packages.unfit, names)):
@@ -50,8 +50,8 @@ FINITE = json.JSONDecoder(parse_constant=finite, parse_float=finite, parse_int=w
 
 
 def loads(text: str):
-    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again, for integers of
-    more than MOST_DIGITS and for what is nested too deeply."""
+    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again, for
+    integers of more than MOST_DIGITS and for what is nested too deeply."""
     try:
         return FINITE.decode(text)
     except RecursionError:
@@ -80,7 +80,8 @@ def read_json(path: Path):
 
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[int]:
-    """A handle of `path` to lock, made where it is not there and never written; UsageError when something else has that name."""
+    """A handle of `path` to lock, made where it is not there and never written; UsageError when something else has
+    that name."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError:
@@ -148,7 +149,8 @@ def validate(value, schema_name: str, title: str) -> None:
 
 
 def innermost(error):
-    """The cause of a validation error: where no alternative fits, the error deepest in the value, of the nearest one."""
+    """The cause of a validation error: where no alternative fits, the error deepest in the value, of the nearest
+    one."""
     while error.kind.name in ("oneOf", "anyOf"):
         error = max((cause for branch in error.kind.context for cause in branch), key=lambda e: len(e.instance_path))
     return error

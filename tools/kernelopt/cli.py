@@ -164,7 +164,8 @@ def continue_in_utf8() -> None:
 
 
 def escape_what_cannot_be_printed() -> None:
-    """Half characters, bytes of paths that are no text, and what the terminal's encoding lacks; stderr escapes them anyway."""
+    """Half characters, bytes of paths that are no text, and what the terminal's encoding lacks; stderr escapes them
+    anyway."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # neither closed nor captured
         sys.stdout.reconfigure(errors="backslashreplace")
 

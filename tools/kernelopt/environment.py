@@ -1,7 +1,8 @@
 """Where the Python environment lies that scripts/setup.sh makes; `python -m kernelopt.environment` prints its folder.
 
-In this order: $KERNELOPT_VENV; `.venv` of the bundle, where there is one; a folder of the user's cache, which all copies of this
-version of the bundle share. The name depends on nothing that differs between the Pythons that tools are started with.
+In this order: $KERNELOPT_VENV; `.venv` of the bundle, where there is one; a folder of the user's cache, which all
+copies of this version of the bundle share. The name depends on nothing that differs between the Pythons that tools are
+started with.
 """
 
 import os

@@ -113,7 +113,8 @@ def visible() -> list[str]:
 def identify() -> dict:
     """{name, uuid, driver, max_clocks} of the device that children see as CUDA's device 0.
 
-    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not tell is left out.
+    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not tell is left
+    out.
     """
     with open_nvml() as (nvml, handle):
         return {
@@ -154,9 +155,9 @@ def _whole(nvml, handle):
 def query() -> dict:
     """What the device says of itself, in the wiki's metrics and units; what it does not tell is left out.
 
-    From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in GiB:
-    vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are not told, for they
-    are the whole GPU's.
+    From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in
+    GiB: vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are not told,
+    for they are the whole GPU's.
     """
     with open_nvml() as (nvml, handle):
         whole, a_slice = _whole(nvml, handle), _is_slice(nvml, handle)
@@ -258,8 +259,8 @@ class Watch:
 
     def state(self, window: list[float] | None = None) -> dict | None:
         """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
-        epoch, what the worker measured). A figure that the device does not tell is None, reasons likewise; None when nothing
-        was read."""
+        epoch, what the worker measured). A figure that the device does not tell is None, reasons likewise; None when
+        nothing was read."""
         since, until = window or (0, float("inf"))
         samples = [s for s in self.samples if since - self.INTERVAL_S <= s["at"] <= until + self.INTERVAL_S]
         if not samples:
@@ -299,8 +300,8 @@ def _merged_figure(figures: list[dict]) -> dict | None:
 
 
 def foreign(processes: list[int]) -> list[int]:
-    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of the
-    host's: one that is not in /proc is taken for our own."""
+    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of
+    the host's: one that is not in /proc is taken for our own."""
     unknown = [pid for pid in processes if parent_of(pid) is None]
     return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
 
@@ -357,8 +358,8 @@ def locked(uuid: str, timeout_s: float = 600):
 
 
 def _lock_file(path: Path) -> int:
-    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in a folder for
-    everybody (fs.protected_regular), whatever its mode."""
+    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in
+    a folder for everybody (fs.protected_regular), whatever its mode."""
     try:
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:

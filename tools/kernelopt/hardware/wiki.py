@@ -43,7 +43,8 @@ class Row:
 
     @property
     def citation(self) -> str:
-        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a missing value."""
+        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a
+        missing value."""
         if self.text == "UNKNOWN":
             return missing(self.metric)
         unit = "" if self.unit == "-" else f" {self.unit}"

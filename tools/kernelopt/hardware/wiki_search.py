@@ -1,4 +1,5 @@
-"""Finding lines of the wiki by words. The pages are read anew at each search: there is no index to build or to go stale."""
+"""Finding lines of the wiki by words. The pages are read anew at each search: there is no index to build or to go
+stale."""
 
 import math
 import re

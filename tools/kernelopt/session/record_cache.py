@@ -1,7 +1,8 @@
 """A cache of some fields of all records: a record whose file has not changed need not be opened again.
 
-The cache is disposable; the records are the truth. A cache file that is torn, or that another version of these modules wrote,
-is ignored. It lies in `.loop`: kernels under test may write in `.cache`, and could forge there what they cannot forge in `memory/`.
+The cache is disposable; the records are the truth. A cache file that is torn, or that another version of these modules
+wrote, is ignored. It lies in `.loop`: kernels under test may write in `.cache`, and could forge there what they cannot
+forge in `memory/`.
 """
 
 import contextlib
