@@ -348,7 +348,7 @@ def test_the_tools_run_from_there(installed, tmp_path):
     assert "KERNEL" in subprocess.run(start, capture_output=True, text=True, cwd=tmp_path).stdout
 
 
-def test_every_path_that_the_skills_name_is_there(installed):
+def test_every_path_that_the_skills_name_is_in_a_copy(installed):
     root = installed / ROUTER
     texts = [root / "SKILL.md", *root.glob("skills/*/SKILL.md")]
     folders = "tools|skills|reference|gpu-wiki|scripts|examples|docs"
