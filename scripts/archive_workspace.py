@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Copies a finished workspace into a folder for readers: everything that was decided and measured, none of the caches and reports.
+"""Copies a finished workspace into a folder for readers: everything that was decided and measured, none of the caches
+and reports.
 
-python scripts/archive_workspace.py W examples/NAME: what W has takes the place of files and folders of these names; others, lessons.md
-say, stay."""
+python scripts/archive_workspace.py W examples/NAME: what W has takes the place of files and folders of these names;
+others, lessons.md say, stay."""
 
 import argparse
 import shutil

@@ -65,8 +65,8 @@ def skills_folder(client: str, project: Path | None) -> Path:
 
 
 def install(skills: Path, copy: bool) -> list[str]:
-    """Put all skills into the folder `skills`; what was done, in lines. Refused, before anything changes, when something
-    else is in the way."""
+    """Put all skills into the folder `skills`; what was done, in lines. Refused, before anything changes, when
+    something else is in the way."""
     made = make_folder(skills)
     try:
         with staged(skills, copy) as sources:
@@ -83,15 +83,15 @@ def install(skills: Path, copy: bool) -> list[str]:
 def put(skills: Path, sources: dict[str, Path], wanted: dict[str, str], copy: bool, made: int) -> dict[str, str]:
     """Put `sources` into `skills` and write down what was put; how each name stood before.
 
-    wanted: fingerprints. made: how many levels of `skills` are new. The record is written before anything is put, so that
-    a run that was killed can be repeated or undone.
+    wanted: fingerprints. made: how many levels of `skills` are new. The record is written before anything is put, so
+    that a run that was killed can be repeated or undone.
     """
     record = read_record(skills)
     names = dict.fromkeys([*wanted, *record["put"]])  # also what an earlier version of the bundle had
     standing = {name: state(skills / name, record["put"].get(name), wanted.get(name)) for name in names}
     refuse_foreign(skills, standing)
-    for name, found in standing.items():
-        if found == "ours":
+    for name, status in standing.items():
+        if status == "ours":
             remove(skills / name)
     owned = {name: mark for name, mark in wanted.items() if standing[name] != "right" or name in record["put"]}
     if owned:
@@ -107,13 +107,14 @@ def put(skills: Path, sources: dict[str, Path], wanted: dict[str, str], copy: bo
 
 
 def uninstall(skills: Path) -> list[str]:
-    """Take away what `install` put into the folder `skills`. Refused, before anything changes, when some of it was changed."""
+    """Take away what `install` put into the folder `skills`. Refused, before anything changes, when some of it was
+    changed."""
     record = read_record(skills)
     if not record["put"]:
         return [f"{skills}: nothing of this script is there"]
     standing = {name: state(skills / name, mark, None) for name, mark in record["put"].items()}
     refuse_foreign(skills, standing)
-    removed = [name for name, found in standing.items() if found == "ours"]
+    removed = [name for name, status in standing.items() if status == "ours"]
     for name in removed:
         remove(skills / name)
     (skills / RECORD).unlink()
@@ -132,13 +133,13 @@ def read_record(skills: Path) -> dict:
     return record
 
 
-def is_record(found) -> bool:
+def is_record(value) -> bool:
     """Nothing that leads out of the folder: the file may come with a project from anywhere."""
     return (
-        isinstance(found, dict)
-        and isinstance(found.get("folders_made"), int)
-        and isinstance(found.get("put"), dict)
-        and all(name == Path(name).name and name not in ("", ".", "..") for name in found["put"])
+        isinstance(value, dict)
+        and isinstance(value.get("folders_made"), int)
+        and isinstance(value.get("put"), dict)
+        and all(name == Path(name).name and name not in ("", ".", "..") for name in value["put"])
     )
 
 
@@ -172,8 +173,8 @@ def staged(skills: Path, copy: bool) -> Iterator[dict[str, Path]]:
 
 
 def copy_router(target: Path, sub_skills: list[str]) -> None:
-    """A copy of the bundle. The sub-skills are copied beside it and its skills/ links to them: Codex looks into every folder
-    and would list a second copy as more skills."""
+    """A copy of the bundle. The sub-skills are copied beside it and its skills/ links to them: Codex looks into every
+    folder and would list a second copy as more skills."""
     (target / "skills").mkdir(parents=True)
     for name in sub_skills:
         (target / "skills" / name).symlink_to(Path("..", "..", name))
@@ -194,17 +195,17 @@ def fingerprint(path: Path) -> str | None:
         return f"link:{path.readlink()}"
     if not path.exists():
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder, folders, files in os.walk(path):
         folders[:] = sorted(set(folders) - MADE_BY_USE)
         for name in sorted([*files, *folders]):
             file = Path(folder, name)
-            found.update(f"{file.relative_to(path)}\0".encode())
+            digest.update(f"{file.relative_to(path)}\0".encode())
             if file.is_symlink():
-                found.update(f"{file.readlink()}".encode())
+                digest.update(f"{file.readlink()}".encode())
             elif file.is_file():
-                found.update(hashlib.sha256(file.read_bytes()).digest())
-    return f"files:{found.hexdigest()}"
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"files:{digest.hexdigest()}"
 
 
 def state(path: Path, recorded: str | None, wanted: str | None) -> str:
@@ -215,15 +216,15 @@ def state(path: Path, recorded: str | None, wanted: str | None) -> str:
         return "right"  # the bundle itself lies in the skills folder
     if not path.is_symlink() and recorded is None:
         return "foreign"
-    found = fingerprint(path)
-    if found == wanted:
+    mark = fingerprint(path)
+    if mark == wanted:
         return "right"
-    return "ours" if found == recorded else "foreign"
+    return "ours" if mark == recorded else "foreign"
 
 
 def refuse_foreign(skills: Path, standing: dict[str, str]) -> None:
-    for name, found in standing.items():
-        if found == "foreign":
+    for name, status in standing.items():
+        if status == "foreign":
             raise Refused(
                 f"{skills / name} was not put there by this script, or was changed since; move it away and run again"
             )

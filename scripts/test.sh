@@ -50,6 +50,7 @@ if [ -n "$oldest" ]; then
   python=$(bash scripts/setup.sh oldest) || exit 3
   PATH=$(dirname "$python"):$PATH
 else
+  export KERNELOPT_VENV="${KERNELOPT_VENV:-$PWD/.venv}" # a clone is for its developer: all stays in it
   python=$(bash scripts/setup.sh test checks) || exit 3
   PATH=$(dirname "$python"):$PATH # programs of the environment that setup.sh built upon are found too
   all_checks

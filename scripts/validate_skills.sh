@@ -3,7 +3,7 @@
 # root skill is looked at through a link of that name.
 set -euo pipefail
 bundle=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
-program=${1:-$bundle/.venv/bin/agentskills}
+program=${1:-$(dirname "$("$bundle/scripts/python.sh")")/agentskills}
 command -v "$program" >/dev/null || { echo "$program is not there; run: bash scripts/setup.sh checks" >&2; exit 3; }
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT

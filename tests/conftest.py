@@ -1,7 +1,6 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -103,20 +102,25 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
         return contextlib.nullcontext(interpreter)
 
     def run(name: str, *arguments) -> subprocess.CompletedProcess:
-        command = [str(BUNDLE / "tools" / name), *map(str, arguments)]
-        out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", command)
-            patch.setattr(sys, "path", list(sys.path))
-            patch.setattr(signal, "signal", lambda *_: None)
-            patch.setattr(gc, "disable", lambda: None)
             patch.setattr(sandbox, "Sandbox", shared)
             patch.setattr(least_work, "Sandbox", shared)
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-                runpy.run_path(command[0], run_name="__main__")
-        return subprocess.CompletedProcess(command, ended.value.code, out.getvalue(), err.getvalue())
+            return run_script(BUNDLE / "tools" / name, *arguments)
 
     return run
+
+
+def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
+    """A program of Python in this process."""
+    command = [str(path), *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command)
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setattr(signal, "signal", lambda *_: None)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            runpy.run_path(command[0], run_name="__main__")
+    return subprocess.CompletedProcess(command, ended.value.code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture

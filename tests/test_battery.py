@@ -1,7 +1,8 @@
 """The judge against a battery of kernels: honest ones pass, and each cheat lands in its status.
 
 tests/kernels/honest and tests/kernels/cheats hold one kernel a file, beside its reference. A cheat says which statuses
-are right (STATUS) and who must catch it (CAUGHT_BY): the verification, or the timing. Files that need a GPU are run by
+are right (STATUS) and who must catch it (CAUGHT_BY): the verification, the verification at other sizes, layouts and
+values than the task's own ("variants"), the sanitizer, or the timing. Files that need a GPU are run by
 `pytest -m gpu`; the others run here, in Triton's interpreter.
 """
 
@@ -44,16 +45,17 @@ def gpu_sandbox():
 def judged(
     sandbox: Sandbox, path: Path, folder: Path, by: str, timeout_s: float = 60, honest: bool = False
 ) -> tuple[str, str]:
-    """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify", by the
-    "sanitizer" as well, or by "timing" against the reference."""
+    """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify" or "variants", by
+    the "sanitizer" as well, or by "timing" against the reference."""
     kernel, reference = (folder / f"{name}_{path.name}" for name in ("kernel", "reference"))
     kernel.write_text(path.read_text())
     reference.write_text(
         path.read_text().replace("honest::", "reference::") + WITHOUT_KERNEL
     )  # one process has an operator once
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
-    found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=not honest), **options)
-    if not honest and by != "timing" and found["status"] == "OK":  # most are caught on the task's own sizes
+    own_sizes = not honest and by != "variants"
+    found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=own_sizes), **options)
+    if own_sizes and by != "timing" and found["status"] == "OK":  # most are caught on the task's own sizes
         found = verify.verify(sandbox, Subject(kernel, reference), **options)
     if found["status"] != "OK" or by != "timing":
         return found["status"], found["summary"]

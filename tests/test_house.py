@@ -157,18 +157,16 @@ def test_nothing_private_is_in_the_repository():
 
 
 def test_setup_asks_for_what_is_absent_and_nothing_else():
-    script = BUNDLE / "scripts" / "missing_packages.py"
+    """pip leaves what is installed; of torch and triton any importable build is used, which pip may not know."""
+    script = BUNDLE / "scripts" / "requirements.py"
     done = subprocess.run([sys.executable, script, "dependencies"], capture_output=True, text=True)
-    assert done.returncode == 0 and "torch" not in done.stdout  # an importable torch is used, whatever its version
+    assert done.returncode == 0 and done.stdout.splitlines()[0] == "numpy"
+    assert not re.search("torch|triton", done.stdout) and "jsonschema-rs>=" in done.stdout
     sys.path.insert(0, str(script.parent))
-    import missing_packages
+    import requirements
 
-    assert missing_packages.installed("pytest>=1") and not missing_packages.installed("pytest>=99")
-    assert missing_packages.installed("torch==9.9") and not missing_packages.installed("no-such-package>=1")
-    assert missing_packages.requirements('a = [\n "x>=1", # why\n "y",\n]\nb = ["z"]  # c\n', "a") == ["x>=1", "y"]
-    assert missing_packages.applies("x; python_version >= '3.10'") and not missing_packages.applies(
-        "x; python_version >= '3.99'"
-    )
+    assert requirements.requirements('a = [\n "x>=1", # why\n "y",\n]\nb = ["z"]  # c\n', "a") == ["x>=1", "y"]
+    assert "torch==2.6.0" in requirements.for_pip("oldest")
 
 
 def test_every_test_has_a_time_limit_and_one_on_a_gpu_a_longer_one(pytestconfig, tmp_path):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, run_script
 
 ROUTER = "gpu-kernel-optimizer"
 SUB_SKILLS = sorted(path.name for path in (BUNDLE / "skills").iterdir())
@@ -27,12 +27,13 @@ HOMES = {
     "agents": ".agents/skills",
 }
 PROJECTS = {**HOMES, "opencode": ".opencode/skills"}
+MOVED = {"CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME", "XDG_CONFIG_HOME"}  # they move the skills folder of a client
 MODES = {"link": [], "copy": ["--copy"]}
 NOT_NEEDED = {".ci", ".claude-plugin", "AGENTS.md", "benchmarks", "evals", "tests"}
 
 
 class Machine:
-    """A home and a project in a scratch folder, and a bundle's install.sh run in them."""
+    """A home and a project in a scratch folder, and a bundle's installer run in them."""
 
     def __init__(self, root: Path, bundle: Path):
         self.home, self.project, self.bundle = root / "home", root / "project", bundle
@@ -40,13 +41,25 @@ class Machine:
         self.project.mkdir()
 
     def run(self, *arguments, bundle: Path | None = None, **variables) -> subprocess.CompletedProcess:
-        moved = ("CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME", "XDG_CONFIG_HOME")
-        environment = {name: value for name, value in os.environ.items() if name not in moved}
-        environment |= {"HOME": str(self.home), **{name: str(value) for name, value in variables.items()}}
-        command = ["bash", (bundle or self.bundle) / "scripts" / "install.sh", *arguments]
+        """install.py in this process, which is quick."""
+        script = (bundle or self.bundle) / "scripts" / "install.py"
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment(**variables).items():
+                patch.setenv(name, value)
+            for name in MOVED - variables.keys():
+                patch.delenv(name, raising=False)
+            return run_script(script, *arguments)
+
+    def run_shell(self, *arguments) -> subprocess.CompletedProcess:
+        """install.sh, as a user runs it."""
+        environment = {name: value for name, value in os.environ.items() if name not in MOVED} | self.environment()
+        command = ["bash", self.bundle / "scripts" / "install.sh", *arguments]
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=environment)
         assert "Traceback" not in done.stderr, done.stderr
         return done
+
+    def environment(self, **variables) -> dict[str, str]:
+        return {"HOME": str(self.home), **{name: str(value) for name, value in variables.items()}}
 
     def install(self, client: str, scope: str, mode: str = "link", **options) -> Path:
         """The skills folder, after a run that went well."""
@@ -75,10 +88,10 @@ def machine(tmp_path, shared_bundle) -> Machine:
     return Machine(tmp_path, shared_bundle)
 
 
-@pytest.fixture
-def machine_of_this_bundle(tmp_path) -> Machine:
-    """Copies of all of it take time, so only what reads or runs the copy asks for them."""
-    return Machine(tmp_path, BUNDLE)
+@pytest.fixture(scope="session", params=MODES)
+def installed(request, tmp_path_factory) -> Path:
+    """The skills folder with all of this bundle, linked and copied once for the tests that read or run it there."""
+    return Machine(tmp_path_factory.mktemp("whole"), BUNDLE).install("agents", "home", request.param)
 
 
 def tree(root: Path) -> dict[str, object]:
@@ -94,9 +107,12 @@ def tree(root: Path) -> dict[str, object]:
 
 def small_bundle(folder: Path) -> Path:
     """A bundle of its own, with all that its install.sh needs, and a file in place of what is large."""
-    for name in ("scripts", "skills", "docs", "tools"):
-        shutil.copytree(BUNDLE / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("reference", "gpu-wiki", "examples"):
+    shutil.copytree(BUNDLE / "skills", folder / "skills")
+    for name in ("scripts", "tools/kernelopt"):
+        (folder / name).mkdir(parents=True)
+        for file in (BUNDLE / name).glob("*.*"):
+            shutil.copy(file, folder / name)
+    for name in ("reference", "gpu-wiki", "examples", "docs"):
         (folder / name).mkdir()
         (folder / name / "README.md").write_text(name)
     for name in (".gitignore", "SKILL.md", "README.md", "pyproject.toml"):
@@ -138,7 +154,7 @@ def test_every_skill_lies_one_level_deep_and_goes_without_a_trace(machine, clien
 
 def test_each_run_says_what_it_did(machine):
     call = ["--client", "claude"]
-    first, second = machine.run(*call).stdout, machine.run(*call).stdout
+    first, second = machine.run_shell(*call).stdout, machine.run(*call).stdout
     assert first.count(": linked\n") == len(SKILLS) == second.count(": there already\n")
     assert machine.run(*call, "--copy").stdout.count(": copied\n") == len(SKILLS)
     assert machine.run(*call, "--uninstall").stdout.count(": removed\n") == len(SKILLS)
@@ -300,7 +316,7 @@ def test_a_run_that_was_killed_can_be_repeated_and_undone(machine):
     ],
 )
 def test_a_wrong_call_is_one_sentence(machine, arguments):
-    done = machine.run(*arguments)
+    done = machine.run_shell(*arguments)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and tree(machine.home) == {}
 
 
@@ -314,30 +330,26 @@ def named_roots(skill: Path) -> list[Path]:
     return [skill / place for words, place in places.items() if words in text]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_sub_skill_names_the_root_whether_links_are_resolved_or_not(machine_of_this_bundle, mode):
-    skills = machine_of_this_bundle.install("agents", "home", mode)
+def test_a_sub_skill_names_the_root_whether_links_are_resolved_or_not(installed):
     for name in SUB_SKILLS:
-        for folder in (skills / name, skills / ROUTER / "skills" / name):
+        for folder in (installed / name, installed / ROUTER / "skills" / name):
             for read in (os.path.realpath, os.path.normpath):  # `..` as files are opened, and as `cd` understands it
                 places = [Path(read(place)) for place in named_roots(folder)]
                 found = {place.resolve() for place in places if (place / "tools" / "run_gate.py").is_file()}
-                assert found == {(skills / ROUTER).resolve()}, f"{read.__name__}: the root is not at {places}"
+                assert found == {(installed / ROUTER).resolve()}, f"{read.__name__}: the root is not at {places}"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_tools_run_from_there(machine_of_this_bundle, mode):
-    skills = machine_of_this_bundle.install("agents", "home", mode)
-    for path in (skills / ROUTER, skills / ROUTER / "skills" / ".."):
+def test_the_tools_run_from_there(installed, tmp_path):
+    for path in (installed / ROUTER, installed / ROUTER / "skills" / ".."):
         command = [sys.executable, path / "tools" / "gpu_specs.py", "list"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=machine_of_this_bundle.project)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0 and "H200" in done.stdout, done.stderr
-    start = ["bash", skills / ROUTER / "reference" / "workspace_init.sh", "--help"]
-    assert "KERNEL" in subprocess.run(start, capture_output=True, text=True, cwd=machine_of_this_bundle.project).stdout
+    start = ["bash", installed / ROUTER / "reference" / "workspace_init.sh", "--help"]
+    assert "KERNEL" in subprocess.run(start, capture_output=True, text=True, cwd=tmp_path).stdout
 
 
-def test_every_path_that_the_skills_name_is_in_a_copy(machine_of_this_bundle):
-    root = machine_of_this_bundle.install("agents", "home", "copy") / ROUTER
+def test_every_path_that_the_skills_name_is_in_a_copy(installed):
+    root = installed / ROUTER
     texts = [root / "SKILL.md", *root.glob("skills/*/SKILL.md")]
     folders = "tools|skills|reference|gpu-wiki|scripts|examples|docs"
     named = {
@@ -361,14 +373,12 @@ def test_a_copy_holds_what_is_needed_and_no_more(machine, tmp_path):
     assert tracked <= found | NOT_NEEDED, "new at the top level: put it into NEEDED of install.py, or NOT_NEEDED here"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_validator_of_skills_takes_them_there(machine_of_this_bundle, mode):
+def test_the_validator_of_skills_takes_them_there(installed):
     program = Path(sys.executable).with_name("agentskills")
     if not program.exists():
         pytest.skip("skills-ref is not installed")
-    skills = machine_of_this_bundle.install("agents", "home", mode)
     for name in SKILLS:
-        done = subprocess.run([program, "validate", skills / name], capture_output=True, text=True)
+        done = subprocess.run([program, "validate", installed / name], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -412,12 +422,12 @@ def test_no_folder_of_a_client_is_in_the_bundle():
     )
 
 
-def test_the_snippet_has_five_lines_and_is_pointed_to(machine_of_this_bundle):
+def test_the_snippet_has_five_lines_and_is_pointed_to(tmp_path):
     path = BUNDLE / "docs" / "agents-snippet.md"
     snippet = re.search(r"```markdown\n(.*?)```", path.read_text(), re.DOTALL)[1]
     assert len(snippet.splitlines()) == 5 and f"`{ROUTER}`" in snippet
     assert all(f"`{place}`" in snippet for place in PROJECTS.values())
-    assert str(path) in machine_of_this_bundle.run("--client", "agents").stdout
+    assert str(path) in Machine(tmp_path, BUNDLE).run("--client", "agents").stdout
 
 
 def test_the_clients_are_those_of_the_help_and_of_this_test():
@@ -440,7 +450,6 @@ def test_a_record_from_elsewhere_leads_nowhere(tmp_path, record):
     skills.mkdir(parents=True)
     (tmp_path / "precious").symlink_to("x")
     (skills / ".gpu-kernel-optimizer.json").write_text(record)
-    command = ["bash", BUNDLE / "scripts" / "install.sh", "--client", "claude", "--project", tmp_path, "--uninstall"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_script(BUNDLE / "scripts" / "install.py", "--client", "claude", "--project", tmp_path, "--uninstall")
     assert done.returncode == 2 and "is no record of what this script put there" in done.stderr
     assert (tmp_path / "precious").is_symlink()

@@ -1,7 +1,8 @@
-import copy
 import ctypes
 import errno
+import functools
 import json
+import operator
 import os
 import resource
 import subprocess
@@ -9,14 +10,13 @@ import sys
 import time
 from pathlib import Path
 
-import jsonschema
 import memory_manager
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.errors import Refused, ToolError, UsageError
 from kernelopt.session import record_cache
-from kernelopt.session.record_store import SCHEMA, Memory, differences, empty, record_test
+from kernelopt.session.record_store import Memory, differences, empty
 
 RECORD = BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json"  # of an accepted round
 NOTE = {"error_type": "x", "error_message": "", "root_cause": "", "fix_applied": "", "lesson": "l"}
@@ -243,13 +243,13 @@ def test_of_eight_writers_at_the_same_time_nothing_is_lost(memory, session):
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_record_and_nothing_else(memory, session):
-    """500 kills; with a plain write in place of bundle.write_bytes the record is broken after the first."""
+    """100 kills; with a plain write in place of bundle.write_bytes the record is broken after the first."""
     memory.create("v0")
     memory.append("v0", "pitfalls_and_fixes", [json.dumps({**NOTE, "lesson": "l" * 50_000})])
     code = """if True:
         import os, random, signal, time
         half_written = 0
-        for _ in range(500):
+        for _ in range(100):
             writer = os.fork()
             while writer == 0:
                 memory.update("v0", {"device": str(time.monotonic_ns())})
@@ -261,7 +261,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_record_and_nothing_else(memory, 
         print(half_written)
     """
     killer = child(session, code)
-    assert int(killer.communicate()[0]) > 20, "the kills did not fall into writes"
+    assert int(killer.communicate()[0]) > 4, "the kills did not fall into writes"
     memory.update("v0", {"device": "x"})
     assert sorted(path.name for path in memory.folder.iterdir()) == [".lock", "v0.json"]
 
@@ -324,8 +324,7 @@ def test_a_read_only_folder_is_read_and_not_written(memory, session):
 
 
 def test_ten_thousand_records_are_quick(memory, session):
-    """Processor time, so that other processes do not matter. With jsonschema for each record the table takes 5 s; the figures
-    are in the docstring of memory.py."""
+    """Processor time, so that other processes do not matter; the docstring of record_store.py has the figures."""
     text = RECORD.read_text()
     for number in range(10_000):
         (memory.folder / f"v{number}.json").write_text(text.replace('"version": "v1"', f'"version": "v{number}"'))
@@ -343,34 +342,41 @@ def test_ten_thousand_records_are_quick(memory, session):
     assert seconds("update", "--version", "v9999", "--set", "optimization.action_category=x") < 1
 
 
-def leaves(value, path=()):
-    """Every path to a value inside `value`, objects and lists included."""
-    for key, member in value.items() if isinstance(value, dict) else enumerate(value):
-        yield (*path, key)
-        if isinstance(member, dict | list):
-            yield from leaves(member, (*path, key))
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (
+            "quality_gate.result",
+            "GOOD",
+            'quality_gate.result: "GOOD" is not one of "PASS", "FAIL", "TIMEOUT_FAIL", null',
+        ),
+        ("performance.latency_us", "fast", 'performance.latency_us: "fast" is not of types "null", "number"'),
+        ("performance.latency_us", True, 'performance.latency_us: true is not of types "null", "number"'),
+        ("performance.runs", 1.5, 'performance.runs: 1.5 is not of types "null", "integer"'),
+        ("performance.floor_us", -1, "performance.floor_us: -1 is less than the minimum of 0"),
+        ("performance.comparison_with_previous.ci95", [1, 0], "comparison_with_previous.ci95.1: 0 is less than"),
+        ("performance.comparison_with_previous", 3, "performance.comparison_with_previous: 3 is not of type"),
+        ("git_commit_hash", "A" * 40, "git_commit_hash: "),
+        ("more", 1, "top level: Additional properties are not allowed ('more' was unexpected)"),
+    ],
+)
+def test_the_message_names_the_field_and_the_cause(place, value, message):
+    record = json.loads(RECORD.read_text())
+    *parents, last = place.split(".")
+    functools.reduce(operator.getitem, parents, record)[last] = value
+    with pytest.raises(UsageError) as refused:
+        bundle.validate(record, "v_iteration.schema.json", "record v1")
+    assert str(refused.value).startswith("record v1: ") and message in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_what_the_quick_test_takes_for_sound_jsonschema_does_too():
-    judge = jsonschema.Draft202012Validator(bundle.read_json(bundle.REFERENCE / SCHEMA))
-    record = {**json.loads(RECORD.read_text()), "pitfalls_and_fixes": [NOTE]}
-    record["search_log"] = [{"source": "profile", "query": "q", "finding": "f", "actionability": "a"}]
-    assert record_test()(record) and record_test()(empty("v0")) and not record_test()([])
-    refused = 0
-    for path in list(leaves(record)):
-        for value in (None, True, -1, 0, 1.5, "x", [], [1, 2, 3], {}, {"x": 1}):
-            changed = copy.deepcopy(record)
-            holder = changed
-            for key in path[:-1]:
-                holder = holder[key]
-            holder[path[-1]] = value
-            sound = judge.is_valid(changed)
-            assert sound or not record_test()(changed), (path, value)
-            refused += not sound
-    assert refused > 300
+def test_no_field_of_a_record_may_be_absent():
+    record = json.loads(RECORD.read_text())
+    bundle.validate(record, "v_iteration.schema.json", "record")
     for name in record:
-        assert not record_test()({key: value for key, value in record.items() if key != name}), name
-    assert not record_test()({**record, "more": 1})
+        rest = {key: value for key, value in record.items() if key != name}
+        with pytest.raises(UsageError, match=f'top level: "{name}" is a required property'):
+            bundle.validate(rest, "v_iteration.schema.json", "record")
 
 
 @pytest.mark.parametrize(
@@ -519,8 +525,7 @@ GLANCES = (
 
 @pytest.fixture
 def quickly(monkeypatch):
-    """Few and young records are kept as well; returns a function that waits until what was written is old enough."""
-    monkeypatch.setattr(record_cache, "FEW", 0)
+    """Young records are cached too; returns a function that waits until what was written is old enough."""
     monkeypatch.setattr(record_cache, "SETTLED_NS", 50_000_000)
     return lambda: time.sleep(0.06)
 
@@ -639,7 +644,7 @@ def test_a_spoilt_glance_counts_for_nothing(memory, session, monkeypatch, capsys
             path.write_bytes(content.replace(b"[false", b"[ true"))
         case "another's":
             path.write_bytes(content)
-            monkeypatch.setattr(record_cache, "JUDGES", ("record_cache.py",))
+            monkeypatch.setattr(record_cache, "JUDGES", ("bundle.py",))
         case "a pipe":
             pipe(path)
         case "a folder":
@@ -653,35 +658,38 @@ def test_a_spoilt_glance_counts_for_nothing(memory, session, monkeypatch, capsys
         assert (path.read_bytes() == content) == (spoil != "another's")
 
 
-QUICKLY = (  # few and young records are kept as well
-    "import os, random, signal, time; from kernelopt import bundle; from kernelopt.session import record_cache; from kernelopt.session.record_store import SCHEMA, SHORT\n"
-    "record_cache.FEW, record_cache.SETTLED_NS = 0, 20_000_000\n"
+QUICKLY = (  # young records are cached too
+    "import os, random, signal, time\n"
+    "from kernelopt.session import record_cache\n"
+    "from kernelopt.session.record_store import SHORT\n"
+    "record_cache.SETTLED_NS = 20_000_000\n"
 )
 
 
 def test_a_glance_that_is_killed_in_its_write_is_made_anew(memory, session):
-    """FEW below 0: every glance writes. The kills fall into writes, or the file would never be torn."""
+    """Forty kills of a process that writes the cache again and again; some fall into a write."""
     for number in range(20):
         memory.create(f"v{number}")
         memory.update(f"v{number}", {"device": "d" * 50_000})
     code = """if True:
-        record_cache.FEW = -1
         time.sleep(0.1)
-        torn = 0
-        for _ in range(100):
+        path, torn = memory.glances / "short", 0
+        for _ in range(40):
+            assert [record["device"] for record in memory.glance(("device",))] == ["d" * 50_000] * 20
+            cache = record_cache.RecordCache(path, SHORT, memory.folder)
+            assert cache.get("v0") is not None
             writer = os.fork()
             while writer == 0:
-                list(memory.glance(("device",)))
+                cache._changed = True
+                cache.save()
             time.sleep(random.uniform(0.005, 0.03))
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
-            seen = record_cache.Glance(memory.glances / "short", SHORT, bundle.REFERENCE / SCHEMA, memory.folder)
-            torn += not seen.kept(("device",))
-            assert [record["device"] for record in memory.glance(("device",))] == ["d" * 50_000] * 20
+            torn += path.exists() and record_cache.RecordCache(path, SHORT, memory.folder).get("v0") is None
         print(torn)
     """
     killer = child(session, QUICKLY + code)
-    assert int(killer.communicate()[0]) > 0, "no kill fell into a write"  # about one in ten does
+    assert int(killer.communicate()[0]) > 0, "no kill fell into a write"
     assert [path.name for path in memory.glances.iterdir()] == ["short"]
 
 

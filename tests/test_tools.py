@@ -9,7 +9,7 @@ import pytest
 from conftest import BUNDLE, REFERENCE, processor_time, run_tool, tool_json
 
 TOOLS = sorted(path.name for path in (BUNDLE / "tools").glob("*.py"))
-HEAVY = {"torch", "numpy", "triton", "jsonschema"}
+HEAVY = {"torch", "numpy", "triton", "jsonschema_rs"}
 
 
 def help_of(tool: Path) -> tuple[list[str], set[str]]:
@@ -103,7 +103,7 @@ def test_measuring_on_the_cpu_is_named_and_paired(problem, tmp_path, run_here):
     slow = tmp_path / "slow.py"
     slow.write_text(problem["kernel"].read_text().replace("return ", "import time; time.sleep(0.01); return "))
     arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
-    found = tool_json("measure_kernel_time.py", *arguments, "--against", slow)
+    found = tool_json("measure_kernel_time.py", *arguments, "--against", slow, run=run_here)
     assert found["device"] == "cpu-interpreter" and found["verdict"] == "FASTER" and found["speedup"]["point"] > 10
     assert set(found["latency_us"]) == {"median", "p20", "p80", "n"} and found["gpu_state"] is None
     back = ["--kernel", slow, *arguments[2:], "--against", problem["kernel"]]

@@ -18,10 +18,10 @@ import pytest
 from conftest import BUNDLE, run_tool
 
 sys.path.insert(0, str(BUNDLE / "scripts"))
-import missing_packages
+import requirements
 import tested_with
 import torch_build
-from kernelopt import bundle, packages
+from kernelopt import bundle, environment, packages
 from kernelopt.errors import EnvironmentLacks
 
 BUILDS = json.loads((BUNDLE / "reference" / "torch_builds.json").read_text())["builds"]
@@ -130,15 +130,13 @@ def test_a_pynvml_that_hides_nvidias_is_named(tmp_path):
 
 def test_the_least_versions_are_the_same_everywhere():
     project = (BUNDLE / "pyproject.toml").read_text()
-    needed, oldest = (missing_packages.requirements(project, group) for group in ("dependencies", "oldest"))
+    needed, oldest = (requirements.requirements(project, group) for group in ("dependencies", "oldest"))
     pinned = dict(one.split("==") for one in oldest if "==" in one)
     for name, least in packages.LEAST.items():
-        assert missing_packages.numbers(pinned[name])[:2] == least
+        assert pinned[name] == ".".join(map(str, (*least, 0)))
     for one in needed:
         name, _, least = one.partition(">=")
-        assert not least or missing_packages.numbers(pinned[name])[: len(least.split("."))] == missing_packages.numbers(
-            least
-        )
+        assert not least or pinned[name].startswith(f"{least}.")
     assert needed[0] == f"torch=={BUILDS[0]['torch']}"
 
 
@@ -213,6 +211,7 @@ def bare(tmp_path):
     own = ("PIP_", "PYTHON", "KERNELOPT")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     environment |= {"PYTHON": str(python), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     return SimpleNamespace(path=bundle_copy, environment=environment)
 
 
@@ -230,7 +229,11 @@ def test_set_up_asks_the_driver(bare, tmp_path):
     old = 'case "$*" in *compute_cap*) echo \'Field "compute_cap" is not a valid field to query.\'; exit 2;; esac\n'
     for said, code, expected in (
         ("Tesla V100-SXM2-16GB, 470.57.02", 3, r"setup: no build of torch .* NVIDIA driver 470: install driver 580"),
-        ("Tesla V100-SXM2-16GB, 535.183.01, 7.0", 3, r"setup: installing torch==2\.10\.0 "),  # and there is no index
+        (
+            "Tesla V100-SXM2-16GB, 535.183.01, 7.0",
+            3,
+            r"setup: could not install torch==2\.10\.0 ",
+        ),  # and there is no index
     ):
         program.write_text(f"#!/bin/sh\n{old if said.count(',') == 1 else ''}echo '{said}'\n")
         program.chmod(0o755)
@@ -244,7 +247,7 @@ def test_set_up_refuses_a_host_whose_torch_is_too_old(bare):
     )
     package(Path(site.stdout.decode().strip()), "torch", version="__version__ = '2.5.1'\n")
     done = set_up(bare)
-    assert done.returncode == 3 and "torch 2.5.1" in done.stderr and "installing" not in done.stderr, done.stderr
+    assert done.returncode == 3 and "torch 2.5.1" in done.stderr and "could not install" not in done.stderr, done.stderr
 
 
 def test_set_up_makes_its_environment_elsewhere_and_clears_no_folder_of_the_users(bare, tmp_path):
@@ -257,17 +260,59 @@ def test_set_up_makes_its_environment_elsewhere_and_clears_no_folder_of_the_user
     bare.environment["KERNELOPT_VENV"] = str(tmp_path / "new" / "one")
     assert set_up(bare).returncode == 3  # there is no index
     assert (tmp_path / "new" / "one" / "bin" / "python").exists() and not (bare.path / ".venv").exists()
+    assert python_of(bare) == str(tmp_path / "new" / "one" / "bin" / "python")
+
+
+def test_set_up_makes_its_environment_in_the_users_cache(bare, tmp_path):
+    """One for all copies of this version; in the bundle only where it was made there before."""
+    name = f"gpu-kernel-optimizer/venv-{environment.version()}-{platform.machine()}"
+    bare.environment |= {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "relative/paths/do/not/count"}
+    before = set(bare.path.rglob("*"))
+    assert set_up(bare).returncode == 3  # there is no index
+    assert (tmp_path / "home" / ".cache" / name / "bin" / "python").exists()
+    assert set(bare.path.rglob("*")) == before
+    bare.environment["XDG_CACHE_HOME"] = str(tmp_path / "xdg")
+    assert python_of(bare) != str(tmp_path / "xdg" / name / "bin" / "python")  # not made yet
+    set_up(bare)
+    assert python_of(bare) == str(tmp_path / "xdg" / name / "bin" / "python")
+    venv.create(bare.path / ".venv", with_pip=False)
+    assert python_of(bare) == str(bare.path / ".venv" / "bin" / "python")
+
+
+def python_of(bare) -> str:
+    command = ["bash", bare.path / "scripts" / "python.sh"]
+    return subprocess.run(command, env=bare.environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_set_up_without_a_home_is_one_sentence(bare):
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        bare.environment.pop(variable, None)
+    done = set_up(bare)
+    assert done.returncode == 3 and done.stderr.count("\n") == 1 and "set KERNELOPT_VENV" in done.stderr, done.stderr
+    assert python_of(bare)  # the tools start, and say which package they lack
+
+
+def test_a_tool_goes_on_in_the_environment_of_set_up(bare, tmp_path):
+    """A stand-in for its Python, which says how it was called."""
+    folder = tmp_path / "cache" / "gpu-kernel-optimizer" / f"venv-{environment.version()}-{platform.machine()}"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text('#!/bin/sh\necho went on with "$@"\n')
+    (folder / "bin" / "python").chmod(0o755)
+    bare.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    tool = str(bare.path / "tools" / "gpu_specs.py")
     done = subprocess.run(
-        ["bash", bare.path / "scripts" / "python.sh"], env=bare.environment, capture_output=True, text=True
+        [bare.environment["PYTHON"], tool, "list"], env=bare.environment, capture_output=True, text=True
     )
-    assert done.stdout.strip() == str(tmp_path / "new" / "one" / "bin" / "python")
+    assert done.stdout == f"went on with {tool} list\n", done.stderr
 
 
-def test_set_up_in_a_bundle_that_it_cannot_write_says_what_to_do():
+def test_set_up_where_nothing_can_be_written_says_what_to_do():
     """As another user, since nothing is read-only for root."""
     with tempfile.TemporaryDirectory() as folder:
         bundle_copy = Path(folder, "bundle")
-        shutil.copytree(BUNDLE / "scripts", bundle_copy / "scripts")
+        for name in ("scripts", "tools"):
+            shutil.copytree(BUNDLE / name, bundle_copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copyfile(BUNDLE / "pyproject.toml", bundle_copy / "pyproject.toml")
         for path in (Path(folder), bundle_copy):
             path.chmod(0o555)
         other = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
@@ -278,7 +323,9 @@ def test_set_up_in_a_bundle_that_it_cannot_write_says_what_to_do():
             pytest.skip(f"no Python for another user: {error}")
         command = ["bash", bundle_copy / "scripts" / "setup.sh"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, **other)
-        assert done.returncode == 3 and "is read-only" in done.stderr and "KERNELOPT_VENV" in done.stderr, done.stderr
+        assert done.returncode == 3 and "absent or read-only" in done.stderr and "KERNELOPT_VENV" in done.stderr, (
+            done.stderr
+        )
         assert done.stderr.count("\n") == 1
         for path in (bundle_copy, Path(folder)):
             path.chmod(0o755)

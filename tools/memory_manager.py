@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """The iteration records of a workspace: memory/vN.json, checked against reference/v_iteration.schema.json."""
 
-import gc
 import json
 import sys
 from itertools import islice
@@ -44,7 +43,7 @@ def main() -> int:
     args = arguments()
     workspace = Workspace(args.workspace)
     memory = Memory(workspace)
-    code = globals()[f"run_{args.verb}"](memory, args)
+    code = RUN[args.verb](memory, args)
     for message in memory.left_out():
         cli.say(f"memory_manager.py: left out: {message}")
     return code
@@ -133,9 +132,6 @@ def run_mask(memory: Memory, args) -> int:
     return 0
 
 
-run_unmask = run_mask
-
-
 def run_summary(memory: Memory, args) -> int:
     rows = require(memory, [summarise(record) for record in memory.glance(SHORT)])
     titles = list(rows[0])
@@ -218,6 +214,21 @@ def run_best(memory: Memory, args) -> int:
     return 0
 
 
+RUN = {
+    "init": run_init,
+    "create": run_create,
+    "read": run_read,
+    "update": run_update,
+    "append": run_append,
+    "mask": run_mask,
+    "unmask": run_mask,
+    "summary": run_summary,
+    "history": run_history,
+    "diff": run_diff,
+    "latest": run_latest,
+    "list": run_list,
+    "best": run_best,
+}
+
 if __name__ == "__main__":
-    gc.disable()  # it would look again and again through 10,000 records, of which none is garbage
     cli.run(main)

@@ -39,7 +39,7 @@ def test_what_a_trial_unpacks_stays_in_its_folder(ready, tmp_path, monkeypatch):
 
 
 def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypatch):
-    (tmp_path / "jsonschema.py").write_text("raise SystemExit('the one on PYTHONPATH')")
+    (tmp_path / "jsonschema_rs.py").write_text("raise SystemExit('the one on PYTHONPATH')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(Refused, match="the one on PYTHONPATH"):
         remote.examine("verify", remote.pack("verify", ready, b"x = 1\n"), 60)

@@ -1,6 +1,7 @@
 """Where the bundle lies, what it needs installed, and the JSON files it reads and writes."""
 
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -23,8 +24,8 @@ def python_path() -> str:
 
 
 def require(*names: str, group: str = "") -> None:
-    """EnvironmentLacks when a package cannot be imported, or is too old (packages.unfit); none of them is imported here.
-    group: of pyproject.toml."""
+    """EnvironmentLacks when a package cannot be imported, or is too old (packages.unfit); none of them is imported
+    here. group: of pyproject.toml."""
     if lacking := [name for name in names if importlib.util.find_spec(name) is None]:
         raise EnvironmentLacks(f"not installed: {', '.join(lacking)}; run: bash scripts/setup.sh {group}".rstrip())
     for reason in filter(None, map(packages.unfit, names)):
@@ -49,8 +50,8 @@ FINITE = json.JSONDecoder(parse_constant=finite, parse_float=finite, parse_int=w
 
 
 def loads(text: str):
-    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again, for integers of
-    more than MOST_DIGITS and for what is nested too deeply."""
+    """The JSON value of `text`; ValueError also for NaN, Infinity and 1e999, which cannot be written as JSON again, for
+    integers of more than MOST_DIGITS and for what is nested too deeply."""
     try:
         return FINITE.decode(text)
     except RecursionError:
@@ -79,7 +80,8 @@ def read_json(path: Path):
 
 @contextlib.contextmanager
 def lock_file(path: Path) -> Iterator[int]:
-    """A handle of `path` to lock, made where it is not there and never written; UsageError when something else has that name."""
+    """A handle of `path` to lock, made where it is not there and never written; UsageError when something else has
+    that name."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError:
@@ -122,17 +124,41 @@ def write_json(path: Path, value) -> None:
     write_text(path, dumps(value))
 
 
-def validate(value, schema_name: str, what: str) -> None:
-    """Check `value` against `reference/<schema_name>` (JSON Schema, draft 2020-12).
+@functools.cache
+def validator(schema_name: str):
+    """The compiled validator of `reference/<schema_name>` (JSON Schema, draft 2020-12)."""
+    require("jsonschema_rs")
+    import jsonschema_rs
 
-    UsageError names the first offending field of `what`.
-    """
-    require("jsonschema")
-    import jsonschema
+    return jsonschema_rs.Draft202012Validator(read_json(REFERENCE / schema_name))
 
-    schema = read_json(REFERENCE / schema_name)
-    validator = jsonschema.Draft202012Validator(schema)
-    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
-    if error is not None:
-        field = ".".join(str(part) for part in error.absolute_path) or "top level"
-        raise UsageError(f"{what}: {field}: {error.message}")
+
+def validate(value, schema_name: str, title: str) -> None:
+    """Check `value` against `reference/<schema_name>`; UsageError names the first offending field of `title`."""
+    rules = validator(schema_name)
+    try:
+        sound = rules.is_valid(value)
+    except UnicodeEncodeError:  # half a character, which the validator cannot read and no schema speaks of
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        sound = rules.is_valid(value)
+    if sound:
+        return
+    error = innermost(min(rules.iter_errors(value), key=lambda error: len(error.instance_path)))
+    field = ".".join(map(str, error.instance_path)) or "top level"
+    raise UsageError(f"{title}: {field}: {schema_message(error)}")
+
+
+def innermost(error):
+    """The cause of a validation error: where no alternative fits, the error deepest in the value, of the nearest
+    one."""
+    while error.kind.name in ("oneOf", "anyOf"):
+        error = max((cause for branch in error.kind.context for cause in branch), key=lambda e: len(e.instance_path))
+    return error
+
+
+def schema_message(error) -> str:
+    """What a validation error says, with all allowed values of an enum, which the library cuts off."""
+    if error.kind.name != "enum":
+        return error.message
+    allowed = ", ".join(json.dumps(value) for value in error.kind.options)
+    return f"{json.dumps(error.instance)} is not one of {allowed}"

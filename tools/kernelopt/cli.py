@@ -1,6 +1,7 @@
 """The command line that all tools share: parsing, output, exit codes."""
 
 import argparse
+import contextlib
 import importlib.util
 import io
 import math
@@ -10,11 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import bundle
-from .errors import ToolError, say
+from . import bundle, environment
+from .errors import EnvironmentLacks, ToolError, say
 
 EXIT_CODES = "exit codes: 0 done and good, 1 the answer is no, 2 usage, 3 the environment lacks something, 4 time-out"
-NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema")
+NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema_rs")
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,10 +145,13 @@ def emit(result: dict, as_json: bool, lines: list[str]) -> None:
 
 def continue_in_bundle_environment() -> None:
     """If this interpreter lacks a package that the environment of scripts/setup.sh has, go on there."""
-    python = Path(os.environ.get("KERNELOPT_VENV") or bundle.ROOT / ".venv", "bin", "python")
-    lacking = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
-    if lacking and python.exists() and Path(sys.prefix).resolve() != python.parents[1].resolve():
-        os.execv(python, [str(python), *sys.argv])
+    if all(importlib.util.find_spec(name) for name in NEEDED_PACKAGES):
+        return
+    with contextlib.suppress(EnvironmentLacks):  # the package that is lacking is named where it is needed
+        folder = environment.folder()
+        python = folder / "bin" / "python"
+        if python.exists() and Path(sys.prefix).resolve() != folder.resolve():
+            os.execv(python, [str(python), *sys.argv])
 
 
 def continue_in_utf8() -> None:
@@ -160,7 +164,8 @@ def continue_in_utf8() -> None:
 
 
 def escape_what_cannot_be_printed() -> None:
-    """Half characters, bytes of paths that are no text, and what the terminal's encoding lacks; stderr escapes them anyway."""
+    """Half characters, bytes of paths that are no text, and what the terminal's encoding lacks; stderr escapes them
+    anyway."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # neither closed nor captured
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -22,21 +22,21 @@ def unfit(name: str) -> str | None:
 
 def too_old(name: str, file: Path) -> str | None:
     """unfit() of the package whose __init__.py is `file`; of a package that is not in LEAST any version will do."""
-    found = version(file) if name in LEAST else None
-    if found is None or found[1] >= LEAST[name]:
+    installed = version(file) if name in LEAST else None
+    if installed is None or installed[1] >= LEAST[name]:
         return None
     least = ".".join(map(str, LEAST[name]))
     return (
-        f"{name} {found[0]} in {file.parent} is too old, these tools need {least} or newer: upgrade it there, or remove "
-        "the bundle's .venv and run PYTHON=ANOTHER_PYTHON bash scripts/setup.sh"
+        f"{name} {installed[0]} in {file.parent} is too old, these tools need {least} or newer: upgrade it there, or remove "
+        "the environment that scripts/python.sh names and run PYTHON=ANOTHER_PYTHON bash scripts/setup.sh"
     )
 
 
 def version(file: Path) -> tuple[str, tuple[int, int]] | None:
     """("2.6.0+cu124", (2, 6)) of the package whose __init__.py is `file`; None where its files do not tell."""
     for place in (file.with_name("version.py"), file):
-        if place.is_file() and (found := VERSION.search(place.read_text(encoding="utf-8", errors="replace"))):
-            return found[1], (int(found[2]), int(found[3]))
+        if place.is_file() and (match := VERSION.search(place.read_text(encoding="utf-8", errors="replace"))):
+            return match[1], (int(match[2]), int(match[3]))
     return None
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 STATUS = {"OUT_OF_BOUNDS", "WRONG_VALUES", "NONFINITE", "ILLEGAL_ACCESS"}
-CAUGHT_BY = "verify"
+CAUGHT_BY = "variants"
 
 
 class Model(nn.Module):

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 STATUS = {"NONFINITE", "WRONG_VALUES", "OUT_OF_BOUNDS"}
-CAUGHT_BY = "verify"
+CAUGHT_BY = "variants"
 
 
 class Model(torch.nn.Module):

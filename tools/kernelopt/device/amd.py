@@ -64,7 +64,7 @@ def selected(cards: list[dict], names: str | None) -> list[dict]:
     """The cards that a list of numbers and UUIDs names; what comes after a name that fits none does not count."""
     if names is None:
         return cards
-    found: list[dict] = []
+    chosen: list[dict] = []
     for name in map(str.strip, names.split(",")):
         uuid = name.removeprefix("GPU-").lower()
         fitting = [
@@ -74,8 +74,8 @@ def selected(cards: list[dict], names: str | None) -> list[dict]:
         ]
         if not fitting:
             break
-        found += fitting
-    return found
+        chosen += fitting
+    return chosen
 
 
 def read_amd_smi(text: str) -> list[dict]:
@@ -84,12 +84,12 @@ def read_amd_smi(text: str) -> list[dict]:
     entries = value.get("gpu_data") if isinstance(value, dict) else value
     entries = entries if isinstance(entries, list) else []
     entries = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("asic"), dict)]
-    found = []
+    cards = []
     for entry in sorted(entries, key=lambda entry: number_of(entry.get("gpu"))):
         asic, board = entry["asic"], entry.get("board") or {}
         name = told(asic.get("market_name")) or (told(board.get("product_name")) if isinstance(board, dict) else None)
-        found.append(card(name, asic.get("target_graphics_version"), asic.get("asic_serial")))
-    return found
+        cards.append(card(name, asic.get("target_graphics_version"), asic.get("asic_serial")))
+    return cards
 
 
 def read_rocm_smi(text: str) -> list[dict]:
@@ -98,19 +98,19 @@ def read_rocm_smi(text: str) -> list[dict]:
     cards = {
         key: entry for key, entry in (value.items() if isinstance(value, dict) else ()) if re.fullmatch(r"card\d+", key)
     }
-    found = []
+    named = []
     for _, entry in sorted(cards.items(), key=lambda pair: number_of(pair[0][4:])):
         names = ("Card Series", "Card series", "Device Name", "Card Model", "Card model")
         name = next(filter(None, (told(entry.get(key)) for key in names)), None)
-        found.append(card(name, entry.get("GFX Version"), entry.get("Unique ID")))
-    return found
+        named.append(card(name, entry.get("GFX Version"), entry.get("Unique ID")))
+    return named
 
 
 def card(name: str | None, target, uuid) -> dict:
     """{name, gfx_target, uuid}, each None where it is not told. rocm-smi writes gfx90a as gfx9010."""
     known = told(target)
-    if known and (found := re.fullmatch(r"(gfx9\d)(1[0-5])", known)):
-        known = f"{found[1]}{int(found[2]):x}"
+    if known and (parts := re.fullmatch(r"(gfx9\d)(1[0-5])", known)):
+        known = f"{parts[1]}{int(parts[2]):x}"
     number = told(uuid, hexadecimal=True)
     return {"name": name, "gfx_target": known, "uuid": number and number.lower().removeprefix("0x")}
 

@@ -1,7 +1,8 @@
 """The GPU's SM clock: locked for measurements, and given back to the driver.
 
-NVML does not tell whether a clock is locked, or by whom. So a lock leaves a note, one file per GPU, in a folder that only its
-owner can open, and only a lock with a note is given back. What somebody else had locked before is the driver's afterwards.
+NVML does not tell whether a clock is locked, or by whom. So a lock leaves a note, one file per GPU, in a folder that
+only its owner can open, and only a lock with a note is given back. What somebody else had locked before is the driver's
+afterwards.
 """
 
 import contextlib
@@ -24,9 +25,10 @@ UNLOCK = "bash scripts/reset-gpu-clock.sh"
 def lock(asked_mhz: int | None = None) -> dict:
     """Lock the SM clock of the first visible GPU (see gpu.identify), at `asked_mhz` or at `sustainable`.
 
-    Returns the note, {uuid, device, clock_mhz, sm_clock_before_mhz, locked_at}, with sm_clock_mhz, what the clock reads now:
-    on an idle GPU it may be lower. Refused: a lock of ours is there, or the GPU does not keep the new one, which is then
-    undone. UsageError: the GPU has no such clock. EnvironmentLacks: no permission, not supported, or the GPU is measuring.
+    Returns the note, {uuid, device, clock_mhz, sm_clock_before_mhz, locked_at}, with sm_clock_mhz, what the clock reads
+    now: on an idle GPU it may be lower. Refused: a lock of ours is there, or the GPU does not keep the new one, which
+    is then undone. UsageError: the GPU has no such clock. EnvironmentLacks: no permission, not supported, or the GPU is
+    measuring.
     """
     device = gpu.identify()
     with gpu.locked(device["uuid"], timeout_s=0), _control(device["name"]) as (nvml, handle):
@@ -51,8 +53,8 @@ def lock(asked_mhz: int | None = None) -> dict:
 
 
 def release() -> dict | None:
-    """Undo `lock` on the first visible GPU; the note, or None when there is no lock of ours. It does not wait for a running
-    measurement: a GPU that stays locked is the greater harm."""
+    """Undo `lock` on the first visible GPU; the note, or None when there is no lock of ours. It does not wait for a
+    running measurement: a GPU that stays locked is the greater harm."""
     device = gpu.identify()
     path = note_of(device["uuid"])
     if not path.exists():
@@ -130,11 +132,11 @@ def sm_clock(nvml, handle) -> int:
 
 
 def note_of(uuid: str) -> Path:
-    """The file that says that we locked this GPU. In the folder for temporary files: a reboot empties that and unlocks the
-    clock, while logging out, which empties the user's runtime folder, does not unlock it."""
+    """The file that says that we locked this GPU. In the folder for temporary files: a reboot empties that and unlocks
+    the clock, while logging out, which empties the user's runtime folder, does not unlock it."""
     folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:  # which is set for every link
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # which is set for every link
         raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it")
     return folder / f"{uuid}.json"

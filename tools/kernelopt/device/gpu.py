@@ -54,10 +54,10 @@ def _visible_handles(nvml) -> list:
     """The devices that CUDA would show, in PCI order (see Sandbox): whole GPUs, and of a GPU in MIG mode its slices."""
     devices = [_as_cuda_sees(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = [slices[0] for slices in devices if slices] if chosen is None else _chosen(nvml, devices, chosen)
-    if not found:
+    handles = [slices[0] for slices in devices if slices] if chosen is None else _chosen(nvml, devices, chosen)
+    if not handles:
         raise EnvironmentLacks(NO_GPU.format(_why_none(chosen)))
-    return found
+    return handles
 
 
 def _why_none(chosen: str | None) -> str:
@@ -79,11 +79,11 @@ def _as_cuda_sees(nvml, index: int) -> list:
 
 
 def _slices(nvml, handle) -> list:
-    found = []
+    slices = []
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(nvml.NVMLError):  # no slice in this place
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-    return found
+            slices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+    return slices
 
 
 def _chosen(nvml, devices: list[list], text: str) -> list:
@@ -92,16 +92,16 @@ def _chosen(nvml, devices: list[list], text: str) -> list:
     An entry is an index, or the beginning of one device's UUID.
     """
     by_uuid = {nvml.nvmlDeviceGetUUID(handle): handle for slices in devices for handle in slices}
-    found = []
+    handles = []
     for entry in (part.strip() for part in text.split(",")):
         if entry.isascii() and entry.isdigit() and int(entry) < len(devices) and devices[int(entry)]:
-            found.append(devices[int(entry)][0])
+            handles.append(devices[int(entry)][0])
             continue
         matching = [uuid for uuid in by_uuid if entry.startswith(("GPU-", "MIG-")) and uuid.startswith(entry)]
         if len(matching) != 1:
             break
-        found.append(by_uuid[matching[0]])
-    return found
+        handles.append(by_uuid[matching[0]])
+    return handles
 
 
 def visible() -> list[str]:
@@ -113,7 +113,8 @@ def visible() -> list[str]:
 def identify() -> dict:
     """{name, uuid, driver, max_clocks} of the device that children see as CUDA's device 0.
 
-    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not tell is left out.
+    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not tell is left
+    out.
     """
     with open_nvml() as (nvml, handle):
         return {
@@ -154,9 +155,9 @@ def _whole(nvml, handle):
 def query() -> dict:
     """What the device says of itself, in the wiki's metrics and units; what it does not tell is left out.
 
-    From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in GiB:
-    vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are not told, for they
-    are the whole GPU's.
+    From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in
+    GiB: vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are not told,
+    for they are the whole GPU's.
     """
     with open_nvml() as (nvml, handle):
         whole, a_slice = _whole(nvml, handle), _is_slice(nvml, handle)
@@ -258,20 +259,22 @@ class Watch:
 
     def state(self, window: list[float] | None = None) -> dict | None:
         """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
-        epoch, what the worker measured). A figure that the device does not tell is None, reasons likewise; None when nothing
-        was read."""
+        epoch, what the worker measured). A figure that the device does not tell is None, reasons likewise; None when
+        nothing was read."""
         since, until = window or (0, float("inf"))
         samples = [s for s in self.samples if since - self.INTERVAL_S <= s["at"] <= until + self.INTERVAL_S]
         if not samples:
             return None
-        found: dict = {"samples": len(samples)}
+        summary: dict = {"samples": len(samples)}
         for name in FIGURES:
             values = sorted(sample[name] for sample in samples if name in sample)
-            found[name] = {"min": values[0], "median": values[len(values) // 2], "max": values[-1]} if values else None
+            summary[name] = (
+                {"min": values[0], "median": values[len(values) // 2], "max": values[-1]} if values else None
+            )
         reasons = [sample["throttle_reasons"] for sample in samples if "throttle_reasons" in sample]
-        found["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
-        found["foreign_processes"] = sorted({pid for sample in samples for pid in sample["foreign"]})
-        return found
+        summary["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
+        summary["foreign_processes"] = sorted({pid for sample in samples for pid in sample["foreign"]})
+        return summary
 
 
 def free_bytes() -> int | None:
@@ -288,13 +291,13 @@ def merged(states: list[dict | None]) -> dict | None:
     states = [state for state in states if state]
     if not states:
         return None
-    found: dict = {"samples": sum(state["samples"] for state in states)}
+    merged: dict = {"samples": sum(state["samples"] for state in states)}
     for name in FIGURES:
-        found[name] = _merged_figure([state[name] for state in states if state[name]])
+        merged[name] = _merged_figure([state[name] for state in states if state[name]])
     reasons = [state["throttle_reasons"] for state in states if state["throttle_reasons"] is not None]
-    found["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
-    found["foreign_processes"] = sorted({pid for state in states for pid in state["foreign_processes"]})
-    return found
+    merged["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
+    merged["foreign_processes"] = sorted({pid for state in states for pid in state["foreign_processes"]})
+    return merged
 
 
 def _merged_figure(figures: list[dict]) -> dict | None:
@@ -306,8 +309,8 @@ def _merged_figure(figures: list[dict]) -> dict | None:
 
 
 def foreign(processes: list[int]) -> list[int]:
-    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of the
-    host's: one that is not in /proc is taken for our own."""
+    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of
+    the host's: one that is not in /proc is taken for our own."""
     unknown = [pid for pid in processes if parent_of(pid) is None]
     return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
 
@@ -364,8 +367,8 @@ def locked(uuid: str, timeout_s: float = 600):
 
 
 def _lock_file(path: Path) -> int:
-    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in a folder for
-    everybody (fs.protected_regular), whatever its mode."""
+    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in
+    a folder for everybody (fs.protected_regular), whatever its mode."""
     try:
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:

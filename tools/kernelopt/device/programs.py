@@ -12,7 +12,7 @@ PARTS = ("bin", "compute-sanitizer")  # of a toolkit, with programs
 def find(name: str) -> str | None:
     """The path of a program: on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual place), or in Triton's
     wheel, which brings ptxas, cuobjdump and nvdisasm; None where it is in none of them."""
-    return next((found for folder in (None, *folders()) if (found := shutil.which(name, path=folder))), None)
+    return next((path for folder in (None, *folders()) if (path := shutil.which(name, path=folder))), None)
 
 
 def folders() -> list[str]:

@@ -39,8 +39,8 @@ KINDS = ("auto", "bwrap", "landlock", "none")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended. `result` is what its job reported, None when it died before. marks: {name: seconds on this process's
-    clock}. forged: something came that the job did not send."""
+    """How a child ended. `result` is what its job reported, None when it died before. marks: {name: seconds on this
+    process's clock}. forged: something came that the job did not send."""
 
     result: dict | None
     exit_code: int | None
@@ -53,12 +53,14 @@ class Outcome:
 
 
 class Sandbox:
-    """A scratch folder with caches of its own, the device that children run on, and the server that they are forked from.
+    """A scratch folder with caches of its own, the device that children run on, and the server that they are forked
+    from.
 
     device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
     cache: kept between runs (a workspace's .cache); None keeps nothing. kind: "bwrap" puts the children behind
-    bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes the
-    first of the two that works; see `isolation`. Children write in `open` and in the caches; what is judged lies in `scratch`.
+    bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes
+    the first of the two that works; see `isolation`. Children write in `open` and in the caches; what is judged lies in
+    `scratch`.
     """
 
     def __init__(self, device: str, cache: Path | None = None, kind: str = "auto"):
@@ -178,7 +180,8 @@ class Sandbox:
         return [*base, *open_folders, "--unshare-net", "--unshare-pid", "--die-with-parent", "--"]
 
     def _environment(self) -> dict[str, str]:
-        """The caller's environment without its secrets, with home, temporary files and compiler caches in this sandbox."""
+        """The caller's environment without its secrets, with home, temporary files and compiler caches in this
+        sandbox."""
         caches = {
             name: str(self.caches / folder)
             for name, folder in {
@@ -324,8 +327,8 @@ class Server:
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:
-    """A new folder in `home`, and the locked file in it that tells others that its owner lives. It is locked before it has the
-    name by which `remove_abandoned` of another process would find it."""
+    """A new folder in `home`, and the locked file in it that tells others that its owner lives. It is locked before it
+    has the name by which `remove_abandoned` of another process would find it."""
     unnamed = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
     alive = open(unnamed / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
     fcntl.flock(alive, fcntl.LOCK_EX)

@@ -43,7 +43,8 @@ class Row:
 
     @property
     def citation(self) -> str:
-        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a missing value."""
+        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a
+        missing value."""
         if self.text == "UNKNOWN":
             return missing(self.metric)
         unit = "" if self.unit == "-" else f" {self.unit}"
@@ -156,7 +157,7 @@ def find(name: str, products: list[Page]) -> Page:
     similar = [p.platform for p in products if wanted and any(wanted in normalised(a) for a in p.aliases)]
     if similar:
         raise Refused(f"'{name}' does not name one product exactly; did you mean: {', '.join(similar)}?")
-    near = f"names like it: {', '.join(found)}; " if (found := nearest(wanted, products)) else ""
+    near = f"names like it: {', '.join(names_like_it)}; " if (names_like_it := nearest(wanted, products)) else ""
     count = len(products)
     raise Refused(
         f"'{name}' is not in the wiki, and no other product stands in for it; {near}gpu_specs.py list prints all {count}"
@@ -195,13 +196,13 @@ def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
     said: metric -> value in the page's unit; a metric that the page does not know is no disagreement. A row
     `<metric>_lowest` is the least that boards of this product have.
     """
-    found = []
+    differing = []
     for metric, value in said.items():
         row = page.known(metric)
         if row is None or _agrees(value, row, page.known(f"{metric}_lowest")):
             continue
-        found.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
-    return found
+        differing.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
+    return differing
 
 
 def _agrees(value: int | float | str, row: Row, lowest: Row | None) -> bool:

@@ -77,23 +77,23 @@ AGREE_WITHIN = 0.02
 def problems(root: Path) -> list[str]:
     """Every defect of the wiki in `root`; UsageError when a page cannot even be read."""
     products, limits = wiki.pages(root), wiki.limit_pages(root)
-    found = [f"{page.file}: {text}" for page in products for text in of_product(page)]
-    found += [f"{page.file}: {text}" for page in limits.values() for text in of_limits(page)]
+    defects = [f"{page.file}: {text}" for page in products for text in of_product(page)]
+    defects += [f"{page.file}: {text}" for page in limits.values() for text in of_limits(page)]
     for page in [*products, *limits.values()]:
         text = (root / page.file).read_text(encoding="utf-8")
-        found += [f"{page.file}: {text}" for text in sources(page, text)]
-    return found + same_name_twice(products) + links(root) + index(root)
+        defects += [f"{page.file}: {text}" for text in sources(page, text)]
+    return defects + same_name_twice(products) + links(root) + index(root)
 
 
 def of_product(page: Page) -> list[str]:
     """Rows, units and values of a product's page."""
-    found = [f"{name} is missing" for name in [*REQUIRED, *REQUIRED_OF.get(page.vendor, [])] if name not in page.rows]
+    defects = [f"{name} is missing" for name in [*REQUIRED, *REQUIRED_OF.get(page.vendor, [])] if name not in page.rows]
     if page.limits is None:
-        found.append(f"there is no page limits/{page.limits_key()}.md")
+        defects.append(f"there is no page limits/{page.limits_key()}.md")
     else:
         twice = sorted(set(page.rows) & set(page.limits.rows))
-        found += [f"{name} stands on the page of the limits too" for name in twice]
-    return found + cells(page) + units(page) + plausible(page) + variants(page) + agreement(page)
+        defects += [f"{name} stands on the page of the limits too" for name in twice]
+    return defects + cells(page) + units(page) + plausible(page) + variants(page) + agreement(page)
 
 
 def of_limits(page: Page) -> list[str]:
@@ -104,77 +104,77 @@ def of_limits(page: Page) -> list[str]:
 
 def cells(page: Page) -> list[str]:
     """Unit, source and kind of each row."""
-    found = []
+    defects = []
     for row in page.rows.values():
         if re.search(r"\s", row.text):
-            found.append(f"L{row.line}: {row.metric}: '{row.text}' has a blank in it and cannot be cited")
+            defects.append(f"L{row.line}: {row.metric}: '{row.text}' has a blank in it and cannot be cited")
         if row.unit not in UNITS:
-            found.append(f"L{row.line}: {row.metric}: '{row.unit}' is no unit of this wiki")
+            defects.append(f"L{row.line}: {row.metric}: '{row.unit}' is no unit of this wiki")
         if row.text == "UNKNOWN":
             if (row.source, row.kind) != ("-", "-"):
-                found.append(f"L{row.line}: {row.metric}: what is UNKNOWN has no source")
+                defects.append(f"L{row.line}: {row.metric}: what is UNKNOWN has no source")
             continue
         if not re.fullmatch(r"\[[a-z0-9-]+\]", row.source):
-            found.append(f"L{row.line}: {row.metric}: '{row.source}' names no source")
+            defects.append(f"L{row.line}: {row.metric}: '{row.source}' names no source")
         kind, *how = row.kind.split(", ")
         if kind not in KINDS or not set(how) <= HOW_READ:
-            found.append(f"L{row.line}: {row.metric}: '{row.kind}' is no kind of source")
-    return found
+            defects.append(f"L{row.line}: {row.metric}: '{row.kind}' is no kind of source")
+    return defects
 
 
 def units(page: Page) -> list[str]:
     """Rows in another unit than their name fixes."""
-    found = []
+    defects = []
     for row in page.rows.values():
         unit = next((unit for name, unit in UNIT_OF.items() if re.fullmatch(name, row.metric)), row.unit)
         if row.unit != unit:
-            found.append(f"L{row.line}: {row.metric} is given in {row.unit}; it belongs in {unit}")
-    return found
+            defects.append(f"L{row.line}: {row.metric} is given in {row.unit}; it belongs in {unit}")
+    return defects
 
 
 def variants(page: Page) -> list[str]:
     """Rows beside another of the same thing: the highest documented bandwidth is above the one that is used, and a
     peak with fp16 accumulation lies between the peak with fp32 accumulation and twice that."""
-    found = []
+    defects = []
     highest, used = page.known("memory_bandwidth_highest"), page.known("memory_bandwidth")
     if highest and used and highest.value <= used.value:
-        found.append(f"L{highest.line}: memory_bandwidth_highest is not above memory_bandwidth, {used.text}")
+        defects.append(f"L{highest.line}: memory_bandwidth_highest is not above memory_bandwidth, {used.text}")
     for row in page.rows.values():
         full = page.known(row.metric.removesuffix("_fp16_accumulate"))
         if full is None or full is row or not row.known:
             continue
         if not full.value <= row.value <= full.value * 2 * (1 + AGREE_WITHIN):
-            found.append(f"L{row.line}: {row.metric} is not one to two times {full.metric}, {full.text}")
-    return found
+            defects.append(f"L{row.line}: {row.metric} is not one to two times {full.metric}, {full.text}")
+    return defects
 
 
 def plausible(page: Page) -> list[str]:
     """Values within the range that such a GPU can have; a sparse peak is twice the dense one, or says why not."""
-    found = []
+    defects = []
     for metric, (low, high) in RANGES.items():
         row = page.known(metric)
         if row and not (isinstance(row.value, int | float) and low <= row.value <= high):
-            found.append(f"L{row.line}: {metric}: {row.text} is outside {low} to {high} {row.unit}")
+            defects.append(f"L{row.line}: {metric}: {row.text} is outside {low} to {high} {row.unit}")
     for row in page.rows.values():
         dense = page.known(row.metric.removesuffix("_sparse"))
         if not row.metric.endswith("_sparse") or not row.known or not dense or "disagrees" in row.note:
             continue
         if abs(row.value / dense.value / 2 - 1) > AGREE_WITHIN:
-            found.append(f"L{row.line}: {row.metric} is not twice {dense.metric}; say in the note what disagrees")
-    return found
+            defects.append(f"L{row.line}: {row.metric} is not twice {dense.metric}; say in the note what disagrees")
+    return defects
 
 
 def agreement(page: Page) -> list[str]:
     """Bandwidth against bus and clock, fp32 peak against lanes and clock, within 2 %, or a note says `disagrees`."""
-    found = []
+    defects = []
     for metric, formula, expected in (
         ("memory_bandwidth", "memory_clock x 2 x memory_bus_width", bus_bandwidth(page)),
         ("peak_fp32", "lanes x 2 x boost_clock", lane_peak(page)),
     ):
         row = page.known(metric)
         if row and expected and abs(row.value / expected - 1) > AGREE_WITHIN and "disagrees" not in row.note:
-            found.append(f"L{row.line}: {metric} is {row.text}, {formula} gives {expected:.4g}; say so in the note")
-    return found
+            defects.append(f"L{row.line}: {metric} is {row.text}, {formula} gives {expected:.4g}; say so in the note")
+    return defects
 
 
 def bus_bandwidth(page: Page) -> float | None:
@@ -195,31 +195,31 @@ def sources(page: Page, text: str) -> list[str]:
     listed = re.findall(r"^- (\[[a-z0-9-]+\]): \S", text, re.MULTILINE)
     named = {row.source for row in page.rows.values() if row.source != "-"}
     mentioned = set(re.findall(r"\[[a-z0-9-]+\](?!\()", text.partition("## Sources")[0]))
-    found = [f"{source} is not listed under Sources" for source in sorted(named - set(listed))]
-    found += [f"{source} is listed and never used" for source in listed if source not in mentioned]
-    return found + [f"{source} is listed twice" for source in sorted({s for s in listed if listed.count(s) > 1})]
+    defects = [f"{source} is not listed under Sources" for source in sorted(named - set(listed))]
+    defects += [f"{source} is listed and never used" for source in listed if source not in mentioned]
+    return defects + [f"{source} is listed twice" for source in sorted({s for s in listed if listed.count(s) > 1})]
 
 
 def same_name_twice(products: list[Page]) -> list[str]:
     """Names that two products share."""
     owners: dict[str, str] = {}
-    found = []
+    defects = []
     for page in products:
         for name in wiki.spellings(page):
             if owners.setdefault(name, page.platform) != page.platform:
-                found.append(f"'{name}' is a name of {owners[name]} and of {page.platform}")
-    return found
+                defects.append(f"'{name}' is a name of {owners[name]} and of {page.platform}")
+    return defects
 
 
 def links(root: Path) -> list[str]:
     """Relative links that lead nowhere."""
-    found = []
+    defects = []
     for path in sorted(root.rglob("*.md")):
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", prose):
             if "://" not in target and not (path.parent / target.partition("#")[0]).exists():
-                found.append(f"{path.relative_to(root)}: the link {target} leads nowhere")
-    return found
+                defects.append(f"{path.relative_to(root)}: the link {target} leads nowhere")
+    return defects
 
 
 def index(root: Path) -> list[str]:

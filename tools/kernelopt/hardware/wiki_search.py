@@ -1,4 +1,5 @@
-"""Finding lines of the wiki by words. The pages are read anew at each search: there is no index to build or to go stale."""
+"""Finding lines of the wiki by words. The pages are read anew at each search: there is no index to build or to go
+stale."""
 
 import math
 import re
@@ -110,15 +111,15 @@ def grade(word: Word, text: str) -> int:
 
 def lines_of(path: Path, wiki: Path) -> list[Line]:
     """The lines of a page that are not blank. In a code block, # is no heading."""
-    page, headings, in_code, found = str(path.relative_to(wiki)), (), False, []
+    page, headings, in_code, lines = str(path.relative_to(wiki)), (), False, []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         in_code ^= text.startswith("```")
         heading = None if in_code else re.match(r"(#+) +(.+)", text)
         if heading:
             headings = (*headings[: len(heading[1]) - 1], heading[2].strip())
         if text.strip():
-            found.append(Line(page, number, headings, text.strip()))
-    return found
+            lines.append(Line(page, number, headings, text.strip()))
+    return lines
 
 
 def near(unknown: list[str], lines: list[Line]) -> str:

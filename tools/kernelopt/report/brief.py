@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import reduce
 from itertools import groupby
+from operator import getitem
 
 from .. import bundle
 from ..diagnosis.analysis import total_us
@@ -308,24 +310,24 @@ def finite(text: str) -> float:
 
 def schema_problems(response: dict) -> list[str]:
     """What does not fit the schema, in the order of the answer."""
-    bundle.require("jsonschema")
-    import jsonschema
-
-    errors = jsonschema.Draft202012Validator(response_schema()).iter_errors(response)
+    errors = bundle.validator(RESPONSE_SCHEMA).iter_errors(response)
     return [
-        f"{place(error.absolute_path)}: {described(error)}"
-        for error in sorted(errors, key=lambda e: list(map(str, e.path)))
+        f"{place(error.instance_path)}: {described(error)}"
+        for error in sorted(errors, key=lambda e: list(map(str, e.instance_path)))
     ]
 
 
-def place(path) -> str:
+def place(path: list[str | int]) -> str:
     """ "bottlenecks[0].evidence[1].value" """
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "the object"
 
 
 def described(error) -> str:
-    """jsonschema's message; for a pattern, what it means."""
-    return f"must be {error.schema['description']}" if error.validator == "pattern" else error.message
+    """The validator's message; for a pattern, the schema's description of it."""
+    if error.kind.name != "pattern":
+        return bundle.schema_message(error)
+    rule = reduce(getitem, error.schema_path[:-1], response_schema())
+    return f"must be {rule['description']}"
 
 
 def content_problems(bottlenecks: list[dict], report: dict[str, float | None]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Some fields of all records, kept from one look to the next: a record whose file is as it was need not be opened again.
+"""A cache of some fields of all records: a record whose file has not changed need not be opened again.
 
-Derived and disposable, the records are the truth: what is torn, made by another bundle or not to be written counts for nothing. It lies in
-`.loop`; in `.cache` kernels under test may write, and could forge there what they cannot forge in `memory/`.
+The cache is disposable; the records are the truth. A cache file that is torn, or that another version of these modules
+wrote, is ignored. It lies in `.loop`: kernels under test may write in `.cache`, and could forge there what they cannot
+forge in `memory/`.
 """
 
 import contextlib
@@ -11,85 +12,76 @@ import os
 import time
 from pathlib import Path
 
+from .. import bundle
 from .workspace import digest
 
-FEW = 100  # so many records are read again as soon as all that is kept is written again
-SETTLED_NS = 2 * 10**9  # in one step of a file system's time, never longer, a file can change again unseen
-JUDGES = (
-    "record_cache.py",
-    "record_store.py",
-    "record_validation.py",
-    "../bundle.py",
-)  # what they took for sound is sound until they change
+SETTLED_NS = 2 * 10**9  # within one tick of a file system's clock a file can change twice and look the same
+# A record that these files judged to be sound is sound until one of them changes.
+JUDGES = ("session/record_cache.py", "session/record_store.py", "bundle.py", "../../reference/v_iteration.schema.json")
 
 
-class Glance:
-    """The fields `names` (dotted paths that every record has) of the records in `folder`, as far as the file `path` keeps them.
+class RecordCache:
+    """The fields `names` (dotted paths that every record has) of the records in `folder`, cached in the file `path`.
 
-    The file: a sum of the rest; a line {version: state of its file}; for each name a line with these versions' values.
+    The file: the checksum of the rest, a line end, one JSON object {version: [state of its file, value of each name]}.
     """
 
-    def __init__(self, path: Path, names: tuple[str, ...], schema: Path, folder: Path):
-        self.path, self.names = path, names
-        self._maker = [*map(digest, (schema, *map(Path(__file__).parent.joinpath, JUDGES))), *names]
-        self._now = states(folder)  # before a record is read: one that changes meanwhile differs at the next glance
-        self._lines = self._read()
-        self._new: dict[str, list] = {}
+    def __init__(self, path: Path, names: tuple[str, ...], folder: Path):
+        self.path = path
+        self._writer = json.dumps([*(digest(bundle.ROOT / "tools" / "kernelopt" / judge) for judge in JUDGES), *names])
+        # Before a record is read: a record that changes meanwhile has another state the next time.
+        self._states = settled_states(folder)
+        self._rows = self._read()
+        self._changed = False
 
-    def kept(self, names: tuple[str, ...]) -> dict[str, list]:
-        """{version: values of `names`} of the records whose files are as they were."""
-        lines = (self._lines[0], *(self._lines[1 + self.names.index(name)] for name in names))
-        was, *columns = map(json.loads, lines)
-        rows = zip(was.items(), *columns, strict=True)
-        return {version: values for (version, state), *values in rows if self._now.get(f"{version}.json") == state}
+    def get(self, version: str) -> list | None:
+        """The values of `names`; None where the record has to be read."""
+        row = self._rows.get(version)
+        return row[1:] if row and row[0] == self._states.get(f"{version}.json") else None
 
-    def add(self, version: str, values: list) -> None:
-        """Take in the values of `self.names` in a record that had to be read."""
-        if f"{version}.json" in self._now:
-            self._new[version] = values
+    def put(self, version: str, values: list) -> None:
+        """Take in the values of a record that had to be read; one that changed just now is not cached."""
+        if state := self._states.get(f"{version}.json"):
+            self._rows[version] = [state, *values]
+            self._changed = True
 
-    def close(self) -> None:
-        """Write what is to be kept, when that is worth it. A write that is cut short is known by its sum."""
-        if len(self._new) <= FEW:
+    def save(self) -> None:
+        """Write the file when there is something new; where nothing can be written, nothing is cached."""
+        if not self._changed:
             return
-        rows = self.kept(self.names) | self._new
-        columns = ({version: self._now[f"{version}.json"] for version in rows}, *zip(*rows.values(), strict=True))
         with contextlib.suppress(OSError, RecursionError):
-            lines = [json.dumps(column).encode() + b"\n" for column in columns]
+            body = json.dumps(self._rows).encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)  # who reads it now reads on
-            self.path.write_bytes(b"".join([self._sum(lines), *lines]))
+            self.path.unlink(missing_ok=True)  # a process that has it open reads on
+            self.path.write_bytes(self._checksum(body) + b"\n" + body)  # a write that is cut short fails the checksum
 
-    def _read(self) -> list[bytes]:
+    def _read(self) -> dict[str, list]:
         with contextlib.suppress(OSError):
-            if self.path.is_file():  # a pipe would be waited for
-                total, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
-                if total == self._sum(lines):
-                    return lines
-        return [b"{}", *(b"[]" for _ in self.names)]
+            if self.path.is_file():  # opening a pipe would block
+                checksum, _, body = self.path.read_bytes().partition(b"\n")
+                if checksum == self._checksum(body):
+                    return json.loads(body)
+        return {}
 
-    def _sum(self, lines: list[bytes]) -> bytes:
-        """Of who made it as well, so that another's is none."""
-        total = hashlib.sha256(json.dumps(self._maker).encode())
-        for line in lines:
-            total.update(line)
-        return total.hexdigest().encode() + b"\n"
+    def _checksum(self, body: bytes) -> bytes:
+        """Covers the writer too, so that the cache of another version does not match."""
+        return hashlib.sha256(self._writer.encode() + body).hexdigest().encode()
 
 
-def states(folder: Path) -> dict[str, str]:
-    """{name: a word that differs when the file has changed} of the files in `folder`, but for those that changed just now."""
+def settled_states(folder: Path) -> dict[str, str]:
+    """{file name: a text that changes when the file does} of `folder`, without files that changed within SETTLED_NS."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # names below it are found sooner than whole paths
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # names relative to a handle resolve faster than paths
     except OSError:
         return {}
-    found = {}
+    states = {}
     settled = time.time_ns() - SETTLED_NS
-    for name in os.listdir(handle):  # noqa: PTH208 (pathlib knows no handles)
+    for name in os.listdir(handle):  # noqa: PTH208 (pathlib takes no handles)
         try:
-            what = os.stat(name, dir_fd=handle)
-        except OSError:  # gone, or a link to nothing
+            status = os.stat(name, dir_fd=handle)
+        except OSError:  # removed meanwhile, or a dangling link
             continue
-        if max(what.st_mtime_ns, what.st_ctime_ns) < settled:
-            found[name] = f"{what.st_mtime_ns} {what.st_ctime_ns} {what.st_ino} {what.st_size}"
+        if max(status.st_mtime_ns, status.st_ctime_ns) < settled:
+            states[name] = f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino} {status.st_size}"
     os.close(handle)
-    return found
+    return states

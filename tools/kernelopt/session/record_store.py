@@ -1,14 +1,13 @@
 """The records of a session: one JSON file a version, `memory/vN.json` (`reference/v_iteration.schema.json`).
 
-With 10,000 records as long as those of the example (two cores that others used too, Python 3.11) memory_manager.py takes 0.1 s for one
-version, two, the latest or the best. Where an earlier glance has seen the records, list and history take 0.15 to 0.2 s and summary 0.3 s;
-the first time, and for the first history of a field that is not in SHORT, 0.9 s, and up to half as much again where the machine is busy.
+Figures: 10,000 records as long as the example's, two busy cores, Python 3.11. memory_manager.py takes 0.1 s for one version, two
+versions, the latest and the best. With a cache (record_cache.py) list and history take 0.2 to 0.3 s, summary 0.4 s. Without one, and
+for the first history of a field that is not in SHORT, they take 1.3 s.
 """
 
 import contextlib
 import datetime
 import fcntl
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -18,15 +17,14 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError, UsageError
-from .record_cache import Glance
-from .record_validation import Test, quick_test
+from .record_cache import RecordCache
 from .workspace import VERSION, Workspace, version_number
 
 SCHEMA = "v_iteration.schema.json"
 MEND = "mend it by hand (moved away, its round is lost)"
 GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")  # run_gate.py alone writes them
 MEASURED_FIELDS = ("performance", "correctness", "device", "timestamp")  # and these, once it has judged
-# What is kept together from one glance to the next: all that `list` and `summary` of memory_manager.py print.
+# Cached together: all that `list` and `summary` of memory_manager.py print.
 SHORT = (
     "masked",
     "timestamp",
@@ -133,23 +131,21 @@ class Memory:
 
         For printing alone: files that are as an earlier glance found them are not opened. What judges reads the records.
         """
-        together = SHORT if set(names) <= set(SHORT) else ("masked", *names)
-        path = self.glances / ("short" if together is SHORT else names[0])
-        seen = Glance(path, together, bundle.REFERENCE / SCHEMA, self.folder)
+        cached = SHORT if set(names) <= set(SHORT) else ("masked", *names)
+        cache = RecordCache(self.glances / ("short" if cached is SHORT else names[0]), cached, self.folder)
+        paths = [name.split(".") for name in cached]
         wanted = ("masked", *names)
-        kept = seen.kept(wanted)
-
-        paths = [name.split(".") for name in together]
+        places = [cached.index(name) for name in wanted]
 
         def cut(version: str) -> dict:
-            if version in kept:
-                return joined(version, wanted, kept[version])
+            if (values := cache.get(version)) is not None:
+                return joined(version, wanted, [values[place] for place in places])
             record = self.read(version)  # sound: it has these fields
-            seen.add(version, [reduce(getitem, path, record) for path in paths])
+            cache.put(version, [reduce(getitem, path, record) for path in paths])
             return record
 
         yield from self.scan(masked, read=cut)
-        seen.close()
+        cache.save()
 
     def masked_versions(self) -> set[str]:
         """The sound records that are masked."""
@@ -287,23 +283,18 @@ def load(path: Path) -> dict:
     return record
 
 
-@functools.cache
-def record_test() -> Test:
-    return quick_test(bundle.read_json(bundle.REFERENCE / SCHEMA))
-
-
-def check(record, what: str, escapes: bool = False) -> None:
-    """UsageError names the first field of `what` that is not as the schema says.
+def check(record, title: str, escapes: bool = False) -> None:
+    """UsageError names the first field of `title` that does not fit the schema.
 
     escapes: the text that it was read from has some, which may stand for half a character that cannot be written.
     """
-    if not escapes and record_test()(record):
+    bundle.validate(record, SCHEMA, title)
+    if not escapes:
         return
-    bundle.validate(record, SCHEMA, what)
     try:
         bundle.dumps(record).encode("utf-8")
     except ValueError as error:
-        raise UsageError(f"{what} cannot be written as JSON ({error}); mend it") from None
+        raise UsageError(f"{title} cannot be written as JSON ({error}); mend it") from None
 
 
 def now() -> str:
