@@ -1,6 +1,7 @@
 """The worked examples hold together: records, commits, kernels, citations, pictures and the table of results say the same."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,8 @@ def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     assert size < 1 << 20, f"{size} bytes; an example is kept under 1 MB"
 
 
-def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
-    text = (BUNDLE / "README.md").read_text()
+def test_figures_in_documents_are_those_of_the_records_and_of_the_results():
+    text = (BUNDLE / "docs" / "results.md").read_text()
     results = {row["name"]: row["against"] for row in json.loads(RESULTS.read_text())}
     for folder in EXAMPLES:
         if folder.name == "h200":
@@ -60,7 +61,17 @@ def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
         for name in baselines.MODES:
             found = results.get(folder.name, {}).get(name)
             cells.append(f"{found['speedup']['point']:.2f}x" if found else "not run")
-        assert f"]({folder.relative_to(BUNDLE)}) | {' | '.join(cells)} |" in text, folder.name
+        assert f"](../{folder.relative_to(BUNDLE)}) | {' | '.join(cells)} |" in text, folder.name
+
+
+def test_the_readmes_results_are_those_that_were_measured():
+    text = (BUNDLE / "README.md").read_text().split("<!-- results -->")[1].split("<!-- /results -->")[0]
+    shown = re.findall(r"\]\(examples/(\w+)\) \| (.*) \|$", text, re.MULTILINE)
+    rows = {row["name"]: row for row in json.loads(RESULTS.read_text())}
+    assert len(shown) == 4
+    for name, cells in shown:
+        against = [rows[name]["against"][opponent]["speedup"]["point"] for opponent in list(baselines.MODES)[::2]]
+        assert cells == " | ".join([f"{rows[name]['ours_us']:.1f} us", *(f"{ratio:.2f}x" for ratio in against)])
 
 
 def test_an_opponent_is_the_reference_behind_torch_compile(tmp_path):

@@ -200,8 +200,8 @@ def test_every_test_has_a_time_limit_and_one_on_a_gpu_a_longer_one(pytestconfig,
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 
 
-def test_the_readme_shows_what_the_example_recorded():
-    table = (BUNDLE / "README.md").read_text().split("<!-- result -->")[1].split("<!-- /result -->")[0]
+def test_the_results_show_what_the_example_recorded():
+    table = (BUNDLE / "docs" / "results.md").read_text().split("<!-- result -->")[1].split("<!-- /result -->")[0]
     for version in ("v0", "v1", "v2"):
         record = json.loads((EXAMPLE / "memory" / f"{version}.json").read_text())
         row = next(line for line in table.splitlines() if line.startswith(f"| {version} |"))
@@ -211,6 +211,23 @@ def test_the_readme_shows_what_the_example_recorded():
         if comparison:
             low, high = comparison["ci95"]
             assert f"{comparison['speedup']:.3f}x (95 % interval {low:.3f} to {high:.3f})" in row
+
+
+def test_the_readme_shows_what_the_tools_print(run_here):
+    shown = (BUNDLE / "README.md").read_text().split("<!-- output -->")[1].split("<!-- /output -->")[0]
+    for block in shown.strip().strip("`").strip().split("\n\n"):
+        command, *lines = block.splitlines()
+        words, *filters = command.removeprefix("$ python tools/").split(" | ")
+        tool, *arguments = (BUNDLE / word if word.startswith("examples/") else word for word in words.split())
+        done = run_here(tool, *arguments)
+        text = subprocess.run(
+            ["bash", "-c", " | ".join(["cat", *filters])], input=done.stdout, capture_output=True, text=True
+        )
+        assert lines == [line.rstrip() for line in text.stdout.splitlines()], command
+
+
+def test_the_readme_is_short():
+    assert len((BUNDLE / "README.md").read_text().split()) <= 800
 
 
 def test_the_demo_without_a_gpu_says_so_and_accepts_nothing(tmp_path):

@@ -1,6 +1,6 @@
 """Where clients find the skills: scripts/install.sh for each of them, the manifests, the snippet for AGENTS.md.
 
-What clients do with it is not tested here: they are not ours to start. README says which were tried.
+What clients do with it is not tested here: they are not ours to start. docs/install.md says which were tried.
 """
 
 import ast
