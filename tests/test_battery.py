@@ -13,7 +13,7 @@ from conftest import BUNDLE
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
 from kernelopt.measure import timing, verify
-from kernelopt.session.target import Subject
+from kernelopt.session.target import KernelUnderTest
 
 KERNELS = BUNDLE / "tests" / "kernels"
 WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"
@@ -52,9 +52,9 @@ def judged(
         path.read_text().replace("honest::", "reference::") + WITHOUT_KERNEL
     )  # one process has an operator once
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
-    found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=not honest), **options)
+    found = verify.verify(sandbox, KernelUnderTest(kernel, reference, only_these_shapes=not honest), **options)
     if not honest and by != "timing" and found["status"] == "OK":  # most are caught on the task's own sizes
-        found = verify.verify(sandbox, Subject(kernel, reference), **options)
+        found = verify.verify(sandbox, KernelUnderTest(kernel, reference), **options)
     if found["status"] != "OK" or by != "timing":
         return found["status"], found["summary"]
     try:

@@ -21,7 +21,7 @@ BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: str(folder.relative_to(BUNDLE / "examples")))
 def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     workspace = Workspace(folder)
-    records = record_store.Memory(workspace)
+    records = record_store.RecordStore(workspace)
     best = records.best()
     assert digest(workspace.kernel) == best["kernel_sha256"], "kernel.py is not the best version"
     log = (folder / "git-log.txt").read_text()
@@ -49,7 +49,7 @@ def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
     for folder in EXAMPLES:
         if folder.name == "h200":
             continue  # test_house.py holds the table of the demo
-        records = record_store.Memory(Workspace(folder))
+        records = record_store.RecordStore(Workspace(folder))
         first, best = records.read("v0")["performance"], records.best()["performance"]
         ratio = 1.0
         for record in records.records():
@@ -127,7 +127,7 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
         folder / "report.html"
     ).read_text()
     assert (
-        record_store.Memory(Workspace(folder)).best()["version"] == "v0"
+        record_store.RecordStore(Workspace(folder)).best()["version"] == "v0"
         and "V0" in (folder / "git-log.txt").read_text()
     )
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -19,7 +19,7 @@ from conftest import BUNDLE, REFERENCE, run_tool, tool_json
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
 from kernelopt.session import platforms, workspace
-from kernelopt.session.target import Subject
+from kernelopt.session.target import KernelUnderTest
 from test_rounds import PLAN
 
 pytestmark = pytest.mark.gpu
@@ -160,7 +160,7 @@ def test_a_right_triton_kernel_passes(tmp_path, card):
 
 
 def test_each_wrong_triton_kernel_lands_in_its_status_and_the_gpu_works_after_it(tmp_path):
-    what = Subject(tmp_path / "k.py", tmp_path / "r.py")
+    what = KernelUnderTest(tmp_path / "k.py", tmp_path / "r.py")
     found = {}
     with Sandbox("cuda") as sandbox:
         for status, kernel in BROKEN.items():

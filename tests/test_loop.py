@@ -59,7 +59,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
 
     def measured(kernel: bytes) -> rounds.Evidence:
         found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
-        best, text = record_store.Memory(workspace).best(), kernel.decode()
+        best, text = record_store.RecordStore(workspace).best(), kernel.decode()
         ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
         comparison = found["timing"]["comparisons"]["default"]
         comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
@@ -77,7 +77,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
         )
 
     def brief(version: str, number: int) -> str:
-        return f"brief for {record_store.Memory(workspace).next_version()}, from {version}, candidate {number}"
+        return f"brief for {record_store.RecordStore(workspace).next_version()}, from {version}, candidate {number}"
 
     return StandInMachine(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
 
@@ -116,7 +116,7 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
     assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
     assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
     assert (
-        result["best"] == "v3" == record_store.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
+        result["best"] == "v3" == record_store.RecordStore(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
     )
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
@@ -240,7 +240,7 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
 def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
     _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"], lines
-    record = record_store.Memory(ready).read("v1")
+    record = record_store.RecordStore(ready).read("v1")
     assert record["performance"]["comparison_with_previous"]["speedup"] == pytest.approx(100 / 90)
     assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record["kernel_sha256"]
 
@@ -331,7 +331,7 @@ def test_a_kernel_of_a_former_run_is_not_judged_again(ready):
 def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
     run(ready, agent(kernel(500)), limits=replace(LIMITS, rounds=1))
     run(ready, agent(kernel(90)), limits=replace(LIMITS, rounds=1))  # commits the plan of v1 too
-    record_store.Memory(ready).set_masked(["v1"], True)
+    record_store.RecordStore(ready).set_masked(["v1"], True)
     looks = f"ls plans > {tmp_path}/plans; git log --oneline > {tmp_path}/log"
     run(ready, looks, limits=replace(LIMITS, rounds=1))
     assert (tmp_path / "plans").read_text().split() == ["v2_plan.md"]
@@ -340,7 +340,7 @@ def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
 
 def test_masked_plans_are_in_no_history_on_the_desk(ready, tmp_path):
     run(ready, agent("n=${v#v}; " + kernel(90)), limits=replace(LIMITS, rounds=1))
-    records = record_store.Memory(ready)
+    records = record_store.RecordStore(ready)
     records.save({**records.read("v1"), "masked": True})
     assert "plans/v1_plan.md" in ready.git("ls-files")
     look = f"git log --patch --all > {tmp_path}/log; git diff HEAD >> {tmp_path}/log; git status --short > {tmp_path}/status"
@@ -361,7 +361,7 @@ def test_a_users_file_is_not_written_through_a_link_and_what_was_taken_is_kept(r
 
 
 def test_a_commit_of_the_users_own_stays_whatever_it_is_called(ready):
-    record_store.Memory(ready).create("v1")
+    record_store.RecordStore(ready).create("v1")
     (ready.root / "notes.txt").write_text("mine")
     own = ready.commit("V1: my notes")
     run(ready, "true", limits=replace(LIMITS, rounds=1))
@@ -485,7 +485,7 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     never = agent("n=$RANDOM; " + kernel(40, "WRONG = $n\\n").replace("'END'", "END"))
     result, lines = run(ready, never, limits=one)
     assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result["agent_calls"] == 2
-    record = record_store.Memory(ready).read("v2")
+    record = record_store.RecordStore(ready).read("v2")
     assert record["correctness"]["verify_status"] == "WRONG_VALUES"  # a failure is part of the history too
 
 
@@ -508,7 +508,7 @@ def test_stuck_means_a_partial_restart_and_then_the_end(ready):
 
 
 def test_each_rule_stops(ready):
-    best = record_store.Memory(ready).best()
+    best = record_store.RecordStore(ready).best()
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us"}
     reason = lambda state, targets=(), record=best: loop.stop_reason(loop.State(**state), LIMITS, list(targets), record)  # noqa: E731
     assert reason({}) is None
@@ -585,7 +585,7 @@ def run_until_killed(*arguments, **options) -> None:
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
     run_until_killed(ready, GOOD, place)
     result, lines = run(ready, GOOD, resume=True)
-    records = record_store.Memory(ready)
+    records = record_store.RecordStore(ready)
     accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
     assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
     assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
@@ -700,7 +700,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
     assert outcomes(lines) == ["accepted", "rejected", "rejected", "stop"] and measured == [3, 2]
     assert "us = 50" in ready.kernel.read_text() and result["best"] == "v1"
     against = [
-        record_store.Memory(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")
+        record_store.RecordStore(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")
     ]
     assert against == ["v1", "v1"]  # each lost to the kernel that won, not to the one before it
 
@@ -724,7 +724,7 @@ def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(r
     assert (
         "us = 90" in ready.kernel.read_text() and "us = 180" in (ready.root / "rejected" / "v4_kernel.py").read_text()
     )
-    records = record_store.Memory(ready)
+    records = record_store.RecordStore(ready)
     assert strategies.Greedy().starts(records, 3) == ["v3"] * 3
     assert strategies.Beam(2).starts(records, 3) == ["v3", "v4", "v3"]
     assert strategies.Beam(9).starts(records, 4) == ["v3", "v4", "v2", "v3"]
@@ -863,7 +863,7 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):
         own.restart()
     (ready.memory / "restarts.json").unlink()
-    records = record_store.Memory(ready)
+    records = record_store.RecordStore(ready)
     for number in range(1, 5):
         records.save(record_store.empty(f"v{number}"))
     assert "2 of 5" in own.restart()
@@ -1004,7 +1004,7 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     run_until_killed(ready, breaks)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
-    assert record_store.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
+    assert record_store.RecordStore(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
 
 
 def test_while_a_killed_run_has_kept_the_workspace_no_gate_changes_it(ready):

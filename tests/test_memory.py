@@ -24,7 +24,7 @@ NOTE = {"error_type": "x", "error_message": "", "root_cause": "", "fix_applied":
 
 @pytest.fixture
 def memory(session) -> Memory:
-    return Memory(session)
+    return RecordStore(session)
 
 
 def accepted(memory: Memory, version: str, commit: str = "a" * 40, **changes) -> None:
@@ -37,8 +37,8 @@ def child(session, code: str, *arguments) -> subprocess.Popen:
     """A process that runs `code` with `memory`, the records of the session."""
     start = (
         f"import sys; sys.path.insert(0, {str(BUNDLE / 'tools')!r})\n"
-        "from kernelopt.session.record_store import Memory; from kernelopt.session.workspace import Workspace\n"
-        f"memory = Memory(Workspace({str(session.root)!r}))\n"
+        "from kernelopt.session.record_store import RecordStore; from kernelopt.session.workspace import Workspace\n"
+        f"memory = RecordStore(Workspace({str(session.root)!r}))\n"
     )
     command = [sys.executable, "-c", start + code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

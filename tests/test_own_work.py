@@ -69,7 +69,7 @@ class StandInGpu:
 
 @pytest.fixture
 def task(problem):
-    return target.Subject(kernel=problem["kernel"], reference=problem["reference"])
+    return target.KernelUnderTest(kernel=problem["kernel"], reference=problem["reference"])
 
 
 def test_a_verification_says_aloud_that_own_work_was_not_checked(task):
@@ -111,8 +111,8 @@ def test_a_round_whose_work_was_not_checked_is_refused_and_recorded(session):
     evidence = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
     result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
     assert not result["accepted"] and result["verify"]["own_work"] == "not checked" and result["commit"] is None
-    record = record_store.Memory(session).read("v0")
-    assert record["quality_gate"]["failure_reason"] == result["reason"] and record_store.Memory(session).best() is None
+    record = record_store.RecordStore(session).read("v0")
+    assert record["quality_gate"]["failure_reason"] == result["reason"] and record_store.RecordStore(session).best() is None
 
 
 # --- is it the machine, or the candidate? -----------------------------------------------------------------------------

@@ -300,7 +300,7 @@ def test_the_report_compares_with_the_version_before(session):
 
 
 def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
-    records = record_store.Memory(session)
+    records = record_store.RecordStore(session)
     for version, commit, result in (("v0", "a" * 40, "PASS"), ("v1", None, "FAIL")):
         gate = {"result": result, "failure_reason": None}
         records.save({**record_store.empty(version), "git_commit_hash": commit, "quality_gate": gate})
@@ -317,7 +317,7 @@ def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):
-    records = record_store.Memory(session)
+    records = record_store.RecordStore(session)
     record = {**record_store.empty("v0"), "kernel_sha256": digest(session.kernel), "git_commit_hash": "a" * 40}
     record["quality_gate"] = {"result": "PASS", "failure_reason": None}
     records.save(record)

@@ -8,7 +8,7 @@ import pytest
 from conftest import BUNDLE, run_tool, task, tool_json
 from kernelopt.errors import Refused
 from kernelopt.loop import restart
-from kernelopt.session.record_store import Memory, empty
+from kernelopt.session.record_store import RecordStore, empty
 from kernelopt.session.workspace import digest
 
 TEXTS = ("action_category", "action_description", "expected_impact", "risks_and_rollback")
@@ -28,7 +28,7 @@ def put(session, version: str, latency: float, accepted: bool, against: str | No
     if against:
         pair = {"against": against, "verdict": "SLOWER", "speedup": 0.9, "ci95": [0.8, 0.95]}
         record["performance"]["comparison_with_previous"] = pair
-    Memory(session).save(record)
+    RecordStore(session).save(record)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def stuck(session):
 
 
 def masked(session) -> list[str]:
-    return [record["version"] for record in Memory(session).records(masked=True) if record["masked"]]
+    return [record["version"] for record in RecordStore(session).records(masked=True) if record["masked"]]
 
 
 def begin(session, *arguments) -> dict:
@@ -75,7 +75,7 @@ def test_a_restart_masks_and_is_written_down(stuck):
     (entry,) = journal(stuck)
     assert (entry["seed"], entry["masked"], entry["undone"]) == (7, found["masked"], None) and entry["when"][-1] == "Z"
     assert found["next_version"] == "v9"  # counted over masked ones too
-    assert Memory(stuck).best()["version"] == "v3"
+    assert RecordStore(stuck).best()["version"] == "v3"
 
 
 def test_the_same_seed_masks_the_same_and_none_is_told(stuck):
@@ -100,7 +100,7 @@ def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here)
 
 
 def test_what_was_masked_by_hand_stays_so(stuck):
-    Memory(stuck).set_masked(["v8"], True)
+    RecordStore(stuck).set_masked(["v8"], True)
     found = begin(stuck)
     assert "v8" not in found["masked"] and len(found["masked"]) == 4
     begin(stuck, "--undo")
@@ -109,7 +109,7 @@ def test_what_was_masked_by_hand_stays_so(stuck):
 
 def test_a_record_that_was_removed_does_not_stop_the_way_back(stuck):
     gone, *rest = begin(stuck)["masked"]
-    Memory(stuck).path(gone).unlink()
+    RecordStore(stuck).path(gone).unlink()
     assert begin(stuck, "--undo")["unmasked"] == rest and masked(stuck) == []
 
 
@@ -131,7 +131,7 @@ def test_the_brief_holds_what_a_round_needs(stuck):
     rounds = [line for line in text.split("## History")[1].split("##")[0].splitlines() if line]
     assert [line.split(":")[0] for line in rounds] == [
         f"- {record['version']}, {'accepted' if record['git_commit_hash'] else 'rejected'}"
-        for record in Memory(stuck).records()
+        for record in RecordStore(stuck).records()
     ]
     (skill,) = [line.split(": ")[0] for line in text.splitlines() if line.startswith(f"- {BUNDLE}")]
     assert Path(skill[2:]).exists()
@@ -139,7 +139,7 @@ def test_the_brief_holds_what_a_round_needs(stuck):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed, run_here):
-    Memory(stuck).set_masked(["v1"], True)  # which the others were held against
+    RecordStore(stuck).set_masked(["v1"], True)  # which the others were held against
     done = run_here("partial_restart.py", stuck.root, "--seed", seed)
     hidden = masked(stuck)
     assert len(hidden) == 5 and "left out: 5 masked records" in done.stderr
@@ -225,9 +225,9 @@ def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us", "basis": "the user"}
     stuck.update_readme({**stuck.task(), "targets": [target]}, {})
     done = run_here("partial_restart.py", stuck.root)
-    met = Memory(stuck).best()["performance"]["latency_us"] is not None
+    met = RecordStore(stuck).best()["performance"]["latency_us"] is not None
     assert met and done.returncode == 1 and "nothing to restart for" in done.stderr
-    assert not any(record["masked"] for record in Memory(stuck).records(masked=True))
+    assert not any(record["masked"] for record in RecordStore(stuck).records(masked=True))
 
 
 def test_the_workspace_as_an_option_is_told_where_it_stands(session):

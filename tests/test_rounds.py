@@ -63,7 +63,7 @@ def judged(session, version: str) -> dict:
 def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
     result = judged(with_v0, "v1")
     assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
-    record = record_store.Memory(with_v0).read("v1")
+    record = record_store.RecordStore(with_v0).read("v1")
     assert record["git_commit_hash"] == result["commit"] and record["quality_gate"]["result"] == "PASS"
     assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_bytes()
     assert record["kernel_sha256"] == digest(with_v0.kernel)
@@ -107,9 +107,9 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
     assert not result["accepted"] and "EQUAL" in result["reason"] and result["commit"] is None
     assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
     assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
-    record = record_store.Memory(with_v0).read("v1")
+    record = record_store.RecordStore(with_v0).read("v1")
     assert record["quality_gate"]["result"] == "FAIL" and "EQUAL" in record["quality_gate"]["failure_reason"]
-    assert record_store.Memory(with_v0).best()["version"] == "v0"
+    assert record_store.RecordStore(with_v0).best()["version"] == "v0"
     with_v0.kernel.write_text(candidate)
     history.set_aside(with_v0, "v1")  # once more, after a kill
     assert [path.name for path in (with_v0.root / "rejected").iterdir()] == ["v1_kernel.py"]
@@ -121,7 +121,7 @@ def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
     failed = {**recorded("v1", with_v0).verify, "status": status, "summary": status}
     evidence = rounds.Evidence(digest(with_v0.kernel), failed, {}, None, None, "v0")
     assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
-    record = record_store.Memory(with_v0).read("v1")
+    record = record_store.RecordStore(with_v0).read("v1")
     assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
     assert record["performance"]["latency_us"] is None
 
@@ -131,11 +131,11 @@ def test_an_interpreter_result_is_never_accepted(session):
     evidence.verify["device"] = "cpu-interpreter"
     result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
     assert not result["accepted"] and "interpreter" in result["reason"]
-    assert record_store.Memory(session).best() is None
+    assert record_store.RecordStore(session).best() is None
 
 
 def test_an_open_record_is_taken_over(with_v0):
-    records = record_store.Memory(with_v0)
+    records = record_store.RecordStore(with_v0)
     records.create("v1")
     records.update("v1", {"search_log": '[{"source": "gpu-wiki", "query": "q", "finding": "f", "actionability": "a"}]'})
     judged(with_v0, "v1")
@@ -163,7 +163,7 @@ def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
     with pytest.raises(UsageError, match="edited while"):
         rounds.settle(with_v0, "v1", plan, evidence, None)
     assert (
-        with_v0.kernel.read_text() == kernel_text("return x") and not record_store.Memory(with_v0).path("v1").exists()
+        with_v0.kernel.read_text() == kernel_text("return x") and not record_store.RecordStore(with_v0).path("v1").exists()
     )
 
 
@@ -173,7 +173,7 @@ def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, 
     with pytest.raises(KeyboardInterrupt):
         rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)
     monkeypatch.undo()
-    assert record_store.Memory(with_v0).best()["version"] == "v0"
+    assert record_store.RecordStore(with_v0).best()["version"] == "v0"
     plan = readiness.check_ready(with_v0, "v1")
     assert rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)["accepted"]
 

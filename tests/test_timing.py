@@ -131,7 +131,7 @@ def device(name: str, **max_clocks) -> dict:
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
     monkeypatch.setattr(least_work, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
-    what = target.Subject(problem["kernel"], problem["reference"])
+    what = target.KernelUnderTest(problem["kernel"], problem["reference"])
     limit = least_work.limit_us(what, "default", device("NVIDIA H200"), 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
     assert least_work.limit_us(what, "default", device("Some GPU"), 60) is None

@@ -15,7 +15,8 @@ from ..gate import rounds
 from ..hardware import wiki
 from ..measure import baselines, pairing, timing
 from ..report import brief
-from ..session import plans, record_store, target
+from ..session import plans
+from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
 from . import executors, remote, restart
 
@@ -62,8 +63,8 @@ class Machine:
         except ToolError as error:
             return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
         parts, left_out = brief.of_workspace(self.workspace, profile, found)
-        for what in left_out:
-            self.say(f"not in the brief: {what}")
+        for reason in left_out:
+            self.say(f"not in the brief: {reason}")
         prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
         return f"{prompts['system']}\n\n{prompts['user']}"
 
@@ -122,21 +123,21 @@ class Machine:
             self._compare(found)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
-        self.profiled(record_store.Memory(self.workspace).best()["version"])
+        self.profiled(RecordStore(self.workspace).best().version)
         return found
 
     def _compare(self, found: dict[str, dict]) -> None:
-        records = record_store.Memory(self.workspace)
+        records = RecordStore(self.workspace)
         best, first = records.best(), records.read("v0")
-        what = target.of_workspace(self.workspace)
-        with Sandbox("cuda", what.cache) as sandbox:
-            kernel = self.workspace.extract(best["git_commit_hash"], sandbox.scratch)
+        dtype = self.workspace.task().dtype
+        with Sandbox("cuda", self.workspace.cache) as sandbox:
+            kernel = self.workspace.extract(best.git_commit_hash, sandbox.scratch)
             compiled = sandbox.scratch / "compiled.py"
             compiled.write_bytes(baselines.source(self.workspace.first_reference(), "torch.compile"))
             others = {"torch.compile": compiled}
-            if best["version"] != "v0" and first["git_commit_hash"]:
-                others["v0"] = self.workspace.extract(first["git_commit_hash"], sandbox.scratch)
-            cases = timing.inputs(sandbox, what.reference, what.dtype, ["default"], self.timeout_s)
+            if best.version != "v0" and first.git_commit_hash:
+                others["v0"] = self.workspace.extract(first.git_commit_hash, sandbox.scratch)
+            cases = timing.inputs(sandbox, self.workspace.reference, dtype, ["default"], self.timeout_s)
             for name, opponent in others.items():
                 try:
                     measured = timing.measure(sandbox, kernel, opponent, cases, timeout_s=self.timeout_s)

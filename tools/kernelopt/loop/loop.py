@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +17,13 @@ from .. import bundle
 from ..diagnosis import profile_folder
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..gate import acceptance, history, readiness, rounds
+from ..gate.readiness import RoundStart
 from ..measure import pairing
 from ..profilers import metrics
 from ..session import record_store, stop_conditions, version_kernels
+from ..session.record import Record
+from ..session.record_store import RecordStore
+from ..session.task import Target
 from ..session.workspace import Workspace, digest
 from . import agents, executors, run_state, snapshot
 from .run_state import State
@@ -73,11 +77,11 @@ class Loop:
         self.workspace, self.agent, self.limits, self.machine, self.say = workspace, agent, limits, machine, say
         self.strategy = strategy
         self.ledger = run_state.Ledger(workspace.root / ".loop")
-        self.records = record_store.Memory(workspace)
+        self.records = RecordStore(workspace)
         self.state = State()
         self.last_word: str | None = None  # of status.json
         self.stopping = threading.Event()
-        self.best: dict | None = None  # as it was last told
+        self.best: Record | None = None  # as it was last told
         self._lock = threading.Lock()
 
     def begin(self, resume: bool) -> None:
@@ -91,13 +95,15 @@ class Loop:
             raise UsageError(
                 "there is no accepted version to start from; make v0 first: the baseline skill, run_gate.py --version v0"
             )
-        history.forget_unrecorded_commit(self.workspace)
+        history.forget_unrecorded_commit(self.workspace, self.records)
         if unfinished:
             self.state = unfinished
         elif resume:
             self.say("no run is unfinished here: this one begins anew")
         if self.state.waiting:
-            history.put_best_back(self.workspace)  # it may have been killed with a candidate in its place
+            history.put_best_back(
+                self.workspace, self.records.best()
+            )  # it may have been killed with a candidate in its place
         else:
             check_untouched(self.workspace, self.records)
         recorded = {agents.fingerprint(text) for text in kernels(self.workspace, self.records)}
@@ -158,7 +164,7 @@ class Loop:
             self.judge_what_waits()
         while True:
             self.save()
-            reason = stop_reason(self.state, self.limits, self.workspace.task()["targets"], self.records.best())
+            reason = stop_reason(self.state, self.limits, self.workspace.task().targets, self.records.best())
             if reason == STUCK and self.restarted():
                 continue
             if reason == STUCK:
@@ -195,7 +201,7 @@ class Loop:
         starts = self.strategy.starts(self.records, count)
         kernels = [self.kernel_of(version) for version in starts]
         starts = [
-            version if text else self.records.best()["version"] for version, text in zip(starts, kernels, strict=True)
+            version if text else self.records.best().version for version, text in zip(starts, kernels, strict=True)
         ]
         briefs = [self.machine.brief(version, number) for number, version in enumerate(starts)]
         with contextlib.ExitStack() as stack:
@@ -312,7 +318,7 @@ class Loop:
             if self.lost():
                 continue
             batch = self.state.waiting[: self.machine.slots]
-            self.say(f"measuring {', '.join(batch)} against {self.records.best()['version']}")
+            self.say(f"measuring {', '.join(batch)} against {self.records.best().version}")
             kernels = [self.ledger.candidate(name)[0].read_bytes() for name in batch]
             with self.guarded() as meddled:  # an agent's process may have outlived it
                 found = dict(zip(batch, self.machine.measure(kernels), strict=True))
@@ -328,11 +334,12 @@ class Loop:
     def recorded(self) -> bool:
         """Was the first of those that wait settled just before a stop? Then that is taken note of."""
         version = self.state.version
-        result = version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]
-        if result:
+        record = self.records.read(version) if version in self.records.versions() else None
+        if record and record.is_judged:
             noted = self.ledger.last_noted() == version  # it was killed between that line and the state
-            self.settled(version, result == "PASS", "recorded before the stop", noted=noted)
-        return bool(result)
+            self.settled(version, record.passed, "recorded before the stop", noted=noted)
+            return True
+        return False
 
     def lost(self) -> bool:
         """Is one of those that wait gone from the disk? Then that is taken note of."""
@@ -350,23 +357,22 @@ class Loop:
         self.state.version = version
         self.save()
         if isinstance(evidence, Refused):
-            history.put_best_back(self.workspace)
+            history.put_best_back(self.workspace, self.records.best())
             return self.settled(name, False, str(evidence), outcome="not judged")
         kernel, plan = (path.read_bytes() for path in self.ledger.candidate(name))
         bundle.write_bytes(self.workspace.kernel, kernel)
         bundle.write_bytes(self.workspace.plan(version), plan)
         try:
-            fields = readiness.check_ready(self.workspace, version)
-        except (UsageError, Refused) as error:
-            history.put_best_back(
-                self.workspace
-            )  # the plan says nothing, a figure is not cited, the kernel is the best
+            start = RoundStart.of(self.workspace)
+            plan_of_round = readiness.check_ready(start, version)
+        except (UsageError, Refused) as error:  # the plan says nothing, a figure is not cited, the kernel is the best
+            history.put_best_back(self.workspace, self.records.best())
             own = agents.fingerprint(kernel.decode())
             self.state.tried = [other for other in self.state.tried if other != own]
             self.workspace.plan(version).unlink()  # it stays under .loop/candidates
             return self.settled(name, False, str(error), outcome="refused plan")
-        diagnosis = profile_folder.evidence_for_round(self.workspace, version)
-        result = rounds.settle(self.workspace, version, fields, evidence, diagnosis)
+        diagnosis = profile_folder.evidence_for_round(self.workspace, start.task, version, start.best)
+        result = rounds.settle(start, version, plan_of_round, evidence, diagnosis)
         slower = slowdown(result)
         outcome = "diverged" if slower and slower > DIVERGED else None
         return self.settled(version, result["accepted"], result["reason"], outcome)
@@ -411,8 +417,8 @@ class Loop:
                 "now": self.now(),
                 "at": record_store.now(),
                 "pid": os.getpid(),
-                "best": best["version"],
-                "best_latency_us": best["performance"]["latency_us"],
+                "best": best.version,
+                "best_latency_us": best.latency_us,
                 "rounds": self.state.rounds,
                 "rounds_left": max(0, self.limits.rounds - self.state.rounds),
                 "minutes_left": max(0.0, self.limits.minutes - self.state.spent_s / 60),
@@ -432,16 +438,16 @@ class Loop:
     def ended(self, reason: str) -> dict:
         """The result."""
         best = self.records.best()
-        if digest(self.workspace.kernel) != best["kernel_sha256"]:
-            history.put_best_back(self.workspace)
-        self.last_word = f"measuring {best['version']} once more, then it stops: {reason}"
+        if digest(self.workspace.kernel) != best.kernel_sha256:
+            history.put_best_back(self.workspace, best)
+        self.last_word = f"measuring {best.version} once more, then it stops: {reason}"
         self.say(self.last_word)
         self.save()
         return {
             "reason": reason,
-            "met": stop_conditions.goal(self.workspace.task()["targets"], best)["met"],
-            "best": best["version"],
-            "latency_us": best["performance"]["latency_us"],
+            "met": stop_conditions.are_met(self.workspace.task().targets, best),
+            "best": best.version,
+            "latency_us": best.latency_us,
             "rounds": self.state.rounds,
             "agent_calls": self.state.agent_calls,
             "restarts": self.state.restarts,
@@ -463,19 +469,19 @@ Mend {file} in this folder, and leave both kernel.py and plan.md there.
 """
 
 
-def check_untouched(workspace: Workspace, records: record_store.Memory) -> None:
+def check_untouched(workspace: Workspace, records: RecordStore) -> None:
     """UsageError where somebody's own work would be written over: an edit of kernel.py, or a plan of the next version."""
     best, plan = records.best(), workspace.plan(records.next_version())
-    if not workspace.kernel.is_file() or digest(workspace.kernel) != best["kernel_sha256"]:
+    if not workspace.kernel.is_file() or digest(workspace.kernel) != best.kernel_sha256:
         raise UsageError(
-            f"kernel.py is not the accepted {best['version']}; let run_gate.py judge it, or put it back: "
+            f"kernel.py is not the accepted {best.version}; let run_gate.py judge it, or put it back: "
             f"git -C {workspace.root} checkout -- kernel.py"
         )
     if plan.exists():
         raise UsageError(f"{plan} is the plan of a version that was not judged; judge it or move it away")
 
 
-def kernels(workspace: Workspace, records: record_store.Memory) -> Iterator[str]:
+def kernels(workspace: Workspace, records: RecordStore) -> Iterator[str]:
     """The texts of all recorded kernels that are still there, masked ones too."""
     for record in records.records(masked=True):
         with contextlib.suppress(UsageError):
@@ -490,13 +496,13 @@ def refused(meddled: list[str]) -> agents.Answer:
     )
 
 
-def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -> str | None:
+def stop_reason(state: State, limits: Limits, targets: Sequence[Target], best: Record) -> str | None:
     """Why the loop stops now; None to go on. STUCK may be answered with a partial restart."""
-    if stop_conditions.goal(targets, best)["met"]:
-        return f"the targets are met by {best['version']}"
-    share = best["performance"]["floor_share_pct"]
+    if stop_conditions.are_met(targets, best):
+        return f"the targets are met by {best.version}"
+    share = best.performance.floor_share_pct
     if share is not None and share >= metrics.thresholds()["at_floor_pct"]:
-        return f"{best['version']} is at {share:.1f} % of the floor: the problem allows little more"
+        return f"{best.version} is at {share:.1f} % of the floor: the problem allows little more"
     if state.rounds >= limits.rounds:
         return f"{limits.rounds} rounds are over"
     if state.spent_s >= 60 * limits.minutes:

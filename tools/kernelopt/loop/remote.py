@@ -19,8 +19,9 @@ from .. import bundle, errors
 from ..device import processes
 from ..device.sandbox import Sandbox
 from ..gate import rounds
+from ..gate.readiness import RoundStart
 from ..measure import verify
-from ..session import target
+from ..session.target import of_workspace
 from ..session.workspace import Workspace
 
 PACKED = {  # what it takes of a workspace, besides kernel.py; agents may be at its git while others verify
@@ -86,15 +87,15 @@ def main(what: str, timeout_s: float, cache: Path | None) -> dict:
         if cache:
             workspace.cache = cache
         if what == "measure":
-            return asdict(rounds.measure(workspace, timeout_s, errors.say))
+            return asdict(rounds.measure(RoundStart.of(workspace), timeout_s, errors.say))
         return verified(workspace, timeout_s)
 
 
 def verified(workspace: Workspace, timeout_s: float) -> dict:
     """{status, message} of a quick verification, for an agent to mend what is wrong."""
-    what = target.of_workspace(workspace)
-    with Sandbox("cuda", what.cache) as sandbox:
-        found = verify.verify(sandbox, what, timeout_s=timeout_s)
+    target = of_workspace(workspace, workspace.task())
+    with Sandbox("cuda", target.cache) as sandbox:
+        found = verify.verify(sandbox, target, timeout_s=timeout_s)
     return {"status": found["status"], "message": found["summary"]}
 
 
