@@ -165,6 +165,11 @@ def task(**changes) -> Task:
     return Task.from_json({**empty, **rest, **changes})
 
 
+def with_changes(before: Task, **changes) -> Task:
+    """The Task block with other values for some keys of its JSON object."""
+    return Task.from_json({**before.to_json(), **changes})
+
+
 def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subprocess.CompletedProcess:
     """A tool as a child process, the way a user starts it; never a traceback."""
     folder = BUNDLE / ("reference" if name == "workspace_init.sh" else "tools")

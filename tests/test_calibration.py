@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from conftest import BUNDLE, run_tool, task, tool_json
+from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
@@ -171,7 +171,7 @@ def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, st
     assert (found["platform"], found["arch"], found["calibration"]) == (UNKNOWN, "Ada Lovelace", "calibration.md")
     tool_json("estimate_work.py", "--workspace", made.root, run=run_here)
     tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets", run=run_here)
-    basis = made.task()["targets"][0]["basis"]
+    basis = made.task().targets[0]["basis"]
     assert basis.startswith("measured_copy_bandwidth: 1024 GB/s <- <workspace>/calibration.md:L")
     looked_up = ("gpu_specs.py", "lookup", UNKNOWN, "measured_copy_bandwidth", "--workspace", made.root)
     assert tool_json(*looked_up, run=run_here)["citation"] == basis
@@ -212,7 +212,7 @@ def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, ru
     done = run_tool("workspace_init.sh", "given", *arguments)
     assert done.returncode == 0, done.stderr
     made = workspace.Workspace(tmp_path / "kernel_opt_given")
-    assert made.task()["platform"] == "H100 SXM" and made.task()["calibration"] == "calibration.md"
+    assert made.task().platform == "H100 SXM" and made.task().calibration == "calibration.md"
     assert platforms.of_task(made).row("measured_bf16_matmul").value == 123.4
     done = run_tool("workspace_init.sh", "other", *arguments, "--platform", "H200")
     assert done.returncode == 2 and "is of H100 SXM, the platform is H200" in done.stderr
@@ -223,7 +223,7 @@ def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, ru
 
 
 def test_a_task_that_names_a_page_which_is_gone_says_so(session):
-    session.update_readme({**session.task(), "calibration": "calibration.md"}, {})
+    session.update_readme(with_changes(session.task(), calibration="calibration.md"), {})
     with pytest.raises(UsageError, match="calibrate_gpu"):
         platforms.of_task(session)
     readme = session.readme.read_text()

@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from conftest import BUNDLE, REFERENCE, kernel_text, task, tool_json
+from conftest import BUNDLE, REFERENCE, kernel_text, task, tool_json, with_changes
 from kernelopt.audit import claims, pieces, workspace_audit
 from kernelopt.audit.citations import CALIBRATION, Piece, Recorded
 from kernelopt.errors import UsageError
@@ -368,7 +368,7 @@ def test_a_target_that_was_lowered_by_hand_is_found(cited, run_here):
 
 @pytest.mark.parametrize("change", [{"platform": "H20"}, {"platform": "X9000"}, {"arch": "Ampere"}])
 def test_another_platform_in_the_task_block_is_found(cited, change, run_here):
-    cited.update_readme({**cited.task(), **change}, {})
+    cited.update_readme(with_changes(cited.task(), **change), {})
     found = tool_json("check_citations.py", cited.root, code=1, run=run_here)
     assert {problem["kind"] for problem in found["problems"]} & {"foreign", "platform"}
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, run_tool, task, tool_json
+from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.errors import Refused
 from kernelopt.loop import restart
 from kernelopt.session.record_store import RecordStore, empty
@@ -223,7 +223,7 @@ def test_the_list_of_restarts_is_no_foreign_record(stuck, run_here):
 
 def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us", "basis": "the user"}
-    stuck.update_readme({**stuck.task(), "targets": [target]}, {})
+    stuck.update_readme(with_changes(stuck.task(), targets=[target]), {})
     done = run_here("partial_restart.py", stuck.root)
     met = RecordStore(stuck).best()["performance"]["latency_us"] is not None
     assert met and done.returncode == 1 and "nothing to restart for" in done.stderr

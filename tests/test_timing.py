@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from conftest import REFERENCE, kernel_text
+from conftest import REFERENCE, kernel_text, with_changes
 from kernelopt.device import gpu
 from kernelopt.measure import least_work, timing
 from kernelopt.session import target
@@ -141,7 +141,7 @@ def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, m
 
 def test_work_that_was_given_by_hand_counts(session):
     given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
-    session.update_readme({**session.task(), "work": {"default": given}}, {})
+    session.update_readme(with_changes(session.task(), work={"default": given}), {})
     limit = least_work.limit_us(target.of_workspace(session), "default", device("NVIDIA H200"), 60)
     assert 150 < limit < 10**9 / 4.8e6
     assert least_work.limit_us(target.of_workspace(session), "tall", device("NVIDIA H200"), 60) is None
