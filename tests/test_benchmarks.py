@@ -68,11 +68,11 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     session.update_readme(with_changes(session.task(), targets=[old, asked]), {})
     tool_json(*command, "--share", 80, run=run_here)
     target, other = session.task().targets
-    assert other == asked and "latency_us <= 250 us, given" in session.readme.read_text()
-    assert (target["target"], target["unit"]) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
+    assert other.to_json() == asked and "latency_us <= 250 us, given" in session.readme.read_text()
+    assert (target.target, target.unit) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
     assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
     assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
     monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA A100-SXM4-80GB"})
     assert "this GPU is NVIDIA A100" in run_here(*command).stderr
     assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
-    assert session.task().targets == [target, asked]
+    assert session.task().targets == (target, other)

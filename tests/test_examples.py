@@ -23,16 +23,16 @@ def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     workspace = Workspace(folder)
     records = record_store.RecordStore(workspace)
     best = records.best()
-    assert digest(workspace.kernel) == best["kernel_sha256"], "kernel.py is not the best version"
+    assert digest(workspace.kernel) == best.kernel_sha256, "kernel.py is not the best version"
     log = (folder / "git-log.txt").read_text()
     for record in records.records(masked=True):
-        assert record["quality_gate"]["result"] in ("PASS", "FAIL", "TIMEOUT_FAIL")
-        commit, version = record["git_commit_hash"], record["version"]
+        assert record.quality_gate.result in ("PASS", "FAIL", "TIMEOUT_FAIL")
+        commit, version = record.git_commit_hash, record.version
         assert (commit in log) if commit else (folder / "rejected" / f"{version}_kernel.py").exists()
         assert version == "v0" or workspace.plan(version).exists()
         if commit and folder.name != "h200":
-            kept = workspace.kernel if version == best["version"] else folder / "versions" / f"{version}_kernel.py"
-            assert digest(kept) == record["kernel_sha256"]
+            kept = workspace.kernel if version == best.version else folder / "versions" / f"{version}_kernel.py"
+            assert digest(kept) == record.kernel_sha256
     assert not records.broken
     audited = tool_json("check_citations.py", folder, run=run_here)
     assert audited["problems"] == []
@@ -50,13 +50,13 @@ def test_the_readmes_figures_are_those_of_the_records_and_of_the_results():
         if folder.name == "h200":
             continue  # test_house.py holds the table of the demo
         records = record_store.RecordStore(Workspace(folder))
-        first, best = records.read("v0")["performance"], records.best()["performance"]
+        first, best = records.read("v0").performance, records.best().performance
         ratio = 1.0
         for record in records.records():
-            if record["git_commit_hash"] and record["version"] != "v0":
-                ratio *= record["performance"]["comparison_with_previous"]["speedup"]
-        cells = [f"{first['latency_us']:.1f} us", f"{best['latency_us']:.1f} us", f"{ratio:.2f}x"]
-        cells.append(f"{best['floor_share_pct']:.1f} %")
+            if record.git_commit_hash and record.version != "v0":
+                ratio *= record.comparison.speedup
+        cells = [f"{first.latency_us:.1f} us", f"{best.latency_us:.1f} us", f"{ratio:.2f}x"]
+        cells.append(f"{best.floor_share_pct:.1f} %")
         for name in baselines.MODES:
             found = results.get(folder.name, {}).get(name)
             cells.append(f"{found['speedup']['point']:.2f}x" if found else "not run")
@@ -127,7 +127,7 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
         folder / "report.html"
     ).read_text()
     assert (
-        record_store.RecordStore(Workspace(folder)).best()["version"] == "v0"
+        record_store.RecordStore(Workspace(folder)).best().version == "v0"
         and "V0" in (folder / "git-log.txt").read_text()
     )
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -25,6 +25,7 @@ from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.loop import agents, executors, gpu_steps, loop, remote, snapshot, strategies
 from kernelopt.session import record_store
+from kernelopt.session.record import PreviousComparison
 from kernelopt.session.workspace import Workspace
 
 PLAN = (
@@ -60,7 +61,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
     def measured(kernel: bytes) -> rounds.Evidence:
         found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
         best, text = record_store.RecordStore(workspace).best(), kernel.decode()
-        ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
+        ratio = microseconds(workspace.file_at(best.git_commit_hash, "kernel.py").decode()) / microseconds(text)
         comparison = found["timing"]["comparisons"]["default"]
         comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
         comparison["speedup"] = {"point": ratio, "ci95": [ratio, ratio]}
@@ -73,7 +74,7 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
             found["timing"]["latencies"],
             found["utilization"],
             found["timing"]["comparisons"],
-            best["version"],
+            best.version,
         )
 
     def brief(version: str, number: int) -> str:
@@ -116,7 +117,8 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
     assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
     assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
     assert (
-        result["best"] == "v3" == record_store.RecordStore(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
+        result["best"] == "v3" == record_store.RecordStore(ready).best().version
+        and "us = 60" in ready.kernel.read_text()
     )
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
@@ -241,8 +243,8 @@ def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(read
     _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"], lines
     record = record_store.RecordStore(ready).read("v1")
-    assert record["performance"]["comparison_with_previous"]["speedup"] == pytest.approx(100 / 90)
-    assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record["kernel_sha256"]
+    assert record.comparison.speedup == pytest.approx(100 / 90)
+    assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record.kernel_sha256
 
 
 def test_where_one_of_a_round_meddles_none_counts_and_no_forgery_stays(ready):
@@ -341,7 +343,7 @@ def test_masked_rounds_are_not_on_the_desk(ready, tmp_path):
 def test_masked_plans_are_in_no_history_on_the_desk(ready, tmp_path):
     run(ready, agent("n=${v#v}; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     records = record_store.RecordStore(ready)
-    records.save({**records.read("v1"), "masked": True})
+    records.save(replace(records.read("v1"), masked=True))
     assert "plans/v1_plan.md" in ready.git("ls-files")
     look = f"git log --patch --all > {tmp_path}/log; git diff HEAD >> {tmp_path}/log; git status --short > {tmp_path}/status"
     run(ready, look, limits=replace(LIMITS, rounds=1))
@@ -486,7 +488,7 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     result, lines = run(ready, never, limits=one)
     assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result["agent_calls"] == 2
     record = record_store.RecordStore(ready).read("v2")
-    assert record["correctness"]["verify_status"] == "WRONG_VALUES"  # a failure is part of the history too
+    assert record.correctness.verify_status == "WRONG_VALUES"  # a failure is part of the history too
 
 
 def test_the_same_kernel_is_not_judged_twice(ready):
@@ -513,7 +515,7 @@ def test_each_rule_stops(ready):
     reason = lambda state, targets=(), record=best: loop.stop_reason(loop.State(**state), LIMITS, list(targets), record)  # noqa: E731
     assert reason({}) is None
     assert reason({}, [target]) == "the targets are met by v0"
-    near = {**best, "performance": {**best["performance"], "floor_share_pct": 96.0}}
+    near = replace(best, performance=replace(best.performance, floor_share_pct=96.0))
     assert "of the floor" in reason({}, record=near)
     assert reason({"rounds": 3}) == "3 rounds are over" and reason({"spent_s": 3600.0}) == "60 minutes are over"
     assert "calls of the agent" in reason({"agent_calls": 20}) and reason({"without_gain": 2}) == loop.STUCK
@@ -586,13 +588,13 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(read
     run_until_killed(ready, GOOD, place)
     result, lines = run(ready, GOOD, resume=True)
     records = record_store.RecordStore(ready)
-    accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
+    accepted = [record.version for record in records.records() if record.git_commit_hash]
     assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
     assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
     subjects = ready.git("log", "--format=%s").splitlines()
     assert len(subjects) == len(set(subjects)) == len(accepted) + 1  # and the session's start
     times = [
-        ready.file_at(r["git_commit_hash"], "kernel.py").decode().partition("us = ")[2].split()[:1]
+        ready.file_at(r.git_commit_hash, "kernel.py").decode().partition("us = ")[2].split()[:1]
         for r in records.records()[1:]
     ]
     assert times == sorted(times, reverse=True) and len({str(t) for t in times}) == len(times)
@@ -699,9 +701,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
     result, lines = run(ready, SEVERAL, machine, limits)
     assert outcomes(lines) == ["accepted", "rejected", "rejected", "stop"] and measured == [3, 2]
     assert "us = 50" in ready.kernel.read_text() and result["best"] == "v1"
-    against = [
-        record_store.RecordStore(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")
-    ]
+    against = [record_store.RecordStore(ready).read(v).comparison.against for v in ("v2", "v3")]
     assert against == ["v1", "v1"]  # each lost to the kernel that won, not to the one before it
 
 
@@ -732,12 +732,10 @@ def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(r
 
 def test_order_of_versions_by_the_chain_of_comparisons():
     def record(version, against, speedup, status="PASS"):
-        compared = against and {"against": against, "speedup": speedup}
-        return {
-            "version": version,
-            "correctness": {"status": status},
-            "performance": {"comparison_with_previous": compared},
-        }
+        compared = against and PreviousComparison(against, "FASTER", speedup, (speedup, speedup))
+        empty = record_store.empty(version)
+        performance = replace(empty.performance, comparison_with_previous=compared)
+        return replace(empty, correctness=replace(empty.correctness, status=status), performance=performance)
 
     chain = [
         record("v0", None, None),
@@ -885,7 +883,7 @@ def test_somebodys_own_work_is_not_written_over(ready):
     with pytest.raises(UsageError, match="is not the accepted v0"):
         run(ready, GOOD)
     assert ready.kernel.read_text().endswith("# mine\n")
-    history.put_best_back(ready)
+    history.put_best_back(ready, record_store.RecordStore(ready).best())
     ready.plan("v1").write_text("a draft")
     with pytest.raises(UsageError, match="the plan of a version that was not judged"):
         run(ready, GOOD)
@@ -1004,13 +1002,13 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     run_until_killed(ready, breaks)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
-    assert record_store.RecordStore(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
+    assert record_store.RecordStore(ready).best().version == "v0" and ready.git("status", "--short") == ""
 
 
 def test_while_a_killed_run_has_kept_the_workspace_no_gate_changes_it(ready):
     snapshot.Kept.of(ready)
     with pytest.raises(UsageError, match=r"optimize_kernel\.py --resume"):
-        readiness.check_ready(ready, "v1")
+        readiness.check_ready(readiness.RoundStart.of(ready), "v1")
     shutil.rmtree(ready.root / ".git")
     with pytest.raises(UsageError, match="has no history"), ready.locked():
         pass

@@ -656,8 +656,7 @@ def test_a_spoilt_glance_counts_for_nothing(memory, session, monkeypatch, capsys
 
 
 QUICKLY = (  # few and young records are kept as well
-    "import os, random, signal, time; from kernelopt import bundle; from kernelopt.session import record_cache; from kernelopt.session.record import QualityGate, Record
-from kernelopt.session.record_store import SCHEMA, SHORT\n"
+    "import os, random, signal, time; from kernelopt import bundle; from kernelopt.session import record_cache; from kernelopt.session.record_store import SCHEMA, SHORT\n"
     "record_cache.FEW, record_cache.SETTLED_NS = 0, 20_000_000\n"
 )
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.errors import Refused
 from kernelopt.loop import restart
+from kernelopt.session.record import Optimization, PreviousComparison, QualityGate
 from kernelopt.session.record_store import RecordStore, empty
 from kernelopt.session.workspace import digest
 
@@ -21,14 +23,22 @@ TARGETS = [
 def put(session, version: str, latency: float, accepted: bool, against: str | None = None) -> None:
     """A judged record, made by hand; its texts hold a word that only this version has."""
     record = empty(version)
-    record |= {"git_commit_hash": "a" * 40 if accepted else None, "kernel_sha256": digest(session.kernel)}
-    record["optimization"] = {name: f"{name} idea-{version}" for name in TEXTS}
-    record["quality_gate"] = {"result": "PASS" if accepted else "FAIL", "failure_reason": None}
-    record["performance"] |= {"workload": "default", "latency_us": latency, "floor_share_pct": 80.0}
-    if against:
-        pair = {"against": against, "verdict": "SLOWER", "speedup": 0.9, "ci95": [0.8, 0.95]}
-        record["performance"]["comparison_with_previous"] = pair
-    RecordStore(session).save(record)
+    performance = replace(
+        record.performance,
+        workload="default",
+        latency_us=latency,
+        floor_share_pct=80.0,
+        comparison_with_previous=PreviousComparison(against, "SLOWER", 0.9, (0.8, 0.95)) if against else None,
+    )
+    judged = replace(
+        record,
+        git_commit_hash="a" * 40 if accepted else None,
+        kernel_sha256=digest(session.kernel),
+        optimization=Optimization(*(f"{name} idea-{version}" for name in TEXTS)),
+        quality_gate=QualityGate("PASS" if accepted else "FAIL", None),
+        performance=performance,
+    )
+    RecordStore(session).save(judged)
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def stuck(session):
 
 
 def masked(session) -> list[str]:
-    return [record["version"] for record in RecordStore(session).records(masked=True) if record["masked"]]
+    return [record.version for record in RecordStore(session).records(masked=True) if record.masked]
 
 
 def begin(session, *arguments) -> dict:
@@ -75,7 +85,7 @@ def test_a_restart_masks_and_is_written_down(stuck):
     (entry,) = journal(stuck)
     assert (entry["seed"], entry["masked"], entry["undone"]) == (7, found["masked"], None) and entry["when"][-1] == "Z"
     assert found["next_version"] == "v9"  # counted over masked ones too
-    assert RecordStore(stuck).best()["version"] == "v3"
+    assert RecordStore(stuck).best().version == "v3"
 
 
 def test_the_same_seed_masks_the_same_and_none_is_told(stuck):
@@ -130,7 +140,7 @@ def test_the_brief_holds_what_a_round_needs(stuck):
     assert f"memory_manager.py read --workspace {stuck.root}" in text and "skills/gpu-kernel-profile-optimizer" in text
     rounds = [line for line in text.split("## History")[1].split("##")[0].splitlines() if line]
     assert [line.split(":")[0] for line in rounds] == [
-        f"- {record['version']}, {'accepted' if record['git_commit_hash'] else 'rejected'}"
+        f"- {record.version}, {'accepted' if record.is_accepted else 'rejected'}"
         for record in RecordStore(stuck).records()
     ]
     (skill,) = [line.split(": ")[0] for line in text.splitlines() if line.startswith(f"- {BUNDLE}")]
@@ -192,7 +202,7 @@ def test_a_pipe_in_place_of_the_list_is_not_waited_for(stuck):
 
 
 def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
-    write, written = Memory._write, []
+    write, written = RecordStore._write, []
 
     def dies(self, record):
         if len(written) == 2:
@@ -200,7 +210,7 @@ def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
         written.append(record["version"])
         write(self, record)
 
-    monkeypatch.setattr(Memory, "_write", dies)
+    monkeypatch.setattr(RecordStore, "_write", dies)
     with pytest.raises(KeyboardInterrupt):
         restart.begin(stuck, 5)
     assert masked(stuck) == written
@@ -225,9 +235,9 @@ def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us", "basis": "the user"}
     stuck.update_readme(with_changes(stuck.task(), targets=[target]), {})
     done = run_here("partial_restart.py", stuck.root)
-    met = RecordStore(stuck).best()["performance"]["latency_us"] is not None
+    met = RecordStore(stuck).best().latency_us is not None
     assert met and done.returncode == 1 and "nothing to restart for" in done.stderr
-    assert not any(record["masked"] for record in RecordStore(stuck).records(masked=True))
+    assert not any(record.masked for record in RecordStore(stuck).records(masked=True))
 
 
 def test_the_workspace_as_an_option_is_told_where_it_stands(session):

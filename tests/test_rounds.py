@@ -11,7 +11,7 @@ from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.readiness import RoundStart
 from kernelopt.measure import timing
-from kernelopt.session import platforms, record_store
+from kernelopt.session import platforms, record_store, workspace
 from kernelopt.session.record import Optimization, PreviousComparison
 from kernelopt.session.workspace import digest
 
@@ -172,7 +172,8 @@ def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
     with pytest.raises(UsageError, match="edited while"):
         settled(with_v0, "v1", plan, evidence)
     assert (
-        with_v0.kernel.read_text() == kernel_text("return x") and not record_store.RecordStore(with_v0).path("v1").exists()
+        with_v0.kernel.read_text() == kernel_text("return x")
+        and not record_store.RecordStore(with_v0).path("v1").exists()
     )
 
 
@@ -366,3 +367,21 @@ def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
     plan = propose(session, "v1")
     settled(session, "v1", plan, recorded("v2", session))
     assert session.kernel.read_bytes() == before
+
+
+def test_one_gate_parses_the_task_block_twice_and_runs_git_no_more_than_it_must(
+    with_v0, cpu_in_place_of_the_gpu, monkeypatch
+):
+    """The Task block: as it is, and as it was when v0 was judged. After that no step reads either again."""
+    propose_without_check(
+        with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale"
+    )
+    parsed, commands = [], []
+    parse, run = workspace.parse_task, workspace.run_git
+    monkeypatch.setattr(workspace, "parse_task", lambda readme, name: parsed.append(name) or parse(readme, name))
+    monkeypatch.setattr(workspace, "run_git", lambda root, *words: commands.append(words[0]) or run(root, *words))
+    result = rounds.judge(with_v0, "v1", 60, lambda _: None)
+    assert not result["accepted"] and len(parsed) == 2
+    # the session's first commit and its reference.py, v0's README, the last commit's message, the best kernel to compare with, and the
+    # best kernel to put back
+    assert commands == ["rev-list", "show", "show", "log", "show", "show"]
