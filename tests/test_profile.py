@@ -18,7 +18,14 @@ from kernelopt.session.record import QualityGate
 from kernelopt.session.workspace import digest
 
 RECORDED = FIXTURES / "h200_row_softmax"
-WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
+WORK = {
+    "flops": 0,
+    "bytes_in": None,
+    "bytes_out": None,
+    "bytes_min": 1073741824,
+    "dtype": "bf16",
+    "source": "given",
+}
 LIMITS = metrics.thresholds()
 CASE = {"path": "input.pt"}
 

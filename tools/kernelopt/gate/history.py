@@ -32,10 +32,10 @@ def forget_unrecorded_commit(workspace: Workspace, records: RecordStore) -> None
     own_message = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
-    if not own_message or f"v{own_message[1]}" not in records.versions():
+    version = own_message and f"v{own_message[1]}"
+    if version not in records.versions() or records.read(version).is_judged:
         return
-    own_kernel = version_kernels.kernel_digest(workspace, "HEAD") == own_message[2]
-    if own_kernel and not records.read(f"v{own_message[1]}").is_judged:
+    if version_kernels.kernel_digest(workspace, "HEAD") == own_message[2]:
         workspace.git("update-ref", "HEAD", "HEAD^")
 
 
