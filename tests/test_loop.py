@@ -26,6 +26,7 @@ from kernelopt.gate import history, readiness, rounds
 from kernelopt.loop import agents, executors, gpu_steps, loop, remote, snapshot, strategies
 from kernelopt.session import record_store
 from kernelopt.session.record import PreviousComparison
+from kernelopt.session.task import Target
 from kernelopt.session.workspace import Workspace
 
 PLAN = (
@@ -511,7 +512,7 @@ def test_stuck_means_a_partial_restart_and_then_the_end(ready):
 
 def test_each_rule_stops(ready):
     best = record_store.RecordStore(ready).best()
-    target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us"}
+    target = Target(workload="default", metric="latency_us", target=1e9, unit="us", basis="the user")
     reason = lambda state, targets=(), record=best: loop.stop_reason(loop.State(**state), LIMITS, list(targets), record)  # noqa: E731
     assert reason({}) is None
     assert reason({}, [target]) == "the targets are met by v0"
