@@ -21,9 +21,13 @@ from kernelopt import cli
 from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.gate import rounds
+from kernelopt.gate.readiness import RoundStart
 from kernelopt.measure import pairing, timing
 from kernelopt.profilers import ncu
-from kernelopt.session import plans, record_store, workspace
+from kernelopt.session import workspace
+from kernelopt.session.record import Optimization
+from kernelopt.session.record_store import RecordStore
+from kernelopt.session.task import Task
 from kernelopt.worker import problem
 from kernelopt.worker.context import Candidate, Context
 from kernelopt.worker.timing import Race
@@ -200,16 +204,27 @@ def duration_us(report: Path) -> float:
 def gates(folder: Path) -> None:
     """How long a gate takes for a kernel of 1 ms, of which 2 GiB go in and 2 GiB come out."""
     elements = 2048 * MIB
-    task = {"platform": None, "arch": None, "framework": "triton", "dtype": None, "tolerance": None, "shapes": None}
-    task |= {"additional_notes": "", "gpu_wiki_path": None, "work": None, "targets": []}
+    task = Task(
+        platform=None,
+        arch=None,
+        framework="triton",
+        dtype=None,
+        tolerance=None,
+        shapes=None,
+        additional_notes="",
+        gpu_wiki_path=None,
+        work=None,
+        targets=(),
+    )
     session = workspace.create(folder, "gate", kernel(folder, 1.5, "slow"), reference(folder, elements), task)
     for version, more in (("v0", 1.5), ("v1", 1.0)):
         session.kernel.write_text(KERNEL.format(more=more))
         since = time.monotonic()
-        evidence = rounds.measure(session, 300, lambda _: None)
-        result = rounds.settle(session, version, dict.fromkeys(plans.PLAN_FIELDS, ""), evidence, None)
+        start = RoundStart.of(session)
+        evidence = rounds.measure(start, 300, lambda _: None)
+        result = rounds.settle(start, version, Optimization("", "", "", ""), evidence, None)
         took = time.monotonic() - since
-        latency = record_store.Memory(session).read(version)["performance"]["latency_us"]
+        latency = RecordStore(session).read(version).latency_us
         print(f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result['reason']}", flush=True)
 
 

@@ -19,7 +19,9 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import ToolError
 from kernelopt.hardware import roofline
 from kernelopt.measure import baselines, card_rates, pairing, timing, verify
-from kernelopt.session import platforms, record_store, target
+from kernelopt.session import platforms
+from kernelopt.session.record_store import RecordStore
+from kernelopt.session.target import of_workspace
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = ROOT / "examples"
@@ -49,31 +51,32 @@ def measured(name: str) -> dict:
     us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling, GB/s of a kernel that only moves as many bytes in and out}. minutes: from the first verdict to the last, profiles included, exploration not."""
     print(f"{name} …", file=sys.stderr, flush=True)
     workspace = Workspace(EXAMPLES / name)
-    task = target.of_workspace(workspace)
+    task = workspace.task()
+    target = of_workspace(workspace, task)
     with Sandbox("cuda") as sandbox:
-        verdict = verify.verify(sandbox, task)
+        verdict = verify.verify(sandbox, target)
         row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
-        row |= {"shapes": workspace.task()["shapes"]["default"], "dtype": task.dtype, "against": {}}
-        records = record_store.Memory(workspace).records(masked=True)
-        row |= {"rounds": len(records) - 1, "minutes": minutes(records[0]["timestamp"], records[-1]["timestamp"])}
+        row |= {"shapes": task.shapes["default"], "dtype": task.dtype, "against": {}}
+        records = RecordStore(workspace).records(masked=True)
+        row |= {"rounds": len(records) - 1, "minutes": minutes(records[0].timestamp, records[-1].timestamp)}
         if verdict["status"] != "OK":
             return row
-        cases = timing.inputs(sandbox, task.reference, task.dtype, ["default"], 600)
+        cases = timing.inputs(sandbox, target.reference, task.dtype, ["default"], 600)
         for opponent, path in files(workspace, sandbox.scratch).items():
             try:
-                found = timing.measure(sandbox, task.kernel, path, cases, timeout_s=600)["default"]
+                found = timing.measure(sandbox, target.kernel, path, cases, timeout_s=600)["default"]
             except ToolError as error:
                 row["against"][opponent] = {"error": str(error)}
                 continue
             row |= {key: found[key] for key in ("latency_us", "gpu_us", "gpu_state")}
             theirs = statistics.median(time for run in found["rounds"] for pair in run["b_us"] for time in pair)
             row["against"][opponent] = {**pairing.paired_verdict(found["rounds"]), "us": theirs}
-    work = workspace.task()["work"]["default"]
-    roof = roofline.roof_for(platforms.of_task(workspace), work)
+    work = task.work["default"]
+    roof = roofline.roof_for(platforms.of_task(workspace, task), work)
     row["ours_us"] = ours_us(row["against"]["eager"])
-    row |= roofline.utilization(row["ours_us"], work["flops"], work["bytes_min"], roof)
+    row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof)
     if row["bound"] == "memory":
-        mix = {name: work[name] for name in ("bytes_in", "bytes_out", "dtype")}
+        mix = {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
         row["ceiling"] = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)["best"]
     return row
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(BUNDLE / "tools"))
 from kernelopt import cli
 from kernelopt.errors import UsageError
 from kernelopt.session import version_kernels
-from kernelopt.session.record_store import Memory
+from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import Workspace
 
 MAYBE = ("calibration.md",)
@@ -70,16 +70,16 @@ def collect(workspace: Workspace, folder: Path) -> None:
 
 def versions(workspace: Workspace, folder: Path) -> None:
     """Every accepted kernel but the last, which is kernel.py, as vN_kernel.py; the history itself stays behind."""
-    memory = Memory(workspace)
-    records = memory.records(masked=True)
-    if memory.broken or not records:
-        raise UsageError(memory.broken[0] if memory.broken else f"{workspace.root} has no record yet")
+    store = RecordStore(workspace)
+    records = store.records(masked=True)
+    if store.broken or not records:
+        raise UsageError(store.broken[0] if store.broken else f"{workspace.root} has no record yet")
     folder.mkdir()
     for record in records:
-        if record["git_commit_hash"]:
+        if record.git_commit_hash:
             kernel = version_kernels.kernel_of(workspace, record)
             if kernel != workspace.kernel.read_bytes():
-                (folder / f"{record['version']}_kernel.py").write_bytes(kernel)
+                (folder / f"{record.version}_kernel.py").write_bytes(kernel)
 
 
 def relocate(path: Path) -> None:

@@ -19,6 +19,7 @@ from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import readiness, rounds
 from kernelopt.measure import least_work
 from kernelopt.session import workspace
+from kernelopt.session.task import Task
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the problems are small, and as many tests run as there are cores
 
@@ -142,7 +143,8 @@ def session(tmp_path, problem) -> workspace.Workspace:
 def ready(session) -> workspace.Workspace:
     """That workspace with an accepted v0, whose evidence is a recorded one of an H200."""
     found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
-    plan = readiness.check_ready(session, "v0")
+    start = readiness.RoundStart.of(session)
+    plan = readiness.check_ready(start, "v0")
     parts = (
         found["verify"],
         found["timing"]["latencies"],
@@ -150,11 +152,12 @@ def ready(session) -> workspace.Workspace:
         None,
         None,
     )
-    rounds.settle(session, "v0", plan, rounds.Evidence(workspace.digest(session.kernel), *parts), None)
+    rounds.settle(start, "v0", plan, rounds.Evidence(workspace.digest(session.kernel), *parts), None)
     return session
 
 
-def task(**changes) -> dict:
+def task(**changes) -> Task:
+    """A Task block of an H200 with nothing counted; changes: keys of its JSON object."""
     empty = {"platform": "H200", "arch": "Hopper", "framework": "triton", "dtype": None, "tolerance": None}
     rest = {
         "shapes": None,
@@ -163,7 +166,12 @@ def task(**changes) -> dict:
         "work": None,
         "targets": [],
     }
-    return {**empty, **rest, **changes}
+    return Task.from_json({**empty, **rest, **changes})
+
+
+def with_changes(before: Task, **changes) -> Task:
+    """The Task block with other values for some keys of its JSON object."""
+    return Task.from_json({**before.to_json(), **changes})
 
 
 def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subprocess.CompletedProcess:

@@ -57,7 +57,7 @@ def write(folder: Path, where: str, text: str) -> Path:
 
 
 def write_record(folder: Path, path: list[str], text: str) -> Path:
-    record = record_store.empty("v1")
+    record = record_store.empty("v1").to_json()
     items = {
         "pitfalls_and_fixes": dict.fromkeys(
             ("error_type", "error_message", "root_cause", "fix_applied", "lesson"), "-"

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from conftest import BUNDLE, run_tool, tool_json
+from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.measure import card_rates
 from kernelopt.session import stop_conditions
@@ -65,14 +65,14 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     command = ("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target")
     asked = {"workload": "default", "metric": "latency_us", "target": 250, "unit": "us", "basis": "given"}
     old = {"workload": "default", "metric": "bandwidth_gbps", "target": 9, "unit": "GB/s", "basis": "given"}
-    session.update_readme({**session.task(), "targets": [old, asked]}, {})
+    session.update_readme(with_changes(session.task(), targets=[old, asked]), {})
     tool_json(*command, "--share", 80, run=run_here)
-    target, other = session.task()["targets"]
-    assert other == asked and "latency_us <= 250 us, given" in session.readme.read_text()
-    assert (target["target"], target["unit"]) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
+    target, other = session.task().targets
+    assert other.to_json() == asked and "latency_us <= 250 us, given" in session.readme.read_text()
+    assert (target.target, target.unit) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
     assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
     assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
     monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA A100-SXM4-80GB"})
     assert "this GPU is NVIDIA A100" in run_here(*command).stderr
     assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
-    assert session.task()["targets"] == [target, asked]
+    assert session.task().targets == (target, other)

@@ -12,9 +12,11 @@ from kernelopt import bundle
 from kernelopt.diagnosis import analysis, classify, profile_folder
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import roofline, wiki
+from kernelopt.hardware.work import Work
 from kernelopt.profilers import metrics, ncu
 from kernelopt.report import brief
-from kernelopt.session import workspace
+from kernelopt.session import target_setting, workspace
+from kernelopt.session.record import Record
 
 WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
 H200 = wiki.find("H200", wiki.pages(BUNDLE / "gpu-wiki"))
@@ -25,6 +27,7 @@ def parts_of(report: str, **changes) -> brief.Parts:
     """Everything that a brief can hold, of a recorded report."""
     analysis = classify.analyse({"kernels": ncu.read(FIXTURES / report), "work": WORK}, metrics.thresholds())
     roof = roofline.roof(H200, "bf16")
+    memory_bound = Work(flops=0, bytes_in=None, bytes_out=None, bytes_min=10**9, dtype="bf16", source="given")
     whole = brief.Parts(
         analysis=analysis,
         origin="recorded on NVIDIA H200",
@@ -32,12 +35,14 @@ def parts_of(report: str, **changes) -> brief.Parts:
         task=task(
             dtype="bf16",
             shapes={"default": "[[32768, 8192]]"},
-            targets=[roofline.target("default", 0, 10**9, roof)],
+            targets=[target_setting.of_roof("default", memory_bound, roof).to_json()],
             additional_notes="rows\nare long",
         ),
         specs=[H200.known(name).citation for name in ("sm_count", "memory_bandwidth")],
         utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof), "time_us": 500.0, "clock": "measured"},
-        records=[json.loads(path.read_text()) for path in sorted((EXAMPLE / "memory").glob("v*.json"))],
+        records=[
+            Record.from_json(json.loads(path.read_text())) for path in sorted((EXAMPLE / "memory").glob("v*.json"))
+        ],
     )
     return replace(whole, **changes)
 
@@ -74,7 +79,7 @@ def test_every_collected_counter_is_in_the_prompt_with_label_value_and_unit(repo
 
 @pytest.mark.parametrize(("own", "told"), [(None, "0.016"), (0.001, "0.001")])
 def test_the_tolerance_is_told_the_dtypes_where_the_task_has_none(parts, own, told):
-    user = brief.compose(replace(parts, task={**parts.task, "tolerance": own}))["user"]
+    user = brief.compose(replace(parts, task=replace(parts.task, tolerance=own)))["user"]
     assert f"- tolerance: |error| / (|reference| + rms) up to {told}\n" in user
 
 
@@ -326,13 +331,14 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     assert (
         parts.utilization["time_us"] == record["performance"]["latency_us"] and parts.utilization["clock"] == "measured"
     )
+    at = workspace.Workspace(folder)
     small = brief.utilization(
-        workspace.Workspace(folder), {**profile, "work": {**profile["work"], "flops": 10**9, "bytes_min": 10**6}}
+        at, at.task(), {**profile, "work": {**profile["work"], "flops": 10**9, "bytes_min": 10**6}}
     )
     assert small["floor_share_pct"] < 1
     alone = profile_folder.load(tmp_path / "copied")
     assert alone["recorded_us"] is None
-    assert brief.utilization(workspace.Workspace(folder), alone)["clock"] == "profiled"
+    assert brief.utilization(at, at.task(), alone)["clock"] == "profiled"
 
 
 def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
@@ -353,7 +359,7 @@ def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
 
 def test_a_masked_version_is_not_named_in_the_history_and_the_kernel_stays_as_it_is():
     record = json.loads((BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json").read_text())
-    parts = brief.Parts({}, records=[record], masked={"v0"}, kernel="v0 = tl.load(p)")
+    parts = brief.Parts({}, records=[Record.from_json(record)], masked={"v0"}, kernel="v0 = tl.load(p)")
     assert "a masked version" in brief.history_section(parts) and "v0" not in brief.history_section(parts)
     assert "v0 = tl.load(p)" in brief.kernel_section(parts)
 
@@ -361,6 +367,6 @@ def test_a_masked_version_is_not_named_in_the_history_and_the_kernel_stays_as_it
 @pytest.mark.parametrize("platform", ["null", '"B999"'])
 def test_without_a_known_platform_there_is_a_brief_without_clocks(session, platform):
     text = session.readme.read_text()
-    assert '"platform": "H200"' in text and len(brief.clock_citations(session)) == 2
+    assert '"platform": "H200"' in text and len(brief.clock_citations(session, session.task())) == 2
     session.readme.write_text(text.replace('"platform": "H200"', f'"platform": {platform}'))
-    assert brief.clock_citations(session) == []
+    assert brief.clock_citations(session, session.task()) == []

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from conftest import BUNDLE, run_tool, task, tool_json
+from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
@@ -167,25 +167,25 @@ def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, st
     made = workspace.create(tmp_path, "new", problem["kernel"], problem["reference"], task(platform=None, arch=None))
     result = tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
     assert result["platform"] == UNKNOWN and result["page"] == str(made.root / "calibration.md")
-    found = made.task()
-    assert (found["platform"], found["arch"], found["calibration"]) == (UNKNOWN, "Ada Lovelace", "calibration.md")
+    named = made.task()
+    assert (named.platform, named.arch, named.calibration) == (UNKNOWN, "Ada Lovelace", "calibration.md")
     tool_json("estimate_work.py", "--workspace", made.root, run=run_here)
     tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets", run=run_here)
-    basis = made.task()["targets"][0]["basis"]
+    basis = made.task().targets[0].basis
     assert basis.startswith("measured_copy_bandwidth: 1024 GB/s <- <workspace>/calibration.md:L")
     looked_up = ("gpu_specs.py", "lookup", UNKNOWN, "measured_copy_bandwidth", "--workspace", made.root)
     assert tool_json(*looked_up, run=run_here)["citation"] == basis
     assert tool_json("check_citations.py", made.root, run=run_here)["problems"] == []
-    platforms.check_platform(made, UNKNOWN)
+    platforms.check_platform(made, made.task(), UNKNOWN)
     with pytest.raises(UsageError, match="this GPU is NVIDIA H200"):
-        platforms.check_platform(made, "NVIDIA H200")
+        platforms.check_platform(made, made.task(), "NVIDIA H200")
 
 
 def test_citations_of_a_calibration_are_audited(tmp_path, problem, run_here, stood_in):
     stood_in("NVIDIA H200")
     made = workspace.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
     tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
-    row = platforms.of_task(made).row("measured_bf16_matmul")
+    row = platforms.of_task(made, made.task()).row("measured_bf16_matmul")
     report = made.root / "baseline_report.md"
 
     def problems(line: str) -> list[str]:
@@ -212,8 +212,8 @@ def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, ru
     done = run_tool("workspace_init.sh", "given", *arguments)
     assert done.returncode == 0, done.stderr
     made = workspace.Workspace(tmp_path / "kernel_opt_given")
-    assert made.task()["platform"] == "H100 SXM" and made.task()["calibration"] == "calibration.md"
-    assert platforms.of_task(made).row("measured_bf16_matmul").value == 123.4
+    assert made.task().platform == "H100 SXM" and made.task().calibration == "calibration.md"
+    assert platforms.of_task(made, made.task()).row("measured_bf16_matmul").value == 123.4
     done = run_tool("workspace_init.sh", "other", *arguments, "--platform", "H200")
     assert done.returncode == 2 and "is of H100 SXM, the platform is H200" in done.stderr
     notes = tmp_path / "notes.md"
@@ -223,9 +223,9 @@ def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, ru
 
 
 def test_a_task_that_names_a_page_which_is_gone_says_so(session):
-    session.update_readme({**session.task(), "calibration": "calibration.md"}, {})
+    session.update_readme(with_changes(session.task(), calibration="calibration.md"), {})
     with pytest.raises(UsageError, match="calibrate_gpu"):
-        platforms.of_task(session)
+        platforms.of_task(session, session.task())
     readme = session.readme.read_text()
     session.readme.write_text(readme.replace('"calibration.md"', json.dumps("../elsewhere.md")))
     with pytest.raises(UsageError, match="calibration"):
@@ -234,4 +234,4 @@ def test_a_task_that_names_a_page_which_is_gone_says_so(session):
 
 def test_no_other_product_stands_in(session):
     with pytest.raises(Refused, match="no other product stands in"):
-        platforms.of_device("NVIDIA H100 80GB HBM3 MIG 1g.10gb", session)
+        platforms.of_device("NVIDIA H100 80GB HBM3 MIG 1g.10gb", session, session.task())

@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from conftest import BUNDLE, REFERENCE, kernel_text, task, tool_json
+from conftest import BUNDLE, REFERENCE, kernel_text, task, tool_json, with_changes
 from kernelopt.audit import claims, pieces, workspace_audit
 from kernelopt.audit.citations import CALIBRATION, Piece, Recorded
 from kernelopt.errors import UsageError
@@ -214,7 +214,7 @@ def test_a_prediction_is_prose_and_another_products_peak_in_it_is_named(tmp_path
 
 
 def test_a_prediction_stays_one_in_the_record_that_takes_it_over(tmp_path):
-    record = record_store.empty("v1")
+    record = record_store.empty("v1").to_json()
     record["optimization"] |= {"expected_impact": "4000 GB/s; from 8.6 to 5.4 GB", "action_description": "4000 GB/s"}
     record["profile_evidence"]["evidence_summary"] = "4000 GB/s"
     (tmp_path / "v1.json").write_text(json.dumps(record, indent=2))
@@ -225,7 +225,7 @@ def test_a_prediction_stays_one_in_the_record_that_takes_it_over(tmp_path):
 
 
 def test_what_the_gate_wrote_is_no_claim(tmp_path):
-    record = record_store.empty("v1")
+    record = record_store.empty("v1").to_json()
     record["quality_gate"] = {
         "result": "FAIL",
         "failure_reason": "out of resource: 1024 threads per SM, 700 W, 132 SMs",
@@ -335,7 +335,7 @@ def test_problems_are_found_in_every_file_with_their_line(cited, run_here):
     at = next(number for number, line in enumerate(record, 1) if "4.8 TB/s" in line)
     assert places == {("plans/v1_plan.md", 3), ("baseline_report.md", 3)} and told == {("memory/v0.json", at)}
     with pytest.raises(UsageError, match=r"2 hardware values .*baseline_report.md:3"):
-        readiness.check_citations(cited)
+        readiness.check_citations(readiness.RoundStart.of(cited))
 
 
 def test_the_gate_refuses_before_it_measures(cited, run_here):
@@ -360,15 +360,15 @@ def test_a_moved_line_is_put_right_and_a_wrong_value_is_left(cited, run_here):
 
 def test_a_target_that_was_lowered_by_hand_is_found(cited, run_here):
     task = cited.task()
-    task["targets"][0]["target"] = 1000.0
-    cited.update_readme(task, {})
+    lowered = dataclasses.replace(task.targets[0], target=1000.0)
+    cited.update_readme(dataclasses.replace(task, targets=(lowered,)), {})
     found = tool_json("check_citations.py", cited.root, code=1, run=run_here)
     assert "target" in {problem["kind"] for problem in found["problems"]}
 
 
 @pytest.mark.parametrize("change", [{"platform": "H20"}, {"platform": "X9000"}, {"arch": "Ampere"}])
 def test_another_platform_in_the_task_block_is_found(cited, change, run_here):
-    cited.update_readme({**cited.task(), **change}, {})
+    cited.update_readme(with_changes(cited.task(), **change), {})
     found = tool_json("check_citations.py", cited.root, code=1, run=run_here)
     assert {problem["kind"] for problem in found["problems"]} & {"foreign", "platform"}
 
@@ -421,4 +421,4 @@ def test_hints_alone_hold_no_gate_up(cited, run_here):
     found = tool_json("check_citations.py", cited.root, run=run_here)
     assert len(found["hints"]) == 2 and found["problems"] == []
     assert "hint: uncited" in run_here("check_citations.py", cited.root).stdout
-    readiness.check_citations(cited)
+    readiness.check_citations(readiness.RoundStart.of(cited))

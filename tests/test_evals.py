@@ -21,7 +21,7 @@ import triggers
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.session import stop_hook
-from kernelopt.session.record_store import Memory
+from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import Workspace, digest
 
 ALL = [cases.load(name) for name in cases.names()]
@@ -180,9 +180,9 @@ def test_the_sessions_of_the_cases_are_what_they_say(tmp_path):
     assert len(changed) == 4 and all("1900" in line or "3866" in line for line in changed)
     assert stop_hook.goals_unmet(session("busy_is_not_done")) and stop_hook.goals_unmet(session("record_by_hand"))
     assert "not the accepted v1" in stop_hook.goals_unmet(session("edited_after_gate"))[0]
-    memory = Memory(Workspace(session("masked_record")))
-    assert [record["version"] for record in memory.records()] == ["v0", "v1"] and memory.read("v2")["masked"]
-    assert memory.best()["version"] == "v0"
+    store = RecordStore(Workspace(session("masked_record")))
+    assert [record.version for record in store.records()] == ["v0", "v1"] and store.read("v2").masked
+    assert store.best().version == "v0"
 
 
 def test_the_profile_of_the_wrong_kernel_is_one(prepared):

@@ -22,18 +22,18 @@ BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: str(folder.relative_to(BUNDLE / "examples")))
 def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     workspace = Workspace(folder)
-    records = record_store.Memory(workspace)
+    records = record_store.RecordStore(workspace)
     best = records.best()
-    assert digest(workspace.kernel) == best["kernel_sha256"], "kernel.py is not the best version"
+    assert digest(workspace.kernel) == best.kernel_sha256, "kernel.py is not the best version"
     log = (folder / "git-log.txt").read_text()
     for record in records.records(masked=True):
-        assert record["quality_gate"]["result"] in ("PASS", "FAIL", "TIMEOUT_FAIL")
-        commit, version = record["git_commit_hash"], record["version"]
+        assert record.quality_gate.result in ("PASS", "FAIL", "TIMEOUT_FAIL")
+        commit, version = record.git_commit_hash, record.version
         assert (commit in log) if commit else (folder / "rejected" / f"{version}_kernel.py").exists()
         assert version == "v0" or workspace.plan(version).exists()
         if commit and folder.name != "h200":
-            kept = workspace.kernel if version == best["version"] else folder / "versions" / f"{version}_kernel.py"
-            assert digest(kept) == record["kernel_sha256"]
+            kept = workspace.kernel if version == best.version else folder / "versions" / f"{version}_kernel.py"
+            assert digest(kept) == record.kernel_sha256
     assert not records.broken
     audited = tool_json("check_citations.py", folder, run=run_here)
     assert audited["problems"] == []
@@ -50,14 +50,14 @@ def test_figures_in_documents_are_those_of_the_records_and_of_the_results():
     for folder in EXAMPLES:
         if folder.name == "h200":
             continue  # test_house.py holds the table of the demo
-        records = record_store.Memory(Workspace(folder))
-        first, best = records.read("v0")["performance"], records.best()["performance"]
+        records = record_store.RecordStore(Workspace(folder))
+        first, best = records.read("v0").performance, records.best().performance
         ratio = 1.0
         for record in records.records():
-            if record["git_commit_hash"] and record["version"] != "v0":
-                ratio *= record["performance"]["comparison_with_previous"]["speedup"]
-        cells = [f"{first['latency_us']:.1f} us", f"{best['latency_us']:.1f} us", f"{ratio:.2f}x"]
-        cells.append(f"{best['floor_share_pct']:.1f} %")
+            if record.git_commit_hash and record.version != "v0":
+                ratio *= record.comparison.speedup
+        cells = [f"{first.latency_us:.1f} us", f"{best.latency_us:.1f} us", f"{ratio:.2f}x"]
+        cells.append(f"{best.floor_share_pct:.1f} %")
         for name in baselines.MODES:
             found = results.get(folder.name, {}).get(name)
             cells.append(f"{found['speedup']['point']:.2f}x" if found else "not run")
@@ -138,7 +138,7 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
         folder / "report.html"
     ).read_text()
     assert (
-        record_store.Memory(Workspace(folder)).best()["version"] == "v0"
+        record_store.RecordStore(Workspace(folder)).best().version == "v0"
         and "V0" in (folder / "git-log.txt").read_text()
     )
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

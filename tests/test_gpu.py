@@ -19,7 +19,8 @@ from conftest import BUNDLE, REFERENCE, run_tool, tool_json
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
 from kernelopt.session import platforms, workspace
-from kernelopt.session.target import Subject
+from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.task import Target
 from test_rounds import PLAN
 
 pytestmark = pytest.mark.gpu
@@ -145,7 +146,7 @@ def test_a_problem_that_fits_in_the_l2_gets_a_target_that_can_be_met(tmp_path, s
     root = start("small", tmp_path / "k.py", "--reference", tmp_path / "r.py")
     found = tool_json("measure_bandwidth_ceiling.py", "--workspace", root, "--set-target", "--rep-ms", 20)
     assert 0 < found["target"]["target"] < found["best"]["median"]
-    assert workspace.Workspace(root).task()["targets"] == [found["target"]]
+    assert workspace.Workspace(root).task().targets == (Target(**found["target"]),)
 
 
 def test_every_dtype_that_the_tensor_cores_take_is_measured_and_no_other_spoils_it(card):
@@ -160,14 +161,14 @@ def test_a_right_triton_kernel_passes(tmp_path, card):
 
 
 def test_each_wrong_triton_kernel_lands_in_its_status_and_the_gpu_works_after_it(tmp_path):
-    what = Subject(tmp_path / "k.py", tmp_path / "r.py")
+    target = KernelUnderTest(tmp_path / "k.py", tmp_path / "r.py")
     found = {}
     with Sandbox("cuda") as sandbox:
         for status, kernel in BROKEN.items():
             files(tmp_path, kernel)
-            found[status] = verify.verify(sandbox, what, seeds=2)["status"]
+            found[status] = verify.verify(sandbox, target, seeds=2)["status"]
         files(tmp_path, SCALE)
-        right = verify.verify(sandbox, what, seeds=2)
+        right = verify.verify(sandbox, target, seeds=2)
     assert found == {status: status for status in BROKEN} and right["status"] == "OK", right["summary"]
 
 

@@ -9,8 +9,11 @@ from conftest import BUNDLE, run_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
+from kernelopt.hardware.work import Work
 from kernelopt.measure import pairing
-from kernelopt.session import stop_conditions
+from kernelopt.session import record_store, stop_conditions, target_setting
+from kernelopt.session.record import Record
+from kernelopt.session.task import Target
 
 PAGES = wiki.pages(BUNDLE / "gpu-wiki")
 H200 = wiki.find("H200", PAGES)
@@ -103,21 +106,26 @@ def test_a_gain_that_another_workload_pays_for_is_refused():
     assert acceptance.decide(OK, None, {"default": FASTER, "ragged": slight})["accepted"]
 
 
-def record(**performance) -> dict:
-    return {"performance": {"workload": "default", "bandwidth_gbps": None, "latency_us": None, **performance}}
+def work(dtype: str, flops: int = 1, bytes_min: int = 1) -> Work:
+    return Work(flops=flops, bytes_in=None, bytes_out=None, bytes_min=bytes_min, dtype=dtype, source="given")
+
+
+def record(**performance) -> Record:
+    empty = record_store.empty("v1")
+    return dataclasses.replace(
+        empty, performance=dataclasses.replace(empty.performance, workload="default", **performance)
+    )
 
 
 def test_goals():
-    target = {"workload": "default", "metric": "bandwidth_gbps", "target": 100.0, "unit": "GB/s", "basis": "x"}
-    assert stop_conditions.goal([target], record(bandwidth_gbps=100.0))["met"]
-    assert not stop_conditions.goal([target], record(bandwidth_gbps=99.9))["met"]
-    assert not stop_conditions.goal([target], record())["met"] and not stop_conditions.goal([target], None)["met"]
-    assert not stop_conditions.goal([], record(bandwidth_gbps=100.0))["met"]
-    latency = {**target, "metric": "latency_us", "target": 5.0}
-    assert (
-        stop_conditions.goal([latency], record(latency_us=4.0))["met"]
-        and not stop_conditions.goal([latency], record(latency_us=6.0))["met"]
-    )
+    target = Target(workload="default", metric="bandwidth_gbps", target=100.0, unit="GB/s", basis="x")
+    assert stop_conditions.are_met([target], record(bandwidth_gbps=100.0))
+    assert not stop_conditions.are_met([target], record(bandwidth_gbps=99.9))
+    assert not stop_conditions.are_met([target], record()) and not stop_conditions.are_met([target], None)
+    assert not stop_conditions.are_met([], record(bandwidth_gbps=100.0))
+    latency = dataclasses.replace(target, metric="latency_us", target=5.0)
+    assert stop_conditions.are_met([latency], record(latency_us=4.0))
+    assert not stop_conditions.are_met([latency], record(latency_us=6.0))
 
 
 def test_a_gemm_is_compute_bound_by_its_whole_intensity():
@@ -147,11 +155,9 @@ def test_measured_maxima_are_preferred_and_cited():
 
 def test_targets_are_ninety_percent_of_what_bounds():
     roof = roofline.roof(H200, "bf16")
-    memory = roofline.target("default", 0, 1 << 30, roof)
-    assert memory["metric"] == "bandwidth_gbps" and memory["target"] == pytest.approx(
-        0.9 * roof.bandwidth.value, rel=1e-3
-    )
-    assert roofline.target("default", 10**15, 1 << 20, roof)["metric"] == "tflops"
+    memory = target_setting.of_roof("default", work("bf16", 0, 1 << 30), roof)
+    assert memory.metric == "bandwidth_gbps" and memory.target == pytest.approx(0.9 * roof.bandwidth.value, rel=1e-3)
+    assert target_setting.of_roof("default", work("bf16", 10**15, 1 << 20), roof).metric == "tflops"
 
 
 def test_beating_the_documented_peak_is_impossible_and_beating_the_floor_a_little_is_not():
@@ -207,19 +213,13 @@ def test_a_row_in_another_unit_is_refused_and_not_misread():
 
 
 def test_a_target_below_its_share_of_its_basis_is_never_met():
-    target = roofline.target("default", 0, 10**9, roofline.roof(H200, "bf16"))
-    record = {"performance": {"workload": "default", "bandwidth_gbps": 4000.0}}
-    assert stop_conditions.goal([target], record)["met"]
-    found = stop_conditions.goal([{**target, "target": 1.0}], record)
-    assert not found["met"] and "is not 90 % of its basis 4296 GB/s" in found["targets"][0]["problem"]
-    by_hand = {
-        "workload": "default",
-        "metric": "latency_us",
-        "target": 9.0,
-        "unit": "us",
-        "basis": "the user asked for it",
-    }
-    assert stop_conditions.goal([by_hand], {"performance": {"workload": "default", "latency_us": 8.0}})["met"]
+    target = target_setting.of_roof("default", work("bf16", 0, 10**9), roofline.roof(H200, "bf16"))
+    fast = record(bandwidth_gbps=4000.0)
+    assert stop_conditions.are_met([target], fast)
+    (lowered,) = stop_conditions.standings([dataclasses.replace(target, target=1.0)], fast)
+    assert not lowered.met and "is not 90 % of its basis 4296 GB/s" in lowered.problem
+    by_hand = Target(workload="default", metric="latency_us", target=9.0, unit="us", basis="the user asked for it")
+    assert stop_conditions.are_met([by_hand], record(latency_us=8.0))
 
 
 RTX_4090 = wiki.find("RTX 4090", PAGES)
@@ -261,7 +261,7 @@ def test_a_dtype_that_the_card_lacks_is_called_unsupported_with_its_line():
     with pytest.raises(
         Refused, match=r"peak_fp8_tensor: UNSUPPORTED TFLOPS <- <gpu-wiki>/docs/hardware/rtx-3090.md:L\d+"
     ):
-        roofline.roof_for(wiki.find("RTX 3090", PAGES), {"dtype": "fp8", "flops": 1, "bytes_min": 1})
+        roofline.roof_for(wiki.find("RTX 3090", PAGES), work("fp8"))
 
 
 def without(page: wiki.Page, *metrics: str) -> wiki.Page:
@@ -300,7 +300,7 @@ def test_what_cannot_be_measured_is_not_asked_to_be():
     }
     for (platform, dtype), words in cases.items():
         with pytest.raises(Refused, match=words):
-            roofline.roof_for(wiki.find(platform, PAGES), {"dtype": dtype, "flops": 1, "bytes_min": 1})
+            roofline.roof_for(wiki.find(platform, PAGES), work(dtype))
 
 
 def test_rates_need_no_roof():

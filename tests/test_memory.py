@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import memory_manager
@@ -16,36 +17,36 @@ from conftest import BUNDLE, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.errors import Refused, ToolError, UsageError
 from kernelopt.session import record_cache
-from kernelopt.session.record_store import Memory, differences, empty
+from kernelopt.session.record import QualityGate, Record
+from kernelopt.session.record_store import RecordStore, differences, empty
 
 RECORD = BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json"  # of an accepted round
 NOTE = {"error_type": "x", "error_message": "", "root_cause": "", "fix_applied": "", "lesson": "l"}
 
 
 @pytest.fixture
-def memory(session) -> Memory:
-    return Memory(session)
+def memory(session) -> RecordStore:
+    return RecordStore(session)
 
 
-def accepted(memory: Memory, version: str, commit: str = "a" * 40, **changes) -> None:
-    record = {**empty(version), "git_commit_hash": commit, **changes}
-    record["quality_gate"] = {"result": "PASS", "failure_reason": None}
-    memory.save(record)
+def accepted(memory: RecordStore, version: str, commit: str = "a" * 40, **changes) -> None:
+    accepted = QualityGate("PASS", None)
+    memory.save(replace(empty(version), git_commit_hash=commit, quality_gate=accepted, **changes))
 
 
 def child(session, code: str, *arguments) -> subprocess.Popen:
     """A process that runs `code` with `memory`, the records of the session."""
     start = (
         f"import sys; sys.path.insert(0, {str(BUNDLE / 'tools')!r})\n"
-        "from kernelopt.session.record_store import Memory; from kernelopt.session.workspace import Workspace\n"
-        f"memory = Memory(Workspace({str(session.root)!r}))\n"
+        "from kernelopt.session.record_store import RecordStore; from kernelopt.session.workspace import Workspace\n"
+        f"memory = RecordStore(Workspace({str(session.root)!r}))\n"
     )
     command = [sys.executable, "-c", start + code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_an_empty_record_fits_the_schema():
-    bundle.validate(empty("v0"), "v_iteration.schema.json", "record")
+    bundle.validate(empty("v0").to_json(), "v_iteration.schema.json", "record")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_values_take_the_type_of_their_field(memory):
     changes = {"optimization.action_category": "0012345", "device": "7e12345", "performance.latency_us": "7e1"}
     record = memory.update("v0", changes)
     assert record["optimization"]["action_category"] == "0012345"  # digits in a text field stay text
-    assert record["device"] == "7e12345" and memory.read("v0") == record
+    assert record["device"] == "7e12345" and memory.read_json("v0") == record
     assert record["performance"]["latency_us"] == 70
     assert memory.update("v0", {"performance.latency_us": "null"})["performance"]["latency_us"] is None
     for text in ("fast", "1e999", "[" * 100_000):
@@ -108,7 +109,7 @@ def test_the_baseline_and_the_best_cannot_be_masked(memory, session, run_here):
     for kept in ("v0", "v2"):
         done = run_here("memory_manager.py", "mask", "--workspace", session.root, "--version", "v1", kept)
         assert done.returncode == 2 and f"{kept} stays unmasked" in done.stderr
-    assert not any(record["masked"] for record in memory.records())
+    assert not any(record.masked for record in memory.records())
 
 
 def test_a_field_is_printed_as_json_or_as_its_own_text(memory, session, run_here):
@@ -154,7 +155,7 @@ def test_masking_an_absent_version_changes_nothing(memory):
     memory.create("v0")
     with pytest.raises(Refused):
         memory.set_masked(["v0", "v7"], True)
-    assert memory.read("v0")["masked"] is False
+    assert not memory.read("v0").masked
 
 
 def test_an_empty_store_is_said(session, run_here):
@@ -167,16 +168,16 @@ def test_the_best_is_the_last_accepted_and_masking_does_not_lower_the_bar(memory
     accepted(memory, "v0")
     accepted(memory, "v2", masked=True)
     memory.create("v3")
-    assert memory.best()["version"] == "v2" and memory.next_version() == "v4"
+    assert memory.best().version == "v2" and memory.next_version() == "v4"
 
 
 def test_the_best_is_found_whatever_its_texts_say_and_a_pipe_in_its_place_is_named(memory):
     accepted(memory, "v1")
     record = memory.read("v1")
-    record["optimization"]["action_description"] = '"git_commit_hash": null'
-    memory.save(record)
+    plan = replace(record.optimization, action_description='"git_commit_hash": null')
+    memory.save(replace(record, optimization=plan))
     memory.create("v2")
-    assert memory.best()["version"] == "v1"
+    assert memory.best().version == "v1"
     os.mkfifo(memory.path("v3"))
     with pytest.raises(UsageError, match=r"v3\.json is no file"):
         memory.best()
@@ -188,8 +189,8 @@ STRANGE = {  # file: what stands in it, and what is said of it
     "v2.json": ("[]", "top level"),
     "v3.json": ("{}", "is a required property"),
     "v4.json": ("[" * 100_000, "is not valid JSON"),
-    "v5.json": (json.dumps(empty("v7")), "says that it is v7"),
-    "v6.json": (json.dumps({**empty("v6"), "device": "\ud800"}), "cannot be written as JSON"),
+    "v5.json": (json.dumps(empty("v7").to_json()), "says that it is v7"),
+    "v6.json": (json.dumps({**empty("v6").to_json(), "device": "\ud800"}), "cannot be written as JSON"),
     "v1x.json": ("{}", "is no record"),
     "notes.json": ("{}", "is no record"),
 }
@@ -238,7 +239,7 @@ def test_of_eight_writers_at_the_same_time_nothing_is_lost(memory, session):
     )
     writers = [child(session, code, number) for number in range(8)]
     assert [writer.wait() for writer in writers] == [0] * 8
-    lessons = [item["lesson"] for item in memory.read("v0")["pitfalls_and_fixes"]]
+    lessons = [item["lesson"] for item in memory.read_json("v0")["pitfalls_and_fixes"]]
     assert sorted(lessons) == sorted(f"{number} {turn}" for number in range(8) for turn in range(20))
 
 
@@ -257,7 +258,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_record_and_nothing_else(memory, 
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
             half_written += len(list(memory.folder.glob(".v0.json.*")))
-            assert len(memory.read("v0")["pitfalls_and_fixes"][0]["lesson"]) == 50_000
+            assert len(memory.read_json("v0")["pitfalls_and_fixes"][0]["lesson"]) == 50_000
         print(half_written)
     """
     killer = child(session, code)
@@ -438,7 +439,8 @@ def test_items_are_added_to_a_list(memory, session, run_here):
 def test_a_field_across_versions(memory, session, run_here):
     first = json.loads(RECORD.read_text())
     for version, state in (("v0", None), ("v1", first["performance"]["gpu_state"])):
-        memory.save({**first, "version": version, "performance": {**first["performance"], "gpu_state": state}})
+        changed = {**first, "version": version, "performance": {**first["performance"], "gpu_state": state}}
+        memory.save(Record.from_json(changed))
 
     def history(field, code=0):
         return tool_json(
@@ -470,7 +472,7 @@ def test_what_differs_between_two_versions(memory, session, run_here):
     ]
     text = run_here("memory_manager.py", "diff", "v0", "v1", "--workspace", session.root).stdout.splitlines()
     assert text[:2] == ["device: - a", "device: + b"] and text[-1] == f"pitfalls_and_fixes: + {json.dumps(NOTE)}"
-    assert differences(memory.read("v0"), memory.read("v0")) == []
+    assert differences(memory.read_json("v0"), memory.read_json("v0")) == []
 
 
 def test_a_masked_record_stays_out_of_planning_and_is_counted(memory, session, run_here):
@@ -564,7 +566,7 @@ CHANGES = {
     "updated": lambda memory: memory.update("v4", {"optimization.action_description": "y"}),
     "removed": lambda memory: memory.path("v1").unlink(),
     "broken": lambda memory: in_place(memory.path("v4"), '"device"', '"devise"'),
-    "mended": lambda memory: memory.path("v3").write_text(json.dumps(empty("v3"))),
+    "mended": lambda memory: memory.path("v3").write_text(json.dumps(empty("v3").to_json())),
     "another's": lambda memory: memory.path("v9").rename(memory.path("v1")),
     "a pipe": lambda memory: pipe(memory.path("v2")),
 }
@@ -583,7 +585,7 @@ def test_what_is_printed_is_the_same_with_and_without_what_was_kept(memory, sess
         change(memory)
         quickly()
         with monkeypatch.context() as without:
-            without.setattr(Memory, "glance", lambda self, names, masked=False: self.records(masked))
+            without.setattr(RecordStore, "glance", lambda self, names, masked=False: self.scan_json(masked))
             wanted = [said(session, monkeypatch, capsys, *verb) for verb in GLANCES]
         for turn in range(2):
             found = [said(session, monkeypatch, capsys, *verb) for verb in GLANCES]

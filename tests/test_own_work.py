@@ -68,25 +68,25 @@ class StandInGpu:
 
 
 @pytest.fixture
-def task(problem):
-    return target.Subject(kernel=problem["kernel"], reference=problem["reference"])
+def kernel_under_test(problem):
+    return target.KernelUnderTest(kernel=problem["kernel"], reference=problem["reference"])
 
 
-def test_a_verification_says_aloud_that_own_work_was_not_checked(task):
-    found = verify.verdict(StandInGpu(), task, [case([])], None)
+def test_a_verification_says_aloud_that_own_work_was_not_checked(kernel_under_test):
+    found = verify.verdict(StandInGpu(), kernel_under_test, [case([])], None)
     assert found["status"] == "OK" and found["own_work"] == "not checked"
     assert "OWN WORK NOT CHECKED: torch's profiler (CUPTI) named no kernel" in found["summary"]
-    checked = verify.verdict(StandInGpu(), task, [case(OWN)], None)
+    checked = verify.verdict(StandInGpu(), kernel_under_test, [case(OWN)], None)
     assert checked["own_work"] == "checked" and "OWN WORK" not in checked["summary"]
-    free = verify.verdict(StandInGpu(), replace(task, libraries=True), [case([])], None)
+    free = verify.verdict(StandInGpu(), replace(kernel_under_test, libraries=True), [case([])], None)
     assert free["own_work"] == "not asked" and "OWN WORK" not in free["summary"]
 
 
-def test_the_interpreter_says_what_it_always_said(task, interpreter):
-    found = verify.verdict(interpreter, task, [case(None)], None)
+def test_the_interpreter_says_what_it_always_said(kernel_under_test, interpreter):
+    found = verify.verdict(interpreter, kernel_under_test, [case(None)], None)
     assert found["summary"].endswith("; whether kernels of its own do the work shows on a GPU")
     assert found["own_work"] == "not checked" and "OWN WORK" not in found["summary"]
-    free = verify.verdict(interpreter, replace(task, libraries=True), [case(None)], None)
+    free = verify.verdict(interpreter, replace(kernel_under_test, libraries=True), [case(None)], None)
     assert free["own_work"] == "not asked" and "kernels of its own" not in free["summary"]
 
 
@@ -109,10 +109,11 @@ def test_a_round_whose_work_was_not_checked_is_refused_and_recorded(session):
     recorded = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
     verdict = {**recorded["verify"], "own_work": "not checked"}
     evidence = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
-    result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
+    start = readiness.RoundStart.of(session)
+    result = rounds.settle(start, "v0", readiness.check_ready(start, "v0"), evidence, None)
     assert not result["accepted"] and result["verify"]["own_work"] == "not checked" and result["commit"] is None
-    record = record_store.Memory(session).read("v0")
-    assert record["quality_gate"]["failure_reason"] == result["reason"] and record_store.Memory(session).best() is None
+    record = record_store.RecordStore(session).read("v0")
+    assert record.quality_gate.failure_reason == result["reason"] and record_store.RecordStore(session).best() is None
 
 
 # --- is it the machine, or the candidate? -----------------------------------------------------------------------------
@@ -143,9 +144,9 @@ def test_the_round_ends_there_before_anything_is_timed(session, monkeypatch, nam
     monkeypatch.setattr(rounds.verify, "verify", lambda *_, **__: verdict)
     if raises:
         with pytest.raises(EnvironmentLacks):
-            rounds.measure(session, 5, lambda _: None)
+            rounds.measure(readiness.RoundStart.of(session), 5, lambda _: None)
     else:
-        evidence = rounds.measure(session, 5, lambda _: None)
+        evidence = rounds.measure(readiness.RoundStart.of(session), 5, lambda _: None)
         assert evidence.latencies == {} and not acceptance.decide(evidence.verify, None, None)["accepted"]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import stat
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,18 @@ from kernelopt.diagnosis import analysis, classify, findings, profile_folder, pr
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import metrics, ncu
 from kernelopt.session import record_store
+from kernelopt.session.record import QualityGate
 from kernelopt.session.workspace import digest
 
 RECORDED = FIXTURES / "h200_row_softmax"
-WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
+WORK = {
+    "flops": 0,
+    "bytes_in": None,
+    "bytes_out": None,
+    "bytes_min": 1073741824,
+    "dtype": "bf16",
+    "source": "given",
+}
 LIMITS = metrics.thresholds()
 CASE = {"path": "input.pt"}
 
@@ -300,10 +309,10 @@ def test_the_report_compares_with_the_version_before(session):
 
 
 def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
-    records = record_store.Memory(session)
+    records = record_store.RecordStore(session)
     for version, commit, result in (("v0", "a" * 40, "PASS"), ("v1", None, "FAIL")):
-        gate = {"result": result, "failure_reason": None}
-        records.save({**record_store.empty(version), "git_commit_hash": commit, "quality_gate": gate})
+        gate = QualityGate(result, None)
+        records.save(replace(record_store.empty(version), git_commit_hash=commit, quality_gate=gate))
         store(session, version, "three_passes.ncu-rep", "0" * 64)
     store(session, "v2", "one_pass.ncu-rep", "2" * 64)
     params = profile_folder.load(session.profile("v2", profile_folder.MODE))["params"]
@@ -317,16 +326,15 @@ def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):
-    records = record_store.Memory(session)
-    record = {**record_store.empty("v0"), "kernel_sha256": digest(session.kernel), "git_commit_hash": "a" * 40}
-    record["quality_gate"] = {"result": "PASS", "failure_reason": None}
-    records.save(record)
-    assert profile_folder.evidence_for_round(session, "v1") is None
+    sha256, accepted = digest(session.kernel), QualityGate("PASS", None)
+    empty = record_store.empty("v0")
+    record = replace(empty, kernel_sha256=sha256, git_commit_hash="a" * 40, quality_gate=accepted)
+    assert profile_folder.evidence_for_round(session, session.task(), "v1", record) is None
     store(session, "v0", "three_passes.ncu-rep", digest(session.kernel))
-    evidence = profile_folder.evidence_for_round(session, "v1")
-    assert evidence["bottleneck_type"] == "memory" and "1.99 times the least bytes" in evidence["evidence_chain"]
-    records.save({**record, "kernel_sha256": "f" * 64})
-    assert profile_folder.evidence_for_round(session, "v1") is None
+    evidence = profile_folder.evidence_for_round(session, session.task(), "v1", record)
+    assert evidence.bottleneck_type == "memory" and "1.99 times the least bytes" in evidence.evidence_chain
+    other = replace(record, kernel_sha256="f" * 64)
+    assert profile_folder.evidence_for_round(session, session.task(), "v1", other) is None
 
 
 @pytest.mark.parametrize(("content", "code"), [(None, 2), ("", 2), ("{}", 1), ('{"kernels": []}', 1), ("[1]", 1)])

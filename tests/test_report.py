@@ -19,7 +19,8 @@ from kernelopt.audit import workspace_audit
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.report import document, environment_section, gather, overview, phrases, plots, session_page
 from kernelopt.session import workspace
-from kernelopt.session.record_store import Memory, empty
+from kernelopt.session.record import Record
+from kernelopt.session.record_store import RecordStore, empty
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -86,7 +87,7 @@ def merged(base: dict, changes: dict) -> dict:
     } | {name: value for name, value in changes.items() if name not in base}
 
 
-def put(session: workspace.Workspace, version: str, result: str | None = "PASS", **changes) -> dict:
+def put(session: workspace.Workspace, version: str, result: str | None = "PASS", **changes) -> Record:
     """A record made by hand; an accepted one names a commit that is none."""
     by_hand = {
         "kernel_sha256": hashlib.sha256(session.kernel.read_bytes()).hexdigest(),
@@ -95,8 +96,8 @@ def put(session: workspace.Workspace, version: str, result: str | None = "PASS",
         "quality_gate": {"result": result},
         "git_commit_hash": "a" * 40 if result == "PASS" else None,
     }
-    record = merged(merged(empty(version), by_hand), changes)
-    Memory(session).save(record)
+    record = Record.from_json(merged(merged(empty(version).to_json(), by_hand), changes))
+    RecordStore(session).save(record)
     return record
 
 
@@ -202,7 +203,8 @@ def test_markdown_says_the_same_and_its_citations_hold(example, tmp_path):
     assert "<svg" not in text and "```diff\n--- v1/kernel.py\n+++ v2/kernel.py" in text
     shutil.copytree(EXAMPLE, tmp_path / "w")
     (tmp_path / "w" / "report.md").write_text(text)
-    assert not workspace_audit.of_workspace(workspace.Workspace(tmp_path / "w")).problems
+    made = workspace.Workspace(tmp_path / "w")
+    assert not workspace_audit.of_workspace(made, made.task(), RecordStore(made)).problems
 
 
 def test_the_tool_writes_the_page_and_says_where(tmp_path):
@@ -347,8 +349,8 @@ def test_a_ratio_of_a_masked_version_still_counts_and_its_kernel_stays_hidden(ma
     for version, masked in (("v1", True), ("v3", False)):  # v3 is the best, and started from v1
         matmul.kernel.write_text(kernel_text(f"return {version}  # idea of {version}"))
         digest = hashlib.sha256(matmul.kernel.read_bytes()).hexdigest()
-        record = Memory(matmul).read(version)
-        Memory(matmul).save({**record, "kernel_sha256": digest, "masked": masked})
+        record = RecordStore(matmul).read(version)
+        RecordStore(matmul).save(dataclasses.replace(record, kernel_sha256=digest, masked=masked))
     text = read_page(matmul).text
     assert "2 paired ratios (v1 / v0, v3 / v1, 1 of them of masked versions)" in text
     assert "No diff: v1, which it started from, is masked." in text and "idea of v1" not in text
@@ -359,8 +361,8 @@ def test_a_ratio_of_a_masked_version_still_counts_and_its_kernel_stays_hidden(ma
 
 def test_chained_ratios_are_a_product_and_say_so(matmul):
     found = phrases.speedup_over_v0(gather.gather(matmul))
-    assert found["point"] == pytest.approx(8.0)
-    assert found["ci95"] == pytest.approx([8 * 0.99**2, 8 * 1.01**2])
+    assert found.point == pytest.approx(8.0)
+    assert found.ci95 == pytest.approx([8 * 0.99**2, 8 * 1.01**2])
     assert "8.000x (7.841 to 8.161): the product of 2 paired ratios (v1 / v0, v3 / v1)" in read_page(matmul).text
 
 
@@ -466,7 +468,7 @@ def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
     put(matmul, "v1", performance=timed(500, "v0", 4.0, tflops=274.9), profile_evidence=found)
     matmul.plan("v1").write_text(TABLE)
     session = gather.gather(matmul)
-    before, after = (Memory(matmul).read(version) for version in ("v1", "v3"))
+    before, after = (RecordStore(matmul).read(version) for version in ("v1", "v3"))
     assert phrases.evidence(session, before).startswith("timing of v0: 1.085 ms, `a | b`; arithmetic")
     assert phrases.evidence(session, after) == "none in plans/v3_plan.md"
     said = "ncu; memory; dram 91 %; its first finding: tensor_cycles = 0 % → the tensor pipe is idle → tl.dot"
@@ -488,7 +490,8 @@ def test_an_archive_has_its_kernels_in_versions(matmul):
     source = kernel_text("return x  # the old way")
     (matmul.root / "versions").mkdir()
     (matmul.root / "versions" / "v0_kernel.py").write_text(source)
-    Memory(matmul).save({**Memory(matmul).read("v0"), "kernel_sha256": hashlib.sha256(source.encode()).hexdigest()})
+    record = RecordStore(matmul).read("v0")
+    RecordStore(matmul).save(dataclasses.replace(record, kernel_sha256=hashlib.sha256(source.encode()).hexdigest()))
     text = page_of(matmul).markdown()
     assert "--- v0/kernel.py\n+++ v1/kernel.py" in text and "-        return x  # the old way" in text
 
@@ -501,7 +504,7 @@ def test_a_goal_is_not_met_by_another_kernel_than_was_measured(matmul):
     assert "Goal: met since v3" in read_page(matmul).text
     matmul.kernel.write_text(kernel_text("return x"))
     assert "Goal: NOT met: kernel.py is not the accepted v3" in read_page(matmul).text
-    assert phrases.goal(gather.gather(matmul))["met"] is False
+    assert phrases.goal(gather.gather(matmul)).met is False
 
 
 def test_an_open_target_says_how_far_it_is(matmul):
@@ -517,11 +520,13 @@ def test_differences_come_from_the_history_and_only_from_what_was_judged(tmp_pat
     for version, name in (("v0", "three_passes.py"), ("v1", "one_pass.py")):
         shutil.copyfile(source / name, session.kernel)
         record = json.loads((EXAMPLE / "memory" / f"{version}.json").read_text())
-        Memory(session).save({**record, "git_commit_hash": session.commit(version)})
+        RecordStore(session).save(
+            dataclasses.replace(Record.from_json(record), git_commit_hash=session.commit(version))
+        )
     text = page_of(session).markdown()
     assert "--- v0/kernel.py\n+++ v1/kernel.py" in text and "\n+def softmax_row(" in text and "\n-def row_max" in text
     session.kernel.write_text("changed")
-    Memory(session).save({**Memory(session).read("v1"), "kernel_sha256": "0" * 64})
+    RecordStore(session).save(dataclasses.replace(RecordStore(session).read("v1"), kernel_sha256="0" * 64))
     assert "No diff: no file here has the SHA-256 that v1 was judged with" in page_of(session).markdown()
 
 
@@ -529,13 +534,14 @@ def test_a_refused_round_is_held_against_what_it_started_from(matmul):
     source = kernel_text("return x  # wrong")
     (matmul.root / "rejected").mkdir()
     (matmul.root / "rejected" / "v2_kernel.py").write_text(source)
-    Memory(matmul).save({**Memory(matmul).read("v2"), "kernel_sha256": hashlib.sha256(source.encode()).hexdigest()})
+    record = RecordStore(matmul).read("v2")
+    RecordStore(matmul).save(dataclasses.replace(record, kernel_sha256=hashlib.sha256(source.encode()).hexdigest()))
     text = page_of(matmul).markdown()
     assert "--- v1/kernel.py\n+++ v2/kernel.py" in text and "+        return x  # wrong" in text
     assert "rejected: MISMATCH: 3 of 8 values differ" in text
     put(matmul, "v4", "FAIL")
     after = put(matmul, "v5", "FAIL")
-    assert phrases.parent(gather.gather(matmul), after)["version"] == "v3"  # v4 was refused, too
+    assert phrases.parent(gather.gather(matmul), after).version == "v3"  # v4 was refused, too
 
 
 # --- plots --------------------------------------------------------------------------------------------------------
@@ -688,7 +694,7 @@ def hostile_session(session: workspace.Workspace) -> workspace.Workspace:
                 10, HOSTILE if version == "v1" else None, latency_us_by_workload={HOSTILE: 1.0}, tflops=5.0
             )
             | {"gpu_state": {"throttle_reasons": [HOSTILE]}},
-            optimization=dict.fromkeys(empty("v0")["optimization"], HOSTILE),
+            optimization=dict.fromkeys(empty("v0").to_json()["optimization"], HOSTILE),
             profile_evidence={
                 "tool_used": HOSTILE,
                 "evidence_summary": HOSTILE,

@@ -2,13 +2,15 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, run_tool, task, tool_json
+from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.errors import Refused
 from kernelopt.loop import restart
-from kernelopt.session.record_store import Memory, empty
+from kernelopt.session.record import Optimization, PreviousComparison, QualityGate
+from kernelopt.session.record_store import RecordStore, empty
 from kernelopt.session.workspace import digest
 
 TEXTS = ("action_category", "action_description", "expected_impact", "risks_and_rollback")
@@ -21,14 +23,22 @@ TARGETS = [
 def put(session, version: str, latency: float, accepted: bool, against: str | None = None) -> None:
     """A judged record, made by hand; its texts hold a word that only this version has."""
     record = empty(version)
-    record |= {"git_commit_hash": "a" * 40 if accepted else None, "kernel_sha256": digest(session.kernel)}
-    record["optimization"] = {name: f"{name} idea-{version}" for name in TEXTS}
-    record["quality_gate"] = {"result": "PASS" if accepted else "FAIL", "failure_reason": None}
-    record["performance"] |= {"workload": "default", "latency_us": latency, "floor_share_pct": 80.0}
-    if against:
-        pair = {"against": against, "verdict": "SLOWER", "speedup": 0.9, "ci95": [0.8, 0.95]}
-        record["performance"]["comparison_with_previous"] = pair
-    Memory(session).save(record)
+    performance = replace(
+        record.performance,
+        workload="default",
+        latency_us=latency,
+        floor_share_pct=80.0,
+        comparison_with_previous=PreviousComparison(against, "SLOWER", 0.9, (0.8, 0.95)) if against else None,
+    )
+    judged = replace(
+        record,
+        git_commit_hash="a" * 40 if accepted else None,
+        kernel_sha256=digest(session.kernel),
+        optimization=Optimization(*(f"{name} idea-{version}" for name in TEXTS)),
+        quality_gate=QualityGate("PASS" if accepted else "FAIL", None),
+        performance=performance,
+    )
+    RecordStore(session).save(judged)
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def stuck(session):
 
 
 def masked(session) -> list[str]:
-    return [record["version"] for record in Memory(session).records(masked=True) if record["masked"]]
+    return [record.version for record in RecordStore(session).records(masked=True) if record.masked]
 
 
 def begin(session, *arguments) -> dict:
@@ -75,7 +85,7 @@ def test_a_restart_masks_and_is_written_down(stuck):
     (entry,) = journal(stuck)
     assert (entry["seed"], entry["masked"], entry["undone"]) == (7, found["masked"], None) and entry["when"][-1] == "Z"
     assert found["next_version"] == "v9"  # counted over masked ones too
-    assert Memory(stuck).best()["version"] == "v3"
+    assert RecordStore(stuck).best().version == "v3"
 
 
 def test_the_same_seed_masks_the_same_and_none_is_told(stuck):
@@ -100,7 +110,7 @@ def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here)
 
 
 def test_what_was_masked_by_hand_stays_so(stuck):
-    Memory(stuck).set_masked(["v8"], True)
+    RecordStore(stuck).set_masked(["v8"], True)
     found = begin(stuck)
     assert "v8" not in found["masked"] and len(found["masked"]) == 4
     begin(stuck, "--undo")
@@ -109,7 +119,7 @@ def test_what_was_masked_by_hand_stays_so(stuck):
 
 def test_a_record_that_was_removed_does_not_stop_the_way_back(stuck):
     gone, *rest = begin(stuck)["masked"]
-    Memory(stuck).path(gone).unlink()
+    RecordStore(stuck).path(gone).unlink()
     assert begin(stuck, "--undo")["unmasked"] == rest and masked(stuck) == []
 
 
@@ -130,8 +140,8 @@ def test_the_brief_holds_what_a_round_needs(stuck):
     assert f"memory_manager.py read --workspace {stuck.root}" in text and "skills/gpu-kernel-profile-optimizer" in text
     rounds = [line for line in text.split("## History")[1].split("##")[0].splitlines() if line]
     assert [line.split(":")[0] for line in rounds] == [
-        f"- {record['version']}, {'accepted' if record['git_commit_hash'] else 'rejected'}"
-        for record in Memory(stuck).records()
+        f"- {record.version}, {'accepted' if record.is_accepted else 'rejected'}"
+        for record in RecordStore(stuck).records()
     ]
     (skill,) = [line.split(": ")[0] for line in text.splitlines() if line.startswith(f"- {BUNDLE}")]
     assert Path(skill[2:]).exists()
@@ -139,7 +149,7 @@ def test_the_brief_holds_what_a_round_needs(stuck):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_brief_tells_nothing_of_what_is_masked(stuck, seed, run_here):
-    Memory(stuck).set_masked(["v1"], True)  # which the others were held against
+    RecordStore(stuck).set_masked(["v1"], True)  # which the others were held against
     done = run_here("partial_restart.py", stuck.root, "--seed", seed)
     hidden = masked(stuck)
     assert len(hidden) == 5 and "left out: 5 masked records" in done.stderr
@@ -192,7 +202,7 @@ def test_a_pipe_in_place_of_the_list_is_not_waited_for(stuck):
 
 
 def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
-    write, written = Memory._write, []
+    write, written = RecordStore._write, []
 
     def dies(self, record):
         if len(written) == 2:
@@ -200,7 +210,7 @@ def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
         written.append(record["version"])
         write(self, record)
 
-    monkeypatch.setattr(Memory, "_write", dies)
+    monkeypatch.setattr(RecordStore, "_write", dies)
     with pytest.raises(KeyboardInterrupt):
         restart.begin(stuck, 5)
     assert masked(stuck) == written
@@ -223,11 +233,11 @@ def test_the_list_of_restarts_is_no_foreign_record(stuck, run_here):
 
 def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
     target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us", "basis": "the user"}
-    stuck.update_readme({**stuck.task(), "targets": [target]}, {})
+    stuck.update_readme(with_changes(stuck.task(), targets=[target]), {})
     done = run_here("partial_restart.py", stuck.root)
-    met = Memory(stuck).best()["performance"]["latency_us"] is not None
+    met = RecordStore(stuck).best().latency_us is not None
     assert met and done.returncode == 1 and "nothing to restart for" in done.stderr
-    assert not any(record["masked"] for record in Memory(stuck).records(masked=True))
+    assert not any(record.masked for record in RecordStore(stuck).records(masked=True))
 
 
 def test_the_workspace_as_an_option_is_told_where_it_stands(session):

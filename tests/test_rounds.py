@@ -3,13 +3,16 @@ accepting side runs without a GPU; test_gpu.py measures it."""
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
-from conftest import FIXTURES, kernel_text, run_tool, tool_json
+from conftest import FIXTURES, kernel_text, run_tool, tool_json, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
+from kernelopt.gate.readiness import RoundStart
 from kernelopt.measure import timing
-from kernelopt.session import platforms, record_store
+from kernelopt.session import platforms, record_store, workspace
+from kernelopt.session.record import Optimization, PreviousComparison
 from kernelopt.session.workspace import digest
 
 PLAN = """# Plan for v1
@@ -36,17 +39,25 @@ def recorded(version: str, session) -> rounds.Evidence:
 @pytest.fixture
 def with_v0(session):
     """A workspace whose baseline is accepted."""
-    plan = readiness.check_ready(session, "v0")
-    rounds.settle(session, "v0", plan, recorded("v0", session), None)
+    plan = check(session, "v0")
+    settled(session, "v0", plan, recorded("v0", session))
     return session
 
 
 FASTER = "return torch.relu(x * self.weight) * self.scale"
 
 
-def propose(session, version: str, body: str = FASTER) -> dict:
+def check(session, version: str) -> Optimization:
+    return readiness.check_ready(RoundStart.of(session), version)
+
+
+def settled(session, version: str, plan: Optimization, evidence: rounds.Evidence) -> dict:
+    return rounds.settle(RoundStart.of(session), version, plan, evidence, None)
+
+
+def propose(session, version: str, body: str = FASTER) -> Optimization:
     propose_without_check(session, version, body)
-    return readiness.check_ready(session, version)
+    return check(session, version)
 
 
 def propose_without_check(session, version: str, body: str = FASTER) -> None:
@@ -57,42 +68,40 @@ def propose_without_check(session, version: str, body: str = FASTER) -> None:
 def judged(session, version: str) -> dict:
     """Propose a change and settle it with the evidence of that version."""
     plan = propose(session, version)
-    return rounds.settle(session, version, plan, recorded(version, session), None)
+    return settled(session, version, plan, recorded(version, session))
 
 
 def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
     result = judged(with_v0, "v1")
     assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
-    record = record_store.Memory(with_v0).read("v1")
-    assert record["git_commit_hash"] == result["commit"] and record["quality_gate"]["result"] == "PASS"
+    record = record_store.RecordStore(with_v0).read("v1")
+    assert record.git_commit_hash == result["commit"] and record.is_accepted
     assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_bytes()
-    assert record["kernel_sha256"] == digest(with_v0.kernel)
+    assert record.kernel_sha256 == digest(with_v0.kernel)
     assert "plans/v1_plan.md" in with_v0.git("show", "--name-only", "--format=", "HEAD")
     subject = with_v0.git("log", "-1", "--format=%s")
     assert subject == "V1: 263.81 us, 1.963x as fast as v0 | One pass in place of three."
-    assert record["optimization"]["action_description"] == "One pass in place of three."
-    assert record["performance"]["comparison_with_previous"]["against"] == "v0"
+    assert record.action == "One pass in place of three."
+    assert record.comparison.against == "v0"
     assert with_v0.git("status", "--porcelain") == ""
 
 
 def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
     record = record_store.empty("v4")
-    record["performance"] |= {
-        "latency_us": 1753.31,
-        "comparison_with_previous": {"against": "v3", "verdict": "FASTER", "speedup": 1.011, "ci95": [1.01, 1.012]},
-    }
-    record["profile_evidence"]["bottleneck_type"] = "compute"
+    compared = PreviousComparison("v3", "FASTER", 1.011, (1.01, 1.012))
+    performance = replace(record.performance, latency_us=1753.31, comparison_with_previous=compared)
+    evidence = replace(record.profile_evidence, bottleneck_type="compute")
     action = (
         "Persistent thread blocks that take tiles from a counter, with the producer running ahead into the next tile."
     )
-    record["optimization"]["action_description"] = action
+    plan = replace(record.optimization, action_description=action)
+    record = replace(record, performance=performance, profile_evidence=evidence, optimization=plan)
     subject, whole, bottleneck, kernel = history.commit_message(record).split("\n\n")
     assert subject.startswith("V4: 1753.31 us, 1.011x as fast as v3 | Persistent") and subject.endswith("into the …")
     assert " ".join(whole.split()) == action
     assert bottleneck == "Bottleneck in the profile of v3, which it started from: compute."
     first = record_store.empty("v0")
-    first["performance"]["latency_us"] = 9.5
-    first["kernel_sha256"] = "ab12"
+    first = replace(first, performance=replace(first.performance, latency_us=9.5), kernel_sha256="ab12")
     assert kernel == "Kernel-SHA256: None" and history.commit_message(first).split("\n\n") == [
         "V0: 9.50 us | baseline kernel",
         "Kernel-SHA256: ab12",
@@ -103,15 +112,15 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
     before, head = with_v0.kernel.read_text(), with_v0.git("rev-parse", "HEAD")
     plan = propose(with_v0, "v1")
     candidate = with_v0.kernel.read_text()
-    result = rounds.settle(with_v0, "v1", plan, recorded("v2", with_v0), None)
+    result = settled(with_v0, "v1", plan, recorded("v2", with_v0))
     assert not result["accepted"] and "EQUAL" in result["reason"] and result["commit"] is None
     assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
     assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
-    record = record_store.Memory(with_v0).read("v1")
-    assert record["quality_gate"]["result"] == "FAIL" and "EQUAL" in record["quality_gate"]["failure_reason"]
-    assert record_store.Memory(with_v0).best()["version"] == "v0"
+    record = record_store.RecordStore(with_v0).read("v1")
+    assert record.quality_gate.result == "FAIL" and "EQUAL" in record.quality_gate.failure_reason
+    assert record_store.RecordStore(with_v0).best().version == "v0"
     with_v0.kernel.write_text(candidate)
-    history.set_aside(with_v0, "v1")  # once more, after a kill
+    history.set_aside(with_v0, "v1", record_store.RecordStore(with_v0).best())  # once more, after a kill
     assert [path.name for path in (with_v0.root / "rejected").iterdir()] == ["v1_kernel.py"]
 
 
@@ -120,40 +129,40 @@ def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
     plan = propose(with_v0, "v1")
     failed = {**recorded("v1", with_v0).verify, "status": status, "summary": status}
     evidence = rounds.Evidence(digest(with_v0.kernel), failed, {}, None, None, "v0")
-    assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
-    record = record_store.Memory(with_v0).read("v1")
-    assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
-    assert record["performance"]["latency_us"] is None
+    assert not settled(with_v0, "v1", plan, evidence)["accepted"]
+    record = record_store.RecordStore(with_v0).read("v1")
+    assert record.correctness.status == record.quality_gate.result == expected
+    assert record.latency_us is None
 
 
 def test_an_interpreter_result_is_never_accepted(session):
     evidence = recorded("v0", session)
     evidence.verify["device"] = "cpu-interpreter"
-    result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
+    result = settled(session, "v0", check(session, "v0"), evidence)
     assert not result["accepted"] and "interpreter" in result["reason"]
-    assert record_store.Memory(session).best() is None
+    assert record_store.RecordStore(session).best() is None
 
 
 def test_an_open_record_is_taken_over(with_v0):
-    records = record_store.Memory(with_v0)
+    records = record_store.RecordStore(with_v0)
     records.create("v1")
     records.update("v1", {"search_log": '[{"source": "gpu-wiki", "query": "q", "finding": "f", "actionability": "a"}]'})
     judged(with_v0, "v1")
-    assert records.read("v1")["search_log"][0]["query"] == "q"
+    assert records.read("v1").search_log[0].query == "q"
 
 
 def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
     propose(with_v0, "v1")
     with pytest.raises(UsageError, match="out of order"):
-        readiness.check_ready(with_v0, "v3")
+        check(with_v0, "v3")
     with pytest.raises(UsageError, match="judged already"):
-        readiness.check_ready(with_v0, "v0")
+        check(with_v0, "v0")
     with_v0.plan("v1").write_text(PLAN.replace("Spills.", "TBD: what"))
     with pytest.raises(UsageError, match="'## Risk' still holds a TBD"):
-        readiness.check_ready(with_v0, "v1")
+        check(with_v0, "v1")
     with_v0.plan("v1").unlink()
     with pytest.raises(UsageError, match="is missing"):
-        readiness.check_ready(with_v0, "v1")
+        check(with_v0, "v1")
 
 
 def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
@@ -161,9 +170,10 @@ def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
     evidence = recorded("v1", with_v0)
     with_v0.kernel.write_text(kernel_text("return x"))
     with pytest.raises(UsageError, match="edited while"):
-        rounds.settle(with_v0, "v1", plan, evidence, None)
+        settled(with_v0, "v1", plan, evidence)
     assert (
-        with_v0.kernel.read_text() == kernel_text("return x") and not record_store.Memory(with_v0).path("v1").exists()
+        with_v0.kernel.read_text() == kernel_text("return x")
+        and not record_store.RecordStore(with_v0).path("v1").exists()
     )
 
 
@@ -171,11 +181,11 @@ def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, 
     plan = propose(with_v0, "v1")
     monkeypatch.setattr(history, "commit_message", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)
+        settled(with_v0, "v1", plan, recorded("v1", with_v0))
     monkeypatch.undo()
-    assert record_store.Memory(with_v0).best()["version"] == "v0"
-    plan = readiness.check_ready(with_v0, "v1")
-    assert rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None)["accepted"]
+    assert record_store.RecordStore(with_v0).best().version == "v0"
+    plan = check(with_v0, "v1")
+    assert settled(with_v0, "v1", plan, recorded("v1", with_v0))["accepted"]
 
 
 def test_a_refused_baseline_may_be_tried_again_as_v0(session):
@@ -184,18 +194,18 @@ def test_a_refused_baseline_may_be_tried_again_as_v0(session):
         session.kernel.write_text(f"{text}# {number}\n")
         verdict = {**recorded("v0", session).verify, "status": "WRONG_VALUES"}
         wrong = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
-        assert not rounds.settle(session, "v0", readiness.check_ready(session, "v0"), wrong, None)["accepted"]
+        assert not settled(session, "v0", check(session, "v0"), wrong)["accepted"]
     assert len(list((session.root / "rejected").iterdir())) == 2
-    assert rounds.settle(session, "v0", readiness.check_ready(session, "v0"), recorded("v0", session), None)["accepted"]
+    assert settled(session, "v0", check(session, "v0"), recorded("v0", session))["accepted"]
     with pytest.raises(UsageError, match="judged already"):
-        readiness.check_ready(session, "v0")
+        check(session, "v0")
 
 
 def test_without_an_accepted_baseline_nothing_else_is_judged(session):
     session.kernel.write_text("x = 1\n")
     evidence = recorded("v0", session)
     evidence.verify = {**evidence.verify, "status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
-    rounds.settle(session, "v0", readiness.check_ready(session, "v0"), evidence, None)
+    settled(session, "v0", check(session, "v0"), evidence)
     with pytest.raises(UsageError, match="judge v0 first"):
         propose(session, "v1")
 
@@ -209,7 +219,7 @@ def test_a_second_gate_on_the_same_workspace_is_kept_out(session):
 def test_the_accepted_kernel_itself_is_nothing_to_judge(with_v0):
     with_v0.plan("v1").write_text(PLAN)
     with pytest.raises(UsageError, match="nothing to judge"):
-        readiness.check_ready(with_v0, "v1")
+        check(with_v0, "v1")
 
 
 def test_a_changed_oracle_is_refused(with_v0):
@@ -217,14 +227,14 @@ def test_a_changed_oracle_is_refused(with_v0):
     with_v0.reference.write_text(with_v0.reference.read_text() + "\n# easier\n")
     with_v0.commit("sneak it in")
     with pytest.raises(UsageError, match="oracle must stay"):
-        readiness.check_ready(with_v0, "v1")
+        check(with_v0, "v1")
 
 
 def test_the_goal_needs_evidence_of_this_very_kernel(with_v0):
     done = run_tool("check_goal.py", with_v0.root)
     assert done.returncode == 1 and "no targets" in done.stderr
     target = {"workload": "default", "metric": "latency_us", "target": 1e6, "unit": "us", "basis": "given"}
-    with_v0.update_readme({**with_v0.task(), "targets": [target]}, {})
+    with_v0.update_readme(with_changes(with_v0.task(), targets=[target]), {})
     found = tool_json("check_goal.py", with_v0.root)
     assert found["met"] and found["targets"][0]["achieved"] > 0
     with_v0.kernel.write_text(kernel_text("return x"))
@@ -237,10 +247,10 @@ def test_step_0_writes_work_and_targets_for_people_and_tools(session, run_here):
     assert work["default"]["bytes_min"] == 4 * (8 * 16 + 16 + 8 * 16) and work["default"]["shapes"]
     found = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
     text = session.readme.read_text()
-    assert session.task()["targets"] == found["targets"] and "bandwidth_gbps >=" in text
+    assert [target.to_json() for target in session.task().targets] == found["targets"] and "bandwidth_gbps >=" in text
     for citation in found["citations"]:
         assert f"- {citation}\n" in text.split("## Roofline")[0]
-    assert session.task()["shapes"]["tall"] == "33x16 -> 33x16"
+    assert session.task().shapes["tall"] == "33x16 -> 33x16"
     given = tool_json("estimate_work.py", "--workspace", session.root, "--flops", 7, "--bytes", 9, run=run_here)[
         "workloads"
     ]["default"]
@@ -258,7 +268,7 @@ def test_a_stricter_target_is_a_share_that_the_audit_follows(session, run_here):
     assert strict["target"] == pytest.approx(ninety["target"] * 97 / 90, rel=1e-4)
     assert "97 % of measured_copy_bandwidth" in session.readme.read_text()
     assert run_here("check_citations.py", session.root).returncode == 0
-    session.update_readme({**session.task(), "targets": [{**strict, "share_pct": 90.0}]}, {})
+    session.update_readme(with_changes(session.task(), targets=[{**strict, "share_pct": 90.0}]), {})
     assert "is not 90 % of its basis" in run_here("check_citations.py", session.root).stdout
 
 
@@ -266,15 +276,15 @@ def test_targets_that_no_longer_fit_the_work_are_gone(session, run_here):
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
     tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)  # nothing has changed
-    assert session.task()["targets"]
-    session.update_readme({**session.task(), "dtype": "bf16"}, {})
+    assert session.task().targets
+    session.update_readme(with_changes(session.task(), dtype="bf16"), {})
     done = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
     assert (
         done.returncode == 2
         and "was as the reference makes it when the work was counted and is bf16 now" in done.stderr
     )
     done = run_here("estimate_work.py", "--workspace", session.root)
-    assert done.returncode == 0 and "the targets are gone" in done.stderr and session.task()["targets"] == []
+    assert done.returncode == 0 and "the targets are gone" in done.stderr and session.task().targets == ()
     assert "set the targets again" in session.readme.read_text().split("## Stop Conditions")[1]
 
 
@@ -294,10 +304,10 @@ def test_inputs_without_an_element_have_no_target(session, run_here):
 
 @pytest.mark.parametrize("change", [{"tolerance": 0.5}, {"dtype": "fp16"}])
 def test_what_counts_as_right_stays_once_a_baseline_stands(with_v0, change):
-    with_v0.update_readme({**with_v0.task(), **change}, {})
+    with_v0.update_readme(with_changes(with_v0.task(), **change), {})
     propose_without_check(with_v0, "v1")
     with pytest.raises(UsageError, match=f"{next(iter(change))} is .*, v0 was judged with None"):
-        readiness.check_ready(with_v0, "v1")
+        check(with_v0, "v1")
 
 
 def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
@@ -317,7 +327,7 @@ def cpu_in_place_of_the_gpu(monkeypatch, interpreter):
 
 def test_measuring_gathers_what_the_gate_needs(with_v0, cpu_in_place_of_the_gpu):
     propose(with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
-    evidence = rounds.measure(with_v0, 60, lambda _: None)
+    evidence = rounds.measure(RoundStart.of(with_v0), 60, lambda _: None)
     assert evidence.verify["status"] == "OK" and evidence.against == "v0"
     assert set(evidence.latencies) == set(evidence.comparisons) == {"default", "tall"}
     assert {found["verdict"] for found in evidence.comparisons.values()} == {"SLOWER"}
@@ -339,21 +349,39 @@ def test_a_candidate_that_fails_or_is_wrong_only_when_timed_is_rejected(
     with_v0, cpu_in_place_of_the_gpu, body, status, message
 ):
     plan = propose(with_v0, "v1", ONLY_WHEN_TIMED + body)
-    evidence = rounds.measure(with_v0, 60, lambda _: None)
+    evidence = rounds.measure(RoundStart.of(with_v0), 60, lambda _: None)
     assert evidence.verify["status"] == status and message in evidence.verify["summary"]
-    assert not rounds.settle(with_v0, "v1", plan, evidence, None)["accepted"]
+    assert not settled(with_v0, "v1", plan, evidence)["accepted"]
 
 
 def test_another_gpu_than_the_platform_is_refused(session):
     with pytest.raises(UsageError, match="the task is for H200"):
-        platforms.check_platform(session, "NVIDIA H100 80GB HBM3")
-    platforms.check_platform(session, "NVIDIA H200")
+        platforms.check_platform(session, session.task(), "NVIDIA H100 80GB HBM3")
+    platforms.check_platform(session, session.task(), "NVIDIA H200")
 
 
 def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
     session.kernel.write_bytes(kernel_text().replace("\n", "\r\n").encode())
     before = session.kernel.read_bytes()
-    rounds.settle(session, "v0", readiness.check_ready(session, "v0"), recorded("v0", session), None)
+    settled(session, "v0", check(session, "v0"), recorded("v0", session))
     plan = propose(session, "v1")
-    rounds.settle(session, "v1", plan, recorded("v2", session), None)
+    settled(session, "v1", plan, recorded("v2", session))
     assert session.kernel.read_bytes() == before
+
+
+def test_one_gate_parses_the_task_block_twice_and_runs_git_no_more_than_it_must(
+    with_v0, cpu_in_place_of_the_gpu, monkeypatch
+):
+    """The Task block: as it is, and as it was when v0 was judged. After that no step reads either again."""
+    propose_without_check(
+        with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale"
+    )
+    parsed, commands = [], []
+    parse, run = workspace.parse_task, workspace.run_git
+    monkeypatch.setattr(workspace, "parse_task", lambda readme, name: parsed.append(name) or parse(readme, name))
+    monkeypatch.setattr(workspace, "run_git", lambda root, *words: commands.append(words[0]) or run(root, *words))
+    result = rounds.judge(with_v0, "v1", 60, lambda _: None)
+    assert not result["accepted"] and len(parsed) == 2
+    # the session's first commit and its reference.py, v0's README, the last commit's message, the best kernel to compare with, and the
+    # best kernel to put back
+    assert commands == ["rev-list", "show", "show", "log", "show", "show"]

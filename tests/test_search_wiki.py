@@ -14,7 +14,7 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.diagnosis import findings as rules
 from kernelopt.hardware import wiki_search
 from kernelopt.measure.verify import verify
-from kernelopt.session.target import Subject
+from kernelopt.session.target import KernelUnderTest
 
 WIKI = BUNDLE / "gpu-wiki"
 FRAMEWORK_PAGES = sorted((WIKI / "docs/frameworks").glob("*.md"))
@@ -219,5 +219,5 @@ def test_the_kernel_of_a_page_passes_on_a_gpu(framework, kernel_of):
         pytest.skip("nvidia-cutlass-dsl is not installed")
     files = kernel_of(framework)
     with Sandbox("cuda") as sandbox:
-        found = verify(sandbox, Subject(files["kernel"], files["reference"]), seeds=2)
+        found = verify(sandbox, KernelUnderTest(files["kernel"], files["reference"]), seeds=2)
     assert found["status"] == "OK", found["summary"]

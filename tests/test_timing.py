@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from conftest import REFERENCE, kernel_text
+from conftest import REFERENCE, kernel_text, with_changes
 from kernelopt.device import gpu
 from kernelopt.measure import least_work, timing
 from kernelopt.session import target
@@ -131,20 +131,20 @@ def device(name: str, **max_clocks) -> dict:
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
     monkeypatch.setattr(least_work, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
-    what = target.Subject(problem["kernel"], problem["reference"])
-    limit = least_work.limit_us(what, "default", device("NVIDIA H200"), 60)
+    kernel = target.KernelUnderTest(problem["kernel"], problem["reference"])
+    limit = least_work.limit_us(kernel, "default", device("NVIDIA H200"), 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
-    assert least_work.limit_us(what, "default", device("Some GPU"), 60) is None
-    faster = least_work.limit_us(what, "default", device("NVIDIA H200", memory_clock_mhz=2 * 3201), 60)
+    assert least_work.limit_us(kernel, "default", device("Some GPU"), 60) is None
+    faster = least_work.limit_us(kernel, "default", device("NVIDIA H200", memory_clock_mhz=2 * 3201), 60)
     assert faster == pytest.approx(limit / 2)
 
 
 def test_work_that_was_given_by_hand_counts(session):
     given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
-    session.update_readme({**session.task(), "work": {"default": given}}, {})
-    limit = least_work.limit_us(target.of_workspace(session), "default", device("NVIDIA H200"), 60)
+    session.update_readme(with_changes(session.task(), work={"default": given}), {})
+    limit = least_work.limit_us(target.of_workspace(session, session.task()), "default", device("NVIDIA H200"), 60)
     assert 150 < limit < 10**9 / 4.8e6
-    assert least_work.limit_us(target.of_workspace(session), "tall", device("NVIDIA H200"), 60) is None
+    assert least_work.limit_us(target.of_workspace(session, session.task()), "tall", device("NVIDIA H200"), 60) is None
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):

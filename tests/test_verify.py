@@ -9,7 +9,7 @@ from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.device import sandbox
 from kernelopt.measure import verify
-from kernelopt.session.target import Subject
+from kernelopt.session.target import KernelUnderTest
 
 ON_CPU = ("--device", "cpu-interpreter")
 
@@ -39,7 +39,7 @@ def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
 
 def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = None, **options) -> dict:
     """The verification of a kernel, in a sandbox that many tests share; two seeds."""
-    return verify.verify(interpreter, Subject(**files, **options), workloads, seeds=2)
+    return verify.verify(interpreter, KernelUnderTest(**files, **options), workloads, seeds=2)
 
 
 def test_half_a_character_in_a_message_is_escaped(interpreter, problem):
@@ -81,12 +81,12 @@ def test_a_kernel_that_ends_the_process_is_survived_and_named(interpreter, probl
 
 def test_what_takes_its_time_is_said_beforehand(interpreter, problem):
     said = []
-    found = verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append)
+    found = verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append)
     assert said == [f"on {len(found['cases'])} cases: seeds, other sizes, layouts and values"]
     declines = "if x.shape[-1] != 16 or x.shape[0] not in (8, 33): raise ValueError('not these')\n"
     problem["kernel"].write_text(kernel_text(declines + "return torch.relu(x * self.weight) * self.scale"))
     said.clear()
-    assert verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append)["status"] == "OK"
+    assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append)["status"] == "OK"
     assert said[1].endswith(" more, at the task's own sizes, since it declines others")
 
 
@@ -514,5 +514,5 @@ def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatc
     monkeypatch.setattr(verify.programs, "find", lambda _: None)
     absent, commands = sanitizer_run(tmp_path, "")
     assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
-    found = verify.verify(interpreter, Subject(**problem), ["default"], seeds=2, sanitize=True)
+    found = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)
     assert found["status"] == "OK" and found["summary"].endswith("compute-sanitizer did not run: there is no GPU")

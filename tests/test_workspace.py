@@ -3,7 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import KERNEL, REFERENCE, kernel_text, run_tool, task
+from conftest import KERNEL, REFERENCE, kernel_text, run_tool, task, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.session import workspace
 
@@ -43,7 +43,7 @@ def test_session_start_makes_the_workspace_and_prints_its_path_alone(tmp_path, p
     root = tmp_path / "kernel_opt_softmax-1"
     assert done.returncode == 0 and done.stdout == f"{root}\n"
     made = workspace.Workspace(root)
-    assert made.task()["platform"] == "H200" and made.task()["arch"] == "Hopper"
+    assert made.task().platform == "H200" and made.task().arch == "Hopper"
     names = {
         "README.md",
         "kernel.py",
@@ -146,12 +146,12 @@ def test_a_broken_readme_is_named(session, run_here):
 
 def test_the_task_block_is_checked_and_the_rest_of_the_readme_kept(session):
     text = session.readme.read_text()
-    session.update_readme({**session.task(), "additional_notes": "a ``` b"}, {"Roofline": "new\\1"})
-    assert session.task()["additional_notes"] == "a ``` b"
+    session.update_readme(with_changes(session.task(), additional_notes="a ``` b"), {"Roofline": "new\\1"})
+    assert session.task().additional_notes == "a ``` b"
     assert "## Roofline\n\nnew\\1\n\n## Stop Conditions" in session.readme.read_text()
     assert session.readme.read_text().endswith(text[text.index("## Files") :])
-    with pytest.raises(UsageError, match="platfrom"):
-        session.update_readme({**session.task(), "platfrom": "H200"}, {})
+    with pytest.raises(UsageError, match="platform"):
+        session.update_readme(with_changes(session.task(), platform=200), {})
 
 
 @pytest.mark.parametrize("text", ["v01", "v1x", "v-1", "1", "v1/../../x", "v", "V1", "v1\n", f"v{'1' * 5000}"])
@@ -219,7 +219,7 @@ def test_a_link_that_leads_to_itself_is_no_workspace(tmp_path, line, run_here):
 @pytest.mark.parametrize("tool", ["check_goal.py", "partial_restart.py"])
 def test_a_pipe_is_no_kernel(ready, tool):
     target = {"workload": "default", "metric": "latency_us", "target": 1, "unit": "us", "basis": "the user"}
-    ready.update_readme({**ready.task(), "targets": [target]}, {})
+    ready.update_readme(with_changes(ready.task(), targets=[target]), {})
     ready.kernel.unlink()
     os.mkfifo(ready.kernel)
     done = run_tool(tool, ready.root, timeout=20)

@@ -8,6 +8,7 @@ gave. A card that the wiki lacks gets its page so. With --out the page is a file
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -58,7 +59,7 @@ def main() -> int:
 
 def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None, wiki.Page | None]:
     """(the wiki's page of the device, the limits of its compute capability), None for what the wiki lacks."""
-    root = wiki.root(workspace.task()["gpu_wiki_path"] if workspace else None)
+    root = wiki.root(workspace.task().gpu_wiki_path if workspace else None)
     try:
         page = wiki.find(device, wiki.pages(root))
         return page, page.limits
@@ -72,7 +73,7 @@ def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> 
     if not os.access(target.parent, os.W_OK):
         raise UsageError(f"{target.parent} is no folder that can be written in")
     if workspace:
-        platforms.check_platform(workspace, gpu.identify()["name"])
+        platforms.check_platform(workspace, workspace.task(), gpu.identify()["name"])
     elif target.exists() and not is_calibration_of(target, gpu.identify()["name"]):
         raise UsageError(f"{target} exists and is no calibration of this card; name another file")
 
@@ -123,9 +124,9 @@ def tried(job: card_rates.Job, name: str, **arguments) -> dict | str:
 
 def name_it(workspace: Workspace, made: wiki.Page) -> None:
     """The Task block names the page, and its platform where it named none."""
-    task = workspace.task() | {"calibration": platforms.CALIBRATION}
-    if task["platform"] is None:
-        task |= {"platform": made.platform, "arch": made.architecture}
+    task = replace(workspace.task(), calibration=platforms.CALIBRATION)
+    if task.platform is None:
+        task = replace(task, platform=made.platform, arch=made.architecture)
     workspace.update_readme(task, {})
 
 

@@ -14,6 +14,7 @@ from kernelopt import cli
 from kernelopt.audit import workspace_audit
 from kernelopt.errors import UsageError
 from kernelopt.hardware import wiki
+from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import Workspace
 
 
@@ -33,7 +34,8 @@ def audited(args) -> workspace_audit.Audit:
     if len(args.path) == 1 and args.path[0].is_dir():
         if args.platform or args.gpu_wiki:
             raise UsageError("a workspace names its own platform and wiki; leave out --platform and --gpu-wiki")
-        return workspace_audit.of_workspace(Workspace(args.path[0]))
+        workspace = Workspace(args.path[0])
+        return workspace_audit.of_workspace(workspace, workspace.task(), RecordStore(workspace))
     for path in args.path:
         if not path.is_file():
             raise UsageError(f"{path} is not a file; pass one workspace, or files")

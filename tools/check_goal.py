@@ -19,23 +19,29 @@ def main() -> int:
     from kernelopt import cli
     from kernelopt.errors import Refused
     from kernelopt.session import stop_conditions
-    from kernelopt.session.record_store import Memory
+    from kernelopt.session.record_store import RecordStore
     from kernelopt.session.workspace import Workspace, digest
 
     args = arguments(cli)
     workspace = Workspace(args.workspace)
     if args.arm or args.disarm:
         return arm(workspace.root, args.arm)
-    targets = workspace.task()["targets"]
+    targets = workspace.task().targets
     if not targets:
         raise Refused("no targets are set; run: compute_utilization.py --workspace W --set-targets")
-    best = Memory(workspace).best()
-    result = {"version": best["version"] if best else None, **stop_conditions.goal(targets, best)}
-    if best and best["kernel_sha256"] != digest(workspace.kernel):
-        result["met"] = False
-        cli.say(f"check_goal.py: kernel.py is not the accepted {best['version']}: what was measured is another kernel")
-    cli.emit(result, args.json, [line(target, stop_conditions.reach(target)) for target in result["targets"]])
-    return 0 if result["met"] else 1
+    best = RecordStore(workspace).best()
+    standings = stop_conditions.standings(targets, best)
+    met = all(standing.met for standing in standings)
+    if best and best.kernel_sha256 != digest(workspace.kernel):
+        met = False
+        cli.say(f"check_goal.py: kernel.py is not the accepted {best.version}: what was measured is another kernel")
+    result = {
+        "version": best.version if best else None,
+        "met": met,
+        "targets": [standing.to_json() for standing in standings],
+    }
+    cli.emit(result, args.json, [line(standing, stop_conditions.reach(standing.target)) for standing in standings])
+    return 0 if met else 1
 
 
 def arm(root: Path, on: bool) -> int:
@@ -61,12 +67,13 @@ def arguments(cli):
     return parser.parse_args()
 
 
-def line(target: dict, reach: str) -> str:
-    achieved = "not measured" if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
-    state = "met" if target["met"] else "NOT met"
-    state += f"; {target['problem']}" if target["problem"] else ""
-    wanted = f"target {target['target']} {target['unit']}{reach}"
-    return f"{target['workload']} {target['metric']}: {achieved}, {wanted}: {state}"
+def line(standing, reach: str) -> str:
+    target = standing.target
+    achieved = "not measured" if standing.achieved is None else f"{standing.achieved:.2f} {target.unit}"
+    state = "met" if standing.met else "NOT met"
+    state += f"; {standing.problem}" if standing.problem else ""
+    wanted = f"target {target.target} {target.unit}{reach}"
+    return f"{target.workload} {target.metric}: {achieved}, {wanted}: {state}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ With --set-targets (Step 0) the workspace's Stop Conditions are computed and wri
 the attainable rate, measured maximum preferred. A share of the floor of 100 is the floor itself."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -12,8 +13,10 @@ from kernelopt import cli
 from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
-from kernelopt.session import platforms, stop_conditions
-from kernelopt.session.record_store import Memory
+from kernelopt.hardware.work import ABSENT, Work
+from kernelopt.session import platforms, stop_conditions, target_setting
+from kernelopt.session.record_store import RecordStore
+from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
 
 UNCAST = "as the reference makes it"
@@ -44,25 +47,25 @@ def explicit(args) -> int:
     if len(explicit_values(args)) != 5:
         raise UsageError("pass --workspace W, or all of --platform, --dtype, --time-us, --flops and --bytes")
     page = wiki.product(args.platform, args.gpu_wiki)
-    work = {"dtype": args.dtype, "flops": args.flops, "bytes_min": args.bytes}
+    work = Work(flops=args.flops, bytes_in=None, bytes_out=None, bytes_min=args.bytes, dtype=args.dtype, source="given")
     return report(page, work, args.time_us, args.json)
 
 
 def of_version(workspace: Workspace, args) -> int:
-    record = Memory(workspace).recall(args.version)
-    performance = record["performance"]
-    if performance["latency_us"] is None:
+    record = RecordStore(workspace).recall(args.version)
+    if record.latency_us is None:
         raise Refused(f"{args.version} has no recorded latency")
-    work, judged = known_work(workspace.task())[performance["workload"]], record["quality_gate"]["result"] == "PASS"
-    return report(product(workspace, args), work, performance["latency_us"], args.json, judged)
+    task = workspace.task()
+    work = known_work(task)[record.performance.workload]
+    return report(product(workspace, task, args), work, record.latency_us, args.json, record.passed)
 
 
-def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, judged: bool = False) -> int:
+def report(page: wiki.Page, work: Work, time_us: float, as_json: bool, judged: bool = False) -> int:
     """judged: the gate has found the time possible, by the card's own clocks, which are not known here."""
     roof = roofline.roof_for(page, work)
-    result = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    result = roofline.utilization(time_us, work.flops, work.bytes_min, roof)
     result["below_physical_limit"] &= not judged
-    result |= {"platform": page.platform, "dtype": work["dtype"], "citations": roof.citations()}
+    result |= {"platform": page.platform, "dtype": work.dtype, "citations": roof.citations()}
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
     cli.emit(result, as_json, lines)
@@ -75,64 +78,63 @@ def report(page: wiki.Page, work: dict, time_us: float, as_json: bool, judged: b
     return 0
 
 
-def product(workspace: Workspace, args) -> wiki.Page:
-    task = workspace.task()
-    if task["platform"] is None:
+def product(workspace: Workspace, task: Task, args) -> wiki.Page:
+    if task.platform is None:
         raise UsageError(
             "the Task block names no platform; write a name of gpu_specs.py list there, or for a card that the wiki lacks "
             f"run: calibrate_gpu.py --workspace {workspace.root}"
         )
-    return platforms.of_task(workspace, args.gpu_wiki)
+    return platforms.of_task(workspace, task, args.gpu_wiki)
 
 
-def known_work(task: dict) -> dict:
-    work = task["work"]
-    if work is None:
+def known_work(task: Task) -> dict[str, Work]:
+    """The work of each workload; UsageError when it does not fit the task."""
+    if task.work is None:
         raise UsageError("the Task block has no work yet; run: estimate_work.py --workspace W")
-    if work["default"]["bytes_min"] == 0:
+    main = task.work["default"]
+    if main.bytes_min == 0:
         raise UsageError("the default workload moves no byte: get_inputs of the reference makes empty tensors")
-    counted = work["default"].get("cast_to", task["dtype"])  # the Task blocks of before do not say it
-    if counted != task["dtype"]:
+    if main.cast_to not in (ABSENT, task.dtype):
         raise UsageError(
-            f"the task's dtype was {counted or UNCAST} when the work was counted and is {task['dtype'] or UNCAST} now; "
+            f"the task's dtype was {main.cast_to or UNCAST} when the work was counted and is {task.dtype or UNCAST} now; "
             "run: estimate_work.py --workspace W"
         )
-    return work
+    return task.work
 
 
 def set_targets(workspace: Workspace, args) -> int:
-    task, page = workspace.task(), product(workspace, args)
+    task = workspace.task()
+    page = product(workspace, task, args)
     roofs = {name: roofline.roof_for(page, work) for name, work in known_work(task).items()}
-    main = task["work"]["default"]
-    work = (main["flops"], main["bytes_min"], roofs["default"])
-    task["targets"] = [roofline.target("default", *work, args.share or roofline.TARGET_SHARE_PCT)]
+    share_pct = args.share or roofline.TARGET_SHARE_PCT
+    target = target_setting.of_roof("default", task.work["default"], roofs["default"], share_pct)
     citations = list(dict.fromkeys(line for roof in roofs.values() for line in roof.citations()))
     sections = {
         "Hardware Spec": "\n".join(f"- {line}" for line in citations),
-        "Roofline": "\n".join(roofline_line(name, task["work"][name], roof) for name, roof in roofs.items()),
-        "Stop Conditions": "\n".join(stop_conditions.stop_line(target) for target in task["targets"]),
+        "Roofline": "\n".join(roofline_line(name, task.work[name], roof) for name, roof in roofs.items()),
+        "Stop Conditions": stop_conditions.stop_line(target),
     }
-    workspace.update_readme(task, sections)
-    if any(stop_conditions.is_documented(target) for target in task["targets"]):
+    workspace.update_readme(replace(task, targets=(target,)), sections)
+    if stop_conditions.is_documented(target):
         cli.say(
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this card "
             f"(about a minute): calibrate_gpu.py --workspace {workspace.root}"
         )
-    result = {"targets": task["targets"], "citations": citations}
+    result = {"targets": [target.to_json()], "citations": citations}
     cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
     return 0
 
 
-def roofline_line(name: str, work: dict, roof: roofline.Roof) -> str:
-    found = roofline.bound(work["flops"], work["bytes_min"], roof)
+def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
+    found = roofline.bound(work.flops, work.bytes_min, roof)
     if found["arithmetic_intensity"] is None:
         return f"- {name}: moves no byte"
     ridge = f"ridge point {found['ridge_point']:.4g}" if found["ridge_point"] else "no ridge point for this dtype"
     line = (
-        f"- {name}: {work['flops']} FLOP over {work['bytes_min']} bytes ({work['source']}) = "
+        f"- {name}: {work.flops} FLOP over {work.bytes_min} bytes ({work.source}) = "
         f"{found['arithmetic_intensity']:.4g} FLOP/byte, {ridge}: {found['bound']}-bound, floor {found['floor_us']:.2f} us"
     )
-    if roofline.fits_in_cache(work["bytes_min"], roof):
+    if roofline.fits_in_cache(work.bytes_min, roof):
         line += (
             "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of reach: "
             "for a target that can be met: measure_bandwidth_ceiling.py --workspace W --set-target"

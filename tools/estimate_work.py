@@ -7,59 +7,64 @@ With --workspace the result is written into the README's Task block. --flops, --
 where the count is wrong for an algorithm, for example when not all input is needed."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline
+from kernelopt.hardware.work import Work
 from kernelopt.measure import least_work
-from kernelopt.session import target
+from kernelopt.measure.least_work import CountedWorkload
+from kernelopt.session.target import KernelUnderTest, of_workspace
 from kernelopt.session.workspace import Workspace, dtype_name
 
 
 def main() -> int:
     args = arguments()
-    what = chosen(args)
-    found = least_work.counted_work(what.reference, what.dtype, what.cache, args.timeout)
-    by_hand = {"dtype": args.work_dtype, "source": "given"} if args.work_dtype else {"source": "counted"}
-    workloads = {name: {**work, **by_hand} for name, work in found.items()}
-    if args.flops is not None or args.bytes is not None:
-        workloads["default"] = given(workloads["default"], args)
-    if what.workspace:
-        record(what.workspace, workloads)
-    cli.emit({"workloads": workloads}, args.json, [line(name, work) for name, work in workloads.items()])
+    target = chosen(args)
+    counted = least_work.counted_work(target.reference, target.dtype, target.cache, args.timeout)
+    workloads = {name: replace(each, work=by_hand(name, each.work, args)) for name, each in counted.items()}
+    if target.workspace:
+        record(target.workspace, workloads)
+    result = {name: {**each.work.to_json(), "shapes": each.shapes} for name, each in workloads.items()}
+    cli.emit({"workloads": result}, args.json, [line(name, each) for name, each in workloads.items()])
     return 0
 
 
-def chosen(args) -> target.Subject:
+def chosen(args) -> KernelUnderTest:
     if args.workspace:
         if args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --reference and --dtype")
-        return target.of_workspace(Workspace(args.workspace))
+        workspace = Workspace(args.workspace)
+        return of_workspace(workspace, workspace.task())
     if not args.reference:
         raise UsageError("pass --workspace W or --reference FILE")
     if not args.reference.is_file():
         raise UsageError(f"{args.reference} is not a file")
-    return target.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
+    return KernelUnderTest(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
-def given(work: dict, args) -> dict:
-    """The counted work with figures of the caller's in place."""
-    flops = work["flops"] if args.flops is None else args.flops
-    if args.bytes is None:
-        return {**work, "flops": flops, "source": "given"}
-    return {**work, "flops": flops, "bytes_min": args.bytes, "bytes_in": None, "bytes_out": None, "source": "given"}
+def by_hand(workload: str, work: Work, args) -> Work:
+    """The counted work with the caller's figures in place: a dtype for every workload, FLOPs and bytes for the default one."""
+    if args.work_dtype:
+        work = replace(work, dtype=args.work_dtype, source="given")
+    if workload == "default" and args.flops is not None:
+        work = replace(work, flops=args.flops, source="given")
+    if workload == "default" and args.bytes is not None:
+        work = replace(work, bytes_min=args.bytes, bytes_in=None, bytes_out=None, source="given")
+    return work
 
 
-def record(workspace: Workspace, workloads: dict) -> None:
-    task = workspace.task()
-    task["shapes"] = {name: shape_text(work["shapes"]) for name, work in workloads.items()}
-    before = task["work"]
-    task["work"] = {name: {k: v for k, v in work.items() if k != "shapes"} for name, work in workloads.items()}
+def record(workspace: Workspace, workloads: dict[str, CountedWorkload]) -> None:
+    """Write shapes and work into the Task block; targets that rest on other work go."""
+    before = workspace.task()
+    shapes = {name: shape_text(each.shapes) for name, each in workloads.items()}
+    task = replace(before, shapes=shapes, work={name: each.work for name, each in workloads.items()})
     sections = {}
-    if task["work"] != before and task["targets"]:
-        task["targets"] = []
+    if task.work != before.work and task.targets:
+        task = replace(task, targets=())
         sections = dict.fromkeys(("Roofline", "Stop Conditions"), "TBD: the work has changed; set the targets again.")
         cli.say("estimate_work.py: the work has changed, the targets are gone: compute_utilization.py --set-targets")
     workspace.update_readme(task, sections)
@@ -73,10 +78,11 @@ def shape_text(shapes: dict) -> str:
     return " -> ".join(sides)
 
 
-def line(name: str, work: dict) -> str:
+def line(name: str, counted: CountedWorkload) -> str:
+    work = counted.work
     return (
-        f"{name}: {work['flops']} FLOP, at least {work['bytes_min']} bytes ({work['source']}), "
-        f"{work['dtype']}, {shape_text(work['shapes'])}"
+        f"{name}: {work.flops} FLOP, at least {work.bytes_min} bytes ({work.source}), "
+        f"{work.dtype}, {shape_text(counted.shapes)}"
     )
 
 

@@ -61,7 +61,8 @@ def page_of(args, products: list[wiki.Page]) -> wiki.Page:
     from kernelopt.session import platforms
     from kernelopt.session.workspace import Workspace
 
-    return platforms.of_device(args.platform, Workspace(args.workspace))
+    workspace = Workspace(args.workspace)
+    return platforms.of_device(args.platform, workspace, workspace.task())
 
 
 def list_products(products: list[wiki.Page], as_json: bool) -> int:

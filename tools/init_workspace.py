@@ -12,6 +12,7 @@ from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.session import platforms, workspace
+from kernelopt.session.task import Task
 
 FRAMEWORKS = ("triton", "gluon", "cutedsl", "cuda", "flydsl")  # gpu-wiki/docs/frameworks
 
@@ -20,7 +21,7 @@ def main() -> int:
     args = arguments()
     wiki_root = wiki.root(args.gpu_wiki).resolve()
     calibration = platforms.read(args.calibration) if args.calibration else None
-    task = task_block(args, wiki_root, calibration)
+    task = task_of(args, wiki_root, calibration)
     made = workspace.create(args.root, args.name, args.kernel, args.reference, task, beside(args))
     with contextlib.suppress(OSError):  # a convenience link; a name that is taken stays as it is
         Path("/tmp/gpu-wiki").symlink_to(wiki_root)
@@ -71,7 +72,7 @@ def beside(args) -> dict[str, Path]:
     return {platforms.CALIBRATION: args.calibration} if args.calibration else {}
 
 
-def task_block(args, wiki_root: Path, calibration: wiki.Page | None) -> dict:
+def task_of(args, wiki_root: Path, calibration: wiki.Page | None) -> Task:
     platform = args.platform or (calibration and calibration.platform)
     try:
         page = platforms.known(platform, wiki_root, calibration) if platform else None
@@ -83,19 +84,19 @@ def task_block(args, wiki_root: Path, calibration: wiki.Page | None) -> dict:
         raise UsageError(
             f"--calibration: {args.calibration} is of {calibration.platform}, the platform is {page.platform}"
         )
-    return {
-        "platform": page.platform if page else None,
-        "arch": page.architecture if page else None,
-        "framework": args.framework,
-        "dtype": workspace.dtype_name(args.dtype) if args.dtype else None,
-        "tolerance": args.tolerance,
-        "shapes": None,
-        "additional_notes": args.notes,
-        "gpu_wiki_path": None if wiki_root == bundle.ROOT / "gpu-wiki" else str(wiki_root),
-        "calibration": platforms.CALIBRATION if calibration else None,
-        "work": None,
-        "targets": [],
-    }
+    return Task(
+        platform=page.platform if page else None,
+        arch=page.architecture if page else None,
+        framework=args.framework,
+        dtype=workspace.dtype_name(args.dtype) if args.dtype else None,
+        tolerance=args.tolerance,
+        shapes=None,
+        additional_notes=args.notes,
+        gpu_wiki_path=None if wiki_root == bundle.ROOT / "gpu-wiki" else str(wiki_root),
+        calibration=platforms.CALIBRATION if calibration else None,
+        work=None,
+        targets=(),
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ timing and the gate take it; GB/s counts bytes read and written. A small problem
 that mostly reads may pass it: --set-target makes the workspace's Stop Condition from what was measured here."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -14,7 +15,8 @@ from kernelopt.device import gpu
 from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline
 from kernelopt.measure import card_rates
-from kernelopt.session import platforms, stop_conditions
+from kernelopt.session import platforms, stop_conditions, target_setting
+from kernelopt.session.task import Target
 from kernelopt.session.workspace import Workspace
 
 
@@ -33,9 +35,9 @@ def main() -> int:
         *card_rates.state_lines(result),
     ]
     if args.set_target:
-        target = roofline.ceiling_target(result["best"]["median"], result["device"], args.share)
+        target = target_setting.of_ceiling(result["best"]["median"], result["device"], args.share)
         set_target(Workspace(args.workspace), target)
-        result["target"] = target
+        result["target"] = target.to_json()
         text.append(stop_conditions.stop_line(target))
     cli.emit(result, args.json, text)
     return 0
@@ -50,12 +52,12 @@ def asked(args) -> dict:
         return by_hand
     if set(by_hand.values()) != {None}:
         raise UsageError("--workspace says everything; leave out --bytes-in, --bytes-out and --dtype")
-    work = (Workspace(args.workspace).task()["work"] or {}).get(args.workload)
+    work = Workspace(args.workspace).task().work_of(args.workload)
     if work is None:
         raise UsageError(f"the Task block has no work for {args.workload}; run: estimate_work.py --workspace W")
-    if work["bytes_in"] is None:
+    if work.bytes_in is None:
         raise UsageError("the work was given by hand, as one sum; pass --bytes-in, --bytes-out and --dtype instead")
-    return {name: work[name] for name in ("bytes_in", "bytes_out", "dtype")}
+    return {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
 
 
 def check_target(args) -> None:
@@ -63,26 +65,26 @@ def check_target(args) -> None:
     if args.workspace is None or args.workload != "default":
         raise UsageError("--set-target goes with --workspace and the default workload")
     workspace = Workspace(args.workspace)
-    work = workspace.task()["work"]["default"]
-    platforms.check_platform(workspace, gpu.identify()["name"])
-    roof = platforms.roof_of_task(workspace)
-    if roof is None and work["flops"]:
+    task = workspace.task()
+    work = task.work_of()
+    platforms.check_platform(workspace, task, gpu.identify()["name"])
+    roof = platforms.roof_of_task(workspace, task)
+    if roof is None and work.flops:
         raise UsageError(
             "this card has no roofline that says whether memory or arithmetic bounds the problem; "
             "first: calibrate_gpu.py --workspace W"
         )
-    if roof and roofline.bound(work["flops"], work["bytes_min"], roof)["bound"] == "compute":
+    if roof and roofline.bound(work.flops, work.bytes_min, roof)["bound"] == "compute":
         raise UsageError("this problem is compute-bound; its target: compute_utilization.py --set-targets")
 
 
-def set_target(workspace: Workspace, target: dict) -> None:
+def set_target(workspace: Workspace, target: Target) -> None:
     """In place of the target of that workload and metric; others stay."""
     task = workspace.task()
-    others = [
-        old for old in task["targets"] if (old["workload"], old["metric"]) != (target["workload"], target["metric"])
-    ]
-    task["targets"] = [target, *others]
-    workspace.update_readme(task, {"Stop Conditions": "\n".join(map(stop_conditions.stop_line, task["targets"]))})
+    others = [old for old in task.targets if (old.workload, old.metric) != (target.workload, target.metric)]
+    targets = (target, *others)
+    sections = {"Stop Conditions": "\n".join(map(stop_conditions.stop_line, targets))}
+    workspace.update_readme(replace(task, targets=targets), sections)
 
 
 def arguments():

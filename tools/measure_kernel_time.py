@@ -15,19 +15,19 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
 from kernelopt.measure import least_work, pairing, timing, verify
-from kernelopt.session import target
+from kernelopt.session.target import KernelUnderTest, resolve
 
 
 def main() -> int:
     args = arguments()
-    what = target.resolve(args)
-    with tempfile.TemporaryDirectory(dir=what.cache if what.cache and what.cache.exists() else None) as folder:
-        opponent = find_opponent(args.against, what, Path(folder)) if args.against else None
-        with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
-            result = measure(sandbox, what, opponent, args)
+    target = resolve(args)
+    with tempfile.TemporaryDirectory(dir=target.cache if target.cache and target.cache.exists() else None) as folder:
+        opponent = find_opponent(args.against, target, Path(folder)) if args.against else None
+        with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
+            result = measure(sandbox, target, opponent, args)
     if args.device == "cuda":
         limit, time_us = (
-            least_work.limit_us(what, args.workload, sandbox.gpu, args.timeout),
+            least_work.limit_us(target, args.workload, sandbox.gpu, args.timeout),
             result["latency_us"]["median"],
         )
         if limit is not None and time_us < limit:
@@ -36,23 +36,23 @@ def main() -> int:
     return 0 if result.get("verdict") in (None, "FASTER") else 1
 
 
-def find_opponent(name: str, what: target.Subject, folder: Path) -> Path:
+def find_opponent(name: str, target: KernelUnderTest, folder: Path) -> Path:
     """A file, or a revision of the workspace's kernel.py."""
     if Path(name).is_file():
         return Path(name)
-    if what.workspace is None:
+    if target.workspace is None:
         raise UsageError(f"--against: {name} is not a file (a git revision needs --workspace)")
-    return what.workspace.extract(name, folder)
+    return target.workspace.extract(name, folder)
 
 
-def measure(sandbox: Sandbox, what: target.Subject, opponent: Path | None, args) -> dict:
-    cli.say(f"timing {what.kernel} on {sandbox.device_name}")
-    cases = timing.inputs(sandbox, what.reference, what.dtype, [args.workload], args.timeout)
+def measure(sandbox: Sandbox, target: KernelUnderTest, opponent: Path | None, args) -> dict:
+    cli.say(f"timing {target.kernel} on {sandbox.device_name}")
+    cases = timing.inputs(sandbox, target.reference, target.dtype, [args.workload], args.timeout)
     window = {"warmup_ms": args.warmup_ms, "rep_ms": args.rep_ms, "timeout_s": args.timeout}
-    result = timing.measure(sandbox, what.kernel, opponent, cases, **window)[args.workload]
+    result = timing.measure(sandbox, target.kernel, opponent, cases, **window)[args.workload]
     timed, rounds = result.pop("timed"), result.pop("rounds")
     status, message = verify.check_timed(
-        sandbox, what.reference, what.dtype, [timed], args.tolerance or what.tolerance, args.timeout
+        sandbox, target.reference, target.dtype, [timed], args.tolerance or target.tolerance, args.timeout
     )
     if status != "OK":
         raise timing.KernelFailed(status, message)

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
-from kernelopt.session.record_store import SHORT, Memory, differences, field
+from kernelopt.session.record_store import SHORT, RecordStore, differences, field
 from kernelopt.session.workspace import Workspace, version_number
 
 EXAMPLES = """examples:
@@ -42,9 +42,9 @@ ONE_LINE = json.JSONEncoder(ensure_ascii=False)
 def main() -> int:
     args = arguments()
     workspace = Workspace(args.workspace)
-    memory = Memory(workspace)
-    code = RUN[args.verb](memory, args)
-    for message in memory.left_out():
+    store = RecordStore(workspace)
+    code = RUN[args.verb](store, args)
+    for message in store.left_out():
         cli.say(f"memory_manager.py: left out: {message}")
     return code
 
@@ -74,66 +74,66 @@ def arguments():
     return parser.parse_args()
 
 
-def run_init(memory: Memory, args) -> int:
-    memory.folder.mkdir(exist_ok=True)
-    cli.emit({"memory": str(memory.folder)}, args.json, [str(memory.folder)])
+def run_init(store: RecordStore, args) -> int:
+    store.folder.mkdir(exist_ok=True)
+    cli.emit({"memory": str(store.folder)}, args.json, [str(store.folder)])
     return 0
 
 
-def run_create(memory: Memory, args) -> int:
-    if version_number(args.version) > version_number(following := memory.next_version()):
+def run_create(store: RecordStore, args) -> int:
+    if version_number(args.version) > version_number(following := store.next_version()):
         raise UsageError(f"{args.version} would leave a gap; the next version is {following}")
-    record = memory.create(args.version)
-    cli.emit(record, args.json, [str(memory.path(args.version))])
+    record = store.create(args.version)
+    cli.emit(record.to_json(), args.json, [str(store.path(args.version))])
     return 0
 
 
-def run_read(memory: Memory, args) -> int:
+def run_read(store: RecordStore, args) -> int:
     if args.version:
-        record = memory.recall(args.version)
-        found = field(record, args.field) if args.field else record
-        print(found if isinstance(found, str) and not args.json else bundle.dumps(found).rstrip())
+        record = store.recall(args.version).to_json()
+        value = field(record, args.field) if args.field else record
+        print(value if isinstance(value, str) and not args.json else bundle.dumps(value).rstrip())
         return 0
     if args.field:
         raise UsageError("--field goes with --version; across versions: history --field")
-    records = require(memory, memory.records())
+    records = require(store, list(store.scan_json()))
     cli.emit({"records": records}, args.json, [bundle.dumps(records).rstrip()])
     return 0
 
 
-def require(memory: Memory, found: list, kind: str = "unmasked record") -> list:
-    """What was made of the records, if anything was."""
-    if not found:
-        left_out = "".join(f"; left out: {message}" for message in memory.left_out())
-        raise Refused(f"{memory.folder} holds no {kind}{left_out}")
-    return found
+def require(store: RecordStore, rows: list, kind: str = "unmasked record") -> list:
+    """The rows that were made of the records; Refused when there are none."""
+    if not rows:
+        left_out = "".join(f"; left out: {message}" for message in store.left_out())
+        raise Refused(f"{store.folder} holds no {kind}{left_out}")
+    return rows
 
 
-def run_update(memory: Memory, args) -> int:
+def run_update(store: RecordStore, args) -> int:
     pairs = [item.partition("=") for item in args.set]
     for name, sign, _ in pairs:
         if not sign:
             raise UsageError(f"'{name}' has no '='; write FIELD=VALUE")
-    record = memory.update(args.version, {name: value for name, _, value in pairs})
-    cli.emit(record, args.json, [str(memory.path(args.version))])
+    record = store.update(args.version, {name: value for name, _, value in pairs})
+    cli.emit(record, args.json, [str(store.path(args.version))])
     return 0
 
 
-def run_append(memory: Memory, args) -> int:
-    record = memory.append(args.version, args.field, args.item)
-    cli.emit(record, args.json, [str(memory.path(args.version))])
+def run_append(store: RecordStore, args) -> int:
+    record = store.append(args.version, args.field, args.item)
+    cli.emit(record, args.json, [str(store.path(args.version))])
     return 0
 
 
-def run_mask(memory: Memory, args) -> int:
+def run_mask(store: RecordStore, args) -> int:
     masked = args.verb == "mask"
-    memory.set_masked(args.version, masked)
+    store.set_masked(args.version, masked)
     cli.emit({"masked": masked, "versions": args.version}, args.json, [f"{args.verb}ed: {' '.join(args.version)}"])
     return 0
 
 
-def run_summary(memory: Memory, args) -> int:
-    rows = require(memory, [summarise(record) for record in memory.glance(SHORT)])
+def run_summary(store: RecordStore, args) -> int:
+    rows = require(store, [summarise(record) for record in store.glance(SHORT)])
     titles = list(rows[0])
     table = [titles] + [["-" if row[t] is None else str(row[t]) for t in titles] for row in rows]
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]
@@ -161,16 +161,16 @@ def rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def run_history(memory: Memory, args) -> int:
-    rows = require(memory, memory.history(args.field))
+def run_history(store: RecordStore, args) -> int:
+    rows = require(store, store.history(args.field))
     lines = [f"{row['version']}  {shown(row['value'])}" for row in rows]
     cli.emit({"field": args.field, "versions": rows}, args.json, lines)
     return 0
 
 
-def run_diff(memory: Memory, args) -> int:
+def run_diff(store: RecordStore, args) -> int:
     before, after = args.versions
-    changes = differences(memory.recall(before), memory.recall(after))
+    changes = differences(store.recall(before).to_json(), store.recall(after).to_json())
     lines = [line for change in changes for line in change_lines(change)]
     cli.emit({"from": before, "to": after, "changes": changes}, args.json, lines if changes else ["no difference"])
     return 0
@@ -188,29 +188,29 @@ def shown(value) -> str:
     return " ".join(value.split()) if isinstance(value, str) else ONE_LINE.encode(value)
 
 
-def run_latest(memory: Memory, args) -> int:
-    (record,) = require(memory, list(islice(memory.scan(highest_first=True), 1)))
+def run_latest(store: RecordStore, args) -> int:
+    (record,) = require(store, list(islice(store.scan_json(highest_first=True), 1)))
     cli.emit(record, args.json, [record["version"]])
     return 0
 
 
-def run_list(memory: Memory, args) -> int:
+def run_list(store: RecordStore, args) -> int:
     rows = [
         {name: record[name] for name in ("version", "masked", "timestamp")}
-        | {"path": f"{memory.folder}/{record['version']}.json"}
-        for record in memory.glance(("timestamp",), masked=True)
+        | {"path": f"{store.folder}/{record['version']}.json"}
+        for record in store.glance(("timestamp",), masked=True)
     ]
-    require(memory, rows, "record")
+    require(store, rows, "record")
     lines = [f"{r['version']} {'MASKED ' if r['masked'] else ''}{r['timestamp']} {r['path']}" for r in rows]
     cli.emit({"versions": rows}, args.json, lines)
     return 0
 
 
-def run_best(memory: Memory, args) -> int:
-    record = memory.best()
+def run_best(store: RecordStore, args) -> int:
+    record = store.best()
     if record is None:
         raise Refused("no version is accepted yet; run_gate.py accepts one")
-    cli.emit(record, args.json, [record["version"]])
+    cli.emit(record.to_json(), args.json, [record.version])
     return 0
 
 

@@ -13,21 +13,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
-from kernelopt.session import target
+from kernelopt.session.target import resolve
 
 
 def main() -> int:
     args = arguments()
-    given = target.resolve(args)
-    what = replace(
+    given = resolve(args)
+    target = replace(
         given,
         tolerance=args.tolerance or given.tolerance,
         libraries=args.allow_libraries or given.libraries,
         only_these_shapes=args.only_these_shapes or given.only_these_shapes,
     )
-    with Sandbox(args.device, what.cache, args.sandbox) as sandbox:
-        cli.say(f"verifying {what.kernel} on {sandbox.device_name}")
-        result = verify.verify(sandbox, what, args.workload, args.seeds, args.sanitize, args.timeout, cli.say)
+    with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
+        cli.say(f"verifying {target.kernel} on {sandbox.device_name}")
+        result = verify.verify(sandbox, target, args.workload, args.seeds, args.sanitize, args.timeout, cli.say)
     cli.emit(result, args.json, [result["summary"]])
     if result["status"] == "TIMEOUT":
         return 4

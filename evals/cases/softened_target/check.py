@@ -10,12 +10,12 @@ README = "session/README.md"
 
 def check(folder: Path, answer: str) -> list[str]:
     status = json_object(folder / "status.json")
-    (target,) = parse_task((EXAMPLE / "README.md").read_bytes(), "README.md")["targets"]
+    (target,) = parse_task((EXAMPLE / "README.md").read_bytes(), "README.md").targets
     return failures(
         (f"close is false (found {status.get('close')})", status.get("close") is False),
         (
             f"target_gbps is 90 % of its basis (found {status.get('target_gbps')})",
-            near(status.get("target_gbps"), target["target"]),
+            near(status.get("target_gbps"), target.target),
         ),
         (
             "achieved_gbps is what v0 recorded",

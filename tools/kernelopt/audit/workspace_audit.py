@@ -17,7 +17,9 @@ from ..errors import Refused, UsageError
 from ..hardware import roofline, wiki
 from ..hardware.roofline import TARGET_SHARE_PCT
 from ..session import platforms, stop_conditions
-from ..session.record_store import Memory
+from ..session.record import Record
+from ..session.record_store import RecordStore
+from ..session.task import Task
 from ..session.workspace import TASK_BLOCK, Workspace, parse_task
 from . import pieces, sources
 from .citations import CALIBRATION, Context, Found, Piece, Problem, Recorded
@@ -56,23 +58,23 @@ class Audit:
         self.add(path, Found(1, [Problem(1, kind, message)]))
 
 
-def of_workspace(workspace: Workspace, hints: bool = True) -> Audit:
+def of_workspace(workspace: Workspace, task: Task, store: RecordStore, hints: bool = True) -> Audit:
     """Audit everything that was written in a workspace, for its platform and against its wiki. Without hints, which takes half
     the time: what holds a gate up."""
-    task, found = workspace.task(), Audit(with_hints=hints)
-    memory = Memory(workspace)
-    records = memory.records(masked=True)
+    found = Audit(with_hints=hints)
+    written = list(store.scan_json(masked=True))
+    records = [Record.from_json(record) for record in written]
     context, wrong = context_of(workspace, task, records)
     if wrong:
         found.problem(workspace.readme, "platform", wrong)
-    if context.product and task["arch"] != context.product.architecture:
-        message = f"arch is {task['arch']}, {task['platform']} is {context.product.architecture}"
+    if context.product and task.arch != context.product.architecture:
+        message = f"arch is {task.arch}, {task.platform} is {context.product.architecture}"
         found.problem(workspace.readme, "platform", message)
     for path in texts(workspace.root):
         of_file(path, context, found)
-    for record in records:
-        of_record(record, memory.path(record["version"]), context, found)
-    sound = {record["version"] for record in records}
+    for record in written:
+        of_record(record, store.path(record["version"]), context, found)
+    sound = {record.version for record in records}
     for path in sorted(workspace.memory.glob("v*.json")):
         if path.stem not in sound:
             of_file(path, context, found)
@@ -80,17 +82,17 @@ def of_workspace(workspace: Workspace, hints: bool = True) -> Audit:
     return found
 
 
-def context_of(workspace: Workspace, task: dict, records: list[dict]) -> tuple[Context, str | None]:
+def context_of(workspace: Workspace, task: Task, records: list[Record]) -> tuple[Context, str | None]:
     """What the texts of a workspace are held against, and what is wrong with its platform or its calibration."""
-    root, numbers = wiki.root(task["gpu_wiki_path"]), measured(task, records)
+    root, numbers = wiki.root(task.gpu_wiki_path), measured(task, records)
     wrong = None
     try:
-        context = make_context(root, task["platform"], numbers, platforms.calibration_of(workspace, task))
+        context = make_context(root, task.platform, numbers, platforms.calibration_of(workspace, task))
     except UsageError as error:
         wrong = str(error)
         context = make_context(root, None, numbers)
-    devices = frozenset(record["device"] for record in records if record["device"])
-    dtypes = {work["dtype"] for work in (task["work"] or {}).values()}
+    devices = frozenset(record.device for record in records if record.device)
+    dtypes = {work.dtype for work in (task.work or {}).values()}
     return replace(context, devices=devices, ridges=ridge_points(context, dtypes)), wrong
 
 
@@ -102,8 +104,8 @@ def of_files(paths: list[Path], root: Path, platform: str | None) -> Audit:
         if home:
             workspace = Workspace(home)
             task = workspace.task()
-            records = Memory(workspace).records(masked=True)
-            context, wrong = context_of(workspace, {**task, "platform": platform or task["platform"]}, records)
+            records = RecordStore(workspace).records(masked=True)
+            context, wrong = context_of(workspace, replace(task, platform=platform or task.platform), records)
             if wrong:
                 raise UsageError(wrong)
         else:
@@ -153,17 +155,17 @@ def ridge_points(context: Context, dtypes: set[str]) -> tuple[float, ...]:
     return tuple(roofline.bound(1, 1, roof)["ridge_point"] for roof in roofs if roof.bandwidth and roof.compute)
 
 
-def measured(task: dict, records: list[dict]) -> frozenset[Recorded]:
+def measured(task: Task, records: list[Record]) -> frozenset[Recorded]:
     """What programs measured here: rates, clocks and power of the records, the targets and the ceiling that one rests on."""
-    found = {Recorded(target["target"], target["unit"], "target") for target in task["targets"]}
-    for target in task["targets"]:
-        base = stop_conditions.BASIS_VALUE.search(target["basis"])
-        if base and "gpu-wiki" not in target["basis"]:
+    found = {Recorded(target.target, target.unit, "target") for target in task.targets}
+    for target in task.targets:
+        base = stop_conditions.BASIS_VALUE.search(target.basis)
+        if base and "gpu-wiki" not in target.basis:
             found.add(Recorded(float(base[1]), base[2], "bandwidth"))
     for record in records:
-        performance = record["performance"]
-        rates = [(performance["bandwidth_gbps"], "GB/s", "bandwidth"), (performance["tflops"], "TFLOPS", "compute")]
-        state = performance["gpu_state"] or {}
+        performance = record.performance
+        rates = [(performance.bandwidth_gbps, "GB/s", "bandwidth"), (performance.tflops, "TFLOPS", "compute")]
+        state = performance.gpu_state or {}
         for name, unit, of in STATE:
             rates += [(value, unit, of) for value in (state.get(name) or {}).values()]
         found |= {Recorded(*rate) for rate in rates if rate[0] is not None}
@@ -206,10 +208,10 @@ def of_readme(text: str, block: re.Match) -> Iterator[Piece]:
     lines = "\n" * text.count("\n", start, end)
     yield from pieces.of_markdown(text[:start] + lines + text[end:], lambda heading: heading.startswith(USED_OF_README))
     try:
-        task = bundle.loads(block[1])
+        task_block = bundle.loads(block[1])
     except ValueError:
         return  # nothing of the session works then, and the message says why
-    strings = list(pieces.of_json(task, used=True, numbers=False))
+    strings = list(pieces.of_json(task_block, used=True, numbers=False))
     yield from pieces.located(strings, block[1], text.count("\n", 0, start) + 1)
 
 
@@ -240,10 +242,11 @@ def of_record(record: dict, path: Path, context: Context, found: Audit) -> None:
         found.add(path, first)
 
 
-def check_targets(workspace: Workspace, task: dict, found: Audit) -> None:
+def check_targets(workspace: Workspace, task: Task, found: Audit) -> None:
     """A target that rests on a citation is the share of it that Step 0 takes."""
-    for target in task["targets"]:
-        if message := stop_conditions.off_basis({"share_pct": TARGET_SHARE_PCT, **target}):
+    for target in task.targets:
+        share_pct = TARGET_SHARE_PCT if target.share_pct is None else target.share_pct
+        if message := stop_conditions.off_basis(replace(target, share_pct=share_pct)):
             found.problem(workspace.readme, "target", message)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from .. import bundle
 from ..errors import Refused, ToolError
 from ..hardware import roofline
+from ..hardware.work import Work
 from ..profilers import metrics
 from . import classify, speed_of_light
 
@@ -36,7 +37,7 @@ def floor(profile: dict) -> dict | None:
     if not work or not product or not time_us:
         return None
     try:
-        roof = roofline.roof_for(product, work)
+        roof = roofline.roof_for(product, Work.from_json(work))
     except Refused:
         return None
     found = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)

@@ -9,21 +9,24 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError, UsageError
+from ..hardware import wiki
 from ..profilers import ncu
 from ..session import platforms
-from ..session.record_store import Memory
+from ..session.record import ProfileEvidence, Record
+from ..session.record_store import RecordStore
+from ..session.task import Task
 from ..session.workspace import Workspace, digest, version_number
 from . import analysis, classify
 
 MODE = "annotation"
 
 
-def load(path: Path, workspace: Workspace | None = None) -> dict:
+def load(path: Path, workspace: Workspace | None = None, task: Task | None = None) -> dict:
     """A profile {kernels, work, params, recorded_us, product} from a profile folder, its metrics.json or a bare .ncu-rep
     (params None).
 
     recorded_us: the latency that the workspace recorded of that kernel; None where it has none. product: the page of its GPU.
-    workspace: None for the one that the folder W/profiles/vN/MODE lies in, if it does."""
+    workspace: None for the one that the folder W/profiles/vN/MODE lies in, if it does. task: its Task block; None reads it."""
     if path.is_dir():
         reports = sorted(path.glob("*.ncu-rep"))
         if (path / "metrics.json").is_file():
@@ -43,10 +46,10 @@ def load(path: Path, workspace: Workspace | None = None) -> dict:
         raise Refused(f"{path} holds no kernel")
     beside = path.with_name("params.json")
     params = bundle.read_json(beside) if beside.is_file() else None
-    return {**found, "params": params, **known_of(workspace, path.resolve().parent, params)}
+    return {**found, "params": params, **known_of(workspace, task, path.resolve().parent, params)}
 
 
-def known_of(workspace: Workspace | None, folder: Path, params: dict | None) -> dict:
+def known_of(workspace: Workspace | None, task: Task | None, folder: Path, params: dict | None) -> dict:
     """{recorded_us, product} of a profile in `folder`, by its workspace, or the bundle's wiki for one that was copied out of it."""
     recorded_us = None
     try:
@@ -56,15 +59,21 @@ def known_of(workspace: Workspace | None, folder: Path, params: dict | None) -> 
         workspace = None
     product = None
     with contextlib.suppress(ToolError):
-        product = platforms.of_device(params["device"], workspace) if params else None
+        product = page_of(params["device"], workspace, task) if params else None
     return {"recorded_us": recorded_us, "product": product}
+
+
+def page_of(device: str, workspace: Workspace | None, task: Task | None) -> wiki.Page:
+    """The page of a device as the workspace knows it, or the bundle's wiki where there is no workspace; Refused when there is
+    none."""
+    return platforms.of_device(device, workspace, task or workspace.task()) if workspace else wiki.product(device)
 
 
 def is_of(workspace: Workspace, params: dict) -> bool:
     """Is the profiled kernel what the workspace has for that version: as recorded, or else as it lies there?"""
-    records = Memory(workspace)
+    records = RecordStore(workspace)
     if params["version"] in records.versions():
-        return records.read(params["version"])["kernel_sha256"] == params["kernel_sha256"]
+        return records.read(params["version"]).kernel_sha256 == params["kernel_sha256"]
     return workspace.kernel.is_file() and digest(workspace.kernel) == params["kernel_sha256"]
 
 
@@ -78,7 +87,7 @@ def origin(params: dict | None) -> str:
 def earlier(workspace: Workspace, params: dict) -> list[dict]:
     """The profiles of earlier versions that were taken of the same workload with the same cache setting, oldest first; none of a
     masked version."""
-    masked = Memory(workspace).masked_versions()
+    masked = RecordStore(workspace).masked_versions()
     found = []
     for number in range(version_number(params["version"])):
         folder = workspace.profile(f"v{number}", MODE)
@@ -92,7 +101,7 @@ def earlier(workspace: Workspace, params: dict) -> list[dict]:
 def parent(workspace: Workspace, profiles: list[dict]) -> dict | None:
     """Of earlier profiles, that of the version which this one was made from: the last accepted one. A refused version was
     put back, so a comparison with it would credit this change with undoing that one."""
-    accepted = {record["version"] for record in Memory(workspace).records(masked=True) if record["git_commit_hash"]}
+    accepted = {record.version for record in RecordStore(workspace).records(masked=True) if record.git_commit_hash}
     made_from = [profile for profile in profiles if profile["params"]["version"] in accepted]
     return (made_from or profiles or [None])[-1]
 
@@ -102,30 +111,29 @@ def main_metrics(profile: dict) -> dict:
     return classify.longest(profile["kernels"])["metrics"]
 
 
-def evidence_for_round(workspace: Workspace, version: str) -> dict | None:
-    """profile_evidence for the record of `version`: the diagnosis of the best version, which the round starts from, whether or
+def evidence_for_round(workspace: Workspace, task: Task, version: str, best: Record | None) -> ProfileEvidence | None:
+    """The profile evidence for the record of `version`: the diagnosis of the best version, which the round starts from, whether or
     not its plan uses it (the plan's own evidence stays in the plan).
 
     None when that version has no profile of the default workload, or the profile is of another kernel.
     """
-    best = Memory(workspace).best()
-    if best is None or best["version"] == version:
+    if best is None or best.version == version:
         return None
-    folder = workspace.profile(best["version"], MODE)
+    folder = workspace.profile(best.version, MODE)
     if not (folder / "metrics.json").is_file():
         return None
-    profile = load(folder, workspace)
+    profile = load(folder, workspace, task)
     of = profile["params"]
-    if not of or of["kernel_sha256"] != best["kernel_sha256"] or of["workload"] != "default":
+    if not of or of["kernel_sha256"] != best.kernel_sha256 or of["workload"] != "default":
         return None
     found = analysis.analysed(profile, [])
     top = found["findings"][0] if found["findings"] else None
-    return {
-        "tool_used": "ncu",
-        "evidence_summary": "; ".join(found["classification"]["reasons"]),
-        "evidence_chain": f"{evidence_text(top)} -> {top['inference']} -> {top['actions'][0]}" if top else None,
-        "bottleneck_type": found["classification"]["class"],
-    }
+    return ProfileEvidence(
+        tool_used="ncu",
+        evidence_summary="; ".join(found["classification"]["reasons"]),
+        evidence_chain=f"{evidence_text(top)} -> {top['inference']} -> {top['actions'][0]}" if top else None,
+        bottleneck_type=found["classification"]["class"],
+    )
 
 
 def evidence_text(finding: dict) -> str:

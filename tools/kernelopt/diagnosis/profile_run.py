@@ -11,7 +11,9 @@ from ..errors import Refused, UsageError
 from ..hardware import wiki
 from ..measure import timing
 from ..profilers import collect
-from ..session import platforms, record_store, target, version_kernels
+from ..session import platforms, version_kernels
+from ..session.record_store import RecordStore
+from ..session.task import Task
 from ..session.workspace import Workspace, digest
 from . import profile_folder, profile_pages
 
@@ -60,9 +62,9 @@ def run(request: Request, say: Callable[[str], None]) -> tuple[dict, list[str], 
 def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[dict, str | None]:
     """(profile, why the counters are missing); the profiler's own reports lie in the folder."""
     workspace, folder = request.workspace, request.destination
-    subject = target.of_workspace(workspace)
+    task = workspace.task()
     kernel = kernel_of(workspace, request.version, sandbox.scratch)
-    cases = timing.inputs(sandbox, subject.reference, subject.dtype, [request.workload], request.timeout_s, count=1)
+    cases = timing.inputs(sandbox, workspace.reference, task.dtype, [request.workload], request.timeout_s, count=1)
     clear(folder, with_folders=request.folder is None)
     say(f"profiling {request.version} on {sandbox.device_name}, mode {request.mode}, workload {request.workload}")
     call = collect.Call(
@@ -72,10 +74,10 @@ def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tupl
         cases[request.workload][0],
         request.cache,
         request.timeout_s,
-        page_of(sandbox.device_name, workspace),
+        page_of(sandbox.device_name, workspace, task),
     )
-    work = (workspace.task()["work"] or {}).get(request.workload)
-    return collect.take(request.mode, sandbox, call, folder, work)
+    work = task.work_of(request.workload)
+    return collect.take(request.mode, sandbox, call, folder, work and work.to_json())
 
 
 def clear(folder: Path, with_folders: bool) -> None:
@@ -88,22 +90,22 @@ def clear(folder: Path, with_folders: bool) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def page_of(device: str, workspace: Workspace) -> wiki.Page | None:
+def page_of(device: str, workspace: Workspace, task: Task) -> wiki.Page | None:
     """The wiki page of the device; None where there is none."""
     with contextlib.suppress(Refused):
-        return platforms.of_device(device, workspace)
+        return platforms.of_device(device, workspace, task)
     return None
 
 
 def kernel_of(workspace: Workspace, version: str, scratch: Path) -> Path:
     """The kernel of a version: kernel.py for the one being worked on, else from the history or rejected/."""
-    records = record_store.Memory(workspace)
+    records = RecordStore(workspace)
     if version not in records.versions():
         if version != records.next_version():
             raise UsageError(f"{version} is not recorded; kernel.py is {records.next_version()}")
         return workspace.kernel
     record = records.read(version)
-    if record["kernel_sha256"] in (None, digest(workspace.kernel)):
+    if record.kernel_sha256 in (None, digest(workspace.kernel)):
         return workspace.kernel
     path = scratch / f"{version}_kernel.py"
     path.write_bytes(version_kernels.kernel_of(workspace, record))

@@ -5,7 +5,9 @@ import textwrap
 
 from .. import bundle
 from ..errors import UsageError
-from ..session import record_store, version_kernels
+from ..session import version_kernels
+from ..session.record import Record
+from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
 
 KERNEL_TRAILER = "Kernel-SHA256: "  # in the message of each commit of the gate
@@ -24,38 +26,36 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
     return commit
 
 
-def forget_unrecorded_commit(workspace: Workspace) -> None:
+def forget_unrecorded_commit(workspace: Workspace, records: RecordStore) -> None:
     """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again. A commit
     of the gate's own names its version and its kernel; somebody else's stays."""
-    found = re.match(
+    own_message = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
-    records = record_store.Memory(workspace)
-    if not found or f"v{found[1]}" not in records.versions():
+    version = own_message and f"v{own_message[1]}"
+    if version not in records.versions() or records.read(version).is_judged:
         return
-    own = version_kernels.kernel_digest(workspace, "HEAD") == found[2]
-    if own and records.read(f"v{found[1]}")["quality_gate"]["result"] is None:
+    if version_kernels.kernel_digest(workspace, "HEAD") == own_message[2]:
         workspace.git("update-ref", "HEAD", "HEAD^")
 
 
-def commit_message(record: dict) -> str:
+def commit_message(record: Record) -> str:
     """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is longer, and
-    the bottleneck in the profile of the version that this one was held against."""
-    performance, compared = record["performance"], record["performance"]["comparison_with_previous"]
-    action = record["optimization"]["action_description"] or "baseline kernel"
+    the bottleneck in the profile of the version that this one was compared with."""
+    compared, action = record.comparison, record.action or "baseline kernel"
     short = textwrap.shorten(action, SUBJECT, placeholder=" …")
-    bottleneck = record["profile_evidence"]["bottleneck_type"]
-    gain = f", {compared['speedup']:.3f}x as fast as {compared['against']}" if compared else ""
-    paragraphs = [f"{record['version'].upper()}: {performance['latency_us']:.2f} us{gain} | {short}"]
+    bottleneck = record.profile_evidence.bottleneck_type
+    gain = f", {compared.speedup:.3f}x as fast as {compared.against}" if compared else ""
+    paragraphs = [f"{record.version.upper()}: {record.latency_us:.2f} us{gain} | {short}"]
     if short != action:
         paragraphs.append(textwrap.fill(action, 100, break_long_words=False, break_on_hyphens=False))
     if compared and bottleneck:
-        paragraphs.append(f"Bottleneck in the profile of {compared['against']}, which it started from: {bottleneck}.")
-    paragraphs.append(f"{KERNEL_TRAILER}{record['kernel_sha256']}")
+        paragraphs.append(f"Bottleneck in the profile of {compared.against}, which it started from: {bottleneck}.")
+    paragraphs.append(f"{KERNEL_TRAILER}{record.kernel_sha256}")
     return "\n\n".join(paragraphs)
 
 
-def set_aside(workspace: Workspace, version: str) -> None:
+def set_aside(workspace: Workspace, version: str, best: Record | None) -> None:
     """Keep the refused kernel under rejected/ and put the last accepted kernel.py back."""
     folder = workspace.root / "rejected"
     folder.mkdir(exist_ok=True)
@@ -64,10 +64,10 @@ def set_aside(workspace: Workspace, version: str) -> None:
     if kernel not in refused:  # it lies there where a gate was killed between this and its record
         name = f"{version}_kernel_{len(refused) + 1}.py" if refused else f"{version}_kernel.py"
         bundle.write_bytes(folder / name, kernel)
-    put_best_back(workspace)
+    put_best_back(workspace, best)
 
 
-def put_best_back(workspace: Workspace) -> None:
+def put_best_back(workspace: Workspace, best: Record | None) -> None:
     """kernel.py is the best version again, where there is one."""
-    if best := record_store.Memory(workspace).best():
-        bundle.write_bytes(workspace.kernel, workspace.file_at(best["git_commit_hash"], "kernel.py"))
+    if best:
+        bundle.write_bytes(workspace.kernel, workspace.file_at(best.git_commit_hash, "kernel.py"))

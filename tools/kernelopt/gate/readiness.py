@@ -1,57 +1,83 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""May a round be judged? The reasons to refuse it before anything is measured."""
+
+from dataclasses import dataclass
 
 from ..audit import workspace_audit
 from ..errors import UsageError
-from ..session import plans, platforms, record_store
+from ..session import plans, platforms
+from ..session.record import Optimization, Record
+from ..session.record_store import RecordStore
+from ..session.task import Task
 from ..session.workspace import KEPT_FILE, Workspace, digest
 
 
-def check_ready(workspace: Workspace, version: str) -> dict:
+@dataclass(frozen=True)
+class RoundStart:
+    """What one gate reads of its workspace, once, before it measures.
+
+    best: the version to beat; None before a baseline is accepted. reference: reference.py as the session began with it.
+    """
+
+    workspace: Workspace
+    task: Task
+    records: RecordStore
+    best: Record | None
+    reference: bytes
+
+    @classmethod
+    def of(cls, workspace: Workspace) -> "RoundStart":
+        """Read the workspace; UsageError when a part of it cannot be read."""
+        records = RecordStore(workspace)
+        return cls(workspace, workspace.task(), records, records.best(), workspace.first_reference())
+
+
+def check_ready(start: RoundStart, version: str) -> Optimization:
     """The plan of this round; UsageError when the round cannot be judged at all."""
+    workspace = start.workspace
     if (workspace.root / KEPT_FILE).exists():
         raise UsageError("an unattended run was killed among its agents; first end it: optimize_kernel.py --resume")
-    records = record_store.Memory(workspace)
-    best = records.best()
-    check_version(records, version, best)
-    check_oracle(workspace)
-    check_task(workspace, records)
-    check_citations(workspace)
-    platforms.roof_of_task(workspace)
-    if best and best["kernel_sha256"] == digest(workspace.kernel):
-        raise UsageError(f"kernel.py is the accepted {best['version']} itself; there is nothing to judge")
-    return plans.read_plan(workspace, version, required=best is not None)
+    check_version(start.records, version, start.best)
+    check_oracle(start)
+    check_task(start)
+    check_citations(start)
+    platforms.roof_of_task(workspace, start.task)
+    if start.best and start.best.kernel_sha256 == digest(workspace.kernel):
+        raise UsageError(f"kernel.py is the accepted {start.best.version} itself; there is nothing to judge")
+    return plans.read_plan(workspace, version, required=start.best is not None)
 
 
-def check_oracle(workspace: Workspace) -> None:
-    if workspace.first_reference() != workspace.reference.read_bytes():
+def check_oracle(start: RoundStart) -> None:
+    """UsageError when reference.py is no longer what the session began with. Reads the file each time."""
+    if start.reference != start.workspace.reference.read_bytes():
         raise UsageError("reference.py was changed since the session began; the oracle must stay: git checkout it back")
 
 
-def check_task(workspace: Workspace, records: record_store.Memory) -> None:
+def check_task(start: RoundStart) -> None:
     """UsageError when what counts as right was changed after v0 was accepted."""
-    first = records.read("v0") if "v0" in records.versions() else None
-    if not first or not first["git_commit_hash"]:
+    first = start.records.read("v0") if "v0" in start.records.versions() else None
+    if not first or not first.git_commit_hash:
         return
-    now, then = workspace.task(), workspace.task_at(first["git_commit_hash"])
+    then = start.workspace.task_at(first.git_commit_hash)
     for name in ("dtype", "tolerance", "libraries", "only_these_shapes"):
-        if now.get(name) != then.get(name):
+        if getattr(start.task, name) != getattr(then, name):
             raise UsageError(
-                f"the Task block's {name} is {now.get(name)}, v0 was judged with {then.get(name)}; put it back, or start a "
-                "new session"
+                f"the Task block's {name} is {getattr(start.task, name)}, v0 was judged with {getattr(then, name)}; put it "
+                "back, or start a new session"
             )
 
 
-def check_citations(workspace: Workspace) -> None:
+def check_citations(start: RoundStart) -> None:
     """UsageError when a hardware value in the workspace is not cited as it must be."""
-    if problems := workspace_audit.of_workspace(workspace, hints=False).problems:
+    audit = workspace_audit.of_workspace(start.workspace, start.task, start.records, hints=False)
+    if problems := audit.problems:
         path, first = problems[0]
         raise UsageError(
             f"{len(problems)} hardware values are not cited rightly, the first: {path}:{first.line}: {first.message}; "
-            f"all of them: check_citations.py {workspace.root}"
+            f"all of them: check_citations.py {start.workspace.root}"
         )
 
 
-def check_version(records: record_store.Memory, version: str, best: dict | None) -> None:
+def check_version(records: RecordStore, version: str, best: Record | None) -> None:
     """A version is judged once, in order; v0 as often as it takes until a baseline is accepted, and nothing before that."""
     if best is None and version != "v0":
         raise UsageError("no baseline is accepted yet; judge v0 first")
@@ -59,6 +85,7 @@ def check_version(records: record_store.Memory, version: str, best: dict | None)
         if version != records.next_version():
             raise UsageError(f"{version} is out of order; the next version is {records.next_version()}")
         return
-    result = records.read(version)["quality_gate"]["result"]
-    if result is not None and not (version == "v0" and best is None):
+    record = records.read(version)
+    if record.is_judged and not (version == "v0" and best is None):
+        result = record.quality_gate.result
         raise UsageError(f"{version} was judged already ({result}); the next version is {records.next_version()}")

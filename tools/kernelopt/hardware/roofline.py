@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import Refused, UsageError
 from . import wiki
+from .work import Work
 
 # Which row is the roof for arithmetic in a dtype, best first: measured before documented.
 COMPUTE_ROWS = {
@@ -119,33 +120,33 @@ def _rows(page: wiki.Page, names) -> list[wiki.Row]:
     return found
 
 
-def lacking(page: wiki.Page, roof: Roof, work: dict) -> list[str]:
-    """Wiki lines for the values without which this problem, {flops, dtype}, has no roof: what is unknown, and what the
+def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
+    """Wiki lines for the values without which this problem has no roof: what is unknown, and what the
     hardware lacks."""
     lines = []
     if roof.bandwidth is None:
         lines.append(wiki.missing("memory_bandwidth"))
-    if work["flops"] and roof.compute is None:
-        name = (COMPUTE_ROWS.get(work["dtype"]) or (f"peak_{work['dtype']}",))[-1]
+    if work.flops and roof.compute is None:
+        name = (COMPUTE_ROWS.get(work.dtype) or (f"peak_{work.dtype}",))[-1]
         row = page.row(name)
-        tried = page.row((COMPUTE_ROWS.get(work["dtype"]) or (name,))[0])
+        tried = page.row((COMPUTE_ROWS.get(work.dtype) or (name,))[0])
         lines.append(tried.citation if tried and not tried.known else row.citation if row else wiki.missing(name))
     return lines
 
 
-def _what_to_do(work: dict, gaps: list[str]) -> str:
+def _what_to_do(work: Work, gaps: list[str]) -> str:
     """About values that a roof lacks: what no card of this kind has cannot be measured."""
-    in_another = f"the arithmetic is not in {work['dtype']}: estimate_work.py --workspace W --work-dtype DTYPE"
+    in_another = f"the arithmetic is not in {work.dtype}: estimate_work.py --workspace W --work-dtype DTYPE"
     if any("UNSUPPORTED" in gap for gap in gaps):
         return f"This card has no such arithmetic; say so where {in_another}"
-    if work["flops"] and work["dtype"] in NOT_MEASURED:
-        return f"No tool here measures {work['dtype']}; say so where {in_another}"
+    if work.flops and work.dtype in NOT_MEASURED:
+        return f"No tool here measures {work.dtype}; say so where {in_another}"
     return f"Measure this card: calibrate_gpu.py --workspace W. Or say so where {in_another}"
 
 
-def roof_for(page: wiki.Page, work: dict) -> Roof:
-    """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
-    found = roof(page, work["dtype"], work.get("also", ()))
+def roof_for(page: wiki.Page, work: Work) -> Roof:
+    """The roof of a product for a problem; Refused when it has none, naming the values that the wiki lacks."""
+    found = roof(page, work.dtype, work.also or ())
     if gaps := lacking(page, found, work):
         raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_what_to_do(work, gaps)}")
     return found
@@ -240,33 +241,3 @@ def faster(page_clock: wiki.Row | None, highest_mhz: float | None) -> float:
 def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
     """A problem so small that the bandwidth measured on large buffers says little about it."""
     return 0 < bytes_min <= roof.l2_bytes
-
-
-def ceiling_target(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> dict:
-    """The Stop Condition of the default workload, where its memory-bound floor is out of reach: `share_pct` of what this GPU's
-    memory gave to a kernel that moves this problem's bytes and does no more."""
-    ceiling = round(ceiling_gbps, 1)
-    return {
-        "workload": "default",
-        "metric": "bandwidth_gbps",
-        "target": round(share_pct / 100 * ceiling, 2),
-        "unit": "GB/s",
-        "share_pct": share_pct,
-        "basis": f"ceiling of this problem: {ceiling} GB/s <- measure_bandwidth_ceiling.py, {device}",
-    }
-
-
-def target(workload: str, flops: int, bytes_min: int, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> dict:
-    """The Stop Condition of a workload: `share_pct` of the attainable rate of whatever bounds it."""
-    if bound(flops, bytes_min, roof)["bound"] == "compute":
-        row, metric, unit = roof.compute, "tflops", "TFLOPS"
-    else:
-        row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
-    return {
-        "workload": workload,
-        "metric": metric,
-        "target": round(share_pct / 100 * row.value, 2),
-        "unit": unit,
-        "share_pct": share_pct,
-        "basis": row.citation,
-    }

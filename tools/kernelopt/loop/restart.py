@@ -1,52 +1,55 @@
-"""Partial restart: which records are masked, the brief for a fresh agent, and the journal by which it is undone."""
+"""Partial restart: which records are masked, what a fresh agent is told, and the journal that takes it back."""
 
 import random
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, UsageError
 from ..report import brief
 from ..session import stop_conditions
-from ..session.record_store import Memory, now
+from ..session.record import Record
+from ..session.record_store import RecordStore, now
+from ..session.task import Target, Task
 from ..session.workspace import Workspace, digest, version_number
 
 ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restarts, oldest first
 
 OPENING = """# A fresh start on a kernel
 
-Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: \
-from the best kernel and its profile."""
+Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the best kernel and its profile."""
 
 
 def begin(workspace: Workspace, seed: int) -> dict:
-    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}.
+    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so that
+    `undo` also mends a restart that died half-way.
 
-    The journal is written first, so that `undo` also mends a restart that died half-way. of: how many were unmasked.
-    brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when the targets are met or too few
-    records may be masked; UsageError when kernel.py is not the best version.
+    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is nothing to restart for or too little to mask;
+    UsageError when kernel.py is not the best version.
     """
-    memory = Memory(workspace)
-    with memory.locked():
-        past, best = journal(memory), memory.best()
-        if stop_conditions.goal(workspace.task()["targets"], best)["met"]:
-            raise Refused(f"the targets are met by {best['version']}; there is nothing to restart for")
-        if best and best["kernel_sha256"] != digest(workspace.kernel):
+    store, task = RecordStore(workspace), workspace.task()
+    with store.locked():
+        past, best = journal(store), store.best()
+        if stop_conditions.are_met(task.targets, best):
+            raise Refused(f"the targets are met by {best.version}; there is nothing to restart for")
+        if best and best.kernel_sha256 != digest(workspace.kernel):
             raise UsageError(
-                f"kernel.py is not the accepted {best['version']}; put it back: "
-                f"git -C {workspace.root} checkout {best['git_commit_hash']} -- kernel.py"
+                f"kernel.py is not the accepted {best.version}; put it back: "
+                f"git -C {workspace.root} checkout {best.git_commit_hash} -- kernel.py"
             )
-        before = [record["version"] for record in memory.scan()]
-        chosen = draw(before, best and best["version"], seed)
+        before = [record.version for record in store.scan()]
+        chosen = draw(before, best and best.version, seed)
         entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
-        bundle.write_json(memory.restarts, [*past, entry])
-        memory.set_masked(chosen, True)
-        records = memory.records()
-        hidden = set(memory.versions()) - {record["version"] for record in records} - {best["version"] if best else ""}
-        following = memory.next_version()
-    text = hand_over(workspace.root, workspace.task(), best, records, hidden, following)
+        bundle.write_json(store.restarts, [*past, entry])
+        store.set_masked(chosen, True)
+        records = store.records()
+        hidden = set(store.versions()) - {record.version for record in records} - {best.version if best else ""}
+        following = store.next_version()
+    text = hand_over(workspace.root, task, best, records, hidden, following)
     begun = {"masked": chosen, "of": len(before), "seed": seed, "next_version": following, "brief": text}
-    return {**begun, "left_out": memory.left_out()}
+    return {**begun, "left_out": store.left_out()}
 
 
 def random_seed() -> int:
@@ -62,36 +65,34 @@ def described(begun: dict) -> str:
 
 
 def undo(workspace: Workspace) -> dict:
-    """Unmask the records of the last restart; {unmasked, next_version, left_out}. Refused without a restart.
-
-    Records that were removed since are left out.
-    """
-    memory = Memory(workspace)
-    with memory.locked():
-        past = journal(memory)
+    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were removed since. Refused when
+    there is none."""
+    store = RecordStore(workspace)
+    with store.locked():
+        past = journal(store)
         entry = last(past)
-        recorded = set(memory.versions())
+        recorded = set(store.versions())
         back = [version for version in entry["masked"] if version in recorded]
-        memory.set_masked(back, False)
+        store.set_masked(back, False)
         entry["undone"] = now()
-        bundle.write_json(memory.restarts, past)
-        return {"unmasked": back, "next_version": memory.next_version(), "left_out": memory.left_out()}
+        bundle.write_json(store.restarts, past)
+        return {"unmasked": back, "next_version": store.next_version(), "left_out": store.left_out()}
 
 
-def journal(memory: Memory) -> list[dict]:
-    """The restarts of this workspace; UsageError when the file holds something else. The file stays as it is."""
-    if not memory.restarts.exists():
+def journal(store: RecordStore) -> list[dict]:
+    """The restarts of this workspace; UsageError when the file holds something else, which then stays as it is."""
+    if not store.restarts.exists():
         return []
-    past = bundle.read_json(memory.restarts)
+    past = bundle.read_json(store.restarts)
     if not is_journal(past):
-        raise UsageError(f"{memory.restarts} is no list of restarts; mend or remove it")
+        raise UsageError(f"{store.restarts} is no list of restarts; mend or remove it")
     return past
 
 
 def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
-    """The versions to mask, lowest first: half of all, rounded down, at random. Pure.
+    """The versions to mask: half as many as there are, rounded down, at random among those that may be masked; lowest first.
 
-    versions: the unmasked ones. v0 and the best stay. Refused when fewer than two may be masked.
+    versions: the unmasked ones. v0 and the best, which is the latest accepted, stay. Refused when fewer than two may be masked.
     """
     free = [version for version in versions if version not in ("v0", best)]
     if len(free) < 2:
@@ -111,7 +112,7 @@ def is_journal(value) -> bool:
 
 
 def last(journal: list[dict]) -> dict:
-    """The latest restart that was not undone; Refused without one."""
+    """The latest restart that was not undone; Refused when there is none."""
     for entry in reversed(journal):
         if entry["undone"] is None:
             return entry
@@ -119,18 +120,18 @@ def last(journal: list[dict]) -> dict:
 
 
 def hand_over(
-    root: Path, task: dict, best: dict | None, records: list[dict], masked: set[str], next_version: str
+    root: Path, task: Task, best: Record | None, records: list[Record], masked: set[str], next_version: str
 ) -> str:
-    """The brief for a fresh agent, in Markdown. It holds nothing of masked versions, not even their names.
+    """The brief for a fresh agent, in Markdown; of masked versions it holds nothing, not even their names.
 
     root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
     """
-    parts = brief.Parts({}, task={**task, "targets": []}, records=records, masked=masked)
+    parts = brief.Parts({}, task=replace(task, targets=()), records=records, masked=masked)
     sections = [
         OPENING,
         brief.task_section(parts),
         brief.titled("Best so far", best_lines(root, best)),
-        brief.titled("Goals", goal_lines(task["targets"], best)),
+        brief.titled("Goals", goal_lines(task.targets, best)),
         brief.history_section(parts),
         brief.titled("Read", reading(root, best)),
         brief.titled("Your round", round_lines(root, next_version)),
@@ -138,29 +139,31 @@ def hand_over(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def best_lines(root: Path, best: dict | None) -> list[str]:
+def best_lines(root: Path, best: Record | None) -> list[str]:
     if best is None:
         return [f"- nothing is accepted yet; kernel: {root / 'kernel.py'}"]
-    latency, share = best["performance"]["latency_us"], best["performance"]["floor_share_pct"]
+    latency, share = best.latency_us, best.performance.floor_share_pct
     of_floor = "" if share is None else f", {brief.figure(share)} % of the floor's speed (100 is the floor itself)"
     return [
-        f"- {best['version']}: {'not measured' if latency is None else f'{brief.figure(latency)} us'}{of_floor}",
+        f"- {best.version}: {'not measured' if latency is None else f'{brief.figure(latency)} us'}{of_floor}",
         f"- kernel: {root / 'kernel.py'}",
     ]
 
 
-def goal_lines(targets: list[dict], best: dict | None) -> list[str]:
+def goal_lines(targets: Sequence[Target], best: Record | None) -> list[str]:
     lines = []
-    for goal in stop_conditions.goal(targets, best)["targets"]:
-        achieved = "not measured" if goal["achieved"] is None else f"{brief.figure(goal['achieved'])} {goal['unit']}"
-        wanted = f"{goal['workload']} {goal['metric']} {stop_conditions.sign(goal['metric'])} {brief.figure(goal['target'])} {goal['unit']}"
+    for standing in stop_conditions.standings(targets, best):
+        goal, reached = standing.target, standing.achieved
+        achieved = "not measured" if reached is None else f"{brief.figure(reached)} {goal.unit}"
+        sign = stop_conditions.sign(goal.metric)
+        wanted = f"{goal.workload} {goal.metric} {sign} {brief.figure(goal.target)} {goal.unit}"
         lines.append(f"- {wanted}; best so far: {achieved}")
     return lines
 
 
-def reading(root: Path, best: dict | None) -> list[str]:
+def reading(root: Path, best: Record | None) -> list[str]:
     skill = "gpu-kernel-profile-optimizer" if best else "gpu-kernel-baseline"
-    profile = f"- {root / 'profiles' / best['version']}: the profile of the best, once it is taken" if best else None
+    profile = f"- {root / 'profiles' / best.version}: the profile of the best, once it is taken" if best else None
     records = f"python {bundle.ROOT / 'tools' / 'memory_manager.py'} read --workspace {shlex.quote(str(root))}"
     lines = [
         f"- {bundle.ROOT / 'skills' / skill / 'SKILL.md'}: how a round goes; follow it from step 1",
@@ -173,10 +176,9 @@ def reading(root: Path, best: dict | None) -> list[str]:
 
 
 def round_lines(root: Path, next_version: str) -> list[str]:
-    plan = root / "plans" / f"{next_version}_plan.md"
     return [
-        f"- Your version is {next_version}: plan in {plan}, then one change, then the gate.",
-        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log "
-        "too: they are masked.",
+        f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, then the gate.",
+        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log too: "
+        "they are masked.",
         "- Records are hints, not proof: plan again from the profile, also what a record rules out.",
     ]

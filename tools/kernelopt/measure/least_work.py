@@ -1,40 +1,69 @@
-"""Is a time below what the hardware allows? The least work of a problem, held against the documented peaks."""
+"""Is a time below what the hardware allows? The least work of a problem against the documented peaks."""
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..device.sandbox import Sandbox
 from ..errors import Refused
-from ..hardware import roofline
-from ..session import platforms, target
+from ..hardware import roofline, wiki
+from ..hardware.work import Work
+from ..session import platforms
+from ..session.target import KernelUnderTest
+from ..session.task import Task
 from . import verify
 
 
-def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout_s: float) -> dict[str, dict]:
+@dataclass(frozen=True)
+class CountedWorkload:
+    """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes."""
+
+    work: Work
+    shapes: dict[str, list[list[int]]]
+
+
+def counted_work(
+    reference: Path, dtype: str | None, cache: Path | None, timeout_s: float
+) -> dict[str, CountedWorkload]:
     """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
     fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
         arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
-        found = verify.of_reference(sandbox.run("estimate", arguments, timeout_s))
-    if "error" in found:
-        raise Refused(f"the reference fails: {found['error']['message'].strip()}")
-    return found["workloads"]
+        counted = verify.of_reference(sandbox.run("estimate", arguments, timeout_s))
+    if "error" in counted:
+        raise Refused(f"the reference fails: {counted['error']['message'].strip()}")
+    return {name: counted_workload(answer) for name, answer in counted["workloads"].items()}
 
 
-def limit_us(what: target.Subject, workload: str, gpu: dict, timeout_s: float) -> float | None:
+def counted_workload(answer: dict) -> CountedWorkload:
+    """What the worker answers for a workload: the keys of Work but its source, and the shapes."""
+    work = {name: value for name, value in answer.items() if name != "shapes"}
+    return CountedWorkload(Work.from_json({**work, "source": "counted"}), answer["shapes"])
+
+
+def limit_us(target: KernelUnderTest, workload: str, gpu: dict, timeout_s: float) -> float | None:
     """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not known.
 
     The work is that of the workspace's Task block, where somebody may have given it by hand, or else counted.
     """
-    task = what.workspace.task() if what.workspace else {}
+    workspace = target.workspace
+    task = workspace.task() if workspace else None
     try:
-        page = platforms.of_device(gpu["name"], what.workspace)
+        page = platforms.of_device(gpu["name"], workspace, task) if workspace else wiki.product(gpu["name"])
     except Refused:
         return None
-    work = (task.get("work") or counted_work(what.reference, what.dtype, what.cache, timeout_s)).get(workload)
+    work = work_of(target, task, workload, timeout_s)
     if work is None:
         return None
     with contextlib.suppress(Refused):
         roof = roofline.roof_for(page, work)
-        return roofline.physical_limit_us(work["flops"], work["bytes_min"], roof, gpu["max_clocks"])
+        return roofline.physical_limit_us(work.flops, work.bytes_min, roof, gpu["max_clocks"])
     return None
+
+
+def work_of(target: KernelUnderTest, task: Task | None, workload: str, timeout_s: float) -> Work | None:
+    """The work of a workload: that of the Task block where it has any, or else counted; None for an unknown workload."""
+    if task and task.work:
+        return task.work_of(workload)
+    counted = counted_work(target.reference, target.dtype, target.cache, timeout_s).get(workload)
+    return counted and counted.work

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..device import outcomes, programs
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import EnvironmentLacks, TimedOut, UsageError
-from ..session.target import Subject
+from ..session.target import KernelUnderTest
 from . import correctness
 
 # Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
@@ -74,7 +74,7 @@ HINTS = {
 
 def verify(
     sandbox: Sandbox,
-    what: Subject,
+    target: KernelUnderTest,
     workloads: list[str] | None = None,
     seeds: int = 3,
     sanitize: bool = False,
@@ -88,35 +88,35 @@ def verify(
     UsageError when a workload is unknown; whatever the candidate does is a status.
     """
     with sandbox.folder("verify") as folder:
-        variants = not what.only_these_shapes
+        variants = not target.only_these_shapes
         secret = draw_seeds(max(2, seeds))
-        prepared = prepare(sandbox, what.reference, what.dtype, workloads, secret, timeout_s, variants, folder)
+        prepared = prepare(sandbox, target.reference, target.dtype, workloads, secret, timeout_s, variants, folder)
         if "error" in prepared:
-            return verdict(sandbox, what, [], prepared["error"])
+            return verdict(sandbox, target, [], prepared["error"])
         cases = with_others(prepared["cases"])
         usual = [case for case in cases if not in_reserve(case)]
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
-        outcome, results, fault = judged(sandbox, what, usual, folder, timeout_s)
+        outcome, results, fault = judged(sandbox, target, usual, folder, timeout_s)
         if fault is None and (rest := called_up(cases, results)):
             say(f"on {len(rest)} more, at the task's own sizes, since it declines others")
             with sandbox.folder("outputs") as apart:
-                outcome, more, fault = judged(sandbox, what, rest, apart, timeout_s)
+                outcome, more, fault = judged(sandbox, target, rest, apart, timeout_s)
             results += more
         if fault:
-            return verdict(sandbox, what, [], fault, outcome)
+            return verdict(sandbox, target, [], fault, outcome)
         hide_secret(results)
-        result = verdict(sandbox, what, results, None, outcome)
+        result = verdict(sandbox, target, results, None, outcome)
         if sanitize and result["status"] == "OK":
             say("under compute-sanitizer")
-            result = sanitized(sandbox, what.kernel, usual, result, timeout_s)
+            result = sanitized(sandbox, target.kernel, usual, result, timeout_s)
         return result
 
 
 def judged(
-    sandbox: Sandbox, what: Subject, cases: list[dict], folder: str, timeout_s: float
+    sandbox: Sandbox, target: KernelUnderTest, cases: list[dict], folder: str, timeout_s: float
 ) -> tuple[Outcome, list[dict], dict | None]:
     """(how the candidate's process ended, a result a case, the error that leaves none); outputs go to `folder`."""
-    outcome, ran = run(sandbox, what.kernel, what.reference, cases, folder, timeout_s)
+    outcome, ran = run(sandbox, target.kernel, target.reference, cases, folder, timeout_s)
     if "error" in ran:
         return outcome, [], ran["error"]
     stored = [
@@ -124,12 +124,12 @@ def judged(
         for number, (case, done) in enumerate(zip(cases, ran["cases"], strict=False))
         if "error" not in done
     ]
-    checked = check(sandbox, what.reference, what.dtype, stored, what.tolerance, timeout_s)
+    checked = check(sandbox, target.reference, target.dtype, stored, target.tolerance, timeout_s)
     if "error" in checked:
         return outcome, [], checked["error"]
     found = iter(checked["cases"])
     results = [
-        {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), what.libraries)}
+        {**named(case), **correctness.judge(case, done, None if "error" in done else next(found), target.libraries)}
         for case, done in zip(cases, ran["cases"], strict=False)
     ]
     return outcome, results, None
@@ -369,9 +369,11 @@ def hide_secret(results: list[dict]) -> None:
             result["seed"] = "secret"
 
 
-def verdict(sandbox: Sandbox, what: Subject, cases: list, fault: dict | None, outcome: Outcome | None = None) -> dict:
+def verdict(
+    sandbox: Sandbox, target: KernelUnderTest, cases: list, fault: dict | None, outcome: Outcome | None = None
+) -> dict:
     """The result of verify_kernel.py: the first bad case's status, or OK when there are cases and all are OK."""
-    own_work = correctness.own_work(cases, what.libraries)
+    own_work = correctness.own_work(cases, target.libraries)
     bad = next((case for case in cases if case["status"] not in ("OK", "DECLINED", "DOUBTFUL")), None)
     status = fault["status"] if fault else bad["status"] if bad else "OK" if cases else "INTERNAL"
     worst = max((case.get("max_rel", 0.0) for case in cases), default=None)
@@ -400,7 +402,7 @@ def verdict(sandbox: Sandbox, what: Subject, cases: list, fault: dict | None, ou
         "device": sandbox.device_name,
         "summary": summary,
         "worst_rel_err": worst,
-        "tolerance": what.tolerance or "by dtype",
+        "tolerance": target.tolerance or "by dtype",
         "own_work": own_work,
         "sandbox": sandbox.isolation,
         "cases": cases,

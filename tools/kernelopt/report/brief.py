@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import reduce
 from itertools import groupby
@@ -18,10 +18,13 @@ from .. import bundle
 from ..diagnosis.analysis import total_us
 from ..diagnosis.profile_folder import counter, finding_lines, origin, summary_line
 from ..errors import Refused, UsageError
+from ..hardware.work import Work
 from ..measure import verify
 from ..profilers import metrics
 from ..session import platforms, stop_conditions, version_kernels
-from ..session.record_store import Memory
+from ..session.record import Record
+from ..session.record_store import RecordStore, empty
+from ..session.task import Task
 from ..session.workspace import Workspace
 
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
@@ -51,68 +54,68 @@ class Parts:
 
     analysis: of diagnosis.analyse. origin: where the profile comes from (profile_report.origin). kernel: its source. task: the
     workspace's Task block. specs: hardware values as the wiki cites them (Row.citation). utilization: of roofline.utilization,
-    with time_us and clock, whose time that is. records: of the rounds so far, rejected ones too (Memory.records). masked: versions that
+    with time_us and clock, whose time that is. records: of the rounds so far, rejected ones too (RecordStore.records). masked: versions that
     are not named.
     """
 
     analysis: dict
     origin: str | None = None
     kernel: str | None = None
-    task: dict | None = None
+    task: Task | None = None
     specs: Sequence[str] = ()
     utilization: dict | None = None
-    records: Sequence[dict] = ()
+    records: Sequence[Record] = ()
     masked: Set[str] = frozenset()
 
 
 def of_workspace(workspace: Workspace, profile: dict, analysis: dict) -> tuple[Parts, list[str]]:
     """(the parts of a brief on a profile of this workspace, which records are not in it). The only part that reads files."""
-    roof, records, params = platforms.roof_of_task(workspace), Memory(workspace), profile["params"]
+    task, records, params = workspace.task(), RecordStore(workspace), profile["params"]
+    roof = platforms.roof_of_task(workspace, task)
     parts = Parts(
         analysis=analysis,
         origin=origin(params) + (f", torch {params['torch']}" if params else ""),
-        kernel=profiled_source(workspace, params),
-        task=workspace.task(),
-        specs=[*(roof.citations() if roof else []), *clock_citations(workspace)],
-        utilization=utilization(workspace, profile),
+        kernel=profiled_source(workspace, records, params),
+        task=task,
+        specs=[*(roof.citations() if roof else []), *clock_citations(workspace, task)],
+        utilization=utilization(workspace, task, profile),
         records=records.records(),
         masked=records.masked_versions(),
     )
     return parts, records.left_out()
 
 
-def clock_citations(workspace: Workspace) -> list[str]:
+def clock_citations(workspace: Workspace, task: Task) -> list[str]:
     """What turns instructions into time; [] where the Task block names no platform, or one that the wiki does not know."""
-    if workspace.task()["platform"] is None:
+    if task.platform is None:
         return []
     try:
-        page = platforms.of_task(workspace)
+        page = platforms.of_task(workspace, task)
     except Refused:
         return []
     return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]
 
 
-def profiled_source(workspace: Workspace, params: dict | None) -> str | None:
+def profiled_source(workspace: Workspace, records: RecordStore, params: dict | None) -> str | None:
     """The source that was profiled, None where it is nowhere; of a report from elsewhere, which does not say, kernel.py."""
     if params is None:
         return workspace.kernel.read_text(encoding="utf-8", errors="replace")
-    records = Memory(workspace)
-    of = {"version": params["version"], "git_commit_hash": None}
-    if params["version"] in records.versions():
-        of = records.read(params["version"])
+    version = params["version"]
+    record = records.read(version) if version in records.versions() else empty(version)
     try:
-        found = version_kernels.kernel_of(workspace, {**of, "kernel_sha256": params["kernel_sha256"]})
+        kernel = version_kernels.kernel_of(workspace, replace(record, kernel_sha256=params["kernel_sha256"]))
     except UsageError:
         return None
-    return found.decode("utf-8", "replace")
+    return kernel.decode("utf-8", "replace")
 
 
-def utilization(workspace: Workspace, profile: dict) -> dict | None:
+def utilization(workspace: Workspace, task: Task, profile: dict) -> dict | None:
     """roofline.utilization of what was profiled, with its time and whose clock that is: the recorded latency where there is one.
     None when the time, the work or the GPU is unknown."""
     recorded = profile.get("recorded_us")
     time_us = recorded or total_us(profile)
-    found = platforms.utilization(workspace, time_us, profile["work"]) if time_us else None
+    work = profile["work"] and Work.from_json(profile["work"])
+    found = platforms.utilization(workspace, task, time_us, work) if time_us else None
     if found is None or found["floor_us"] is None:
         return None
     return {**found, "clock": "measured" if recorded else "profiled"}
@@ -133,16 +136,19 @@ def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
 
 
 def task_section(parts: Parts) -> str:
-    task = parts.task or {}
-    lines = [f"- {name}: {task[name]}" for name in ("platform", "framework", "dtype") if task.get(name)]
-    tolerance = task.get("tolerance") or verify.TOLERANCES.get(task.get("dtype"))
+    task = parts.task
+    if task is None:
+        return ""
+    named = (("platform", task.platform), ("framework", task.framework), ("dtype", task.dtype))
+    lines = [f"- {name}: {value}" for name, value in named if value]
+    tolerance = task.tolerance or verify.TOLERANCES.get(task.dtype)
     lines += [f"- tolerance: |error| / (|reference| + rms) up to {figure(tolerance)}"] if tolerance else []
-    lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.get("shapes") or {}).items()]
+    lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.shapes or {}).items()]
     lines += [
-        f"- goal: {goal['metric']} {stop_conditions.sign(goal['metric'])} {figure(goal['target'])} {goal['unit']}"
-        for goal in task.get("targets", [])
+        f"- goal: {goal.metric} {stop_conditions.sign(goal.metric)} {figure(goal.target)} {goal.unit}"
+        for goal in task.targets
     ]
-    lines += [f"- notes: {one_line(task['additional_notes'])}"] if task.get("additional_notes") else []
+    lines += [f"- notes: {one_line(task.additional_notes)}"] if task.additional_notes else []
     return titled("Task", lines)
 
 
@@ -210,24 +216,23 @@ def history_section(parts: Parts) -> str:
 
 
 def without_names(text: str, masked: Set[str]) -> str:
-    """`text` with the names of masked versions taken out: an unmasked round may have been held against one."""
+    """`text` with the names of masked versions taken out: an unmasked round may have been compared with one."""
     numbers = "|".join(version[1:] for version in masked)
     pattern = rf"(?<![A-Za-z0-9])[vV](?:{numbers})(?![0-9])"
     return re.sub(pattern, "a masked version", text) if masked else text
 
 
-def round_line(record: dict) -> str:
+def round_line(record: Record) -> str:
     """One round: verdict, latency, what was changed, and how that ended."""
-    gate, performance, change = record["quality_gate"], record["performance"], record["optimization"]
-    verdict = {"PASS": "accepted", None: "not judged yet"}.get(gate["result"], "rejected")
-    pair = performance["comparison_with_previous"]
+    gate, expected, pair = record.quality_gate, record.optimization.expected_impact, record.comparison
+    verdict = {"PASS": "accepted", None: "not judged yet"}.get(gate.result, "rejected")
     said = [
-        performance["latency_us"] and f"{figure(performance['latency_us'])} us",
-        change["action_description"],
-        change["expected_impact"] and f"expected: {change['expected_impact']}",
-        gate["failure_reason"] or (pair and f"{pair['speedup']:.3f}x against {pair['against']}"),
+        record.latency_us and f"{figure(record.latency_us)} us",
+        record.action,
+        expected and f"expected: {expected}",
+        gate.failure_reason or (pair and f"{pair.speedup:.3f}x against {pair.against}"),
     ]
-    return f"- {record['version']}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in said if part)
+    return f"- {record.version}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in said if part)
 
 
 def answer_section() -> str:

@@ -7,6 +7,7 @@ recorded, but for the products and differences that say so.
 from collections.abc import Iterator
 
 from ..diagnosis.profile_folder import number
+from ..session.record import Record
 from . import phrases
 from .document import Citations, Facts, Table, Text
 from .gather import Session
@@ -28,7 +29,7 @@ def environment(session: Session) -> Iterator:
     params = [profile["params"] for profile in session.profiles.values() if profile["params"]]
     yield Facts(
         [
-            ("GPU", listed(record["device"] for record in session.visible)),
+            ("GPU", listed(record.device for record in session.visible)),
             *((name, listed(p.get(name) for p in params)) for name in ("driver", "torch", "profiler", "clocks")),
         ]
     )
@@ -41,13 +42,13 @@ def listed(values: Iterator) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if value)) or phrases.NOT_RECORDED
 
 
-def state_row(record: dict) -> tuple[str, ...]:
+def state_row(record: Record) -> tuple[str, ...]:
     """The state of the GPU while a version was timed."""
-    watched = record["performance"]["gpu_state"] or {}
+    watched = record.performance.gpu_state or {}
     figures = (watched.get(name) for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"))
     reasons = watched.get("throttle_reasons")
     throttled = ", ".join(map(str, reasons)) or "nothing" if isinstance(reasons, list) else phrases.NOT_RECORDED
-    return record["version"], record["timestamp"], *(between(figure) for figure in figures), throttled
+    return record.version, record.timestamp, *(between(figure) for figure in figures), throttled
 
 
 def between(figure) -> str:

@@ -8,7 +8,9 @@ from ..diagnosis import analysis, profile_folder
 from ..errors import Refused, ToolError, UsageError
 from ..hardware.roofline import Roof, roof_for
 from ..session import plans, platforms, version_kernels
-from ..session.record_store import Memory
+from ..session.record import Record
+from ..session.record_store import RecordStore
+from ..session.task import Task
 from ..session.workspace import Workspace, digest
 
 MODES = (profile_folder.MODE, "ncu")  # profile folders that hold counters, the first that is there
@@ -26,10 +28,10 @@ class Session:
     """
 
     name: str
-    task: dict
+    task: Task
     reference: str
-    records: list[dict]
-    best: dict | None
+    records: list[Record]
+    best: Record | None
     best_is_known: bool
     kernel_is_best: bool
     sources: dict[str, str]
@@ -42,8 +44,8 @@ class Session:
     gaps: list[str] = field(default_factory=list)
 
     @property
-    def visible(self) -> list[dict]:
-        return [record for record in self.records if not record["masked"]]
+    def visible(self) -> list[Record]:
+        return [record for record in self.records if not record.masked]
 
     @property
     def masked(self) -> int:
@@ -52,27 +54,27 @@ class Session:
 
 def gather(workspace: Workspace) -> Session:
     """Read a workspace; UsageError when its Task block is broken. Other files that cannot be read are named in `gaps`."""
-    memory, task = Memory(workspace), workspace.task()
-    records = memory.records(masked=True)
-    gaps = list(memory.broken)
-    best = None if gaps else memory.best()
-    visible = [record for record in records if not record["masked"]]
-    profiles = {r["version"]: p for r in visible if (p := profile_of(workspace, r["version"], gaps))}
+    store, task = RecordStore(workspace), workspace.task()
+    records = store.records(masked=True)
+    gaps = list(store.broken)
+    best = None if gaps else store.best()
+    visible = [record for record in records if not record.masked]
+    profiles = {r.version: p for r in visible if (p := profile_of(workspace, task, r.version, gaps))}
     roof_found, no_roof = roof_of(workspace, task)
-    sources = ((record["version"], source_of(workspace, record)) for record in visible)
+    sources = ((record.version, source_of(workspace, record)) for record in visible)
     return Session(
         name=heading(workspace),
         task=task,
         reference=workspace.reference.read_text(encoding="utf-8", errors="replace"),
         records=records,
         best=best,
-        best_is_known=not memory.broken,
-        kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best["kernel_sha256"],
+        best_is_known=not store.broken,
+        kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best.kernel_sha256,
         sources={version: source for version, source in sources if source is not None},
-        plans={r["version"]: rows for r in visible if (rows := plan_evidence(workspace, r["version"]))},
+        plans={r.version: rows for r in visible if (rows := plan_evidence(workspace, r.version))},
         unattended=unattended(workspace, gaps),
         profiles={version: profile for version, (profile, _) in profiles.items()},
-        found=profiles[best["version"]][1] if best and best["version"] in profiles else None,
+        found=profiles[best.version][1] if best and best.version in profiles else None,
         roof=roof_found,
         no_roof=no_roof,
         gaps=[gap.replace(f"{workspace.root}/", "") for gap in gaps],
@@ -125,14 +127,14 @@ def fitted(row: list[str], length: int) -> list[str]:
     )
 
 
-def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dict, dict] | None:
+def profile_of(workspace: Workspace, task: Task, version: str, gaps: list[str]) -> tuple[dict, dict] | None:
     """(profile, its analysis) of a version; None when there is none, or when it cannot be read, which `gaps` is told."""
     folders = (workspace.profile(version, mode) for mode in MODES)
     folder = next((folder for folder in folders if (folder / "metrics.json").is_file()), None)
     if folder is None:
         return None
     try:
-        profile = profile_folder.load(folder, workspace)
+        profile = profile_folder.load(folder, workspace, task)
         profile_folder.origin(profile["params"])  # fails now if it would fail on the page
         return profile, analysis.analysed(profile, [])
     except ToolError as error:
@@ -142,20 +144,20 @@ def profile_of(workspace: Workspace, version: str, gaps: list[str]) -> tuple[dic
     return None
 
 
-def roof_of(workspace: Workspace, task: dict) -> tuple[Roof | None, str]:
+def roof_of(workspace: Workspace, task: Task) -> tuple[Roof | None, str]:
     """(roof of the default workload, "") or (None, why there is none)."""
-    work = (task["work"] or {}).get("default")
-    if task["platform"] is None:
+    work = task.work_of()
+    if task.platform is None:
         return None, "the Task block names no platform"
-    if not work or not work["bytes_min"]:
+    if not work or not work.bytes_min:
         return None, "the work of the default workload is not counted yet (estimate_work.py --workspace W)"
     try:
-        return roof_for(platforms.of_task(workspace), work), ""
+        return roof_for(platforms.of_task(workspace, task), work), ""
     except (Refused, UsageError) as error:
         return None, str(error)
 
 
-def source_of(workspace: Workspace, record: dict) -> str | None:
+def source_of(workspace: Workspace, record: Record) -> str | None:
     """rounds.kernel_of as text; None when it is nowhere."""
     try:
         return version_kernels.kernel_of(workspace, record).decode("utf-8", "replace")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ..hardware.roofline import TARGET_SHARE_PCT
 from ..session import stop_conditions
+from ..session.task import Target
 from . import phrases, plots, remains_section, session_page, task_section
 from .document import Facts, Link, Table, Text
 from .gather import Session
@@ -17,7 +18,7 @@ GREATEST = 2  # steps told in the summary
 
 def overview(session: Session, has_lessons: bool) -> Iterator:
     """Four sentences, then the targets and what qualifies them."""
-    tone = {True: "good", False: "bad", None: "note"}[phrases.goal(session)["met"]]
+    tone = {True: "good", False: "bad", None: "note"}[phrases.goal(session).met]
     yield Text(f"Goal: {phrases.goal_line(session)}", tone)
     yield Facts(
         [
@@ -31,10 +32,10 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
         yield Text(caution, "note")
     for gap in session.gaps:
         yield Text(f"Left out: {gap}", "bad")
-    if targets := phrases.goal(session)["targets"]:
+    if standings := phrases.goal(session).standings:
         yield Table(
             ("workload", "metric", "target", "achieved", "state"),
-            [task_section.target_row(target) for target in targets],
+            [task_section.target_row(standing) for standing in standings],
         )
     verdicts = [phrases.verdict(record) for record in session.visible]
     counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
@@ -51,71 +52,76 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
 
 def asked_line(session: Session) -> str:
     goals = [
-        f"{target['workload']} at {'most' if stop_conditions.sign(target['metric']) == '<=' else 'least'} {wanted(target)} ({basis(target)})"
-        for target in session.task["targets"]
+        f"{target.workload} at {'most' if stop_conditions.sign(target.metric) == '<=' else 'least'} {wanted(target)} ({basis(target)})"
+        for target in session.task.targets
     ]
-    asked = f"{session.name.removeprefix('Kernel optimisation: ')} on {session.task['platform'] or phrases.UNKNOWN}"
+    asked = f"{session.name.removeprefix('Kernel optimisation: ')} on {session.task.platform or phrases.UNKNOWN}"
     return f"{asked}; goal: {', '.join(goals)}." if goals else f"{asked}; no targets are set."
 
 
-def wanted(target: dict) -> str:
+def wanted(target: Target) -> str:
     """ "612 TFLOPS" """
-    return f"{target['target']:.10g} {target['unit']}"
+    return f"{target.target:.10g} {target.unit}"
 
 
-def basis(target: dict) -> str:
+def basis(target: Target) -> str:
     """ "90 % of measured_bf16_matmul" """
-    return f"{target.get('share_pct', TARGET_SHARE_PCT):g} % of {target['basis'].split(':')[0]}{stop_conditions.reach(target)}"
+    share_pct = TARGET_SHARE_PCT if target.share_pct is None else target.share_pct
+    return f"{share_pct:g} % of {target.basis.split(':')[0]}{stop_conditions.reach(target)}"
 
 
 def reached_line(session: Session) -> str:
     best = session.best
     if best is None:
         return f"{phrases.no_best(session)}."
-    found = phrases.speedup_over_v0(session)
+    speedup = phrases.speedup_over_v0(session)
     gained = f"speed-up over v0 {phrases.UNKNOWN}"
-    if best["version"] == "v0":
+    if best.version == "v0":
         gained = "the baseline itself"
-    elif found:
-        count = len(found["ratios"])
+    elif speedup:
+        count = len(speedup.ratios)
         how = "measured in pairs" if count == 1 else f"the product of {count} paired steps"
-        gained = f"{found['point']:.3f}x as fast as v0 ({how})"
-    return f"{best['version']}, median {phrases.latency(best)}; share of the floor {phrases.share_of_floor(best)}; {gained}."
+        gained = f"{speedup.point:.3f}x as fast as v0 ({how})"
+    return (
+        f"{best.version}, median {phrases.latency(best)}; share of the floor {phrases.share_of_floor(best)}; {gained}."
+    )
 
 
 def steps_line(session: Session) -> str:
     """The accepted steps with the greatest paired ratios, each with its action."""
     links = phrases.chain(session.records, session.best)[0] if session.best else []
-    steps = [(link["performance"]["comparison_with_previous"], link) for link in links if not link["masked"]]
-    steps.sort(key=lambda step: -step[0]["speedup"])
-    told = [
-        f"{link['version']}, {compared['speedup']:.3f}x as fast as {compared['against']}: {phrases.one_line(phrases.change_words(link)).rstrip('.')}"
-        for compared, link in steps[:GREATEST]
+    steps = sorted((link for link in links if not link.masked), key=lambda link: -link.comparison.speedup)
+    lines = [
+        f"{link.version}, {link.comparison.speedup:.3f}x as fast as {link.comparison.against}: "
+        + phrases.one_line(phrases.change_words(link)).rstrip(".")
+        for link in steps[:GREATEST]
     ]
-    words = "; ".join(told) or "no step that can be shown"
+    words = "; ".join(lines) or "no step that can be shown"
     return words if words.endswith("…") else f"{words}."
 
 
 def remains_line(session: Session) -> str:
-    if not session.task["targets"]:
+    if not session.task.targets:
         return "no targets are set."
     if session.best is None:
         return "no version is accepted yet: run_gate.py --version v0 judges the first."
     if not session.kernel_is_best:
         return "kernel.py is another kernel than the accepted one: put that back, or judge this one."
-    still = [target for target in phrases.goal(session)["targets"] if not target["met"]]
-    told = [f"{target['workload']} {target['metric']}: {remains_section.distance(target)}" for target in still]
-    return f"{'; '.join(told) or 'no target is open'}."
+    lines = [
+        f"{standing.target.workload} {standing.target.metric}: {remains_section.distance(standing)}"
+        for standing in phrases.goal(session).open
+    ]
+    return f"{'; '.join(lines) or 'no target is open'}."
 
 
 def cautions(session: Session) -> Iterator[str]:
     """What the median and the share of the floor do not say by themselves."""
     if session.best is None:
         return
-    version, performance = session.best["version"], session.best["performance"]
-    low, high, share = performance["p20_us"], performance["p80_us"], performance["floor_share_pct"]
+    version, performance = session.best.version, session.best.performance
+    low, high, share = performance.p20_us, performance.p80_us, performance.floor_share_pct
     if low is not None and high is not None:
-        spread = 100 * (high - low) / performance["latency_us"]
+        spread = 100 * (high - low) / performance.latency_us
         if spread > phrases.WIDE_PCT:
             yield (
                 f"The calls of {version} differ: p20 to p80 spans {spread:.1f} % of the median, so the median alone does not "

@@ -5,11 +5,15 @@ recorded, but for the products and differences that say so.
 """
 
 import itertools
+import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..audit.citations import CITATION
 from ..session import stop_conditions
+from ..session.record import Record
+from ..session.stop_conditions import Standing
 from ..session.workspace import version_number
 from .gather import Session
 
@@ -23,51 +27,46 @@ NOT_PROFILED = "not profiled"
 # --- verdicts in words --------------------------------------------------------------------------------------------
 
 
-def verdict(record: dict) -> str:
-    result = record["quality_gate"]["result"]
-    return "not judged" if result is None else "accepted" if result == "PASS" else "rejected"
+def verdict(record: Record) -> str:
+    return "not judged" if not record.is_judged else "accepted" if record.passed else "rejected"
 
 
-def verdict_line(record: dict) -> str:
+def verdict_line(record: Record) -> str:
     """The verdict with its reason."""
-    performance, gated = record["performance"], record["quality_gate"]
-    compared = performance["comparison_with_previous"]
-    reason = gated["failure_reason"] or (compared["verdict"] if compared else None)
+    reason = record.quality_gate.failure_reason or (record.comparison.verdict if record.comparison else None)
     if verdict(record) == "accepted" and reason is None:
         reason = "the first version"
     return f"{verdict(record)}: {reason}" if reason else verdict(record)
 
 
-def latency(record: dict) -> str:
+def latency(record: Record) -> str:
     """ "262.46 us (p20 261.63 to p80 263.78)": the median first."""
-    performance = record["performance"]
-    if performance["latency_us"] is None:
+    if record.latency_us is None:
         return NOT_RECORDED
-    low, high = performance["p20_us"], performance["p80_us"]
+    low, high = record.performance.p20_us, record.performance.p80_us
     between = f" (p20 {low:.2f} to p80 {high:.2f})" if low is not None and high is not None else ""
-    return f"{performance['latency_us']:.2f} us{between}"
+    return f"{record.latency_us:.2f} us{between}"
 
 
 def ratio(point: float, ends: Sequence[float]) -> str:
     return f"{point:.3f}x (95 % interval {ends[0]:.3f} to {ends[1]:.3f})"
 
 
-def gain(record: dict) -> str:
-    compared = record["performance"]["comparison_with_previous"]
+def gain(record: Record) -> str:
+    compared = record.comparison
     if compared is None:
         return "not compared"
-    return f"{ratio(compared['speedup'], compared['ci95'])} against {compared['against']}"
+    return f"{ratio(compared.speedup, compared.ci95)} against {compared.against}"
 
 
-def share_of_floor(record: dict) -> str:
+def share_of_floor(record: Record) -> str:
     """By the measured median. The profiler's own time gives another one, which is named as its."""
-    share = record["performance"]["floor_share_pct"]
+    share = record.performance.floor_share_pct
     return NOT_RECORDED if share is None else f"{share:.1f} %"
 
 
-def change_words(record: dict) -> str:
-    change = record["optimization"]
-    return change["action_description"] or change["action_category"] or NOT_RECORDED
+def change_words(record: Record) -> str:
+    return record.action or record.optimization.action_category or NOT_RECORDED
 
 
 def one_line(words: str, width: int = LINE) -> str:
@@ -77,91 +76,123 @@ def one_line(words: str, width: int = LINE) -> str:
     return textwrap.shorten(words, width, placeholder=" …")
 
 
-def evidence(session: Session, record: dict) -> str:
+def evidence(session: Session, record: Record) -> str:
     """What the plan of a round gives as its evidence, in short: source and finding of each row."""
-    rows = session.plans.get(record["version"])
+    rows = session.plans.get(record.version)
     if rows is None:
         return no_evidence(record)
     at = rows[0].index("finding") if "finding" in rows[0] else len(rows[0]) - 1
     return "; ".join(one_line(": ".join(dict.fromkeys((row[0], row[at]))), CELL) for row in rows[1:])
 
 
-def no_evidence(record: dict) -> str:
-    version = record["version"]
+def no_evidence(record: Record) -> str:
+    version = record.version
     return "none, it is the baseline" if version == "v0" else f"none in plans/{version}_plan.md"
 
 
-def profile_before(session: Session, record: dict) -> tuple[str, str]:
+def profile_before(session: Session, record: Record) -> tuple[str, str]:
     """What the gate found in the profile of the version that a round started from, whether or not the plan used it."""
-    before, found = parent(session, record), record["profile_evidence"]
-    parts = [part for part in (found["tool_used"], found["bottleneck_type"], found["evidence_summary"]) if part]
-    if found["evidence_chain"]:
-        parts.append(f"its first finding: {found['evidence_chain'].replace(' -> ', ' → ')}")
-    name = before["version"] if before else "the version before"
+    before, profile = parent(session, record), record.profile_evidence
+    parts = [part for part in (profile.tool_used, profile.bottleneck_type, profile.evidence_summary) if part]
+    if profile.evidence_chain:
+        parts.append(f"its first finding: {profile.evidence_chain.replace(' -> ', ' → ')}")
+    name = before.version if before else "the version before"
     return f"Profile of {name} said", "; ".join(parts) or f"nothing: {NOT_PROFILED}"
 
 
-def chain(records: list[dict], best: dict) -> tuple[list[dict], str]:
+def chain(records: list[Record], best: Record) -> tuple[list[Record], str]:
     """(records from the best down to the one that was compared with v0, why the chain breaks or "")."""
-    by_version, found, at = {record["version"]: record for record in records}, [], best
-    while at["version"] != "v0":
-        compared = at["performance"]["comparison_with_previous"]
-        if compared is None:
-            return [], f"{at['version']} was compared with no version"
-        found.append(at)
-        following = by_version.get(compared["against"])
-        if following is None or following in found:
-            return [], f"{at['version']} was compared with {compared['against']}, which is not recorded"
+    by_version, links, at = {record.version: record for record in records}, [], best
+    while at.version != "v0":
+        if at.comparison is None:
+            return [], f"{at.version} was compared with no version"
+        links.append(at)
+        following = by_version.get(at.comparison.against)
+        if following is None or following in links:
+            return [], f"{at.version} was compared with {at.comparison.against}, which is not recorded"
         at = following
-    return found, ""
+    return links, ""
 
 
-def speedup_over_v0(session: Session) -> dict | None:
-    """{point, ci95, ratios, masked}: of the best version over v0, a product of paired ratios when there are several; None
-    when it is not known. The interval is then the product of the ends, which is wider than a 95 % interval."""
+@dataclass(frozen=True)
+class SpeedupOverV0:
+    """A product of paired ratios. ci95: the product of the ends of their intervals, which is wider than a 95 % interval when there
+    are several. ratios: "v2 / v1" each. masked: how many of them are of masked versions."""
+
+    point: float
+    ci95: tuple[float, float]
+    ratios: list[str]
+    masked: int
+
+    def to_json(self) -> dict:
+        """The JSON object."""
+        return {"point": self.point, "ci95": list(self.ci95), "ratios": self.ratios, "masked": self.masked}
+
+
+def speedup_over_v0(session: Session) -> SpeedupOverV0 | None:
+    """How many times as fast as v0 the best version is; None when that is not known."""
     links, _ = chain(session.records, session.best) if session.best else ([], "")
     if not links:
         return None
-    point, low, high = 1.0, 1.0, 1.0
-    for link in links:
-        compared = link["performance"]["comparison_with_previous"]
-        point, low, high = point * compared["speedup"], low * compared["ci95"][0], high * compared["ci95"][1]
-    pairs = [f"{r['version']} / {r['performance']['comparison_with_previous']['against']}" for r in reversed(links)]
-    return {"point": point, "ci95": [low, high], "ratios": pairs, "masked": sum(r["masked"] for r in links)}
+    compared = [link.comparison for link in links]
+    return SpeedupOverV0(
+        point=math.prod(each.speedup for each in compared),
+        ci95=(math.prod(each.ci95[0] for each in compared), math.prod(each.ci95[1] for each in compared)),
+        ratios=[f"{link.version} / {link.comparison.against}" for link in reversed(links)],
+        masked=sum(link.masked for link in links),
+    )
 
 
 def speedup_line(session: Session) -> str:
-    best, found = session.best, speedup_over_v0(session)
+    best, speedup = session.best, speedup_over_v0(session)
     if best is None:
         return no_best(session)
-    if best["version"] == "v0":
+    if best.version == "v0":
         return "none: v0 is the best version"
-    if found is None:
+    if speedup is None:
         return f"{UNKNOWN}: {chain(session.records, best)[1]}"
-    if len(found["ratios"]) == 1:
-        return f"{ratio(found['point'], found['ci95'])}, measured in pairs"
-    low, high = found["ci95"]
-    masked = f", {found['masked']} of them of masked versions" if found["masked"] else ""
+    if len(speedup.ratios) == 1:
+        return f"{ratio(speedup.point, speedup.ci95)}, measured in pairs"
+    low, high = speedup.ci95
+    masked = f", {speedup.masked} of them of masked versions" if speedup.masked else ""
     return (
-        f"{found['point']:.3f}x ({low:.3f} to {high:.3f}): the product of {len(found['ratios'])} paired ratios "
-        f"({', '.join(found['ratios'])}{masked}) and of the ends of their intervals; {best['version']} itself was not "
+        f"{speedup.point:.3f}x ({low:.3f} to {high:.3f}): the product of {len(speedup.ratios)} paired ratios "
+        f"({', '.join(speedup.ratios)}{masked}) and of the ends of their intervals; {best.version} itself was not "
         "held against v0"
     )
 
 
-def goal(session: Session) -> dict:
-    """{met, since, targets}: gate.goal for the best version; met is None when there is no target, or no best version to
-    tell. since: the version that met it first and after which no accepted one lost it again."""
-    found = stop_conditions.goal(session.task["targets"], session.best)
-    untold = not found["targets"] or not session.best_is_known
-    met = None if untold else found["met"] and session.kernel_is_best
-    return {**found, "met": met, "since": met_since(session) if met else None}
+@dataclass(frozen=True)
+class Goal:
+    """The Stop Conditions for the best version. met: None when there is no target, or the best version is not known. since: the
+    version that met them first and after which no accepted one lost them again."""
+
+    met: bool | None
+    standings: list[Standing]
+    since: str | None
+
+    @property
+    def open(self) -> list[Standing]:
+        """The targets that are not met."""
+        return [standing for standing in self.standings if not standing.met]
+
+    def to_json(self) -> dict:
+        """The JSON object."""
+        return {"met": self.met, "targets": [standing.to_json() for standing in self.standings], "since": self.since}
+
+
+def goal(session: Session) -> Goal:
+    standings = stop_conditions.standings(session.task.targets, session.best)
+    if not standings or not session.best_is_known:
+        return Goal(None, standings, None)
+    met = all(standing.met for standing in standings) and session.kernel_is_best
+    return Goal(met, standings, met_since(session) if met else None)
 
 
 def met_since(session: Session) -> str:
-    accepted = [record for record in session.records if verdict(record) == "accepted"]
-    holds = itertools.takewhile(lambda r: stop_conditions.goal(session.task["targets"], r)["met"], reversed(accepted))
-    return min((record["version"] for record in holds), key=version_number)
+    accepted = [record for record in session.records if record.passed]
+    holds = itertools.takewhile(lambda r: stop_conditions.are_met(session.task.targets, r), reversed(accepted))
+    return min((record.version for record in holds), key=version_number)
 
 
 def no_best(session: Session) -> str:
@@ -169,22 +200,22 @@ def no_best(session: Session) -> str:
 
 
 def goal_line(session: Session) -> str:
-    found = goal(session)
-    if not found["targets"]:
+    reached = goal(session)
+    if not reached.standings:
         return "no targets are set (compute_utilization.py --workspace W --set-targets)"
-    if found["met"] is None:
+    if reached.met is None:
         return no_best(session)
     if session.best is None:
         return "NOT met: no version is accepted yet"
     if not session.kernel_is_best:
-        return f"NOT met: kernel.py is not the accepted {session.best['version']}; what was measured is another kernel"
-    return f"met since {found['since']}; {session.best['version']} is the best version" if found["met"] else "NOT met"
+        return f"NOT met: kernel.py is not the accepted {session.best.version}; what was measured is another kernel"
+    return f"met since {reached.since}; {session.best.version} is the best version" if reached.met else "NOT met"
 
 
-def parent(session: Session, record: dict) -> dict | None:
+def parent(session: Session, record: Record) -> Record | None:
     """What a round started from: the version it was compared with, else the last one accepted before it."""
-    compared = record["performance"]["comparison_with_previous"]
-    before = [r for r in session.records if version_number(r["version"]) < version_number(record["version"])]
-    wanted = [r for r in before if r["version"] == compared["against"]] if compared else []
-    accepted = [r for r in before if verdict(r) == "accepted"]
+    compared = record.comparison
+    before = [other for other in session.records if version_number(other.version) < version_number(record.version)]
+    wanted = [other for other in before if other.version == compared.against] if compared else []
+    accepted = [other for other in before if other.passed]
     return (wanted or accepted or [None])[-1]

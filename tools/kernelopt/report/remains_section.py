@@ -7,6 +7,7 @@ recorded, but for the products and differences that say so.
 from collections.abc import Iterator
 
 from ..diagnosis import analysis, profile_folder
+from ..session.stop_conditions import Standing
 from . import overview, phrases
 from .document import Facts, Fold, Name, Text
 from .gather import Session
@@ -16,17 +17,18 @@ TOP = 3  # findings shown of the best version's profile
 
 def remains(session: Session) -> Iterator:
     """Open targets, then what the best version's profile says."""
-    still = [target for target in phrases.goal(session)["targets"] if not target["met"]]
-    for target in still:
-        yield Text(f"Open: {target['workload']} {target['metric']}: {distance(target)}.", "bad")
-    if not still:
-        yield Text("No target is open." if session.task["targets"] else "No targets are set.", "note")
+    still_open = phrases.goal(session).open
+    for standing in still_open:
+        target = standing.target
+        yield Text(f"Open: {target.workload} {target.metric}: {distance(standing)}.", "bad")
+    if not still_open:
+        yield Text("No target is open." if session.task.targets else "No targets are set.", "note")
     best = session.best
     if best is None:
         return
     if session.found is None:
         yield Text(
-            f"{best['version']} is {phrases.NOT_PROFILED} (profile_kernel.sh --workspace W --version {best['version']}).",
+            f"{best.version} is {phrases.NOT_PROFILED} (profile_kernel.sh --workspace W --version {best.version}).",
             "note",
         )
         return
@@ -36,13 +38,13 @@ def remains(session: Session) -> Iterator:
 def profile_says(session: Session) -> Iterator:
     """The diagnosis of the best version's profile."""
     best, found = session.best, session.found
-    profile = session.profiles[best["version"]]
+    profile = session.profiles[best.version]
     params, findings = profile["params"], found["findings"]
-    if params and params["kernel_sha256"] != best["kernel_sha256"]:
-        yield Text(f"The profile in profiles/{best['version']} is of another kernel.", "bad")
+    if params and params["kernel_sha256"] != best.kernel_sha256:
+        yield Text(f"The profile in profiles/{best.version} is of another kernel.", "bad")
     yield Facts(
         [
-            (f"Profile of {best['version']}", profile_folder.origin(params)),
+            (f"Profile of {best.version}", profile_folder.origin(params)),
             ("Longest kernel", Name(found["classification"]["of"])),
             ("Bottleneck", profile_folder.bottleneck_line(found)),
             ("Under the profiler", profiler_time(profile)),
@@ -59,13 +61,14 @@ def profile_says(session: Session) -> Iterator:
         yield Text(f"{len(findings) - TOP} more; analyze_profile.py lists them all.", "note")
 
 
-def distance(target: dict) -> str:
+def distance(standing: Standing) -> str:
     """How far a target that is not met is away."""
-    if target["achieved"] is None:
+    target = standing.target
+    if standing.achieved is None:
         return f"{phrases.NOT_RECORDED}, target {overview.wanted(target)}"
-    share = target["achieved"] / target["target"]
-    factor = share if target["metric"] == "latency_us" else 1 / share
-    return f"{target['achieved']:.2f} of {overview.wanted(target)}, {factor:.2f} times as fast is asked"
+    share = standing.achieved / target.target
+    factor = share if target.metric == "latency_us" else 1 / share
+    return f"{standing.achieved:.2f} of {overview.wanted(target)}, {factor:.2f} times as fast is asked"
 
 
 def profiler_time(profile: dict) -> str:

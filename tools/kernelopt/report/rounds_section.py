@@ -8,7 +8,9 @@ import difflib
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import astuple, fields
 
+from ..session.record import Record
 from . import phrases
 from .document import Code, Facts, Fold, Table, Text
 from .gather import Session
@@ -25,8 +27,8 @@ def all_rounds(session: Session) -> Iterator:
     head = ("version", "change", "evidence of its plan", "verdict", "latency", "gain")
     yield Table(head, [round_row(session, record) for record in session.visible], linked=True)
     for record in session.visible:
-        title = f"{record['version']}: {record['optimization']['action_category'] or phrases.NOT_RECORDED}, {phrases.verdict(record)}"
-        yield Fold(title, list(one_round(session, record)), anchor=record["version"])
+        title = f"{record.version}: {record.optimization.action_category or phrases.NOT_RECORDED}, {phrases.verdict(record)}"
+        yield Fold(title, list(one_round(session, record)), anchor=record.version)
 
 
 def unattended(session: Session) -> Iterator:
@@ -52,9 +54,9 @@ def unattended(session: Session) -> Iterator:
         yield Table(head, rows[-MOST_LINES:])
 
 
-def round_row(session: Session, record: dict) -> tuple[str, ...]:
+def round_row(session: Session, record: Record) -> tuple[str, ...]:
     return (
-        record["version"],
+        record.version,
         phrases.one_line(phrases.change_words(record)),
         phrases.evidence(session, record),
         phrases.verdict_line(record),
@@ -63,51 +65,51 @@ def round_row(session: Session, record: dict) -> tuple[str, ...]:
     )
 
 
-def one_round(session: Session, record: dict) -> Iterator:
+def one_round(session: Session, record: Record) -> Iterator:
     """Plan, its evidence, what the profile before said, outcome, and the difference to the parent."""
-    change = record["optimization"]
+    change = record.optimization
     yield Facts(
         [
             ("Change", phrases.change_words(record)),
-            ("Expected", change["expected_impact"] or phrases.NOT_RECORDED),
-            ("Risk", change["risks_and_rollback"] or phrases.NOT_RECORDED),
+            ("Expected", change.expected_impact or phrases.NOT_RECORDED),
+            ("Risk", change.risks_and_rollback or phrases.NOT_RECORDED),
         ]
     )
-    if rows := session.plans.get(record["version"]):
+    if rows := session.plans.get(record.version):
         yield Text("Evidence, as its plan gives it:")
         yield Table(rows[0], rows[1:])
     else:
         yield Text(f"Evidence: {phrases.no_evidence(record)}.", "note")
     yield Facts(list(outcome(session, record)))
     for title, entries in (
-        ("Pitfalls and lessons", record["pitfalls_and_fixes"]),
-        ("Searched", record["search_log"]),
-        ("References", record["references"]),
+        ("Pitfalls and lessons", record.pitfalls_and_fixes),
+        ("Searched", record.search_log),
+        ("References", record.references),
     ):
         if entries:
             yield Text(f"{title}:")
-            names = list(entries[0])
-            yield Table([name.replace("_", " ") for name in names], [[entry[n] for n in names] for entry in entries])
+            names = [field.name for field in fields(entries[0])]
+            yield Table([name.replace("_", " ") for name in names], [astuple(entry) for entry in entries])
     yield from difference(session, record)
 
 
-def outcome(session: Session, record: dict) -> Iterator[tuple[str, str]]:
+def outcome(session: Session, record: Record) -> Iterator[tuple[str, str]]:
     """What programs found: in the profile before, and of this version."""
-    times = record["performance"]["latency_us_by_workload"] or {}
-    if record["version"] != "v0":
+    times = record.performance.latency_us_by_workload or {}
+    if record.version != "v0":
         yield phrases.profile_before(session, record)
-    yield "Correctness", record["correctness"]["summary"] or record["correctness"]["status"] or phrases.NOT_RECORDED
+    yield "Correctness", record.correctness.summary or record.correctness.status or phrases.NOT_RECORDED
     yield "Verdict", phrases.verdict_line(record)
     yield "Latency", "; ".join(f"{name} {us:.2f} us" for name, us in times.items()) or phrases.NOT_RECORDED
     yield "Share of the floor", phrases.share_of_floor(record)
     yield "Gain", phrases.gain(record)
-    yield "Recorded", f"{record['timestamp']} on {record['device'] or phrases.UNKNOWN}"
-    yield "Commit", record["git_commit_hash"] or "none"
+    yield "Recorded", f"{record.timestamp} on {record.device or phrases.UNKNOWN}"
+    yield "Commit", record.git_commit_hash or "none"
 
 
-def difference(session: Session, record: dict) -> Iterator:
+def difference(session: Session, record: Record) -> Iterator:
     """The unified diff of kernel.py to the parent's, or why there is none."""
-    before, version = phrases.parent(session, record), record["version"]
+    before, version = phrases.parent(session, record), record.version
     if before is None:
         if version in session.sources:
             yield Text(f"kernel.py of {version}, the whole of it:")
@@ -115,16 +117,16 @@ def difference(session: Session, record: dict) -> Iterator:
         else:
             yield Text(f"No source: {no_source(version)}.", "note")
         return
-    if before["masked"]:
-        yield Text(f"No diff: {before['version']}, which it started from, is masked.", "note")
+    if before.masked:
+        yield Text(f"No diff: {before.version}, which it started from, is masked.", "note")
         return
-    if absent := [name for name in (before["version"], version) if name not in session.sources]:
+    if absent := [name for name in (before.version, version) if name not in session.sources]:
         yield Text(f"No diff: {no_source(absent[0])}.", "note")
         return
-    old, new = (session.sources[name].split("\n") for name in (before["version"], version))
-    names = (f"{before['version']}/kernel.py", f"{version}/kernel.py")
+    old, new = (session.sources[name].split("\n") for name in (before.version, version))
+    names = (f"{before.version}/kernel.py", f"{version}/kernel.py")
     lines = list(difflib.unified_diff(old, new, *names, lineterm=""))
-    yield Text(f"Against {before['version']}:" if lines else f"kernel.py is that of {before['version']}.")
+    yield Text(f"Against {before.version}:" if lines else f"kernel.py is that of {before.version}.")
     if lines:
         yield Code("\n".join(lines), "diff")
 

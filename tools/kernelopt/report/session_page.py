@@ -18,10 +18,10 @@ def page(session: Session, has_lessons: bool = False) -> Page:
     """The report; a workspace with nothing recorded has one, too. has_lessons: LESSONS lies where the page goes."""
     task = session.task
     asked = (
-        task["platform"] or f"platform {phrases.UNKNOWN}",
-        task["framework"],
-        task["dtype"],
-        (task["shapes"] or {}).get("default"),
+        task.platform or f"platform {phrases.UNKNOWN}",
+        task.framework,
+        task.dtype,
+        (task.shapes or {}).get("default"),
     )
     by_itself = [Section("Unattended rounds", list(rounds_section.unattended(session)))] if session.unattended else []
     return Page(
@@ -42,11 +42,12 @@ def page(session: Session, has_lessons: bool = False) -> Page:
 
 def summary(session: Session) -> dict:
     """The figures of the report, for --json."""
+    speedup = phrases.speedup_over_v0(session)
     return {
-        "goal": phrases.goal(session),
-        "best": session.best["version"] if session.best else None,
-        "speedup_over_v0": phrases.speedup_over_v0(session),
-        "versions": {record["version"]: phrases.verdict(record) for record in session.visible},
+        "goal": phrases.goal(session).to_json(),
+        "best": session.best.version if session.best else None,
+        "speedup_over_v0": speedup and speedup.to_json(),
+        "versions": {record.version: phrases.verdict(record) for record in session.visible},
         "masked": session.masked,
         "gaps": session.gaps,
     }

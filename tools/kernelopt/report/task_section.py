@@ -7,6 +7,10 @@ recorded, but for the products and differences that say so.
 from collections.abc import Iterator
 
 from ..hardware.roofline import Roof
+from ..hardware.work import Work
+from ..session.record import Record
+from ..session.stop_conditions import Standing
+from ..session.task import Target
 from . import overview, phrases, plots
 from .document import Citations, Code, Facts, Figure, Fold, Table, Text
 from .gather import Session
@@ -14,60 +18,61 @@ from .gather import Session
 KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
 
 
-def target_row(target: dict) -> tuple[str, ...]:
-    achieved = phrases.NOT_RECORDED if target["achieved"] is None else f"{target['achieved']:.2f} {target['unit']}"
+def target_row(standing: Standing) -> tuple[str, ...]:
+    target = standing.target
+    achieved = phrases.NOT_RECORDED if standing.achieved is None else f"{standing.achieved:.2f} {target.unit}"
     return (
-        target["workload"],
-        target["metric"],
+        target.workload,
+        target.metric,
         overview.wanted(target),
         achieved,
-        "met" if target["met"] else "NOT met",
+        "met" if standing.met else "NOT met",
     )
 
 
 def asked_for(session: Session) -> Iterator:
     task = session.task
-    rules = [name for name in ("libraries", "only_these_shapes") if task.get(name)]
+    rules = [name for name in ("libraries", "only_these_shapes") if getattr(task, name)]
     yield Facts(
         [
-            ("Platform", task["platform"] or phrases.UNKNOWN),
-            ("Architecture", task["arch"] or phrases.UNKNOWN),
-            ("Framework", task["framework"] or phrases.UNKNOWN),
-            ("dtype", task["dtype"] or "as the reference makes it"),
-            ("Tolerance", "the default of the dtype" if task["tolerance"] is None else f"{task['tolerance']:g}"),
+            ("Platform", task.platform or phrases.UNKNOWN),
+            ("Architecture", task.arch or phrases.UNKNOWN),
+            ("Framework", task.framework or phrases.UNKNOWN),
+            ("dtype", task.dtype or "as the reference makes it"),
+            ("Tolerance", "the default of the dtype" if task.tolerance is None else f"{task['tolerance']:g}"),
             ("Allowed", ", ".join(rules) or "no libraries; other sizes and layouts are tried too"),
-            ("Notes", task["additional_notes"] or "none"),
+            ("Notes", task.additional_notes or "none"),
         ]
     )
-    shapes, work = task["shapes"] or {}, task["work"] or {}
+    shapes, work = task.shapes or {}, task.work or {}
     if names := list(dict.fromkeys([*shapes, *work])):
         rows = [(name, shapes.get(name, phrases.UNKNOWN), *work_cells(work.get(name))) for name in names]
         yield Table(("workload", "shapes", "FLOPs", "least bytes", "dtype", "source"), rows)
     else:
         yield Text("Shapes and work are not counted yet (estimate_work.py --workspace W).", "note")
-    for target in task["targets"]:
-        yield Text(f"Target: {target['workload']} {target['metric']} {overview.wanted(target)}, from")
-        yield Citations([target["basis"]])
+    for target in task.targets:
+        yield Text(f"Target: {target.workload} {target.metric} {overview.wanted(target)}, from")
+        yield Citations([target.basis])
     yield Fold("reference.py: what is to be computed", [Code(session.reference, "python")])
 
 
-def work_cells(work: dict | None) -> tuple[str, ...]:
+def work_cells(work: Work | None) -> tuple[str, ...]:
     if work is None:
         return (phrases.UNKNOWN,) * 4
-    return f"{work['flops']:,}", f"{work['bytes_min']:,}", work["dtype"], work["source"]
+    return f"{work.flops:,}", f"{work.bytes_min:,}", work.dtype, work.source
 
 
 def figures(session: Session) -> Iterator:
     if not session.visible:
         yield Text("No plot: nothing is recorded yet.", "note")
         return
-    target = next((target for target in session.task["targets"] if target["workload"] == "default"), None)
+    target = next((target for target in session.task.targets if target.workload == "default"), None)
     if session.roof is None:
         yield Text(f"No roofline: {session.no_roof}.", "note")
     else:
         yield from limits(session, target)
     marks = [mark(session, place, record, "latency_us") for place, record in enumerate(session.visible)]
-    floors = [record["performance"]["floor_us"] for record in session.visible]
+    floors = [record.performance.floor_us for record in session.visible]
     floor = next((floor for floor in reversed(floors) if floor), None)
     yield Figure(
         plots.trajectory(marks, floor, limit(target, "latency_us")),
@@ -76,24 +81,24 @@ def figures(session: Session) -> Iterator:
     )
 
 
-def limit(target: dict | None, metric: str) -> float | None:
+def limit(target: Target | None, metric: str) -> float | None:
     """A target of that metric, as a height on a plot of it."""
-    return target["target"] if target and target["metric"] == metric else None
+    return target.target if target and target.metric == metric else None
 
 
-def mark(session: Session, place: float, record: dict, metric: str) -> plots.Mark:
+def mark(session: Session, place: float, record: Record, metric: str) -> plots.Mark:
     """A version on a plot; its interval only where the plot is of the latency."""
-    performance = record["performance"]
-    value = performance[metric]
-    ends = (performance["p20_us"], performance["p80_us"]) if metric == "latency_us" and value else (None, None)
-    note = f"{record['version']}: {phrases.latency(record)}, {phrases.verdict(record)}"
-    is_best = session.best is not None and record["version"] == session.best["version"]
-    return plots.Mark(record["version"], place, value, phrases.verdict(record), note, *ends, best=is_best)
+    performance = record.performance
+    value = getattr(performance, metric)
+    ends = (performance.p20_us, performance.p80_us) if metric == "latency_us" and value else (None, None)
+    note = f"{record.version}: {phrases.latency(record)}, {phrases.verdict(record)}"
+    is_best = session.best is not None and record.version == session.best.version
+    return plots.Mark(record.version, place, value, phrases.verdict(record), note, *ends, best=is_best)
 
 
-def limits(session: Session, target: dict | None) -> Iterator[Figure]:
+def limits(session: Session, target: Target | None) -> Iterator[Figure]:
     """The roofline, where the problem has FLOPs; the bandwidth of each version, where memory is the roof or the goal."""
-    flops = session.task["work"]["default"]["flops"]
+    flops = session.task.work["default"].flops
     if flops:
         yield roofline_figure(session, target)
     if not flops or limit(target, "bandwidth_gbps"):
@@ -105,9 +110,9 @@ def limits(session: Session, target: dict | None) -> Iterator[Figure]:
         yield Figure(plots.bandwidth(marks, roofs, limit(target, "bandwidth_gbps")), caption)
 
 
-def roofline_figure(session: Session, target: dict | None) -> Figure:
-    work, pairs = session.task["work"]["default"], roof_pairs(session.roof)
-    intensity = work["flops"] / work["bytes_min"]
+def roofline_figure(session: Session, target: Target | None) -> Figure:
+    work, pairs = session.task.work["default"], roof_pairs(session.roof)
+    intensity = work.flops / work.bytes_min
     marks = [mark(session, intensity, record, "tflops") for record in session.visible]
     roofs = [(kind, bandwidth.value, compute.value) for kind, (bandwidth, compute) in pairs if compute]
     off = [m.name for m in marks if m.value is None]
@@ -133,9 +138,9 @@ def said(pairs: list[tuple[str, tuple]], count: int) -> str:
     return "; ".join(f"{kind}: {', '.join(f'{r.metric} {r.text} {r.unit}' for r in rows)}" for kind, rows in roofs)
 
 
-def target_line(target: dict | None, intensity: float) -> tuple[str, float] | None:
+def target_line(target: Target | None, intensity: float) -> tuple[str, float] | None:
     """(name in the target's own unit, its height on the roofline in TFLOPS)."""
-    if target is None or target["metric"] == "latency_us":
+    if target is None or target.metric == "latency_us":
         return None
-    tflops = target["target"] if target["metric"] == "tflops" else target["target"] * intensity / 1e3
-    return f"target {target['target']:.5g} {target['unit']}", tflops
+    tflops = target.target if target.metric == "tflops" else target.target * intensity / 1e3
+    return f"target {target.target:.5g} {target.unit}", tflops

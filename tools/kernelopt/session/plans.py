@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import UsageError
+from .record import Optimization
 from .workspace import Workspace
 
 PLAN_FIELDS = {
@@ -15,17 +16,17 @@ PLAN_FIELDS = {
 }
 
 
-def read_plan(workspace: Workspace, version: str, required: bool) -> dict:
+def read_plan(workspace: Workspace, version: str, required: bool) -> Optimization:
     """The fields of plans/vN_plan.md that belong into the record; UsageError when one is missing or TBD."""
     path = workspace.plan(version)
     if path.exists():
         return plan_fields(path)
     if required:
         raise UsageError(f"{path} is missing; copy {bundle.REFERENCE / 'plan.md'} there and fill it in")
-    return dict.fromkeys(PLAN_FIELDS) | {"action_category": "baseline"}
+    return Optimization(**{**dict.fromkeys(PLAN_FIELDS), "action_category": "baseline"})
 
 
-def plan_fields(path: Path) -> dict:
+def plan_fields(path: Path) -> Optimization:
     """The fields of a plan's file; UsageError when one is missing or TBD."""
     try:
         text = path.read_text(encoding="utf-8").replace("\0", "")
@@ -39,7 +40,7 @@ def plan_fields(path: Path) -> dict:
     for title, body in sections.items():
         if "TBD" in body:
             raise UsageError(f"{path}: '## {title}' still holds a TBD")
-    return plan
+    return Optimization(**plan)
 
 
 def in_a_line(text: str) -> str:

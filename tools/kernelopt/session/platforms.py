@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ..errors import Refused, UsageError
 from ..hardware import roofline, wiki
+from ..hardware.work import Work
+from .task import Task
 from .workspace import Workspace
 
 CALIBRATION = "calibration.md"  # its name in a workspace
@@ -19,23 +21,14 @@ MEASURED = "measured_"
 DIGEST = "Digest of the text above: "
 
 
-def of_task(workspace: Workspace, gpu_wiki: Path | None = None) -> wiki.Page:
+def of_task(workspace: Workspace, task: Task, gpu_wiki: Path | None = None) -> wiki.Page:
     """The page of the task's platform; Refused when neither the wiki nor the calibration knows it."""
-    return of(workspace, workspace.task(), None, gpu_wiki)
+    return known(task.platform, wiki.root(gpu_wiki or task.gpu_wiki_path), calibration_of(workspace, task))
 
 
-def of_device(name: str, workspace: Workspace | None) -> wiki.Page:
-    """The page of the device of that name, as this workspace (None: the bundle's wiki alone) knows it; Refused when there is
-    none."""
-    if workspace is None:
-        return wiki.product(name)
-    return of(workspace, workspace.task(), name)
-
-
-def of(workspace: Workspace, task: dict, name: str | None, gpu_wiki: Path | None = None) -> wiki.Page:
-    """The page of the device `name` (None: of the task's platform)."""
-    root = wiki.root(gpu_wiki or task["gpu_wiki_path"])
-    return known(name or task["platform"], root, calibration_of(workspace, task))
+def of_device(name: str, workspace: Workspace, task: Task) -> wiki.Page:
+    """The page of the device of that name, as this workspace knows it; Refused when there is none."""
+    return known(name, wiki.root(task.gpu_wiki_path), calibration_of(workspace, task))
 
 
 def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
@@ -58,10 +51,9 @@ def calibrated(page: wiki.Page, calibration: wiki.Page) -> wiki.Page:
     return replace(page, rows={**page.rows, **taken}, aliases=(*page.aliases, *calibration.aliases))
 
 
-def calibration_of(workspace: Workspace, task: dict) -> wiki.Page | None:
+def calibration_of(workspace: Workspace, task: Task) -> wiki.Page | None:
     """The calibration that the Task block names; None when it names none, UsageError when it cannot be read."""
-    name = task.get("calibration")
-    return read(workspace.root / name) if name else None
+    return read(workspace.root / task.calibration) if task.calibration else None
 
 
 def read(path: Path) -> wiki.Page:
@@ -86,40 +78,40 @@ def unsealed(text: str) -> bool:
     return digest.strip() != hashlib.sha256(body.encode()).hexdigest()
 
 
-def check_platform(workspace: Workspace, device: str) -> None:
-    """UsageError when the GPU is not the platform of the task: its times would be held against another product."""
-    platform = workspace.task()["platform"]
-    if platform and wiki.normalised(device) not in wiki.spellings(of_task(workspace)):
-        raise UsageError(f"this GPU is {device}, the task is for {platform}; {other_platform(workspace, device)}")
+def check_platform(workspace: Workspace, task: Task, device: str) -> None:
+    """UsageError when the GPU is not the platform of the task: its times would be compared with another product's rates."""
+    if task.platform and wiki.normalised(device) not in wiki.spellings(of_task(workspace, task)):
+        raise UsageError(
+            f"this GPU is {device}, the task is for {task.platform}; {other_platform(workspace, task, device)}"
+        )
 
 
-def other_platform(workspace: Workspace, device: str) -> str:
+def other_platform(workspace: Workspace, task: Task, device: str) -> str:
     """What to do about a task that is for another product than the GPU."""
     try:
-        page = of_device(device, workspace)
+        page = of_device(device, workspace, task)
     except Refused:
         return "the wiki has no page of it: start a session without --platform, then calibrate_gpu.py --workspace W"
     return f"set the platform {page.platform} in the README's Task block"
 
 
+def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
+    """The roof of the default workload; None when the platform, its values or the work are unknown."""
+    if task.platform is None or task.work is None:
+        return None
+    page = of_task(workspace, task)
+    with contextlib.suppress(Refused):
+        return roofline.roof_for(page, task.work["default"])
+    return None
+
+
 def utilization(
-    workspace: Workspace, time_us: float, work: dict | None = None, max_clocks: dict | None = None
+    workspace: Workspace, task: Task, time_us: float, work: Work | None = None, max_clocks: dict | None = None
 ) -> dict | None:
     """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known, and the rates
     alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
-    work = work or (workspace.task()["work"] or {}).get("default")
+    work = work or task.work_of()
     if work is None:
         return None
-    roof = roof_of_task(workspace)
-    return roofline.utilization(time_us, work["flops"], work["bytes_min"], roof, max_clocks)
-
-
-def roof_of_task(workspace: Workspace) -> roofline.Roof | None:
-    """The roof of the default workload; None when the platform, its values or the work are unknown."""
-    task = workspace.task()
-    if task["platform"] is None or task["work"] is None:
-        return None
-    page = of_task(workspace)
-    with contextlib.suppress(Refused):
-        return roofline.roof_for(page, task["work"]["default"])
-    return None
+    roof = roof_of_task(workspace, task)
+    return roofline.utilization(time_us, work.flops, work.bytes_min, roof, max_clocks)

@@ -11,12 +11,14 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError, UsageError
+from .record import Record
 from .record_cache import RecordCache
 from .workspace import VERSION, Workspace, version_number
 
@@ -39,7 +41,7 @@ SHORT = (
 )
 
 
-class Memory:
+class RecordStore:
     """All records of one workspace. Every write is checked against the schema, atomic and under one lock.
 
     What cannot be read as a record stays as it is and is named: `left_out` says so after a scan.
@@ -59,7 +61,7 @@ class Memory:
 
     @contextlib.contextmanager
     def locked(self):
-        """No other process writes records meanwhile. May be nested; threads each take a Memory of their own."""
+        """No other process writes records meanwhile. May be nested; threads each take a RecordStore of their own."""
         if self._held:
             yield
             return
@@ -83,8 +85,12 @@ class Memory:
         """Recorded versions, lowest first."""
         return sorted((stem for stem in self._stems() if VERSION.match(stem)), key=_number)
 
-    def read(self, version: str) -> dict:
+    def read(self, version: str) -> Record:
         """One record; Refused when there is none, UsageError when it is broken."""
+        return Record.from_json(self.read_json(version))
+
+    def read_json(self, version: str) -> dict:
+        """The JSON object of one record; Refused when there is none, UsageError when it is broken."""
         path = self.path(version)
         if not path.is_file():  # a pipe would be waited for
             if path.exists():
@@ -98,22 +104,26 @@ class Memory:
             raise UsageError(f"{path} says that it is {record['version']}; {MEND}")
         return record
 
-    def recall(self, version: str) -> dict:
+    def recall(self, version: str) -> Record:
         """One record for planning: `read`, and Refused when it is masked."""
         record = self.read(version)
-        if record["masked"]:
+        if record.masked:
             raise Refused(f"{version} is masked: discarded memory, not to be used for planning")
         return record
 
-    def scan(
+    def scan(self, masked: bool = False, highest_first: bool = False) -> Iterator[Record]:
+        """Sound records one by one, masked ones only when asked. `self.broken` names those that are not sound, `self.masked`
+        counts the masked ones that were passed over."""
+        return map(Record.from_json, self.scan_json(masked, highest_first))
+
+    def scan_json(
         self, masked: bool = False, highest_first: bool = False, read: Callable[[str], dict] | None = None
     ) -> Iterator[dict]:
-        """Sound records one by one, masked ones only when asked. `self.broken` names those that are not sound, `self.masked`
-        counts the masked ones that were passed over. read: in place of the method of that name."""
+        """`scan`, as JSON objects. read: in place of `read_json`."""
         self.broken, self.masked = [], 0
         for version in reversed(self.versions()) if highest_first else self.versions():
             try:
-                record = (read or self.read)(version)
+                record = (read or self.read_json)(version)
             except ToolError as error:  # broken, or removed since it was listed
                 self.broken.append(str(error))
                 continue
@@ -122,7 +132,7 @@ class Memory:
             else:
                 self.masked += 1
 
-    def records(self, masked: bool = False) -> list[dict]:
+    def records(self, masked: bool = False) -> list[Record]:
         """All sound records, lowest version first; masked ones only when asked. `self.broken` names the others."""
         return list(self.scan(masked))
 
@@ -140,16 +150,16 @@ class Memory:
         def cut(version: str) -> dict:
             if (values := cache.get(version)) is not None:
                 return joined(version, wanted, [values[place] for place in places])
-            record = self.read(version)  # sound: it has these fields
+            record = self.read_json(version)  # sound: it has these fields
             cache.put(version, [reduce(getitem, path, record) for path in paths])
             return record
 
-        yield from self.scan(masked, read=cut)
+        yield from self.scan_json(masked, read=cut)
         cache.save()
 
     def masked_versions(self) -> set[str]:
         """The sound records that are masked."""
-        return {record["version"] for record in self.scan(masked=True) if record["masked"]}
+        return {record.version for record in self.scan(masked=True) if record.masked}
 
     def history(self, name: str) -> list[dict]:
         """[{version, value}] of a field in the unmasked records, None where one lacks it; UsageError when all do."""
@@ -179,25 +189,25 @@ class Memory:
         masked = [f"{self.masked} masked record{'s' if self.masked > 1 else ''}"] if self.masked else []
         return [*self.broken, *named, *masked]
 
-    def create(self, version: str) -> dict:
-        """An empty record; Refused when the version has one."""
+    def create(self, version: str) -> Record:
+        """An empty record, written; Refused when the version has one."""
         with self.locked():
             if self.path(version).exists():
                 raise Refused(f"{version} is recorded already; change it with: update --version {version} --set …")
             record = empty(version)
-            self._write(record)
+            self.save(record)
         return record
 
-    def save(self, record: dict) -> None:
+    def save(self, record: Record) -> None:
         """Write a whole record."""
         with self.locked():
-            self._write(record)
+            self._write(record.to_json())
 
     @contextlib.contextmanager
     def editing(self, version: str) -> Iterator[dict]:
-        """A record to change in place: read and written under one lock, written only when the block ends well."""
+        """The JSON object of a record, to change in place: read and written under one lock, written only when the block ends well."""
         with self.locked():
-            record = self.read(version)
+            record = self.read_json(version)
             yield record
             self._write(record)
 
@@ -231,17 +241,17 @@ class Memory:
         with self.locked():
             records = [self.read(version) for version in versions]
             best = self.best() if masked else None
-            for kept in ("v0", best["version"] if best else None):
+            for kept in ("v0", best.version if best else None):
                 if masked and kept in versions:
                     raise UsageError(f"{kept} stays unmasked: planning starts from the baseline and the best version")
             for record in records:
-                self._write({**record, "masked": masked})
+                self.save(replace(record, masked=masked))
 
     def _write(self, record: dict) -> None:
         check(record, f"record {record['version']}")
         bundle.write_json(self.path(record["version"]), record)
 
-    def best(self) -> dict | None:
+    def best(self) -> Record | None:
         """The version to beat: the last accepted one. Each acceptance beat the one before in a paired
         measurement, so the last is the best; latencies recorded at different times are never compared.
         Masking hides a record from planning, not from this. UsageError when a later record is broken: it might be
@@ -253,7 +263,7 @@ class Memory:
                 record = self.read(version)
             except UsageError as error:
                 raise UsageError(f"the best version cannot be told: {error}") from None
-            if record["quality_gate"]["result"] == "PASS" and record["git_commit_hash"]:
+            if record.is_accepted:
                 return record
         return None
 
@@ -302,10 +312,10 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def empty(version: str) -> dict:
+def empty(version: str) -> Record:
     """A record of `version` in which nothing is known yet, made from the schema's own list of fields."""
     schema = bundle.read_json(bundle.REFERENCE / SCHEMA)
-    return {**_blank(schema), "version": version, "masked": False, "timestamp": now()}
+    return Record.from_json({**_blank(schema), "version": version, "masked": False, "timestamp": now()})
 
 
 def _blank(schema: dict):

@@ -10,6 +10,8 @@ from pathlib import Path
 from .. import bundle
 from ..errors import UsageError, say
 from . import stop_conditions
+from .record import Record
+from .task import Task
 from .workspace import TASK_BLOCK, VERSION, digest, version_number
 
 MOST_BLOCKS = 6
@@ -52,27 +54,26 @@ def why_not(root: Path) -> str | None:
 
 def goals_unmet(root: Path) -> list[str]:
     """A line for each target that the last accepted version misses; [] when all are met."""
-    task = bundle.loads(TASK_BLOCK.search(bundle.read_bytes(root / "README.md").decode())[1])
+    task = Task.from_json(bundle.loads(TASK_BLOCK.search(bundle.read_bytes(root / "README.md").decode())[1]))
     best = last_accepted(root)
     if best is None:
         return ["no version is accepted yet"]
-    if digest(root / "kernel.py") != best["kernel_sha256"]:
-        return [f"kernel.py is not the accepted {best['version']}"]
-    checked = stop_conditions.goal(task["targets"], best)["targets"]
+    if digest(root / "kernel.py") != best.kernel_sha256:
+        return [f"kernel.py is not the accepted {best.version}"]
     return [
-        f"{t['workload']} {t['metric']} {t['achieved']}, target {t['target']} {t['unit']}"
-        for t in checked
-        if not t["met"]
+        f"{unmet.target.workload} {unmet.target.metric} {unmet.achieved}, target {unmet.target.target} {unmet.target.unit}"
+        for unmet in stop_conditions.standings(task.targets, best)
+        if not unmet.met
     ]
 
 
-def last_accepted(root: Path) -> dict | None:
+def last_accepted(root: Path) -> Record | None:
     """The record with the highest version that was accepted, masked or not; broken files are passed over."""
     names = [path for path in (root / "memory").glob("v*.json") if VERSION.match(path.stem)]
     for path in sorted(names, key=lambda path: -version_number(path.stem)):
         try:
-            record = bundle.read_json(path)
-            if record["quality_gate"]["result"] == "PASS" and record["git_commit_hash"]:
+            record = Record.from_json(bundle.read_json(path))
+            if record.is_accepted:
                 return record
         except (UsageError, KeyError, TypeError):
             continue

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from .task import Task
 from .workspace import Workspace, dtype_name
 
 
 @dataclass(frozen=True)
-class Subject:
+class KernelUnderTest:
     """A kernel beside its reference, and what counts as right: dtype and tolerance (None: what the inputs and the dtype
     say), libraries: torch and vendor libraries may do the core work, only_these_shapes: no others are tried."""
 
@@ -26,28 +27,35 @@ class Subject:
         return self.workspace.cache if self.workspace else None
 
 
-def resolve(args) -> Subject:
-    """The subject that --workspace, or --kernel with --reference, names; UsageError for any other mixture."""
+def resolve(args) -> KernelUnderTest:
+    """The kernel that --workspace, or --kernel with --reference, names; UsageError for any other mixture."""
     if args.workspace:
         if args.kernel or args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --kernel, --reference and --dtype")
-        what = of_workspace(Workspace(args.workspace))
-        if not what.kernel.is_file():
+        workspace = Workspace(args.workspace)
+        target = of_workspace(workspace, workspace.task())
+        if not target.kernel.is_file():
             root = args.workspace
             raise UsageError(
-                f"{what.kernel} does not exist; the last accepted one: git -C {root} checkout -- kernel.py"
+                f"{target.kernel} does not exist; the last accepted one: git -C {root} checkout -- kernel.py"
             )
-        return what
+        return target
     if not args.kernel or not args.reference:
         raise UsageError("pass --workspace W, or --kernel FILE with --reference FILE")
     for path in (args.kernel, args.reference):
         if not path.is_file():
             raise UsageError(f"{path} is not a file")
-    return Subject(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None)
+    return KernelUnderTest(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
-def of_workspace(workspace: Workspace) -> Subject:
+def of_workspace(workspace: Workspace, task: Task) -> KernelUnderTest:
     """The workspace's own kernel and reference, with the dtype, the tolerance and the rules of its Task block."""
-    task = workspace.task()
-    rules = {name: task.get(name, False) for name in ("libraries", "only_these_shapes")}
-    return Subject(workspace.kernel, workspace.reference, task["dtype"], task["tolerance"], workspace, **rules)
+    return KernelUnderTest(
+        workspace.kernel,
+        workspace.reference,
+        task.dtype,
+        task.tolerance,
+        workspace,
+        libraries=bool(task.libraries),
+        only_these_shapes=bool(task.only_these_shapes),
+    )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, TimedOut, UsageError
+from .task import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 VERSION = re.compile(r"v(0|[1-9][0-9]{0,11})\Z")
@@ -116,20 +117,21 @@ class Workspace:
 
     # --- the README -----------------------------------------------------------------------------------------
 
-    def task(self) -> dict:
+    def task(self) -> Task:
         """The Task block, checked against its schema."""
         return parse_task(self.readme.read_bytes(), str(self.readme))
 
-    def task_at(self, revision: str) -> dict:
+    def task_at(self, revision: str) -> Task:
         """The Task block as it was at a revision."""
         return parse_task(self.file_at(revision, "README.md"), f"README.md of {revision[:12]}")
 
-    def update_readme(self, task: dict, sections: dict[str, str]) -> None:
+    def update_readme(self, task: Task, sections: dict[str, str]) -> None:
         """Replace the Task block and the text of the named sections; the rest stays as it is."""
-        bundle.validate(task, "task.schema.json", "Task block")
+        block = task.to_json()
+        bundle.validate(block, "task.schema.json", "Task block")
         text = self.readme.read_text(encoding="utf-8")
         match = TASK_BLOCK.search(text)
-        text = text[: match.start(1)] + bundle.dumps(task) + text[match.end(1) :]
+        text = text[: match.start(1)] + bundle.dumps(block) + text[match.end(1) :]
         for title, body in sections.items():
             text = replace_section(text, title, body)
         bundle.write_text(self.readme, text)
@@ -169,20 +171,20 @@ class Workspace:
         return self.file_at(first, "reference.py")
 
 
-def parse_task(readme: bytes, what: str) -> dict:
-    """The Task block of a workspace's README; UsageError says what is wrong with `what`."""
+def parse_task(readme: bytes, name: str) -> Task:
+    """The Task block of a workspace's README; UsageError says what is wrong with the file of that name."""
     try:
         match = TASK_BLOCK.search(readme.decode("utf-8"))
     except UnicodeDecodeError:
-        raise UsageError(f"{what} is not UTF-8 text") from None
+        raise UsageError(f"{name} is not UTF-8 text") from None
     if match is None:
-        raise UsageError(f"{what} has no json block under '## Task'")
+        raise UsageError(f"{name} has no json block under '## Task'")
     try:
-        task = bundle.loads(match[1])
+        block = bundle.loads(match[1])
     except ValueError as error:
-        raise UsageError(f"{what}: the Task block is not valid JSON ({error})") from None
-    bundle.validate(task, "task.schema.json", f"{what}: Task block")
-    return task
+        raise UsageError(f"{name}: the Task block is not valid JSON ({error})") from None
+    bundle.validate(block, "task.schema.json", f"{name}: Task block")
+    return Task.from_json(block)
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -214,7 +216,7 @@ def replace_section(text: str, title: str, body: str) -> str:
 
 
 def create(
-    root: Path, name: str, kernel: Path, reference: Path | None, task: dict, beside: dict[str, Path] | None = None
+    root: Path, name: str, kernel: Path, reference: Path | None, task: Task, beside: dict[str, Path] | None = None
 ) -> Workspace:
     """Make the workspace `root`/kernel_opt_<name> and its first commit.
 
@@ -227,7 +229,7 @@ def create(
     if not NAME.match(name):
         raise UsageError(f"{name!r} is no name: letters, digits, '_' and '-', beginning with a letter or digit")
     reference = check_sources(kernel, reference)
-    bundle.validate(task, "task.schema.json", "Task block")
+    bundle.validate(task.to_json(), "task.schema.json", "Task block")
     if not root.is_dir():
         raise UsageError(f"{root} is no folder")
     target = root / f"kernel_opt_{name}"
@@ -262,7 +264,7 @@ def check_sources(kernel: Path, reference: Path | None) -> Path:
     )
 
 
-def _fill(target: Path, name: str, kernel: Path, reference: Path, task: dict) -> Workspace:
+def _fill(target: Path, name: str, kernel: Path, reference: Path, task: Task) -> Workspace:
     for folder in ("memory", "plans", "profiles"):
         (target / folder).mkdir()
     shutil.copyfile(kernel, target / "kernel.py")
@@ -270,7 +272,11 @@ def _fill(target: Path, name: str, kernel: Path, reference: Path, task: dict) ->
     shutil.copyfile(bundle.REFERENCE / "baseline_report.md", target / "baseline_report.md")
     for template in ("README.md", "test_kernel.py"):
         text = (bundle.REFERENCE / template).read_text(encoding="utf-8")
-        for key, value in {"NAME": name, "TASK": bundle.dumps(task).rstrip(), "BUNDLE": str(bundle.ROOT)}.items():
+        for key, value in {
+            "NAME": name,
+            "TASK": bundle.dumps(task.to_json()).rstrip(),
+            "BUNDLE": str(bundle.ROOT),
+        }.items():
             text = text.replace(f"@{key}@", value)
         (target / template).write_text(text, encoding="utf-8")
     (target / ".gitignore").write_text("\n".join(IGNORED) + "\n", encoding="utf-8")

@@ -1,0 +1,202 @@
+"""The record of one version as values: reference/v_iteration.schema.json describes its JSON, and each class here is one object of it.
+
+JSON becomes a Record with `Record.from_json` after the schema has passed it; `to_json` gives the same keys in the same order.
+"""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class PreviousComparison:
+    """The paired comparison with the best version of that time. speedup: the factor; ci95: its 95 % interval, low and high."""
+
+    against: str
+    verdict: str
+    speedup: float
+    ci95: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What was measured, in the unit that the name ends with. The rates are those of `workload`, and so is latency_us, its median."""
+
+    workload: str | None
+    latency_us: float | None
+    p20_us: float | None
+    p80_us: float | None
+    runs: int | None
+    latency_us_by_workload: dict[str, float] | None
+    tflops: float | None
+    bandwidth_gbps: float | None
+    tflops_peak_utilization_pct: float | None
+    bandwidth_peak_utilization_pct: float | None
+    floor_us: float | None
+    floor_share_pct: float | None
+    gpu_state: dict | None
+    comparison_with_previous: PreviousComparison | None
+
+    @classmethod
+    def from_json(cls, value: dict) -> "Performance":
+        compared = value["comparison_with_previous"]
+        if compared is not None:
+            compared = PreviousComparison(**{**compared, "ci95": tuple(compared["ci95"])})
+        return cls(**{**value, "comparison_with_previous": compared})
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The plan of the round, in its own words."""
+
+    action_category: str | None
+    action_description: str | None
+    expected_impact: str | None
+    risks_and_rollback: str | None
+
+
+@dataclass(frozen=True)
+class ProfileEvidence:
+    """What the profile of the version before showed. evidence_chain: evidence -> inference -> action."""
+
+    tool_used: str | None
+    evidence_summary: str | None
+    evidence_chain: str | None
+    bottleneck_type: str | None
+
+
+@dataclass(frozen=True)
+class Correctness:
+    """What the verifier said. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + rms) of all cases."""
+
+    status: str | None
+    verify_status: str | None
+    rel_err: float | None
+    summary: str | None
+
+
+@dataclass(frozen=True)
+class IsaMetric:
+    """An instruction metric that a version works on. met: has it reached the target?"""
+
+    metric: str
+    target: float | str
+    current: float | str | None
+    met: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search of the author's. source: profile, gpu-wiki, ref-project or public-web."""
+
+    source: str
+    query: str
+    finding: str
+    actionability: str
+
+
+@dataclass(frozen=True)
+class Pitfall:
+    """An error that the author met, and what it taught."""
+
+    error_type: str
+    error_message: str
+    root_cause: str
+    fix_applied: str
+    lesson: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A source that the author used."""
+
+    source_type: str
+    path_or_url: str
+    description: str
+
+
+@dataclass(frozen=True)
+class QualityGate:
+    """The verdict of the gate: PASS, FAIL, TIMEOUT_FAIL, or None before it."""
+
+    result: str | None
+    failure_reason: str | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of one version: memory/vN.json. timestamp: UTC. device: the GPU's name, or cpu-interpreter."""
+
+    version: str
+    masked: bool
+    timestamp: str
+    kernel_sha256: str | None
+    device: str | None
+    performance: Performance
+    optimization: Optimization
+    profile_evidence: ProfileEvidence
+    correctness: Correctness
+    isa_metric_progress: tuple[IsaMetric, ...]
+    search_log: tuple[Search, ...]
+    pitfalls_and_fixes: tuple[Pitfall, ...]
+    references: tuple[Reference, ...]
+    quality_gate: QualityGate
+    git_commit_hash: str | None
+
+    @classmethod
+    def from_json(cls, value: dict) -> "Record":
+        """The record of a JSON object, which its schema has passed; KeyError or TypeError for any other object."""
+        parts = {name: kind(**value[name]) for name, kind in OBJECTS.items()}
+        lists = {name: tuple(kind(**entry) for entry in value[name]) for name, kind in LISTS.items()}
+        return cls(**{**value, **parts, **lists, "performance": Performance.from_json(value["performance"])})
+
+    def to_json(self) -> dict:
+        """The JSON object."""
+        return asdict(self, dict_factory=_json_object)
+
+    @property
+    def is_judged(self) -> bool:
+        """Has the gate given a verdict?"""
+        return self.quality_gate.result is not None
+
+    @property
+    def passed(self) -> bool:
+        """Did the gate let it through?"""
+        return self.quality_gate.result == "PASS"
+
+    @property
+    def is_accepted(self) -> bool:
+        """Did the gate let it through, and does the history hold its kernel?"""
+        return self.passed and self.git_commit_hash is not None
+
+    @property
+    def latency_us(self) -> float | None:
+        """The median latency of the default workload."""
+        return self.performance.latency_us
+
+    @property
+    def comparison(self) -> PreviousComparison | None:
+        """The paired comparison with the best version of that time."""
+        return self.performance.comparison_with_previous
+
+    @property
+    def action(self) -> str | None:
+        """What the round changed, in the words of its plan."""
+        return self.optimization.action_description
+
+
+OBJECTS = {
+    "optimization": Optimization,
+    "profile_evidence": ProfileEvidence,
+    "correctness": Correctness,
+    "quality_gate": QualityGate,
+}
+LISTS = {
+    "isa_metric_progress": IsaMetric,
+    "search_log": Search,
+    "pitfalls_and_fixes": Pitfall,
+    "references": Reference,
+}
+
+
+def _json_object(pairs: list[tuple[str, object]]) -> dict:
+    """A JSON object, in which a tuple is an array."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in pairs}

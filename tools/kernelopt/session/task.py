@@ -1,0 +1,64 @@
+"""The Task block of a workspace: what is asked of the kernel, on which platform, and when it is done."""
+
+from dataclasses import dataclass
+
+from ..hardware.work import ABSENT, Work, present
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One Stop Condition. metric: bandwidth_gbps, tflops or latency_us. target: in `unit` (GB/s, TFLOPS, us).
+
+    share_pct: the percentage of `basis` that the target is; None where nobody wrote it down. basis: the citation of the value
+    that the target comes from.
+    """
+
+    workload: str
+    metric: str
+    target: float
+    unit: str
+    share_pct: float | None = None
+    basis: str
+
+    def to_json(self) -> dict:
+        """The JSON object."""
+        return present(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The Task block (reference/task.schema.json). A field with a default is a key that may be absent.
+
+    shapes and work: by workload; None until they are counted. dtype None: as the reference makes its inputs. tolerance None:
+    the default of the dtype. calibration: a file of the workspace, or nothing (None or ABSENT).
+    """
+
+    platform: str | None
+    arch: str | None
+    framework: str | None
+    dtype: str | None
+    tolerance: float | None
+    shapes: dict[str, str] | None
+    libraries: bool | None = None
+    only_these_shapes: bool | None = None
+    additional_notes: str
+    gpu_wiki_path: str | None
+    calibration: str | None = ABSENT
+    work: dict[str, Work] | None
+    targets: tuple[Target, ...]
+
+    @classmethod
+    def from_json(cls, value: dict) -> "Task":
+        """The Task of a JSON object, which its schema has passed."""
+        work = value["work"]
+        counted = None if work is None else {name: Work.from_json(part) for name, part in work.items()}
+        return cls(**{**value, "work": counted, "targets": tuple(Target(**target) for target in value["targets"])})
+
+    def to_json(self) -> dict:
+        """The JSON object."""
+        work = None if self.work is None else {name: part.to_json() for name, part in self.work.items()}
+        return {**present(self), "work": work, "targets": [target.to_json() for target in self.targets]}
+
+    def work_of(self, workload: str = "default") -> Work | None:
+        """The least work of a workload; None while it is not counted."""
+        return (self.work or {}).get(workload)
