@@ -53,16 +53,17 @@ def judged(
     )  # one process has an operator once
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
     found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=not honest), **options)
-    if not honest and by != "timing" and found["status"] == "OK":  # most are caught on the task's own sizes
+    if not honest and by != "timing" and found.status == "OK":  # most are caught on the task's own sizes
         found = verify.verify(sandbox, Subject(kernel, reference), **options)
-    if found["status"] != "OK" or by != "timing":
-        return found["status"], found["summary"]
+    if found.status != "OK" or by != "timing":
+        return str(found.status), found.summary
     try:
         cases = timing.inputs(sandbox, reference, None, ["default"])
-        raw = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
-        return verify.check_timed(sandbox, reference, None, [raw["timed"]], None, 60)
+        timed = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
+        fault = verify.check_timed(sandbox, reference, None, [timed.outputs], None, 60)
+        return (str(fault.status), fault.message) if fault else ("OK", "")
     except (timing.KernelFailed, TimedOut) as error:
-        return getattr(error, "status", "TIMEOUT"), str(error)
+        return str(getattr(error, "status", "TIMEOUT")), str(error)
 
 
 @pytest.mark.parametrize("path", files("honest", gpu=False))

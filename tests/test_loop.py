@@ -1,5 +1,5 @@
 """The loop with scripted agents of several characters. What needs a GPU is stood in for: a kernel's time is what it says of itself,
-and the evidence of its round is a recorded one of an H200 with that time put in."""
+and the measurement of its round is a recorded one of an H200 with that time put in."""
 
 import contextlib
 import hashlib
@@ -20,12 +20,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import BUNDLE, FIXTURES, kernel_text
+from conftest import BUNDLE, kernel_text, recorded, with_floor_share
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
-from kernelopt.gate import history, readiness, rounds
+from kernelopt.gate import history, readiness
+from kernelopt.gate.measurement import Measurement
 from kernelopt.loop import agents, executors, gpu_steps, loop, remote, snapshot, strategies
 from kernelopt.session import record_store
 from kernelopt.session.workspace import Workspace
+from kernelopt.statuses import Speed, Status
 
 PLAN = (
     "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
@@ -57,24 +59,17 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
     def check(kernel, plan):
         return ("WRONG_VALUES", "WRONG_VALUES: off") if wrong in kernel.read_text() else ("OK", "OK")
 
-    def measured(kernel: bytes) -> rounds.Evidence:
-        found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
+    def measured(kernel: bytes) -> Measurement:
         best, text = record_store.Memory(workspace).best(), kernel.decode()
         ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
-        comparison = found["timing"]["comparisons"]["default"]
-        comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
-        comparison["speedup"] = {"point": ratio, "ci95": [ratio, ratio]}
+        measurement = recorded("v1", hashlib.sha256(kernel).hexdigest(), against=best["version"])
+        speed = Speed.FASTER if ratio > 1 else Speed.SLOWER
+        main = replace(measurement.comparisons["default"], verdict=speed, speedup=ratio, ci95=(ratio, ratio))
+        measurement = replace(measurement, comparisons={**measurement.comparisons, "default": main})
         if wrong in text:
-            found["verify"] |= {"status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
-        found["utilization"]["floor_share_pct"] = share
-        return rounds.Evidence(
-            hashlib.sha256(kernel).hexdigest(),
-            found["verify"],
-            found["timing"]["latencies"],
-            found["utilization"],
-            found["timing"]["comparisons"],
-            best["version"],
-        )
+            failed = replace(measurement.verdict, status=Status.WRONG_VALUES, summary="WRONG_VALUES: off")
+            measurement = replace(measurement, verdict=failed)
+        return with_floor_share(measurement, share)
 
     def brief(version: str, number: int) -> str:
         return f"brief for {record_store.Memory(workspace).next_version()}, from {version}, candidate {number}"
@@ -108,12 +103,10 @@ def outcomes(lines: list[dict]) -> list[str]:
 
 
 def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
-    compared = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())["timing"]["comparisons"][
-        "default"
-    ]
+    compared = recorded("v1", "").comparisons["default"]
     machine = replace(stand_in(ready), final=lambda: {"torch.compile": compared})
     result, lines = run(ready, GOOD, machine)
-    assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
+    assert lines[-1]["of"] == "v3 against torch.compile" and compared.verdict in lines[-1]["message"]
     assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
     assert (
         result["best"] == "v3" == record_store.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
@@ -541,6 +534,7 @@ from kernelopt.gate import rounds
 from kernelopt.loop import loop
 from kernelopt.session import record_store
 from kernelopt.session.workspace import Workspace
+from kernelopt.statuses import Speed, Status
 workspace = Workspace(Path({root!r}))
 machine = test_loop.stand_in(workspace)
 place = {place!r}

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.errors import UsageError
 from kernelopt.loop import executors, gpu_steps, loop, run_state, snapshot, strategies
-from kernelopt.measure import pairing
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -42,7 +41,8 @@ def main() -> int:
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     with workspace.locked():
         result = loop.Loop(workspace, args.agent, limits, own, cli.say, strategy).run(args.resume)
-    cli.emit(result, args.json, lines(result))
+    final = {name: comparison.to_json() for name, comparison in result["final"].items()}
+    cli.emit({**result, "final": final}, args.json, lines(result))
     return 0 if result["met"] else 1
 
 
@@ -62,7 +62,7 @@ def lines(result: dict) -> list[str]:
         f"best: {result['best']}, {result['latency_us']:.2f} us, after {result['rounds']} rounds",
     ]
     return text + [
-        f"against {name}: {found['verdict']}, {pairing.describe(found)}" for name, found in result["final"].items()
+        f"against {name}: {comparison.verdict}, {comparison.describe()}" for name, comparison in result["final"].items()
     ]
 
 

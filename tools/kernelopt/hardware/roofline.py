@@ -5,7 +5,7 @@ because tiles share what they read through the L2.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..errors import Refused, UsageError
 from . import wiki
@@ -111,12 +111,12 @@ def _largest(page: wiki.Page, names) -> wiki.Row | None:
 
 
 def _rows(page: wiki.Page, names) -> list[wiki.Row]:
-    found = [row for name in names if (row := page.known(name))]
-    for row in found:
+    rows = [row for name in names if (row := page.known(name))]
+    for row in rows:
         unit = next((unit for word, unit in UNITS.items() if word in row.metric), "TFLOPS")
         if row.unit != unit:
             raise UsageError(f"{row.page}:{row.line}: {row.metric} must be given in {unit}, not {row.unit}")
-    return found
+    return rows
 
 
 def lacking(page: wiki.Page, roof: Roof, work: dict) -> list[str]:
@@ -133,7 +133,7 @@ def lacking(page: wiki.Page, roof: Roof, work: dict) -> list[str]:
     return lines
 
 
-def _what_to_do(work: dict, gaps: list[str]) -> str:
+def _remedy(work: dict, gaps: list[str]) -> str:
     """About values that a roof lacks: what no card of this kind has cannot be measured."""
     in_another = f"the arithmetic is not in {work['dtype']}: estimate_work.py --workspace W --work-dtype DTYPE"
     if any("UNSUPPORTED" in gap for gap in gaps):
@@ -145,69 +145,105 @@ def _what_to_do(work: dict, gaps: list[str]) -> str:
 
 def roof_for(page: wiki.Page, work: dict) -> Roof:
     """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
-    found = roof(page, work["dtype"], work.get("also", ()))
-    if gaps := lacking(page, found, work):
-        raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_what_to_do(work, gaps)}")
-    return found
+    roof_of_work = roof(page, work["dtype"], work.get("also", ()))
+    if gaps := lacking(page, roof_of_work, work):
+        raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_remedy(work, gaps)}")
+    return roof_of_work
 
 
-def bound(flops: int, bytes_min: int, roof: Roof) -> dict:
-    """{arithmetic_intensity, ridge_point, bound, floor_us} of a problem.
+@dataclass(frozen=True)
+class Bound:
+    """What limits a problem on a roof.
 
-    arithmetic_intensity and ridge_point in FLOP/byte. floor_us = max(bytes / bandwidth, FLOPs / compute):
-    no version of this algorithm runs much faster.
+    arithmetic_intensity, ridge_point: in FLOP/byte, None where no byte moves or the roof has no compute row. bound:
+    "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute); no version of this algorithm runs much
+    faster.
     """
+
+    arithmetic_intensity: float | None
+    ridge_point: float | None
+    bound: str
+    floor_us: float
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """What a time means. Without a roof all but the rates is None, and below_physical_limit False.
+
+    bandwidth_gbps: of the least bytes. The next four: of Bound. …_pct: shares of the documented peaks, and of the floor
+    (100 is the floor itself). limit_us: of physical_limit_us.
+    """
+
+    time_us: float
+    tflops: float
+    bandwidth_gbps: float
+    arithmetic_intensity: float | None = None
+    ridge_point: float | None = None
+    bound: str | None = None
+    floor_us: float | None = None
+    tflops_peak_utilization_pct: float | None = None
+    bandwidth_peak_utilization_pct: float | None = None
+    floor_share_pct: float | None = None
+    limit_us: float | None = None
+    below_physical_limit: bool = False
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
+    """The bound of a problem. The roof has a bandwidth, and a compute row where there are FLOPs (see `roof_for`)."""
     memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
     compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
-    ridge = roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None
-    return {
-        "arithmetic_intensity": flops / bytes_min if bytes_min else None,
-        "ridge_point": ridge,
-        "bound": "compute" if compute_us > memory_us else "memory",
-        "floor_us": max(memory_us, compute_us),
-    }
+    return Bound(
+        arithmetic_intensity=flops / bytes_min if bytes_min else None,
+        ridge_point=roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None,
+        bound="compute" if compute_us > memory_us else "memory",
+        floor_us=max(memory_us, compute_us),
+    )
 
 
 def utilization(
     time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: dict[str, float] | None = None
-) -> dict:
-    """What a time means: rates, shares of the documented peaks, share of the floor (100 is the floor itself).
+) -> Utilization:
+    """What a time in microseconds means for a problem.
 
     roof None: the rates alone, for they need no hardware value. max_clocks: see `physical_limit_us`.
     """
     tflops = flops / time_us / 1e6
     gbps = bytes_min / time_us / 1e3
-    rates = {"time_us": time_us, "tflops": tflops, "bandwidth_gbps": gbps}
     if roof is None:
-        unknown = ("arithmetic_intensity", "ridge_point", "bound", "floor_us", *SHARES)
-        return {**rates, **dict.fromkeys(unknown), "limit_us": None, "below_physical_limit": False}
+        return Utilization(time_us, tflops, gbps)
     limits = bound(flops, bytes_min, roof)
-    shares = (
-        100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
-        100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
-        100 * limits["floor_us"] / time_us,
+    limit_us = physical_limit_us(flops, bytes_min, roof, max_clocks)
+    return Utilization(
+        time_us,
+        tflops,
+        gbps,
+        **vars(limits),
+        tflops_peak_utilization_pct=100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
+        bandwidth_peak_utilization_pct=100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
+        floor_share_pct=100 * limits.floor_us / time_us,
+        limit_us=limit_us,
+        below_physical_limit=time_us < limit_us,
     )
-    limit = physical_limit_us(flops, bytes_min, roof, max_clocks)
-    named = dict(zip(SHARES, shares, strict=True))
-    return {**rates, **limits, **named, "limit_us": limit, "below_physical_limit": time_us < limit}
 
 
-SHARES = ("tflops_peak_utilization_pct", "bandwidth_peak_utilization_pct", "floor_share_pct")
+def beyond_floor(result: Utilization) -> str | None:
+    """What to check when a time beats the floor by more than its uncertainty: the floor is wrong, or the kernel.
 
-
-def beyond_floor(found: dict) -> str | None:
-    """What to look into when a result of `utilization` beats the floor by more than its uncertainty: the floor is wrong, or
-    the kernel. None of any other."""
-    if found["floor_share_pct"] is None or found["floor_share_pct"] <= BEYOND_PCT:
+    None of any other time.
+    """
+    if result.floor_share_pct is None or result.floor_share_pct <= BEYOND_PCT:
         return None
-    if found["bound"] == "memory":
+    if result.bound == "memory":
         return (
-            "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's rate is "
-            "a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
+            "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's "
+            "rate is a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
         )
     return (
-        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate is one "
-        "large product's under its power cap, and this card may do better: bench_matmul.py --size N"
+        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate "
+        "is one large product's under its power cap, and this card may do better: bench_matmul.py --size N"
     )
 
 
@@ -217,7 +253,7 @@ def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[s
     max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes the
     page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not told
     arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than
-    they write, skip bytes that no output needs, and leave results in the L2. Who beats this one beats the hardware, or the
+    they write, skip bytes that no output needs, and leave results in the L2. A time that beats this limit beats the hardware, or the
     work was counted wrong.
     """
     clocks = max_clocks or {}
@@ -258,7 +294,7 @@ def ceiling_target(ceiling_gbps: float, device: str, share_pct: float = TARGET_S
 
 def target(workload: str, flops: int, bytes_min: int, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> dict:
     """The Stop Condition of a workload: `share_pct` of the attainable rate of whatever bounds it."""
-    if bound(flops, bytes_min, roof)["bound"] == "compute":
+    if bound(flops, bytes_min, roof).bound == "compute":
         row, metric, unit = roof.compute, "tflops", "TFLOPS"
     else:
         row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"

@@ -11,7 +11,7 @@ from pathlib import Path
 from .. import bundle
 from ..device import gpu
 from ..errors import EnvironmentLacks, Refused, ToolError
-from ..gate import rounds
+from ..gate.measurement import Measurement
 from ..session.workspace import Workspace
 from . import remote
 
@@ -90,8 +90,8 @@ def bring_a_token() -> None:
 EXECUTORS: dict[str, Callable] = {"local": lambda workspace: Local(workspace.cache), "ray": lambda workspace: Ray()}
 
 
-def measured(executor, workspace: Workspace, kernels: list[bytes], timeout_s: float) -> list[rounds.Evidence | Refused]:
-    """The evidence of each kernel against the best version, or why there is none; as many side by side as there are GPUs."""
+def measured(executor, workspace: Workspace, kernels: list[bytes], timeout_s: float) -> list[Measurement | Refused]:
+    """The measurement of each kernel against the best version, or why there is none; as many side by side as there are GPUs."""
 
     def one(kernel: bytes):
         try:

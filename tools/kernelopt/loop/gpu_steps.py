@@ -11,12 +11,14 @@ from ..audit import workspace_audit
 from ..device.sandbox import Sandbox
 from ..diagnosis import analysis, profile_folder, profile_run
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
-from ..gate import rounds
+from ..gate.measurement import Measurement
 from ..hardware import wiki
 from ..measure import baselines, pairing, timing
+from ..measure.pairing import Comparison
 from ..report import brief
 from ..session import plans, record_store, target
 from ..session.workspace import Workspace
+from ..statuses import Status
 from . import executors, remote, restart
 
 INSTRUCTIONS = """
@@ -82,23 +84,23 @@ class Machine:
         try:
             plans.plan_fields(plan)
         except UsageError as error:
-            return "PLAN", str(error)
+            return Status.PLAN, str(error)
         if problems := workspace_audit.of_files(
             [plan], wiki.root(None), None
         ).problems:  # held against the workspace it lies in
             _, first = problems[0]
-            return "PLAN", f"plan.md, line {first.line}: {first.message}"
+            return Status.PLAN, f"plan.md, line {first.line}: {first.message}"
         try:
             packed = remote.pack("verify", self.workspace, kernel.read_bytes())
             found = self.executor.examine("verify", packed, self.timeout_s)
         except EnvironmentLacks:
             raise
         except ToolError as error:
-            return "CRASH", str(error)
+            return Status.CRASH, str(error)
         return found["status"], found["message"]
 
-    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]:
-        """The evidence of each kernel against the best version, or why there is none."""
+    def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]:
+        """The measurement of each kernel against the best version, or why there is none."""
         return executors.measured(self.executor, self.workspace, kernels, self.timeout_s)
 
     def restart(self) -> str | None:
@@ -112,20 +114,20 @@ class Machine:
         """End what the executor runs."""
         self.executor.stop()
 
-    def final(self) -> dict[str, dict]:
+    def final(self) -> dict[str, Comparison]:
         """The best version against v0 and against torch.compile of the reference, each in paired runs: {name: comparison}; and its
         profile, for the report.
 
         What cannot be compared is named and left out: the rounds were worth something without it."""
-        found: dict[str, dict] = {}
+        comparisons: dict[str, Comparison] = {}
         try:
-            self._compare(found)
+            self._compare(comparisons)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
         self.profiled(record_store.Memory(self.workspace).best()["version"])
-        return found
+        return comparisons
 
-    def _compare(self, found: dict[str, dict]) -> None:
+    def _compare(self, comparisons: dict[str, Comparison]) -> None:
         records = record_store.Memory(self.workspace)
         best, first = records.best(), records.read("v0")
         what = target.of_workspace(self.workspace)
@@ -137,10 +139,10 @@ class Machine:
             if best["version"] != "v0" and first["git_commit_hash"]:
                 others["v0"] = self.workspace.extract(first["git_commit_hash"], sandbox.scratch)
             cases = timing.inputs(sandbox, what.reference, what.dtype, ["default"], self.timeout_s)
-            for name, opponent in others.items():
+            for name, baseline in others.items():
                 try:
-                    measured = timing.measure(sandbox, kernel, opponent, cases, timeout_s=self.timeout_s)
-                    found[name] = pairing.paired_verdict(measured["default"]["rounds"])
+                    timed = timing.measure(sandbox, kernel, baseline, cases, timeout_s=self.timeout_s)
+                    comparisons[name] = pairing.compare(timed["default"].runs)
                 except ToolError as error:
                     self.say(f"not compared with {name}: {error}")
 

@@ -17,10 +17,12 @@ from .. import bundle
 from ..diagnosis import profile_folder
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..gate import acceptance, history, readiness, rounds
-from ..measure import pairing
+from ..gate.measurement import Measurement
+from ..measure.pairing import Comparison
 from ..profilers import metrics
 from ..session import record_store, stop_conditions, version_kernels
 from ..session.workspace import Workspace, digest
+from ..statuses import Status
 from . import agents, executors, run_state, snapshot
 from .run_state import State
 from .strategies import Beam, Greedy
@@ -44,18 +46,18 @@ class Limits:
 
 class Machine(Protocol):
     """What needs a GPU (machine.Machine). brief: (version to start from, number of the candidate in its round) -> text, each with another direction.
-    check: the files of a kernel and its plan -> (status, message). measure: kernels -> evidence of each against the best version,
+    check: the files of a kernel and its plan -> (status, message). measure: kernels -> measurement of each against the best version,
     or why there is none, `slots` of them side by side. restart: a partial restart, or None when nothing can be masked. stop: end
-    the verifications that run. final: how the best compares at the end, {opponent: comparison}."""
+    the verifications that run. final: how the best compares at the end, {name: comparison}."""
 
     slots: int
 
     def brief(self, version: str, number: int) -> str: ...
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]: ...
-    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]: ...
+    def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]: ...
     def restart(self) -> str | None: ...
     def stop(self) -> None: ...
-    def final(self) -> dict[str, dict]: ...
+    def final(self) -> dict[str, Comparison]: ...
 
 
 class Loop:
@@ -258,17 +260,17 @@ class Loop:
             if answer.outcome != "answered":
                 return answer
             status, message = self.machine.check(*self.ledger.put_down(desk.name, answer.kernel, answer.plan))
-            if status == "OK":
+            if status == Status.OK:
                 with self._lock:
                     self.state.candidates[desk.name] = run_state.candidate_digest(answer.kernel, answer.plan)
                     self.save()
                 return answer
             if attempt == self.limits.refinements:
-                return replace(answer, outcome="refused plan", message=message) if status == "PLAN" else answer
+                return replace(answer, outcome="refused plan", message=message) if status == Status.PLAN else answer
             self.note("refined", desk.name, message)
-            if status not in ("PLAN", "CRASH"):  # the kernel itself is wrong: it may not come back as it is
+            if status not in (Status.PLAN, Status.CRASH):  # the kernel itself is wrong: it may not come back as it is
                 tried.add(agents.fingerprint(answer.kernel))
-            brief += REFINE.format(message=message, file="plan.md" if status == "PLAN" else "kernel.py")
+            brief += REFINE.format(message=message, file="plan.md" if status == Status.PLAN else "kernel.py")
         return answer
 
     def called(self, desk: agents.Desk, brief: str, tried: set[str]) -> agents.Answer:
@@ -343,15 +345,15 @@ class Loop:
                 return True
         return False
 
-    def settle(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
+    def settle(self, name: str, measurement: Measurement | Refused) -> bool:
         """Make a candidate the next version, accepted or not; was it accepted?"""
         version = self.state.version or self.records.next_version()  # a stop may have left its record without a verdict
         self.state.waiting.sort(key=lambda other: other != name)
         self.state.version = version
         self.save()
-        if isinstance(evidence, Refused):
+        if isinstance(measurement, Refused):
             history.put_best_back(self.workspace)
-            return self.settled(name, False, str(evidence), outcome="not judged")
+            return self.settled(name, False, str(measurement), outcome="not judged")
         kernel, plan = (path.read_bytes() for path in self.ledger.candidate(name))
         bundle.write_bytes(self.workspace.kernel, kernel)
         bundle.write_bytes(self.workspace.plan(version), plan)
@@ -366,10 +368,10 @@ class Loop:
             self.workspace.plan(version).unlink()  # it stays under .loop/candidates
             return self.settled(name, False, str(error), outcome="refused plan")
         diagnosis = profile_folder.evidence_for_round(self.workspace, version)
-        result = rounds.settle(self.workspace, version, fields, evidence, diagnosis)
+        result = rounds.settle(self.workspace, version, fields, measurement, diagnosis)
         slower = slowdown(result)
         outcome = "diverged" if slower and slower > DIVERGED else None
-        return self.settled(version, result["accepted"], result["reason"], outcome)
+        return self.settled(version, result.decision.accepted, result.decision.reason, outcome)
 
     def settled(
         self, version: str, accepted: bool, reason: str, outcome: str | None = None, noted: bool = False
@@ -423,8 +425,9 @@ class Loop:
     def done(self, result: dict) -> None:
         """The next run begins afresh."""
         self.note("stop", None, result["reason"])
-        for name, found in result["final"].items():
-            self.note("final", f"{result['best']} against {name}", f"{found['verdict']}, {pairing.describe(found)}")
+        for name, comparison in result["final"].items():
+            message = f"{comparison.verdict}, {comparison.describe()}"
+            self.note("final", f"{result['best']} against {name}", message)
         self.last_word = f"stopped: {result['reason']}"
         self.tell()
         self.ledger.forget()
@@ -508,15 +511,15 @@ def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -
     return None
 
 
-def speed(evidence: rounds.Evidence | Refused) -> float:
+def speed(measurement: Measurement | Refused) -> float:
     """Its speed-up over the version that it was measured against, of a candidate that may be accepted; 0 of any other."""
-    if isinstance(evidence, Refused):
+    if isinstance(measurement, Refused):
         return 0.0
-    decision = acceptance.decide(evidence.verify, evidence.utilization, evidence.comparisons)
-    return evidence.comparisons["default"]["speedup"]["point"] if decision["accepted"] else 0.0
+    decision = acceptance.decide(measurement.verdict, measurement.utilization, measurement.comparisons)
+    return measurement.comparisons["default"].speedup if decision.accepted else 0.0
 
 
-def slowdown(result: dict) -> float | None:
+def slowdown(result: rounds.RoundResult) -> float | None:
     """How many times the best's time the candidate took on the default workload, where both were timed."""
-    compared = (result["timing"]["comparisons"] or {}).get("default")
-    return 1 / compared["speedup"]["point"] if compared else None
+    comparison = (result.measurement.comparisons or {}).get("default")
+    return 1 / comparison.speedup if comparison else None

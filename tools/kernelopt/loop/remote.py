@@ -1,7 +1,7 @@
 """A candidate examined in a copy of its workspace, by the GPU that this process sees; the copy may lie on another machine.
 
 `python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin and prints one JSON object: {status, message} of
-a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
+a verification, the fields of gate.measurement.Measurement, or {error, message}.
 """
 
 import io
@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from .. import bundle, errors
 from ..device import processes
 from ..device.sandbox import Sandbox
 from ..gate import rounds
+from ..gate.measurement import Measurement
 from ..measure import verify
 from ..session import target
 from ..session.workspace import Workspace
@@ -44,8 +44,8 @@ def pack(what: str, workspace: Workspace, kernel: bytes) -> bytes:
 
 def examine(
     what: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
-) -> dict | rounds.Evidence:
-    """{status, message} of what = "verify", Evidence of "measure", in a process of its own.
+) -> dict | Measurement:
+    """{status, message} of what = "verify", the Measurement of "measure", in a process of its own.
 
     timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: the one to use, by
     UUID; None takes the first visible. The ToolError that the process met is raised here; Refused when it died.
@@ -68,7 +68,7 @@ def examine(
         raise errors.Refused(f"the process that judged the kernel died, exit {process.returncode}: {last[0]}") from None
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"])
-    return rounds.Evidence(**answer) if what == "measure" else answer
+    return Measurement.from_json(answer) if what == "measure" else answer
 
 
 def end_all() -> None:
@@ -86,7 +86,7 @@ def main(what: str, timeout_s: float, cache: Path | None) -> dict:
         if cache:
             workspace.cache = cache
         if what == "measure":
-            return asdict(rounds.measure(workspace, timeout_s, errors.say))
+            return rounds.measure(workspace, timeout_s, errors.say).to_json()
         return verified(workspace, timeout_s)
 
 
@@ -94,8 +94,8 @@ def verified(workspace: Workspace, timeout_s: float) -> dict:
     """{status, message} of a quick verification, for an agent to mend what is wrong."""
     what = target.of_workspace(workspace)
     with Sandbox("cuda", what.cache) as sandbox:
-        found = verify.verify(sandbox, what, timeout_s=timeout_s)
-    return {"status": found["status"], "message": found["summary"]}
+        verdict = verify.verify(sandbox, what, timeout_s=timeout_s)
+    return {"status": verdict.status, "message": verdict.summary}
 
 
 if __name__ == "__main__":

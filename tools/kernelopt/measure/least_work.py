@@ -1,4 +1,4 @@
-"""Is a time below what the hardware allows? The least work of a problem, held against the documented peaks."""
+"""Is a time below what the hardware allows? The least work of a problem, compared with the documented peaks."""
 
 import contextlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from ..device.sandbox import Sandbox
 from ..errors import Refused
 from ..hardware import roofline
 from ..session import platforms, target
-from . import verify
+from .cases import result_of_reference
 
 
 def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout_s: float) -> dict[str, dict]:
@@ -15,10 +15,7 @@ def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout
     fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
         arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
-        found = verify.of_reference(sandbox.run("estimate", arguments, timeout_s))
-    if "error" in found:
-        raise Refused(f"the reference fails: {found['error']['message'].strip()}")
-    return found["workloads"]
+        return result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
 
 
 def limit_us(what: target.Subject, workload: str, gpu: dict, timeout_s: float) -> float | None:

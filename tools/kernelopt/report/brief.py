@@ -111,9 +111,9 @@ def utilization(workspace: Workspace, profile: dict) -> dict | None:
     recorded = profile.get("recorded_us")
     time_us = recorded or total_us(profile)
     found = platforms.utilization(workspace, time_us, profile["work"]) if time_us else None
-    if found is None or found["floor_us"] is None:
+    if found is None or found.floor_us is None:
         return None
-    return {**found, "clock": "measured" if recorded else "profiled"}
+    return {**found.to_json(), "clock": "measured" if recorded else "profiled"}
 
 
 def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:

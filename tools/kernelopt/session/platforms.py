@@ -104,7 +104,7 @@ def other_platform(workspace: Workspace, device: str) -> str:
 
 def utilization(
     workspace: Workspace, time_us: float, work: dict | None = None, max_clocks: dict | None = None
-) -> dict | None:
+) -> roofline.Utilization | None:
     """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known, and the rates
     alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
     work = work or (workspace.task()["work"] or {}).get("default")

@@ -168,7 +168,7 @@ class Check:
             return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
 
     def result(self) -> dict:
-        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, bland, oracle, random} or
+        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, trivial_answers, oracle, random} or
         {unreadable}. changes: the parameters and buffers that the reference changes; wrong_state: those that the kernel left otherwise."""
         calls, found, expected = [], {}, {}
         for call in self.entry["calls"]:
@@ -183,7 +183,7 @@ class Check:
                 expected[call["inputs_seed"]] = self._expected(call["inputs_seed"], first=not calls)
             wanted = expected[call["inputs_seed"]]
             if not calls:  # what is asked once
-                found = {name: wanted[name] for name in ("bland", "random")} | {"oracle": wanted["precision"]}
+                found = {name: wanted[name] for name in ("trivial_answers", "random")} | {"oracle": wanted["precision"]}
                 found["expected_count"], found["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
                 found["changes"] = sorted(wanted["state"])
                 found["wrong_state"] = self._wrong_state(left, wanted["state"])
@@ -226,7 +226,7 @@ class Check:
 
     def _expected(self, inputs_seed: int, first: bool) -> dict:
         """{baseline, oracle, precision} on a seed's inputs with this case's parameters; for the first call also whether
-        the reference is random and which bland answers would pass."""
+        the reference is random and which trivial answers would pass."""
         case = self.case
         if inputs_seed != self.entry["seed"]:
             case = case.with_inputs(self._case(inputs_seed).inputs)
@@ -235,7 +235,13 @@ class Check:
             left = state.changed(model, state.watched(case.state)) if first and self.entry["variant"] is None else {}
             del model
             oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
-        expected = {"baseline": baseline, "oracle": oracle, "precision": precision, "random": False, "bland": []}
+        expected = {
+            "baseline": baseline,
+            "oracle": oracle,
+            "precision": precision,
+            "random": False,
+            "trivial_answers": [],
+        }
         expected |= {"structure": structure, "state": left}
         expected["usual_rms"] = self._usual_rms(inputs_seed, oracle)
         if first and self.entry["variant"] is None:
@@ -246,7 +252,7 @@ class Check:
                 accuracy.compare(*three, b) for *three, b in zip(again, baseline, baseline, bounds, strict=True)
             ]
             expected["random"] = any(found["mismatches"] + found["nonfinite"] for found in repeated)
-            expected["bland"] = self._bland(case, expected) if self.entry["first"] else []
+            expected["trivial_answers"] = self._trivial_answers(case, expected) if self.entry["first"] else []
         return expected
 
     def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
@@ -261,15 +267,15 @@ class Check:
             return [0.0] * len(oracle)
         return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
 
-    def _bland(self, case: problem.Case, expected: dict) -> list[str]:
-        """Answers that compute nothing and would pass on this workload (see problem.bland_answers)."""
+    def _trivial_answers(self, case: problem.Case, expected: dict) -> list[str]:
+        """Answers that compute nothing and would pass on this workload (see problem.trivial_answers)."""
         with blaming(OracleError):
             twins = outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
         baseline = expected["baseline"]
         if len(twins) != len(baseline):
             return []
         given = case.placed_inputs(self.device)
-        return accuracy.bland_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
+        return accuracy.trivial_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
 
 
 def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
