@@ -60,23 +60,23 @@ def prepare(
         for workload in names if with_variants else []:
             case = maker.case(workload, seeds[-1])
             full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
-            found = variants.of_workload(loaded, workload, case, full, own_sizes)
-            for variant in taken(found, loaded, maker, workload, seeds[-1]):
+            possible = variants.of_workload(loaded, workload, case, full, own_sizes)
+            for variant in taken(possible, loaded, maker, workload, seeds[-1]):
                 cases.append(store(maker, workload, seeds[-1], variant, folder))
     return {"cases": cases}
 
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
-ROUGHLY = 0.25  # bound on contents.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
+ROUGHLY = 0.25  # bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
 
 
-def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
+def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
 
     Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and everything where the
     reference runs on no CPU, but for whole numbers of our own, which may point past the end of something."""
     answers = {}
-    for number, variant in enumerate(found):
+    for number, variant in enumerate(possible):
         case = maker.case(workload, seed, variant)
         if (
             sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
@@ -87,9 +87,11 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
                 answers[number] = True
             except Exception:
                 answers[number] = False
-    if not any(answer and found[number]["values"] is None for number, answer in answers.items()):  # it runs on no CPU
+    if not any(
+        answer and possible[number]["values"] is None for number, answer in answers.items()
+    ):  # it runs on no CPU
         answers = {}
-    return [one for number, one in enumerate(found) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
+    return [one for number, one in enumerate(possible) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
 
 
 class Maker:
@@ -114,20 +116,20 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
     try:
         problem.Case.load(path)
     except pickle.UnpicklingError as error:
-        what = re.search(r"GLOBAL (\S+)", str(error))
+        kind = re.search(r"GLOBAL (\S+)", str(error))
         raise problem.ContractError(
-            f"get_inputs or get_init_inputs gives a {what[1] if what else 'value'}, which cannot be stored; give tensors, "
+            f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give tensors, "
             "numbers, strings, None, and lists and dicts of them"
         ) from None
     arguments = tensor_trees.input_tensors(case.inputs)
-    found = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
+    dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
     return {
         "workload": workload,
         "seed": seed,
         "variant": variant,
         "path": str(path),
-        "dtype": found,
+        "dtype": dtype,
         "shapes": shapes,
     }
 
@@ -170,7 +172,7 @@ class Check:
     def result(self) -> dict:
         """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, trivial_answers, oracle, random} or
         {unreadable}. changes: the parameters and buffers that the reference changes; wrong_state: those that the kernel left otherwise."""
-        calls, found, expected = [], {}, {}
+        calls, once, expected = [], {}, {}
         for call in self.entry["calls"]:
             try:
                 stored = tensor_trees.load(call["output"])
@@ -182,27 +184,27 @@ class Check:
                 expected.clear()  # memory for one
                 expected[call["inputs_seed"]] = self._expected(call["inputs_seed"], first=not calls)
             wanted = expected[call["inputs_seed"]]
-            if not calls:  # what is asked once
-                found = {name: wanted[name] for name in ("trivial_answers", "random")} | {"oracle": wanted["precision"]}
-                found["expected_count"], found["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
-                found["changes"] = sorted(wanted["state"])
-                found["wrong_state"] = self._wrong_state(left, wanted["state"])
+            if not calls:  # the same for all calls
+                once = {name: wanted[name] for name in ("trivial_answers", "random")} | {"oracle": wanted["precision"]}
+                once["expected_count"], once["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
+                once["changes"] = sorted(wanted["state"])
+                once["wrong_state"] = self._wrong_state(left, wanted["state"])
             outputs = self._compared(actual, wanted)
             calls.append({"count": len(actual), "structure": structure, "outputs": outputs})
             del wanted
-        return {"calls": calls, **found}
+        return {"calls": calls, **once}
 
     def _compared(self, actual: list[torch.Tensor], expected: dict) -> list[dict]:
         bounds = self._bounds(expected["baseline"])
         workload, variant = self.entry["workload"], self.entry["variant"]
         five = zip(actual, expected["oracle"], expected["baseline"], bounds, expected["usual_rms"], strict=False)
-        found = [accuracy.compare(*one) for one in five]
+        compared = [accuracy.compare(*one) for one in five]
         finite = self.finite.get(workload, [True] * len(bounds))
         if variant:
-            return [{**output, "usually_finite": own} for output, own in zip(found, finite, strict=False)]
-        all_finite = (output.get("finite") == output.get("elements") for output in found)
+            return [{**output, "usually_finite": own} for output, own in zip(compared, finite, strict=False)]
+        all_finite = (output.get("finite") == output.get("elements") for output in compared)
         self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
-        return found
+        return compared
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
         """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference does: running
@@ -213,8 +215,8 @@ class Check:
         for name, wanted in expected.items():
             actual = left.get(name, self.case.state[name]).to(self.device)
             bound = self.tolerances[tensor_trees.dtype_class(wanted.dtype)]
-            found = accuracy.compare(actual, wanted, wanted, bound)
-            if wanted.is_floating_point() and found.get("mismatches", 1) + found.get("nonfinite", 1):
+            compared = accuracy.compare(actual, wanted, wanted, bound)
+            if wanted.is_floating_point() and compared.get("mismatches", 1) + compared.get("nonfinite", 1):
                 wrong.append(name)
         return wrong
 
@@ -251,7 +253,7 @@ class Check:
             repeated = [
                 accuracy.compare(*three, b) for *three, b in zip(again, baseline, baseline, bounds, strict=True)
             ]
-            expected["random"] = any(found["mismatches"] + found["nonfinite"] for found in repeated)
+            expected["random"] = any(one["mismatches"] + one["nonfinite"] for one in repeated)
             expected["trivial_answers"] = self._trivial_answers(case, expected) if self.entry["first"] else []
         return expected
 
@@ -262,13 +264,13 @@ class Check:
             return [0.0] * len(oracle)
         try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
-            found = map(accuracy.comparable, outputs(self.loaded, other, self.device))
+            usual = map(accuracy.comparable, outputs(self.loaded, other, self.device))
         except Exception:  # contents of our own making
             return [0.0] * len(oracle)
-        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
+        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in usual]
 
     def _trivial_answers(self, case: problem.Case, expected: dict) -> list[str]:
-        """Answers that compute nothing and would pass on this workload (see problem.trivial_answers)."""
+        """Answers that compute nothing and would pass on this workload (see accuracy.trivial_answers)."""
         with blaming(OracleError):
             twins = outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
         baseline = expected["baseline"]
@@ -290,7 +292,7 @@ def answer(
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     torch.manual_seed(draw)
     result = problem.call(model, inputs)
-    found = tensor_trees.tensors(result)
-    if not found:
+    returned = tensor_trees.tensors(result)
+    if not returned:
         raise problem.ContractError("the reference returns no tensor")
-    return found, tensor_trees.structure(result), model
+    return returned, tensor_trees.structure(result), model
