@@ -1,4 +1,4 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""What git keeps of a round: the commit of an accepted kernel, the refused kernel, the best version put back."""
 
 import re
 import textwrap
@@ -27,14 +27,14 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
 def forget_unrecorded_commit(workspace: Workspace) -> None:
     """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again. A commit
     of the gate's own names its version and its kernel; somebody else's stays."""
-    found = re.match(
+    named = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
     records = record_store.Memory(workspace)
-    if not found or f"v{found[1]}" not in records.versions():
+    if not named or f"v{named[1]}" not in records.versions():
         return
-    own = version_kernels.kernel_digest(workspace, "HEAD") == found[2]
-    if own and records.read(f"v{found[1]}")["quality_gate"]["result"] is None:
+    own = version_kernels.kernel_digest(workspace, "HEAD") == named[2]
+    if own and records.read(f"v{named[1]}")["quality_gate"]["result"] is None:
         workspace.git("update-ref", "HEAD", "HEAD^")
 
 

@@ -1,4 +1,4 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""May this round be judged? UsageError says why not."""
 
 from ..audit import workspace_audit
 from ..errors import UsageError

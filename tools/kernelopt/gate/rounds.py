@@ -1,4 +1,4 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""One round: measure the candidate of a workspace, then accept it or put the best version back."""
 
 import shutil
 from collections.abc import Callable

@@ -1,11 +1,4 @@
-"""The problem contract, in the format of KernelBench. Imported by worker processes only.
-
-reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
-`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
-same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
-
-This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
-"""
+"""How far outputs are from the oracle's, and which answers that compute nothing would pass. Pure functions."""
 
 import math
 
