@@ -1,4 +1,5 @@
-"""The words in which verifier, worker, gate and loop say how a kernel did. Each prints as itself, in JSON and in text."""
+"""The words in which verifier, worker, gate and loop say how a kernel did. Each prints as itself, in JSON and in
+text."""
 
 from enum import Enum
 

@@ -41,7 +41,8 @@ def fault_of(report: dict) -> Fault | None:
 
 
 def unless_disk_is_full(fault: Fault) -> Fault:
-    """The fault; EnvironmentLacks when the disk is full. A kernel may say so as well: then the fault is the kernel's."""
+    """The fault; EnvironmentLacks when the disk is full. A kernel may say so as well: then the fault is the
+    kernel's."""
     if fault.status != Status.NO_SPACE:
         return fault
     if shutil.disk_usage(tempfile.gettempdir()).free < FULL_DISK_BYTES:

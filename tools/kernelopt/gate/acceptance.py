@@ -27,9 +27,8 @@ class Decision:
 def decide(verdict: Verdict, utilization: Utilization | None, comparisons: dict[str, Comparison] | None) -> Decision:
     """The decision on a candidate.
 
-    utilization: of the default workload (None when the wiki lacks the roof). comparisons: of each workload with the best
-    version; None for a first version.
-    """
+    utilization: of the default workload (None when the wiki lacks the roof). comparisons: of each workload with the
+    best version; None for a first version."""
     reason = unfit(verdict, utilization) or (comparisons and not_faster(comparisons))
     if reason:
         return Decision(False, reason)

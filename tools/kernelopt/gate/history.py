@@ -13,7 +13,8 @@ SUBJECT = 100  # characters of the action in the first line of a commit message
 
 
 def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
-    """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end setting)."""
+    """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end
+    setting)."""
     commit = workspace.commit(message)
     if version_kernels.kernel_digest(workspace, commit) != kernel_sha256:
         workspace.git("update-ref", "HEAD", "HEAD^")
@@ -25,8 +26,8 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
 
 
 def forget_unrecorded_commit(workspace: Workspace) -> None:
-    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again. A commit
-    of the gate's own names its version and its kernel; somebody else's stays."""
+    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge
+    again. A commit of the gate's own names its version and its kernel; somebody else's stays."""
     named = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
@@ -39,8 +40,8 @@ def forget_unrecorded_commit(workspace: Workspace) -> None:
 
 
 def commit_message(record: dict) -> str:
-    """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is longer, and
-    the bottleneck in the profile of the version that this one was held against."""
+    """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is
+    longer, and the bottleneck in the profile of the version that this one was held against."""
     performance, compared = record["performance"], record["performance"]["comparison_with_previous"]
     action = record["optimization"]["action_description"] or "baseline kernel"
     short = textwrap.shorten(action, SUBJECT, placeholder=" …")

@@ -10,7 +10,8 @@ from ..measure.verdict import Verdict
 
 @dataclass(frozen=True)
 class Measurement:
-    """timings, comparisons: by workload; empty or None where the candidate is wrong. utilization: of the default workload.
+    """timings, comparisons: by workload; empty or None where the candidate is wrong. utilization: of the default
+    workload.
 
     against: the version that it was compared with; None for a first version, which has no comparisons either.
     """

@@ -52,7 +52,8 @@ def check_citations(workspace: Workspace) -> None:
 
 
 def check_version(records: record_store.Memory, version: str, best: dict | None) -> None:
-    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted, and nothing before that."""
+    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted, and nothing before
+    that."""
     if best is None and version != "v0":
         raise UsageError("no baseline is accepted yet; judge v0 first")
     if version not in records.versions():

@@ -22,8 +22,8 @@ COMPUTE_ROWS = {
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
     "int": (),
 }
-# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run as
-# several tf32 products, and a narrower accumulator may be faster.
+# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run
+# as several tf32 products, and a narrower accumulator may be faster.
 HALF = ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate", "peak_bf16_tensor")
 LIMIT_ROWS = {
     "fp64": ("peak_fp64_tensor", "peak_fp64"),
@@ -50,8 +50,8 @@ TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, 
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…: documented.
-    limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
+    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…:
+    documented. limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
@@ -74,8 +74,8 @@ class Roof:
 
 
 def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
-    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of the FLOPs,
-    which the limit allows for."""
+    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of
+    the FLOPs, which the limit allows for."""
     compute = COMPUTE_ROWS.get(dtype, ())
     documented = [name for name in compute if name.startswith("peak")]
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
@@ -98,8 +98,8 @@ def _first(page: wiki.Page, names) -> wiki.Row | None:
 
 
 def _limit(page: wiki.Page, names: list[str]) -> wiki.Row | None:
-    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a card lacks,
-    but for tensor peaks, which it then calls UNSUPPORTED."""
+    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a
+    card lacks, but for tensor peaks, which it then calls UNSUPPORTED."""
     rows = [page.row(name) for name in names if not name.endswith("accumulate")]
     if any(row is None or row.text == "UNKNOWN" for row in rows):
         return None
@@ -144,7 +144,8 @@ def _remedy(work: dict, gaps: list[str]) -> str:
 
 
 def roof_for(page: wiki.Page, work: dict) -> Roof:
-    """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki lacks."""
+    """The roof of a product for a problem, {flops, dtype}; Refused when it has none, naming the values that the wiki
+    lacks."""
     roof_of_work = roof(page, work["dtype"], work.get("also", ()))
     if gaps := lacking(page, roof_of_work, work):
         raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_remedy(work, gaps)}")
@@ -250,12 +251,11 @@ def beyond_floor(result: Utilization) -> str | None:
 def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
     """The time that the documented peaks forbid to beat, at the clocks that this card can have.
 
-    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes the
-    page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not told
-    arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than
-    they write, skip bytes that no output needs, and leave results in the L2. A time that beats this limit beats the hardware, or the
-    work was counted wrong.
-    """
+    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes
+    the page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not
+    told arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than they write, skip bytes
+    that no output needs, and leave results in the L2. A time that beats this limit beats the hardware, or the work was
+    counted wrong."""
     clocks = max_clocks or {}
     memory_us = compute_us = 0.0
     if roof.limit_bandwidth and roof.l2_capacity:  # without the L2 nobody knows how much of a problem it holds
@@ -279,8 +279,8 @@ def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
 
 
 def ceiling_target(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> dict:
-    """The Stop Condition of the default workload, where its memory-bound floor is out of reach: `share_pct` of what this GPU's
-    memory gave to a kernel that moves this problem's bytes and does no more."""
+    """The Stop Condition of the default workload, where its memory-bound floor is out of reach: `share_pct` of what
+    this GPU's memory gave to a kernel that moves this problem's bytes and does no more."""
     ceiling = round(ceiling_gbps, 1)
     return {
         "workload": "default",

@@ -1,4 +1,5 @@
-"""What a user would run instead of a kernel: the reference as it is, or behind torch.compile, as files that can be timed."""
+"""What a user would run instead of a kernel: the reference as it is, or behind torch.compile, as files that can be
+timed."""
 
 COMPILED = """
 

@@ -24,8 +24,8 @@ def run(job: str, arguments: dict, timeout_s: float) -> dict:
 @contextlib.contextmanager
 def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
     """(what gpu.identify says, a function that runs a job by name) on the locked GPU. The function returns what the job
-    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of its
-    own; it raises Failed."""
+    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of
+    its own; it raises Failed."""
     with Sandbox("cuda") as sandbox:
 
         def measure(job: str, **arguments) -> dict:

@@ -19,9 +19,8 @@ KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 class Variant:
     """Sizes, a layout or values that the task does not list, and that its reference takes as well.
 
-    sizes: [[input, dimension, new size], …]. values: the name of a change, None for the task's own. instead_of: the name
-    of the variant whose refusal calls this one up.
-    """
+    sizes: [[input, dimension, new size], …]. values: the name of a change, None for the task's own. instead_of: the
+    name of the variant whose refusal calls this one up."""
 
     name: str
     sizes: list[list[int]]

@@ -1,4 +1,5 @@
-"""Is a case right? Pure functions: what a candidate's process reported and what the oracle compared in, a status out."""
+"""Is a case right? Pure functions: what a candidate's process reported and what the oracle compared in, a status
+out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -7,16 +8,19 @@ from ..device.outcomes import Fault
 from ..statuses import Status
 from .cases import Case, Variant, shown_seed
 
-# What a kernel may answer to a shape or layout that the task does not list: it is loud, so nobody takes it for a result.
+# What a kernel may answer to a shape or layout that the task does not list: it is loud, so nobody takes it for a
+# result.
 DECLINING = (Status.RUNTIME_ERROR, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.IMPORT_ERROR, Status.OOM)
 # Of the GPU time of kernels that compute, so much may be spent in those of torch and of NVIDIA's libraries: a final
 # reduction of partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
 LIBRARY_SHARE = 0.25
 # Do kernels of the candidate's own do the work? NOT_ASKED: the task lets libraries do it.
 CHECKED, NOT_CHECKED, NOT_ASKED = "checked", "not checked", "not asked"
-# Of values that the task does not have, so many elements may be off, where a saturated softmax, say, turns on a rounding.
+# Of values that the task does not have, so many elements may be off, where a saturated softmax, say, turns on a
+# rounding.
 MISMATCHES_PCT = 1.0
-# Far from the task's own values a right kernel may overflow where PyTorch does not: reported, and no reason to refuse it.
+# Far from the task's own values a right kernel may overflow where PyTorch does not: reported, and no reason to refuse
+# it.
 ONLY_REPORTED = ("64 times the inputs",)
 # Where a few large elements set the scale, the others may be lost unnoticed. Kernels within the tolerance of a normally
 # distributed result lose up to 2 % (those near 0), PyTorch in bf16 no more than that.
@@ -94,7 +98,8 @@ class OracleCheck:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's own.
+    """What was seen of a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
+    own.
 
     oracle: its precision. kernels: [{name, us, share_pct, origin}] of a traced call.
     """
@@ -181,7 +186,8 @@ def observed(report: CaseReport, check: OracleCheck) -> Observed:
 
 
 def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) -> Iterator[Fault]:
-    """What is wrong with a case that ran; the first fault is its verdict, and only where there is none do the later hold."""
+    """What is wrong with a case that ran; the first fault is its verdict, and only where there is none do the later
+    hold."""
     yield from faults_of_process(report, check)
     yield from faults_of_outputs(check, case.variant)
     if report.aliased:

@@ -11,15 +11,16 @@ from .cases import result_of_reference
 
 
 def counted_work(reference: Path, dtype: str | None, cache: Path | None, timeout_s: float) -> dict[str, dict]:
-    """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
-    fails."""
+    """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the
+    reference fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
         arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
         return result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
 
 
 def limit_us(what: target.Subject, workload: str, gpu: dict, timeout_s: float) -> float | None:
-    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not known.
+    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not
+    known.
 
     The work is that of the workspace's Task block, where somebody may have given it by hand, or else counted.
     """

@@ -63,8 +63,8 @@ class Timing:
     """The times of one workload.
 
     latency: of do_bench. event: between CUDA events, cache cold. gpu_us: that without the events' own time, None on a
-    CPU. cupti_us: of the profiler. warm_us: GPU time with a warm cache. call_us: as a caller sees a call. graph_us: from
-    a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced. gpu_state: of gpu.Watch.
+    CPU. cupti_us: of the profiler. warm_us: GPU time with a warm cache. call_us: as a caller sees a call. graph_us:
+    from a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced. gpu_state: of gpu.Watch.
     """
 
     device: str
@@ -124,15 +124,17 @@ class Timing:
 
 JSON_NAMES = {"latency": "latency_us", "event": "event_us"}  # of the fields that have another name in JSON
 LAUNCH_BOUND = 1.5  # a call that takes so many times its GPU time waits for the host
-# Two clocks of one thing. On an H200 CUPTI gave 1.1 to 1.3 us less than events without their own overhead, at 30 us
-# and at four times that; Nsight Compute lay within 0.2 us of the latter. Events see the pause before each further kernel too.
+# Two clocks of one thing. On an H200 CUPTI gave 1.1 to 1.3 us less than events without their own overhead, at 30 us and
+# at four times that; Nsight Compute lay within 0.2 us of the latter. Events see the pause before each further kernel
+# too.
 CLOCKS_US = 2.0  # for each kernel
 CLOCKS_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class TimedWorkload:
-    """What was measured of one workload: its timing, the paired times of each process, and the outputs of some calls."""
+    """What was measured of one workload: its timing, the paired times of each process, and the outputs of some
+    calls."""
 
     timing: Timing
     runs: list[PairedTimes]
@@ -200,8 +202,8 @@ class RawTimes:
     window: begin and end, seconds since the epoch. sets: of inputs. alone_us: of the baseline before the kernel was
     loaded. bench_us: of do_bench. empty_us: of a pair of events round nothing. outputs: [{set, output}] of some timed
     calls. overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from
-    the first on the same contents. after: {call_us, stray_us, idle_us}. gpu_state, wall_us: what this process saw itself.
-    """
+    the first on the same contents. after: {call_us, stray_us, idle_us}. gpu_state, wall_us: what this process saw
+    itself."""
 
     clock: str
     window: list[float]
@@ -225,9 +227,8 @@ class RawTimes:
 def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: list[str]) -> dict[str, RawTimes]:
     """The raw times of one process, by workload.
 
-    A process whose times cannot be believed counts for nothing and is repeated: a host that stalls for some milliseconds
-    looks like tampering once, a kernel that tampers does so each time.
-    """
+    A process whose times cannot be believed counts for nothing and is repeated: a host that stalls for some
+    milliseconds looks like tampering once, a kernel that tampers does so each time."""
     on_gpu = sandbox.gpu is not None
     for repeat in range(1 + REPEATS[on_gpu]):
         with gpu.Watch() as watch:
@@ -287,14 +288,14 @@ def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
     return {name: min(held(name, at) for at in attempts) for name in ("gpu", "fresh")} | {"call": took / calls}
 
 
-# How much longer than its call a kernel may keep the GPU busy, over what a library's kernel shows on the same machine. That took 4.4 to
-# 7.2 us on an H200 after honest calls of 13 us to 2 ms, about 20 us on a virtual machine with busy cores; a kernel hidden on another
-# stream showed 21 us (25 us of work) to 493 us (520 us of work).
+# How much longer than its call a kernel may keep the GPU busy, over what a library's kernel shows on the same machine.
+# That took 4.4 to 7.2 us on an H200 after honest calls of 13 us to 2 ms, about 20 us on a virtual machine with busy
+# cores; a kernel hidden on another stream showed 21 us (25 us of work) to 493 us (520 us of work).
 STRAY_US = 10.0
 STRAY_SHARE = 0.05
 # {on a GPU, on the CPU}: by how much two figures of the same thing may differ before somebody is taken to tamper. On an
-# H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and without the 1.3 us
-# of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy machine's.
+# H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and without the 1.3
+# us of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy machine's.
 DISAGREEMENT = {True: 1.3, False: 4.0}
 SLACK_US = {True: 10.0, False: 200.0}
 

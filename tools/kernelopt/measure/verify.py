@@ -70,10 +70,9 @@ def verify(
 ) -> Verdict:
     """The kernel against the reference on every workload, seed and variant.
 
-    workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer watches
-    a run, where it is installed. say: gets a line before each step that takes its time.
-    UsageError when a workload is unknown; whatever the candidate does is a status.
-    """
+    workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer
+    watches a run, where it is installed. say: gets a line before each step that takes its time. UsageError when a
+    workload is unknown; whatever the candidate does is a status."""
     with sandbox.folder("verify") as folder:
         variants = not what.only_these_shapes
         drawn = draw_seeds(max(2, seeds))

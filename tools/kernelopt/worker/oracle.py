@@ -1,4 +1,5 @@
-"""Jobs that run the reference and never load a candidate: the work it takes, its inputs, and the judgement of outputs."""
+"""Jobs that run the reference and never load a candidate: the work it takes, its inputs, and the judgement of
+outputs."""
 
 import pickle
 import re
@@ -42,9 +43,8 @@ def prepare(
     """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
 
     No more seeds of a workload once its files hold limit_bytes, but the last `at_least` seeds in any case.
-    with_variants: further cases, of the first workload above all, on shapes, layouts and values that the reference takes
-    as well.
-    """
+    with_variants: further cases, of the first workload above all, on shapes, layouts and values that the reference
+    takes as well."""
     loaded, cases = load_reference(reference), []
     maker = Maker(loaded, dtype, context.device)
     with blaming(OracleError):
@@ -73,8 +73,9 @@ ROUGHLY = 0.25  # bound on variant_inputs.VALUES, which the task does not have: 
 def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
 
-    Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and everything where the
-    reference runs on no CPU, but for whole numbers of our own, which may point past the end of something."""
+    Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and
+    everything where the reference runs on no CPU, but for whole numbers of our own, which may point past the end of
+    something."""
     answers = {}
     for number, variant in enumerate(possible):
         case = maker.case(workload, seed, variant)
@@ -102,7 +103,8 @@ class Maker:
         self._last: tuple = (None, None)
 
     def case(self, workload: str, seed: int, variant: dict | None = None, from_the_end: bool = False) -> problem.Case:
-        """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of them."""
+        """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of
+        them."""
         if self._last[0] != (workload, seed):
             self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
         return variant_inputs.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
@@ -159,8 +161,8 @@ class Check:
         tolerances: dict[str, float],
         finite: dict[str, list[bool]],
     ):
-        """finite: by workload, whether each output held no NaN and no infinity on the task's own inputs, which cases leave for the
-        variants after them."""
+        """finite: by workload, whether each output held no NaN and no infinity on the task's own inputs, which cases
+        leave for the variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
         self.entry, self.tolerances, self.finite = entry, tolerances, finite
         self.case = self._case(entry["seed"])
@@ -170,8 +172,9 @@ class Check:
             return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
 
     def result(self) -> dict:
-        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, trivial_answers, oracle, random} or
-        {unreadable}. changes: the parameters and buffers that the reference changes; wrong_state: those that the kernel left otherwise."""
+        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state,
+        trivial_answers, oracle, random} or {unreadable}. changes: the parameters and buffers that the reference
+        changes; wrong_state: those that the kernel left otherwise."""
         calls, once, expected = [], {}, {}
         for call in self.entry["calls"]:
             try:
@@ -207,8 +210,9 @@ class Check:
         return compared
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
-        """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference does: running
-        statistics, say; counters count for nothing. left: those that the kernel changed, None where nobody looked."""
+        """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference
+        does: running statistics, say; counters count for nothing. left: those that the kernel changed, None where
+        nobody looked."""
         if left is None:
             return []
         wrong = []
@@ -258,7 +262,8 @@ class Check:
         return expected
 
     def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
-        """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else 0."""
+        """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else
+        0."""
         sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
         if not sizes or not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return [0.0] * len(oracle)
@@ -281,7 +286,8 @@ class Check:
 
 
 def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
-    """What the reference returns in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
+    """What the reference returns in the task's own dtype; another `draw` gives it other random numbers, if it takes
+    any."""
     return answer(loaded, case, device, draw)[0]
 
 

@@ -47,7 +47,8 @@ def measure(
     trace: bool,
     folder: str,
 ) -> dict:
-    """{workloads: {name: raw times}}; see PairedTiming.result. Input files per workload: of one problem, other contents."""
+    """{workloads: {name: raw times}}; see PairedTiming.result. Input files per workload: of one problem, other
+    contents."""
     candidate, loaded_baseline, times = None, None, {}
     sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
     for number, name in enumerate(sets):
@@ -94,7 +95,8 @@ class PairedTiming:
         self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
-        """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to it."""
+        """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to
+        it."""
         kernel = candidate.load(self.case, allow_reference=True)
         self._fill(self.memory[0], 0)
         for _ in range(WARM_UP_CALLS):
@@ -136,8 +138,8 @@ class PairedTiming:
             keep.append((number, live, [tensor.detach().clone() for tensor in live]))
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> dict:
-        """{clock, window, sets, a_us, b_us, alone_us, bench_us, empty_us, outputs, overwritten, differing}; on a GPU also
-        {after} and, with `trace`, {traced_us, kernels, graph_us}."""
+        """{clock, window, sets, a_us, b_us, alone_us, bench_us, empty_us, outputs, overwritten, differing}; on a GPU
+        also {after} and, with `trace`, {traced_us, kernels, graph_us}."""
         since = time.time()
         raw = {"clock": self.timer.name, "alone_us": self.alone_us, "sets": len(self.sets)}
         kept: list = []
@@ -161,9 +163,8 @@ class PairedTiming:
     def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
         """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an baseline.
 
-        No more rounds than fit into budget_s by this call's own clock, but a few in any case. `kept` takes (set, what was returned, a copy) of some
-        calls of the kernel.
-        """
+        No more rounds than fit into budget_s by this call's own clock, but a few in any case. `kept` takes (set, what
+        was returned, a copy) of some calls of the kernel."""
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
         for _ in range(2):  # the first time is longer: what was returned is remembered
             since = perf_counter()
@@ -197,10 +198,11 @@ class PairedTiming:
         return {"set": number, "output": path}
 
     def _stretches(self, call, about_us: float, kept: list) -> None:
-        """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them; "gpu" behind a
-        sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's time is left; "fresh" like
-        "gpu", but each call on memory that it never saw, so that kept results help nobody. Where the host launched too slowly for
-        the sleep, all but the first once more behind a longer one. `kept` takes what a fresh call returned."""
+        """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them;
+        "gpu" behind a sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's
+        time is left; "fresh" like "gpu", but each call on memory that it never saw, so that kept results help nobody.
+        Where the host launched too slowly for the sleep, all but the first once more behind a longer one. `kept` takes
+        what a fresh call returned."""
         self._stretch("call", [call] * self._calls_in_a_row(about_us))
         for attempt in range(STRETCH_ATTEMPTS):
             calls = self._calls_in_a_row(about_us)
@@ -233,7 +235,8 @@ class PairedTiming:
         return held
 
     def _stretch(self, name: str, calls: list, hold: int = 0) -> bool:
-        """The calls between two marks, behind a sleep that covers `hold` launches; did it last until all were launched?"""
+        """The calls between two marks, behind a sleep that covers `hold` launches; did it last until all were
+        launched?"""
         self.context.synchronize()
         self.context.mark(f"{self.name}: {name} begins", len(calls))
         holds = self.timer.hold(hold) if hold else None
@@ -337,9 +340,9 @@ class GatedTimer:
 
 
 def after_the_call(call, timer: GatedTimer) -> dict:
-    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU goes on working after that, and how long
-    it takes to see that it is idle after a kernel of torch's own; medians of some calls in turn. Work on another stream escapes a
-    pair of events, and shows here."""
+    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU goes on working after that,
+    and how long it takes to see that it is idle after a kernel of torch's own; medians of some calls in turn. Work on
+    another stream escapes a pair of events, and shows here."""
     samples = [(*after_one(call), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
     taken, stray, idle = (sorted(column)[len(samples) // 2] for column in zip(*samples, strict=True))
     return {"call_us": taken, "stray_us": stray, "idle_us": idle}
@@ -359,8 +362,8 @@ def after_one(call) -> tuple[float, float]:
 
 
 def traced(call, timer: GatedTimer) -> dict:
-    """{traced_us, kernels}: by CUPTI, the time in which kernels of a call run, cache cold (not the pauses between them, which
-    the tracing makes longer); and the kernels of one such call."""
+    """{traced_us, kernels}: by CUPTI, the time in which kernels of a call run, cache cold (not the pauses between them,
+    which the tracing makes longer); and the kernels of one such call."""
     calls = []
     for _ in range(TRACED_CALLS):
         calls.append(tracing.kernels_of(call, before=timer.flush))

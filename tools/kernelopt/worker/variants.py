@@ -35,9 +35,8 @@ def of_workload(
 ) -> list[dict]:
     """Variants of a workload of which that is one case.
 
-    Primes just below the workload's own sizes in any case. full: other sizes, layouts and values too. own_sizes: a layout
-    and values at the workload's own sizes as well, which a kernel may treat otherwise than small ones.
-    """
+    Primes just below the workload's own sizes in any case. full: other sizes, layouts and values too. own_sizes: a
+    layout and values at the workload's own sizes as well, which a kernel may treat otherwise than small ones."""
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
     just_below_own = [("primes just below", resized(groups, just_below(case.inputs)))] if groups else []
@@ -142,7 +141,8 @@ def variant(name: str, sizes: list, layout: str = PLAIN, values: str | None = No
 
 
 def in_reserve(made: list[dict], small: Sizes) -> list[dict]:
-    """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other (`instead_of`)."""
+    """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other
+    (`instead_of`)."""
     names = {one["name"] for one in made}
     other = [one for one in made if one["sizes"] == small and (one["layout"] != PLAIN or one["values"])]
     copies = [{**one, "name": f"{one['name']}, own sizes", "sizes": [], "instead_of": one["name"]} for one in other]
@@ -193,7 +193,8 @@ def block(size: int) -> int:
 
 
 def layouts(inputs: list[torch.Tensor]) -> list[str]:
-    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one alone."""
+    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one
+    alone."""
     ranks = [tensor.dim() for tensor in inputs]
     least = {"outer dimensions swapped": 3, "padded inputs": 2}
     of_all = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
@@ -209,8 +210,8 @@ def layout_of(layout: str, number: int) -> str:
 
 
 class Shapes:
-    """What the reference takes, tried on shapes alone (fake tensors); where indices are among the inputs, or the reference looks at
-    values and they are few, for real."""
+    """What the reference takes, tried on shapes alone (fake tensors); where indices are among the inputs, or the
+    reference looks at values and they are few, for real."""
 
     def __init__(self, reference: problem.Reference, workload: str, case: problem.Case):
         self._arguments = reference, workload, case.dtype
@@ -244,7 +245,8 @@ class Shapes:
         return groups
 
     def parts(self, groups: list[Group]) -> list[Group]:
-        """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square product."""
+        """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square
+        product."""
         apart: list[Group] = []
         for group in groups:
             for place in group[:MOST_ALONE]:
@@ -312,7 +314,8 @@ class Shapes:
         return reference.build(workload, 0, dtype, "cpu")[0]
 
     def _runs(self, sizes: list[list[int]]) -> bool:
-        """Does it run for real? Integers may be indices, whose values no shape tells; `cut` keeps them within what was cut."""
+        """Does it run for real? Integers may be indices, whose values no shape tells; `cut` keeps them within what was
+        cut."""
         changed = variant_inputs.cut(self._given, sizes)
         if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
             return True
