@@ -30,7 +30,7 @@ from kernelopt.session.record_store import RecordStore
 from kernelopt.session.task import Task
 from kernelopt.worker import problem
 from kernelopt.worker.context import Candidate, Context
-from kernelopt.worker.timing import Race
+from kernelopt.worker.timing import PairedTiming
 
 OWN = tempfile.TemporaryDirectory(prefix="judge-")
 os.environ["TRITON_CACHE_DIR"] = OWN.name  # nobody's ~/.triton
@@ -133,30 +133,30 @@ def verdicts(folder: Path, runs: int) -> None:
 def row(name: str, difference: str, folder: Path, files: tuple[Path, Path], sets: list, runs: int) -> str:
     """One line of the table: `runs` comparisons of two kernels."""
     a, b = (Candidate(CONTEXT, str(file)) for file in files)
-    race = Race(CONTEXT, "default", [problem.Case(inputs, [], {}, None) for inputs in sets], "")
-    race.load_rival(b, alone=False)
-    race.load(a)
-    found, points, plain = Counter(), [], Counter()
+    paired = PairedTiming(CONTEXT, "default", [problem.Case(inputs, [], {}, None) for inputs in sets], "")
+    paired.load_baseline(b, alone=False)
+    paired.load(a)
+    verdicts, points, plain = Counter(), [], Counter()
     for number in range(runs):
-        verdict = pairing.paired_verdict([in_fresh_memory(race) for _ in range(timing.PROCESSES)])
-        found[verdict["verdict"]] += 1
-        points.append(verdict["speedup"]["point"])
+        comparison = pairing.compare([in_fresh_memory(paired) for _ in range(timing.PROCESSES)])
+        verdicts[comparison.verdict] += 1
+        points.append(comparison.speedup)
         if number % 4 == 0:
-            plain[plain_verdict(race)] += 1
-    shown = ", ".join(f"{verdict} {count}" for verdict, count in found.most_common())
+            plain[plain_verdict(paired)] += 1
+    shown = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
     told = f"{plain['A']}, {plain['B']} of {sum(plain.values())}"
     return f"| {name} | {difference} | {shown} | {min(points):.4f} to {max(points):.4f} | {told} |"
 
 
-def in_fresh_memory(race: Race) -> dict:
+def in_fresh_memory(paired: PairedTiming) -> pairing.PairedTimes:
     """What one process of a comparison yields."""
-    race.memory = [[torch.empty_like(tensor) for tensor in race.contents[0]] for _ in race.memory]
-    return race.run_rounds(timing.ROUNDS[0], timing.BUDGET_S[0], [])
+    paired.memory = [[torch.empty_like(tensor) for tensor in paired.contents[0]] for _ in paired.memory]
+    return pairing.PairedTimes(**paired.run_rounds(timing.ROUNDS[0], timing.BUDGET_S[0], []))
 
 
-def plain_verdict(race: Race) -> str:
+def plain_verdict(paired: PairedTiming) -> str:
     """Which kernel one do_bench after the other calls faster by 1 % and more: "A", "B" or "-"."""
-    a, b = (do_bench(race.call(name, 0, 0), return_mode="median") for name in "ab")
+    a, b = (do_bench(paired.call(name, 0, 0), return_mode="median") for name in "ab")
     return "A" if b > 1.01 * a else "B" if a > 1.01 * b else "-"
 
 
@@ -166,12 +166,12 @@ def whole(folder: Path, runs: int) -> None:
     oracle = reference(folder, 64 * MIB)
     with Sandbox("cuda") as sandbox:
         for more in (1.0, 1.01):
-            files, found = (kernel(folder, 1.0, "a"), kernel(folder, more, "b")), Counter()
+            files, verdicts = (kernel(folder, 1.0, "a"), kernel(folder, more, "b")), Counter()
             for _ in range(runs):
                 cases = timing.inputs(sandbox, oracle, None, ["default"])
-                measured = timing.measure(sandbox, *files, cases)["default"]
-                found[pairing.paired_verdict(measured["rounds"])["verdict"]] += 1
-            shown = ", ".join(f"{verdict} {count}" for verdict, count in found.most_common())
+                timed = timing.measure(sandbox, *files, cases)["default"]
+                verdicts[pairing.compare(timed.runs).verdict] += 1
+            shown = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
             print(f"- B does {more - 1:.0%} more: {shown}", flush=True)
 
 
@@ -183,13 +183,13 @@ def clocks(folder: Path) -> None:
         for elements in (64 * MIB, 256 * MIB, 1024 * MIB):
             cases = timing.inputs(sandbox, reference(folder, elements), None, ["default"], count=2)
             file = kernel(folder, 1.0, "a")
-            measured = timing.measure(sandbox, file, None, cases)["default"]
+            timed = timing.measure(sandbox, file, None, cases)["default"].timing
             report = folder / f"{elements}.ncu-rep"
-            ncu.collect(sandbox, file, cases["default"][0], report, "cold", 120)
+            ncu.collect(sandbox, file, cases["default"][0].path, report, "cold", 120)
             theirs = duration_us(report)
             print(
-                f"| scale, {elements // MIB} MiB | {measured['event_us']['median']:.2f} us | {measured['gpu_us']:.2f} us "
-                f"| {measured['cupti_us']:.2f} us | {theirs:.2f} us | {measured['gpu_us'] / theirs:.4f} |",
+                f"| scale, {elements // MIB} MiB | {timed.event.median_us:.2f} us | {timed.gpu_us:.2f} us "
+                f"| {timed.cupti_us:.2f} us | {theirs:.2f} us | {timed.gpu_us / theirs:.4f} |",
                 flush=True,
             )
 
@@ -221,11 +221,13 @@ def gates(folder: Path) -> None:
         session.kernel.write_text(KERNEL.format(more=more))
         since = time.monotonic()
         start = RoundStart.of(session)
-        evidence = rounds.measure(start, 300, lambda _: None)
-        result = rounds.settle(start, version, Optimization("", "", "", ""), evidence, None)
+        measurement = rounds.measure(start, 300, lambda _: None)
+        result = rounds.settle(start, version, Optimization("", "", "", ""), measurement, None)
         took = time.monotonic() - since
         latency = RecordStore(session).read(version).latency_us
-        print(f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result['reason']}", flush=True)
+        print(
+            f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result.decision.reason}", flush=True
+        )
 
 
 if __name__ == "__main__":

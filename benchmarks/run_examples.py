@@ -55,26 +55,26 @@ def measured(name: str) -> dict:
     target = of_workspace(workspace, task)
     with Sandbox("cuda") as sandbox:
         verdict = verify.verify(sandbox, target)
-        row = {"name": name, "status": verdict["status"], "summary": verdict["summary"], "device": sandbox.device_name}
+        row = {"name": name, "status": verdict.status, "summary": verdict.summary, "device": sandbox.device_name}
         row |= {"shapes": task.shapes["default"], "dtype": task.dtype, "against": {}}
         records = RecordStore(workspace).records(masked=True)
         row |= {"rounds": len(records) - 1, "minutes": minutes(records[0].timestamp, records[-1].timestamp)}
-        if verdict["status"] != "OK":
+        if verdict.status != "OK":
             return row
         cases = timing.inputs(sandbox, target.reference, task.dtype, ["default"], 600)
         for opponent, path in files(workspace, sandbox.scratch).items():
             try:
-                found = timing.measure(sandbox, target.kernel, path, cases, timeout_s=600)["default"]
+                timed = timing.measure(sandbox, target.kernel, path, cases, timeout_s=600)["default"]
             except ToolError as error:
                 row["against"][opponent] = {"error": str(error)}
                 continue
-            row |= {key: found[key] for key in ("latency_us", "gpu_us", "gpu_state")}
-            theirs = statistics.median(time for run in found["rounds"] for pair in run["b_us"] for time in pair)
-            row["against"][opponent] = {**pairing.paired_verdict(found["rounds"]), "us": theirs}
+            row |= {key: timed.timing.to_json()[key] for key in ("latency_us", "gpu_us", "gpu_state")}
+            theirs = statistics.median(time for run in timed.runs for pair in run.b_us for time in pair)
+            row["against"][opponent] = {**pairing.compare(timed.runs).to_json(), "us": theirs}
     work = task.work["default"]
     roof = roofline.roof_for(platforms.of_task(workspace, task), work)
     row["ours_us"] = ours_us(row["against"]["eager"])
-    row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof)
+    row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof).to_json()
     if row["bound"] == "memory":
         mix = {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
         row["ceiling"] = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)["best"]

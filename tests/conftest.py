@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from kernelopt.device import gpu, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import readiness, rounds
+from kernelopt.gate.measurement import Measurement
 from kernelopt.measure import least_work
+from kernelopt.measure.timing import Latency, Timing
 from kernelopt.session import workspace
 from kernelopt.session.task import Task
 
@@ -141,23 +144,65 @@ def session(tmp_path, problem) -> workspace.Workspace:
 
 @pytest.fixture
 def ready(session) -> workspace.Workspace:
-    """That workspace with an accepted v0, whose evidence is a recorded one of an H200."""
-    found = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
-    start = readiness.RoundStart.of(session)
-    plan = readiness.check_ready(start, "v0")
-    parts = (
-        found["verify"],
-        found["timing"]["latencies"],
-        {**found["utilization"], "floor_share_pct": 10.0},
-        None,
-        None,
-    )
-    rounds.settle(start, "v0", plan, rounds.Evidence(workspace.digest(session.kernel), *parts), None)
+    """That workspace with an accepted v0, whose measurement is a recorded one of an H200."""
+    plan = readiness.check_ready(session, "v0")
+    first = recorded("v0", workspace.digest(session.kernel), comparisons=None, against=None)
+    rounds.settle(session, "v0", plan, with_floor_share(first, 10.0), None)
     return session
 
 
-def task(**changes) -> Task:
-    """A Task block of an H200 with nothing counted; changes: keys of its JSON object."""
+LATENCY = Latency(100.0, 99.0, 101.0, 60)
+# The times of a kernel of 100 us, on a GPU that nothing disturbed.
+TIMING = Timing(
+    device="stand-in",
+    clock="triton.testing.do_bench",
+    workload="default",
+    latency=LATENCY,
+    event=LATENCY,
+    gpu_us=100.0,
+    cupti_us=98.0,
+    warm_us=95.0,
+    call_us=100.0,
+    graph_us=None,
+    kernels=[{}],
+    warmup_ms=25,
+    rep_ms=100,
+    shapes=[[4, 4]],
+    dtype="fp32",
+    input_sets=8,
+    gpu_state=None,
+)
+# What a `run_gate.py --json` says today, and did not say yet when the fixtures were recorded.
+SINCE = {"gpu_us": None, "cupti_us": None, "graph_us": None, "kernels": None, "input_sets": 8}
+
+
+def recorded(version: str, kernel_sha256: str, **changes) -> Measurement:
+    """The measurement of a `run_gate.py --json` of the demo on an H200, as if it were of this kernel."""
+    gate = json.loads((FIXTURES / "h200_row_softmax" / f"gate_{version}.json").read_text())
+    timings, comparisons = gate["timing"]["latencies"], gate["timing"]["comparisons"]
+    medians = {name: timing["latency_us"]["median"] for name, timing in timings.items()}
+    measurement = Measurement.from_json(
+        {
+            "kernel_sha256": kernel_sha256,
+            "verify": gate["verify"],
+            "latencies": {
+                name: {**SINCE, "event_us": own["latency_us"], "warm_us": median, "call_us": median, **own}
+                for (name, own), median in zip(timings.items(), medians.values(), strict=True)
+            },
+            "utilization": {"time_us": medians["default"], "limit_us": 0.0, **gate["utilization"]},
+            "comparisons": comparisons
+            and {name: {"per_process": [], "least": 0.003, **one} for name, one in comparisons.items()},
+            "against": gate["timing"]["against"],
+        }
+    )
+    return replace(measurement, **changes)
+
+
+def with_floor_share(measurement: Measurement, share_pct: float) -> Measurement:
+    return replace(measurement, utilization=replace(measurement.utilization, floor_share_pct=share_pct))
+
+
+def task(**changes) -> dict:
     empty = {"platform": "H200", "arch": "Hopper", "framework": "triton", "dtype": None, "tolerance": None}
     rest = {
         "shapes": None,

@@ -14,7 +14,6 @@ from conftest import BUNDLE
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
 from kernelopt.measure import timing, verify
-from kernelopt.session.target import KernelUnderTest
 
 KERNELS = BUNDLE / "tests" / "kernels"
 WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"
@@ -53,18 +52,18 @@ def judged(
         path.read_text().replace("honest::", "reference::") + WITHOUT_KERNEL
     )  # one process has an operator once
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
-    own_sizes = not honest and by != "variants"
-    result = verify.verify(sandbox, KernelUnderTest(kernel, reference, only_these_shapes=own_sizes), **options)
-    if own_sizes and by != "timing" and result["status"] == "OK":  # most are caught on the task's own sizes
-        result = verify.verify(sandbox, KernelUnderTest(kernel, reference), **options)
-    if result["status"] != "OK" or by != "timing":
-        return result["status"], result["summary"]
+    found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=not honest), **options)
+    if not honest and by != "timing" and found.status == "OK":  # most are caught on the task's own sizes
+        found = verify.verify(sandbox, Subject(kernel, reference), **options)
+    if found.status != "OK" or by != "timing":
+        return str(found.status), found.summary
     try:
         cases = timing.inputs(sandbox, reference, None, ["default"])
-        raw = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
-        return verify.check_timed(sandbox, reference, None, [raw["timed"]], None, 60)
+        timed = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
+        fault = verify.check_timed(sandbox, reference, None, [timed.outputs], None, 60)
+        return (str(fault.status), fault.message) if fault else ("OK", "")
     except (timing.KernelFailed, TimedOut) as error:
-        return getattr(error, "status", "TIMEOUT"), str(error)
+        return str(getattr(error, "status", "TIMEOUT")), str(error)
 
 
 @pytest.mark.parametrize("path", files("honest", gpu=False))

@@ -39,10 +39,8 @@ def parts_of(report: str, **changes) -> brief.Parts:
             additional_notes="rows\nare long",
         ),
         specs=[H200.known(name).citation for name in ("sm_count", "memory_bandwidth")],
-        utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof), "time_us": 500.0, "clock": "measured"},
-        records=[
-            Record.from_json(json.loads(path.read_text())) for path in sorted((EXAMPLE / "memory").glob("v*.json"))
-        ],
+        utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof).to_json(), "clock": "measured"},
+        records=[json.loads(path.read_text()) for path in sorted((EXAMPLE / "memory").glob("v*.json"))],
     )
     return replace(whole, **changes)
 

@@ -1,20 +1,27 @@
 """The verdict on a case: pure functions of what ran and what was compared."""
 
-import pytest
-from kernelopt.measure import correctness
+import json
+from dataclasses import replace
 
-DONE = {
-    "device": None,
-    "mutated": [],
-    "changed": [],
-    "late": False,
-    "aliased": False,
-    "out_of_bounds": False,
-    "deterministic": True,
-    "guarded": True,
-    "fails_guarded": False,
-    "kernels": None,
-}
+import pytest
+from kernelopt.device.outcomes import Fault
+from kernelopt.measure import correctness
+from kernelopt.measure.cases import Case, Variant
+from kernelopt.measure.correctness import CallCheck, CaseReport, CaseResult, OracleCheck
+from kernelopt.statuses import Status
+
+REPORT = CaseReport(
+    mutated=[],
+    changed=[],
+    aliased=False,
+    changed_after_return=False,
+    out_of_bounds=False,
+    deterministic=True,
+    device=None,
+    guarded=True,
+    fails_guarded=False,
+    kernels=None,
+)
 OUTPUT = {
     "usually_finite": True,
     "nonfinite": 0,
@@ -27,19 +34,25 @@ OUTPUT = {
 }
 OUTPUT |= {name: value for part in ("", "expected_") for name, value in ((f"{part}shape", [4]), (f"{part}dtype", "f"))}
 OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0, "lost_pct": 0.0, "baseline_lost_pct": 0.0}
-CALL = {"count": 1, "structure": "tensor", "outputs": [OUTPUT]}
-EXPECTED = {"expected_count": 1, "expected_structure": "tensor", "changes": [], "wrong_state": []}
-FOUND = {**EXPECTED, "calls": [CALL], "random": False, "bland": [], "oracle": "fp64"}
-CASE = {"variant": None}
-TRANSPOSED, MISALIGNED = (
-    {"variant": {"layout": f"{layout} inputs", "values": None}} for layout in ("transposed", "misaligned")
-)
-SIGNS = {"variant": {"layout": "contiguous", "values": "mixed signs"}}
+CALL = CallCheck(1, "tensor", [OUTPUT])
+CHECK = OracleCheck(calls=[CALL], expected_count=1, expected_structure="tensor", changes=[], oracle="fp64")
+CASE = Case("default", 0, None, "input.pt", "fp32", [[4]])
 
 
-def judged(case=CASE, done=None, output=None, libraries=False) -> str:
-    found = {**FOUND, "calls": [{**CALL, "outputs": [{**OUTPUT, **(output or {})}]}]}
-    return correctness.judge(case, {**DONE, **(done or {})}, found, libraries)["status"]
+def on(layout: str = "contiguous", values: str | None = None) -> Case:
+    return replace(CASE, variant=Variant("a variant", [], layout, values, None))
+
+
+TRANSPOSED, MISALIGNED, SIGNS = on("transposed inputs"), on("misaligned inputs"), on(values="mixed signs")
+
+
+def status_of(case: Case = CASE, report=REPORT, check: OracleCheck | None = CHECK) -> Status:
+    return correctness.judge(case, report, check, libraries=False).status
+
+
+def judged(case: Case = CASE, done=None, output=None, libraries=False) -> Status:
+    check = replace(CHECK, calls=[replace(CALL, outputs=[{**OUTPUT, **(output or {})}])])
+    return correctness.judge(case, replace(REPORT, **(done or {})), check, libraries).status
 
 
 @pytest.mark.parametrize(
@@ -48,7 +61,7 @@ def judged(case=CASE, done=None, output=None, libraries=False) -> str:
         ({}, "OK"),
         ({"device": "cpu"}, "WRONG_DEVICE"),
         ({"mutated": [0]}, "INPUT_MUTATED"),
-        ({"late": True}, "CHEAT_SUSPECT"),
+        ({"changed_after_return": True}, "CHEAT_SUSPECT"),
         ({"aliased": True}, "ALIASED_OUTPUT"),
         ({"out_of_bounds": True}, "OUT_OF_BOUNDS"),
         ({"deterministic": False}, "OK"),  # reported, and allowed: atomics add in any order
@@ -59,12 +72,12 @@ def test_what_a_kernel_does_besides_its_result_counts(done, status):
 
 
 def test_a_variant_may_be_declined_aloud_and_not_answered_wrongly():
-    raised = {"error": {"status": "RUNTIME_ERROR", "message": "ValueError: contiguous inputs only"}}
-    crashed = {"error": {"status": "ILLEGAL_ACCESS", "message": "CUDA error: misaligned address"}}
-    assert correctness.judge(TRANSPOSED, raised, None, False)["status"] == "DECLINED"
-    assert correctness.judge(CASE, raised, None, False)["status"] == "RUNTIME_ERROR"
-    assert correctness.judge(MISALIGNED, crashed, None, False)["status"] == "DECLINED"
-    assert correctness.judge(TRANSPOSED, crashed, None, False)["status"] == "ILLEGAL_ACCESS"
+    raised = Fault(Status.RUNTIME_ERROR, "ValueError: contiguous inputs only")
+    crashed = Fault(Status.ILLEGAL_ACCESS, "CUDA error: misaligned address")
+    assert status_of(TRANSPOSED, raised, None) == "DECLINED"
+    assert status_of(CASE, raised, None) == "RUNTIME_ERROR"
+    assert status_of(MISALIGNED, crashed, None) == "DECLINED"
+    assert status_of(TRANSPOSED, crashed, None) == "ILLEGAL_ACCESS"
     assert judged(TRANSPOSED, output={"mismatches": 1}) == "WRONG_VALUES"
     assert judged(TRANSPOSED, output={"stride": [2]}) == "OK" and judged(output={"stride": [2]}) == "WRONG_STRIDE"
 
@@ -93,7 +106,7 @@ def test_a_few_elements_may_turn_on_a_rounding_on_values_that_the_task_does_not_
     assert judged(SIGNS, output={"elements": 1000, "mismatches": 9}) == "OK"
     assert judged(SIGNS, output={"elements": 1000, "mismatches": 11}) == "WRONG_VALUES"
     assert judged(SIGNS, output={"spurious": 1}) == "NONFINITE"
-    large = {"variant": {"layout": "contiguous", "values": "64 times the inputs"}}
+    large = on(values="64 times the inputs")
     assert judged(large, output={"spurious": 1}) == "DOUBTFUL" and judged(large) == "OK"
 
 
@@ -106,12 +119,25 @@ def test_where_a_variant_has_no_finite_value_nothing_is_asked():
 
 
 def test_the_structure_of_the_result_and_what_a_call_leaves_of_the_state_count():
-    found = {**FOUND, "calls": [{**CALL, "structure": "[tensor]"}]}
-    assert correctness.judge(CASE, DONE, found, False)["status"] == "WRONG_SHAPE"
-    unknown = {**FOUND, "calls": [{**CALL, "structure": None}]}  # outputs of timed calls
-    assert correctness.judge(CASE, DONE, unknown, False)["status"] == "OK"
-    changed = {**DONE, "changed": ["weight", "mean"]}
-    assert correctness.judge(CASE, changed, FOUND, False)["status"] == "INPUT_MUTATED"
-    both = {**FOUND, "changes": ["mean", "weight"]}
-    assert correctness.judge(CASE, changed, both, False)["status"] == "OK"
-    assert correctness.judge(CASE, changed, {**both, "wrong_state": ["mean"]}, False)["status"] == "WRONG_VALUES"
+    listed = replace(CHECK, calls=[replace(CALL, structure="[tensor]")])
+    assert status_of(check=listed) == "WRONG_SHAPE"
+    unknown = replace(CHECK, calls=[replace(CALL, structure=None)])  # outputs of timed calls
+    assert status_of(check=unknown) == "OK"
+    changed = replace(REPORT, changed=["weight", "mean"])
+    assert status_of(report=changed) == "INPUT_MUTATED"
+    both = replace(CHECK, changes=["mean", "weight"])
+    assert status_of(report=changed, check=both) == "OK"
+    assert status_of(report=changed, check=replace(both, wrong_state=["mean"])) == "WRONG_VALUES"
+
+
+def test_a_result_comes_back_from_its_json():
+    for result in (
+        correctness.judge(TRANSPOSED, REPORT, CHECK, False),
+        correctness.judge(CASE, Fault(Status.OOM, "no"), None, False),
+    ):
+        assert CaseResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_an_output_that_cannot_be_read_is_wrong():
+    result = correctness.judge(CASE, REPORT, OracleCheck(unreadable="truncated"), False)
+    assert result.status == "RUNTIME_ERROR" and result.message == "the stored outputs cannot be read: truncated"

@@ -166,10 +166,10 @@ def test_each_wrong_triton_kernel_lands_in_its_status_and_the_gpu_works_after_it
     with Sandbox("cuda") as sandbox:
         for status, kernel in BROKEN.items():
             files(tmp_path, kernel)
-            found[status] = verify.verify(sandbox, target, seeds=2)["status"]
+            found[status] = verify.verify(sandbox, what, seeds=2).status
         files(tmp_path, SCALE)
-        right = verify.verify(sandbox, target, seeds=2)
-    assert found == {status: status for status in BROKEN} and right["status"] == "OK", right["summary"]
+        right = verify.verify(sandbox, what, seeds=2)
+    assert found == {status: status for status in BROKEN} and right.status == "OK", right.summary
 
 
 def test_a_kernel_is_equal_to_itself_and_faster_than_the_naive_one(card):

@@ -4,12 +4,12 @@ import importlib.util
 import json
 import sys
 import time
+from dataclasses import replace
 
 import pytest
-from conftest import STAND_INS
+from conftest import STAND_INS, TIMING
 from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
-from kernelopt.measure import timing
 
 FULL = {
     "capability": [9, 0],
@@ -147,6 +147,5 @@ def test_reasons_under_the_name_that_they_had_before_driver_535(cards):
 
 
 def test_times_are_told_without_a_state_of_throttling():
-    found = {"gpu_us": 10.0, "cupti_us": None, "launch_bound": False, "kernels": None}
     state = {"throttle_reasons": None, "foreign_processes": []}
-    assert timing.warnings({**found, "gpu_state": state}) == []
+    assert replace(TIMING, gpu_state=state).warnings() == []

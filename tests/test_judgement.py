@@ -3,23 +3,25 @@
 import dataclasses
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
-from kernelopt.hardware.work import Work
+from kernelopt.hardware.roofline import Utilization
 from kernelopt.measure import pairing
-from kernelopt.session import record_store, stop_conditions, target_setting
-from kernelopt.session.record import Record
-from kernelopt.session.task import Target
+from kernelopt.measure.pairing import Comparison, PairedTimes
+from kernelopt.measure.verdict import Verdict
+from kernelopt.session import stop_conditions
+from kernelopt.statuses import Speed, Status
 
 PAGES = wiki.pages(BUNDLE / "gpu-wiki")
 H200 = wiki.find("H200", PAGES)
 
 
-def paired(ratio: float, noise: float, rounds: int = 180, seed: int = 0) -> list[dict]:
+def paired(ratio: float, noise: float, rounds: int = 180, seed: int = 0) -> list[PairedTimes]:
     """Times of a kernel and of one that takes `ratio` times as long, with a drift that both share, in three processes."""
     generator = random.Random(seed)
     a, b = [], []
@@ -27,7 +29,7 @@ def paired(ratio: float, noise: float, rounds: int = 180, seed: int = 0) -> list
         drift = 100 * (1 + 0.2 * math.sin(number / 9))
         a.append([drift * math.exp(generator.gauss(0, noise)) for _ in range(2)])
         b.append([drift * ratio * math.exp(generator.gauss(0, noise)) for _ in range(2)])
-    return [{"a_us": a[start::3], "b_us": b[start::3]} for start in range(3)]  # three processes
+    return [PairedTimes(a[start::3], b[start::3]) for start in range(3)]  # three processes
 
 
 @pytest.mark.parametrize(
@@ -41,18 +43,22 @@ def paired(ratio: float, noise: float, rounds: int = 180, seed: int = 0) -> list
     ],
 )
 def test_verdicts(ratio, noise, verdict):
-    found = pairing.paired_verdict(paired(ratio, noise))
-    assert found["verdict"] == verdict
-    low, high = found["speedup"]["ci95"]
-    assert low <= found["speedup"]["point"] <= high
+    comparison = pairing.compare(paired(ratio, noise))
+    assert comparison.verdict == verdict
+    low, high = comparison.ci95
+    assert low <= comparison.speedup <= high
+    assert Comparison.from_json(comparison.to_json()) == comparison
 
 
 def test_what_noise_covers_is_not_called_equal():
-    runs = paired(1.2, 0.002)
-    for run in runs:  # of the kernel's two calls in a round one is slow: it does not even equal itself
-        run["a_us"] = [pair if number % 4 < 2 else pair[::-1] for number, pair in enumerate(skewed(run["a_us"]))]
-    found = pairing.paired_verdict(runs)
-    assert found["aa_noise"] > 0.1 and found["verdict"] == "AMBIGUOUS"
+    # Of the kernel's two calls in a round one is slow: it does not even equal itself.
+    runs = [PairedTimes(turned(skewed(run.a_us)), run.b_us) for run in paired(1.2, 0.002)]
+    comparison = pairing.compare(runs)
+    assert comparison.aa_noise > 0.1 and comparison.verdict == Speed.AMBIGUOUS
+
+
+def turned(rounds: list[list[float]]) -> list[list[float]]:
+    return [pair if number % 4 < 2 else pair[::-1] for number, pair in enumerate(rounds)]
 
 
 def skewed(rounds: list[list[float]]) -> list[list[float]]:
@@ -60,50 +66,44 @@ def skewed(rounds: list[list[float]]) -> list[list[float]]:
 
 
 def test_an_a_a_comparison_is_never_faster():
-    verdicts = [
-        pairing.paired_verdict(paired(1.0, noise, seed=seed))["verdict"]
-        for noise in (0.01, 0.05)
-        for seed in range(100)
-    ]
+    verdicts = [pairing.compare(paired(1.0, noise, seed=seed)).verdict for noise in (0.01, 0.05) for seed in range(100)]
     assert "FASTER" not in verdicts and "SLOWER" not in verdicts
 
 
 def test_a_drift_of_twenty_percent_does_not_hide_three_percent():
-    verdicts = [pairing.paired_verdict(paired(1.03, 0.01, seed=seed))["verdict"] for seed in range(50)]
+    verdicts = [pairing.compare(paired(1.03, 0.01, seed=seed)).verdict for seed in range(50)]
     assert verdicts.count("FASTER") >= 48
 
 
 def test_the_same_times_give_the_same_verdict():
     times = paired(1.01, 0.01)
-    assert pairing.paired_verdict(times) == pairing.paired_verdict(times)
+    assert pairing.compare(times) == pairing.compare(times)
 
 
-OK = {"status": "OK", "device": "NVIDIA H200", "summary": "OK"}
-FASTER = {"verdict": "FASTER", "speedup": {"point": 1.2, "ci95": [1.19, 1.21]}, "aa_noise": 0.001}
-SLOWER = {"verdict": "SLOWER", "speedup": {"point": 0.9, "ci95": [0.89, 0.91]}, "aa_noise": 0.001}
+OK = Verdict(Status.OK, "NVIDIA H200", "OK")
+FASTER = Comparison(Speed.FASTER, 1.2, (1.19, 1.21), (), 0.001, 0.003, 720)
+SLOWER = replace(FASTER, verdict=Speed.SLOWER, speedup=0.9, ci95=(0.89, 0.91))
 
 
 def test_only_a_right_and_faster_gpu_result_is_accepted():
-    assert acceptance.decide(OK, None, None)["accepted"]
-    assert acceptance.decide(OK, None, {"default": FASTER})["accepted"]
-    assert not acceptance.decide({**OK, "status": "WRONG_VALUES"}, None, {"default": FASTER})["accepted"]
-    assert not acceptance.decide({**OK, "device": "cpu-interpreter"}, None, {"default": FASTER})["accepted"]
-    beaten = {"below_physical_limit": True, "time_us": 1.0, "limit_us": 2.0}
+    assert acceptance.decide(OK, None, None).accepted
+    assert acceptance.decide(OK, None, {"default": FASTER}).accepted
+    assert not acceptance.decide(replace(OK, status=Status.WRONG_VALUES), None, {"default": FASTER}).accepted
+    assert not acceptance.decide(replace(OK, device="cpu-interpreter"), None, {"default": FASTER}).accepted
+    beaten = Utilization(1.0, 0.0, 0.0, limit_us=2.0, below_physical_limit=True)
     decision = acceptance.decide(OK, beaten, {"default": FASTER})
-    assert not decision["accepted"] and decision["reason"].startswith(
-        "IMPOSSIBLE_TIME: 1.00 us, where the documented peaks"
-    )
-    assert acceptance.is_impossible(decision["reason"]) and acceptance.is_impossible("BELOW_FLOOR: faster than …")
+    assert not decision.accepted and decision.reason.startswith("IMPOSSIBLE_TIME: 1.00 us, where the documented peaks")
+    assert acceptance.is_impossible(decision.reason) and acceptance.is_impossible("BELOW_FLOOR: faster than …")
     assert not acceptance.is_impossible(None) and not acceptance.is_impossible("SLOWER against the best version")
-    for verdict in ("SLOWER", "EQUAL", "AMBIGUOUS"):
-        assert not acceptance.decide(OK, None, {"default": {**FASTER, "verdict": verdict}})["accepted"]
+    for verdict in (Speed.SLOWER, Speed.EQUAL, Speed.AMBIGUOUS):
+        assert not acceptance.decide(OK, None, {"default": replace(FASTER, verdict=verdict)}).accepted
 
 
 def test_a_gain_that_another_workload_pays_for_is_refused():
     decision = acceptance.decide(OK, None, {"default": FASTER, "ragged": SLOWER})
-    assert not decision["accepted"] and "ragged" in decision["reason"]
-    slight = {**SLOWER, "speedup": {"point": 0.99, "ci95": [0.985, 0.995]}}
-    assert acceptance.decide(OK, None, {"default": FASTER, "ragged": slight})["accepted"]
+    assert not decision.accepted and "ragged" in decision.reason
+    slight = replace(SLOWER, speedup=0.99, ci95=(0.985, 0.995))
+    assert acceptance.decide(OK, None, {"default": FASTER, "ragged": slight}).accepted
 
 
 def work(dtype: str, flops: int = 1, bytes_min: int = 1) -> Work:
@@ -133,15 +133,13 @@ def test_a_gemm_is_compute_bound_by_its_whole_intensity():
     flops, moved = 2 * size**3, 3 * 2 * size * size
     roof = roofline.roof(H200, "bf16")
     found = roofline.utilization(1000.0, flops, moved, roof)
-    assert found["arithmetic_intensity"] == pytest.approx(flops / moved)
-    assert found["bound"] == "compute"  # a single 128 x 128 tile would have been called memory-bound
-    assert found["ridge_point"] == pytest.approx(1000 * roof.compute.value / roof.bandwidth.value)
-    assert found["floor_us"] == pytest.approx(flops / roof.compute.value / 1e6)
-    assert found["tflops_peak_utilization_pct"] == pytest.approx(100 * flops / 1e9 / roof.peak_compute.value)
-    assert found["floor_share_pct"] < 100 and not found["below_physical_limit"]
-    assert "bench_matmul.py" in roofline.beyond_floor(
-        roofline.utilization(found["floor_us"] / 1.05, flops, moved, roof)
-    )
+    assert found.arithmetic_intensity == pytest.approx(flops / moved)
+    assert found.bound == "compute"  # a single 128 x 128 tile would have been called memory-bound
+    assert found.ridge_point == pytest.approx(1000 * roof.compute.value / roof.bandwidth.value)
+    assert found.floor_us == pytest.approx(flops / roof.compute.value / 1e6)
+    assert found.tflops_peak_utilization_pct == pytest.approx(100 * flops / 1e9 / roof.peak_compute.value)
+    assert found.floor_share_pct < 100 and not found.below_physical_limit
+    assert "bench_matmul.py" in roofline.beyond_floor(roofline.utilization(found.floor_us / 1.05, flops, moved, roof))
 
 
 def test_measured_maxima_are_preferred_and_cited():
@@ -163,13 +161,13 @@ def test_targets_are_ninety_percent_of_what_bounds():
 def test_beating_the_documented_peak_is_impossible_and_beating_the_floor_a_little_is_not():
     roof = roofline.roof(H200, "bf16")
     moved = 1 << 30
-    floor = roofline.bound(0, moved, roof)["floor_us"]
+    floor = roofline.bound(0, moved, roof).floor_us
     assert roofline.beyond_floor(roofline.utilization(floor / 1.01, 0, moved, roof)) is None
     assert "measure_bandwidth_ceiling.py" in roofline.beyond_floor(roofline.utilization(floor / 1.04, 0, moved, roof))
-    assert not roofline.utilization(0.97 * floor, 0, moved, roof)["below_physical_limit"]
-    assert roofline.utilization(0.5 * floor, 0, moved, roof)["below_physical_limit"]
-    assert roofline.utilization(1.0, 10**12, 1 << 20, roof)["below_physical_limit"]
-    assert not roofline.utilization(1.0, 0, 8 << 20, roof)["below_physical_limit"]  # the L2 can hold it
+    assert not roofline.utilization(0.97 * floor, 0, moved, roof).below_physical_limit
+    assert roofline.utilization(0.5 * floor, 0, moved, roof).below_physical_limit
+    assert roofline.utilization(1.0, 10**12, 1 << 20, roof).below_physical_limit
+    assert not roofline.utilization(1.0, 0, 8 << 20, roof).below_physical_limit  # the L2 can hold it
 
 
 def test_a_problem_that_fits_in_the_cache_is_told_from_one_that_does_not():
@@ -202,8 +200,8 @@ def test_no_roofline_from_unknown_values():
 def test_fp32_work_may_run_on_the_tensor_cores():
     roof = roofline.roof(H200, "fp32")
     flops = int(1.5 * roof.peak_compute.value * 1e6)  # in 1 us, half as much again as the vector units can
-    assert not roofline.utilization(1.0, flops, 1024, roof)["below_physical_limit"]
-    assert roofline.utilization(1.0, 20 * flops, 1024, roof)["below_physical_limit"]
+    assert not roofline.utilization(1.0, flops, 1024, roof).below_physical_limit
+    assert roofline.utilization(1.0, 20 * flops, 1024, roof).below_physical_limit
 
 
 def test_a_row_in_another_unit_is_refused_and_not_misread():
@@ -305,8 +303,8 @@ def test_what_cannot_be_measured_is_not_asked_to_be():
 
 def test_rates_need_no_roof():
     found = roofline.utilization(100.0, 10**9, 10**8, None)
-    assert found["tflops"] == pytest.approx(10) and found["bandwidth_gbps"] == pytest.approx(1000)
-    assert found["floor_us"] is None and found["floor_share_pct"] is None and not found["below_physical_limit"]
+    assert found.tflops == pytest.approx(10) and found.bandwidth_gbps == pytest.approx(1000)
+    assert found.floor_us is None and found.floor_share_pct is None and not found.below_physical_limit
     assert roofline.beyond_floor(found) is None
 
 

@@ -129,7 +129,7 @@ def test_where_ncu_stops_at_a_name_it_is_asked_again_without(tmp_path, monkeypat
     monkeypatch.setattr(ncu, "program", lambda: "ncu")
     monkeypatch.setattr(ncu, "check_supported", lambda: None)
     sandbox = StandInSandbox(*unknown)
-    ncu.collect(sandbox, tmp_path / "k.py", {"path": "input.pt"}, tmp_path / "r.ncu-rep", "cold", 5)
+    ncu.collect(sandbox, tmp_path / "k.py", "input.pt", tmp_path / "r.ncu-rep", "cold", 5)
     assert len(sandbox.commands) == 1 + len(unknown) and (tmp_path / "r.ncu-rep").exists()
     last = sandbox.commands[-1]
     assert set(last[last.index("--metrics") + 1].split(",")) == set(metrics.asked()) - set(unknown)

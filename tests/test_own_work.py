@@ -4,28 +4,34 @@ The machines on which that happens are stand-ins here: a sandbox that answers fo
 correctness.judge gives them. On an H200 it was seen under ncu: torch's profiler then names no kernel at all.
 """
 
-import json
 from dataclasses import replace
 
 import pytest
-from conftest import FIXTURES
+from conftest import TIMING, recorded
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import acceptance, readiness, rounds
-from kernelopt.measure import correctness, timing, verify
+from kernelopt.gate.measurement import Measurement
+from kernelopt.measure import correctness, verify
+from kernelopt.measure.correctness import CaseResult, Observed
+from kernelopt.measure.pairing import Comparison
+from kernelopt.measure.verdict import Verdict
 from kernelopt.session import platforms, record_store, target
 from kernelopt.session.workspace import digest
+from kernelopt.statuses import Speed, Status
 from kernelopt.worker import tracing
 from kernelopt.worker.context import Context
 
 OWN = [{"name": "softmax_kernel", "us": 3.0, "share_pct": 100.0, "origin": "own"}]
 
 
-def case(kernels, elements: int = 4, **changes) -> dict:
+def case(kernels, elements: int = 4, workload: str = "default") -> CaseResult:
     """A right case; `kernels` as the profiler named them, None where the call was not traced."""
-    found = {"status": "OK", "kernels": kernels, "outputs": [{"elements": elements}], "max_rel": 0.0, "variant": None}
-    found |= {"workload": "default", "seed": 0, "dtype": "fp32", "deterministic": True, "fails_guarded": False}
-    return {**found, "resized": False, **changes}
+    observed = Observed(0.0, 0.0, True, True, False, "fp64", kernels, [{"elements": elements}])
+    return CaseResult(workload, 0, "fp32", None, False, Status.OK, "", observed)
+
+
+RAISED = CaseResult("default", 0, "fp32", None, False, Status.RUNTIME_ERROR, "boom")
 
 
 @pytest.mark.parametrize(
@@ -37,13 +43,20 @@ def case(kernels, elements: int = 4, **changes) -> dict:
         ([case(OWN), case([], elements=0, workload="empty")], False, "checked"),  # nothing to do, no kernel
         ([case(None)], False, "not checked"),  # the CPU interpreter traces nothing
         ([], False, "not checked"),
-        ([{"status": "RUNTIME_ERROR", "message": "boom"}], False, "not checked"),
+        ([RAISED], False, "not checked"),
         ([case([])], True, "not asked"),
         ([case(OWN)], True, "not asked"),
     ],
 )
 def test_own_work_is_checked_where_each_call_that_did_something_names_its_kernels(cases, libraries, expected):
     assert correctness.own_work(cases, libraries) == expected
+
+
+def test_an_output_of_another_shape_was_returned_all_the_same():
+    """worker.accuracy.compare counts no elements of it."""
+    right = case(OWN)
+    wrong = replace(right, status=Status.WRONG_SHAPE, observed=replace(right.observed, outputs=[{"shape": [3]}]))
+    assert correctness.own_work([wrong], False) == "checked"
 
 
 class StandInGpu:
@@ -72,45 +85,44 @@ def kernel_under_test(problem):
     return target.KernelUnderTest(kernel=problem["kernel"], reference=problem["reference"])
 
 
-def test_a_verification_says_aloud_that_own_work_was_not_checked(kernel_under_test):
-    found = verify.verdict(StandInGpu(), kernel_under_test, [case([])], None)
-    assert found["status"] == "OK" and found["own_work"] == "not checked"
-    assert "OWN WORK NOT CHECKED: torch's profiler (CUPTI) named no kernel" in found["summary"]
-    checked = verify.verdict(StandInGpu(), kernel_under_test, [case(OWN)], None)
-    assert checked["own_work"] == "checked" and "OWN WORK" not in checked["summary"]
-    free = verify.verdict(StandInGpu(), replace(kernel_under_test, libraries=True), [case([])], None)
-    assert free["own_work"] == "not asked" and "OWN WORK" not in free["summary"]
+def test_a_verification_says_aloud_that_own_work_was_not_checked(task):
+    found = verify.verdict(StandInGpu(), task, [case([])], None)
+    assert found.status == "OK" and found.own_work == "not checked"
+    assert "OWN WORK NOT CHECKED: torch's profiler (CUPTI) named no kernel" in found.summary
+    checked = verify.verdict(StandInGpu(), task, [case(OWN)], None)
+    assert checked.own_work == "checked" and "OWN WORK" not in checked.summary
+    free = verify.verdict(StandInGpu(), replace(task, libraries=True), [case([])], None)
+    assert free.own_work == "not asked" and "OWN WORK" not in free.summary
 
 
-def test_the_interpreter_says_what_it_always_said(kernel_under_test, interpreter):
-    found = verify.verdict(interpreter, kernel_under_test, [case(None)], None)
-    assert found["summary"].endswith("; whether kernels of its own do the work shows on a GPU")
-    assert found["own_work"] == "not checked" and "OWN WORK" not in found["summary"]
-    free = verify.verdict(interpreter, replace(kernel_under_test, libraries=True), [case(None)], None)
-    assert free["own_work"] == "not asked" and "kernels of its own" not in free["summary"]
+def test_the_interpreter_says_what_it_always_said(task, interpreter):
+    found = verify.verdict(interpreter, task, [case(None)], None)
+    assert found.summary.endswith("; whether kernels of its own do the work shows on a GPU")
+    assert found.own_work == "not checked" and "OWN WORK" not in found.summary
+    free = verify.verdict(interpreter, replace(task, libraries=True), [case(None)], None)
+    assert free.own_work == "not asked" and "kernels of its own" not in free.summary
 
 
-OK = {"status": "OK", "device": "NVIDIA L4", "summary": "OK"}
-FASTER = {"verdict": "FASTER", "speedup": {"point": 1.2, "ci95": [1.19, 1.21]}, "aa_noise": 0.001}
+OK = Verdict(Status.OK, "NVIDIA L4", "OK")
+FASTER = Comparison(Speed.FASTER, 1.2, (1.19, 1.21), (), 0.001, 0.003, 720)
 
 
 @pytest.mark.parametrize("comparisons", [None, {"default": FASTER}])
 def test_the_gate_accepts_nothing_whose_work_nobody_checked(comparisons):
-    refused = acceptance.decide({**OK, "own_work": "not checked"}, None, comparisons)
-    assert not refused["accepted"]
-    assert refused["reason"].startswith("OWN_WORK_NOT_CHECKED") and "judge it again" in refused["reason"]
-    for told in ({"own_work": "checked"}, {"own_work": "not asked"}, {}):  # the last is a result of an older version
-        assert acceptance.decide({**OK, **told}, None, comparisons)["accepted"]
-    interpreted = {**OK, "device": "cpu-interpreter", "own_work": "not checked"}
-    assert "interpreter" in acceptance.decide(interpreted, None, comparisons)["reason"]
+    refused = acceptance.decide(replace(OK, own_work="not checked"), None, comparisons)
+    assert not refused.accepted
+    assert refused.reason.startswith("OWN_WORK_NOT_CHECKED") and "judge it again" in refused.reason
+    for own_work in ("checked", "not asked", None):  # the last is a result of an older version
+        assert acceptance.decide(replace(OK, own_work=own_work), None, comparisons).accepted
+    interpreted = replace(OK, device="cpu-interpreter", own_work="not checked")
+    assert "interpreter" in acceptance.decide(interpreted, None, comparisons).reason
 
 
 def test_a_round_whose_work_was_not_checked_is_refused_and_recorded(session):
-    recorded = json.loads((FIXTURES / "h200_row_softmax" / "gate_v0.json").read_text())
-    verdict = {**recorded["verify"], "own_work": "not checked"}
-    evidence = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
-    start = readiness.RoundStart.of(session)
-    result = rounds.settle(start, "v0", readiness.check_ready(start, "v0"), evidence, None)
+    verdict = replace(recorded("v0", "").verdict, own_work="not checked")
+    measurement = Measurement(digest(session.kernel), verdict)
+    round_result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), measurement, None)
+    result = round_result.to_json()
     assert not result["accepted"] and result["verify"]["own_work"] == "not checked" and result["commit"] is None
     record = record_store.RecordStore(session).read("v0")
     assert record.quality_gate.failure_reason == result["reason"] and record_store.RecordStore(session).best() is None
@@ -138,7 +150,7 @@ def test_the_round_ends_there_before_anything_is_timed(session, monkeypatch, nam
     """measure on a stand-in for a GPU: nothing is recorded where the machine is at fault, else the gate refuses."""
     stand_in = StandInGpu({"kernels": named})
     stand_in.scratch = session.root
-    verdict = {**OK, "own_work": "not checked", "cases": [], "worst_rel_err": 0.0}
+    verdict = replace(OK, own_work="not checked")
     monkeypatch.setattr(rounds, "Sandbox", lambda *_: stand_in)
     monkeypatch.setattr(platforms, "check_platform", lambda *_: None)
     monkeypatch.setattr(rounds.verify, "verify", lambda *_, **__: verdict)
@@ -146,8 +158,8 @@ def test_the_round_ends_there_before_anything_is_timed(session, monkeypatch, nam
         with pytest.raises(EnvironmentLacks):
             rounds.measure(readiness.RoundStart.of(session), 5, lambda _: None)
     else:
-        evidence = rounds.measure(readiness.RoundStart.of(session), 5, lambda _: None)
-        assert evidence.latencies == {} and not acceptance.decide(evidence.verify, None, None)["accepted"]
+        measurement = rounds.measure(session, 5, lambda _: None)
+        assert measurement.timings == {} and not acceptance.decide(measurement.verdict, None, None).accepted
 
 
 def test_the_probe_counts_the_kernels_of_torchs_own(monkeypatch):
@@ -157,7 +169,7 @@ def test_the_probe_counts_the_kernels_of_torchs_own(monkeypatch):
 
 
 def test_a_time_that_no_second_clock_confirms_is_said_to_be_alone():
-    found = {"gpu_us": 100.0, "cupti_us": None, "kernels": [], "launch_bound": False, "call_us": 30.0, "warm_us": 8.0}
-    (said,) = timing.warnings({**found, "graph_us": None, "gpu_state": None})
-    assert said.startswith("one clock alone")
-    assert timing.warnings({**found, "kernels": None, "graph_us": None, "gpu_state": None}) == []  # nobody traced
+    timed = replace(TIMING, cupti_us=None, kernels=[])
+    (warning,) = timed.warnings()
+    assert warning.startswith("one clock alone")
+    assert replace(timed, kernels=None).warnings() == []  # no call was traced

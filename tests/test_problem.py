@@ -91,9 +91,9 @@ def test_compare_of_integers_is_exact_and_of_shapes_strict():
     assert "mismatches" not in compared(torch.zeros(1, 5), torch.zeros(5))
 
 
-def test_answers_without_work_are_seen_on_bland_tasks_alone():
+def test_answers_without_work_are_seen_on_trivial_tasks_alone():
     def answers(result, *inputs, other):
-        return accuracy.bland_answers([result.double()], [result], list(inputs), [other], [1e-4])
+        return accuracy.trivial_answers([result.double()], [result], list(inputs), [other], [1e-4])
 
     x, y = torch.randn(2, 50)
     assert answers(x.exp(), x, other=y.exp()) == []
@@ -139,9 +139,9 @@ def get_inputs(): return [torch.randn(4, 8)]
         assert found.a.weight.equal(found.b.weight) and found.b.weight.equal(case.state["a.weight"])
 
 
-def test_bland_answers_of_eight_bit_floats():
+def test_trivial_answers_of_eight_bit_floats():
     result = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e4m3fn)
-    assert accuracy.bland_answers([result], [result], [], [result], [0.125]) == ["the result of another call"]
+    assert accuracy.trivial_answers([result], [result], [], [result], [0.125]) == ["the result of another call"]
 
 
 def test_the_structure_of_a_result():

@@ -27,7 +27,7 @@ WORK = {
     "source": "given",
 }
 LIMITS = metrics.thresholds()
-CASE = {"path": "input.pt"}
+INPUTS = "input.pt"
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +388,7 @@ def fake_ncu(tmp_path, monkeypatch):
 def test_each_failure_of_ncu_names_its_mend(tmp_path, fake_ncu, symptom):
     sandbox = StandInSandbox(f"==PROF== Connected\n==ERROR== {symptom} - see the web\n")
     with pytest.raises(EnvironmentLacks) as caught:
-        ncu.collect(sandbox, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(sandbox, tmp_path / "k.py", INPUTS, tmp_path / "r.ncu-rep", "cold", 5)
     assert caught.value.exit_code == 3 and symptom in str(caught.value)
 
 
@@ -411,28 +411,28 @@ def test_a_gpu_that_newer_versions_left_out_is_told_the_last_that_profiles_it(ca
 def test_on_such_a_gpu_nothing_is_started(tmp_path, fake_ncu, monkeypatch):
     monkeypatch.setattr(ncu.gpu, "query", lambda: {"compute_capability": "7.0"})  # a stand-in for a V100
     with pytest.raises(EnvironmentLacks, match=r"2025\.3\.1\.0 profiles no GPU .* is 2025\.2: install it"):
-        ncu.collect(None, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(None, tmp_path / "k.py", INPUTS, tmp_path / "r.ncu-rep", "cold", 5)
 
 
 def test_no_kernel_profiled_is_no_success(tmp_path, fake_ncu):
     sandbox = StandInSandbox("==WARNING== No kernels were profiled.\n", result={"torch": "x", "window": [0, 1]})
     with pytest.raises(Refused, match="No kernels were profiled"):
-        ncu.collect(sandbox, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(sandbox, tmp_path / "k.py", INPUTS, tmp_path / "r.ncu-rep", "cold", 5)
 
 
 def test_an_old_report_is_never_taken_for_a_new_one(tmp_path, fake_ncu):
     (tmp_path / "r.ncu-rep").write_bytes(b"old")
     with pytest.raises(Refused):
-        ncu.collect(StandInSandbox("", result={}), tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(StandInSandbox("", result={}), tmp_path / "k.py", INPUTS, tmp_path / "r.ncu-rep", "cold", 5)
     assert not (tmp_path / "r.ncu-rep").exists()
 
 
 def test_a_failing_kernel_and_a_time_out_under_ncu(tmp_path, fake_ncu):
     failed = StandInSandbox("", result={"error": {"status": "RUNTIME_ERROR", "message": "boom"}})
     with pytest.raises(Refused, match="boom"):
-        ncu.collect(failed, tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(failed, tmp_path / "k.py", INPUTS, tmp_path / "r.ncu-rep", "cold", 5)
     with pytest.raises(TimedOut):
-        ncu.collect(StandInSandbox("", timed_out=True), tmp_path / "k.py", CASE, tmp_path / "r.ncu-rep", "cold", 5)
+        ncu.collect(StandInSandbox("", timed_out=True), tmp_path / "k.py", INPUTS, tmp_path / "r.ncu-rep", "cold", 5)
 
 
 def test_the_command_leaves_the_clocks_alone_and_needs_no_name_pattern(tmp_path, fake_ncu):

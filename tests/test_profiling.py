@@ -332,8 +332,8 @@ def call(tmp_path, monkeypatch):
     monkeypatch.setattr(collect.gpu.Watch, "state", lambda self, window: None)
     (tmp_path / "kernel.py").write_text("")
     (tmp_path / "profile").mkdir()
-    case = {"path": "input.pt", "shapes": [[4, 4]], "dtype": "bf16"}
-    return collect.Call(tmp_path / "kernel.py", "v0", "default", case, "cold", 60, wiki.product("H200"))
+    inputs = ("input.pt", [[4, 4]], "bf16")
+    return collect.Call(tmp_path / "kernel.py", "v0", "default", *inputs, "cold", 60, wiki.product("H200"))
 
 
 def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, tmp_path, monkeypatch, session):

@@ -1,19 +1,21 @@
-"""A round's end: what is committed, recorded, reverted. The evidence is recorded (fixtures/h200_row_softmax), so that the
+"""A round's end: what is committed, recorded, reverted. The measurement is recorded (fixtures/h200_row_softmax), so that the
 accepting side runs without a GPU; test_gpu.py measures it."""
 
 import contextlib
 import json
 from dataclasses import replace
 
+import conftest
 import pytest
-from conftest import FIXTURES, kernel_text, run_tool, tool_json, with_changes
+from conftest import kernel_text, run_tool, tool_json
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
-from kernelopt.gate.readiness import RoundStart
+from kernelopt.gate.measurement import Measurement
 from kernelopt.measure import timing
 from kernelopt.session import platforms, record_store, workspace
 from kernelopt.session.record import Optimization, PreviousComparison
 from kernelopt.session.workspace import digest
+from kernelopt.statuses import Speed, Status
 
 PLAN = """# Plan for v1
 ## Category
@@ -28,12 +30,9 @@ Spills.
 """
 
 
-def recorded(version: str, session) -> rounds.Evidence:
-    """Evidence from a `run_gate.py --json` of the demo on an H200, as if it were of this session's kernel."""
-    found = json.loads((FIXTURES / "h200_row_softmax" / f"gate_{version}.json").read_text())
-    timing = found["timing"]
-    rest = (timing["latencies"], found["utilization"], timing["comparisons"], timing["against"])
-    return rounds.Evidence(digest(session.kernel), found["verify"], *rest)
+def recorded(version: str, session, **changes) -> Measurement:
+    """A recorded measurement, as if it were of this session's kernel."""
+    return conftest.recorded(version, digest(session.kernel), **changes)
 
 
 @pytest.fixture
@@ -66,18 +65,18 @@ def propose_without_check(session, version: str, body: str = FASTER) -> None:
 
 
 def judged(session, version: str) -> dict:
-    """Propose a change and settle it with the evidence of that version."""
+    """Propose a change and settle it with the measurement of that version."""
     plan = propose(session, version)
     return settled(session, version, plan, recorded(version, session))
 
 
 def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
     result = judged(with_v0, "v1")
-    assert result["accepted"] and result["commit"] == with_v0.git("rev-parse", "HEAD")
-    record = record_store.RecordStore(with_v0).read("v1")
-    assert record.git_commit_hash == result["commit"] and record.is_accepted
-    assert with_v0.file_at(result["commit"], "kernel.py") == with_v0.kernel.read_bytes()
-    assert record.kernel_sha256 == digest(with_v0.kernel)
+    assert result.decision.accepted and result.commit == with_v0.git("rev-parse", "HEAD")
+    record = record_store.Memory(with_v0).read("v1")
+    assert record["git_commit_hash"] == result.commit and record["quality_gate"]["result"] == "PASS"
+    assert with_v0.file_at(result.commit, "kernel.py") == with_v0.kernel.read_bytes()
+    assert record["kernel_sha256"] == digest(with_v0.kernel)
     assert "plans/v1_plan.md" in with_v0.git("show", "--name-only", "--format=", "HEAD")
     subject = with_v0.git("log", "-1", "--format=%s")
     assert subject == "V1: 263.81 us, 1.963x as fast as v0 | One pass in place of three."
@@ -112,8 +111,8 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
     before, head = with_v0.kernel.read_text(), with_v0.git("rev-parse", "HEAD")
     plan = propose(with_v0, "v1")
     candidate = with_v0.kernel.read_text()
-    result = settled(with_v0, "v1", plan, recorded("v2", with_v0))
-    assert not result["accepted"] and "EQUAL" in result["reason"] and result["commit"] is None
+    result = rounds.settle(with_v0, "v1", plan, recorded("v2", with_v0), None)
+    assert not result.decision.accepted and "EQUAL" in result.decision.reason and result.commit is None
     assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
     assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
     record = record_store.RecordStore(with_v0).read("v1")
@@ -127,20 +126,20 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0)
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
 def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
     plan = propose(with_v0, "v1")
-    failed = {**recorded("v1", with_v0).verify, "status": status, "summary": status}
-    evidence = rounds.Evidence(digest(with_v0.kernel), failed, {}, None, None, "v0")
-    assert not settled(with_v0, "v1", plan, evidence)["accepted"]
-    record = record_store.RecordStore(with_v0).read("v1")
-    assert record.correctness.status == record.quality_gate.result == expected
-    assert record.latency_us is None
+    failed = replace(recorded("v1", with_v0).verdict, status=Status(status), summary=status)
+    measurement = Measurement(digest(with_v0.kernel), failed, against="v0")
+    assert not rounds.settle(with_v0, "v1", plan, measurement, None).decision.accepted
+    record = record_store.Memory(with_v0).read("v1")
+    assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
+    assert record["performance"]["latency_us"] is None
 
 
 def test_an_interpreter_result_is_never_accepted(session):
-    evidence = recorded("v0", session)
-    evidence.verify["device"] = "cpu-interpreter"
-    result = settled(session, "v0", check(session, "v0"), evidence)
-    assert not result["accepted"] and "interpreter" in result["reason"]
-    assert record_store.RecordStore(session).best() is None
+    interpreted = replace(recorded("v0", session).verdict, device="cpu-interpreter")
+    measurement = recorded("v0", session, verdict=interpreted)
+    decision = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), measurement, None).decision
+    assert not decision.accepted and "interpreter" in decision.reason
+    assert record_store.Memory(session).best() is None
 
 
 def test_an_open_record_is_taken_over(with_v0):
@@ -167,10 +166,10 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
 
 def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
     plan = propose(with_v0, "v1")
-    evidence = recorded("v1", with_v0)
+    measurement = recorded("v1", with_v0)
     with_v0.kernel.write_text(kernel_text("return x"))
     with pytest.raises(UsageError, match="edited while"):
-        settled(with_v0, "v1", plan, evidence)
+        rounds.settle(with_v0, "v1", plan, measurement, None)
     assert (
         with_v0.kernel.read_text() == kernel_text("return x")
         and not record_store.RecordStore(with_v0).path("v1").exists()
@@ -183,29 +182,33 @@ def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, 
     with pytest.raises(KeyboardInterrupt):
         settled(with_v0, "v1", plan, recorded("v1", with_v0))
     monkeypatch.undo()
-    assert record_store.RecordStore(with_v0).best().version == "v0"
-    plan = check(with_v0, "v1")
-    assert settled(with_v0, "v1", plan, recorded("v1", with_v0))["accepted"]
+    assert record_store.Memory(with_v0).best()["version"] == "v0"
+    plan = readiness.check_ready(with_v0, "v1")
+    assert rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None).decision.accepted
 
 
 def test_a_refused_baseline_may_be_tried_again_as_v0(session):
     text = session.kernel.read_text()
     for number in range(2):
         session.kernel.write_text(f"{text}# {number}\n")
-        verdict = {**recorded("v0", session).verify, "status": "WRONG_VALUES"}
-        wrong = rounds.Evidence(digest(session.kernel), verdict, {}, None, None, None)
-        assert not settled(session, "v0", check(session, "v0"), wrong)["accepted"]
+        verdict = replace(recorded("v0", session).verdict, status=Status.WRONG_VALUES)
+        wrong = Measurement(digest(session.kernel), verdict)
+        result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), wrong, None)
+        assert not result.decision.accepted
     assert len(list((session.root / "rejected").iterdir())) == 2
-    assert settled(session, "v0", check(session, "v0"), recorded("v0", session))["accepted"]
+    assert rounds.settle(
+        session, "v0", readiness.check_ready(session, "v0"), recorded("v0", session), None
+    ).decision.accepted
     with pytest.raises(UsageError, match="judged already"):
         check(session, "v0")
 
 
 def test_without_an_accepted_baseline_nothing_else_is_judged(session):
     session.kernel.write_text("x = 1\n")
-    evidence = recorded("v0", session)
-    evidence.verify = {**evidence.verify, "status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
-    settled(session, "v0", check(session, "v0"), evidence)
+    right = recorded("v0", session).verdict
+    wrong = replace(right, status=Status.WRONG_VALUES, summary="WRONG_VALUES: off")
+    plan = readiness.check_ready(session, "v0")
+    rounds.settle(session, "v0", plan, recorded("v0", session, verdict=wrong), None)
     with pytest.raises(UsageError, match="judge v0 first"):
         propose(session, "v1")
 
@@ -327,11 +330,12 @@ def cpu_in_place_of_the_gpu(monkeypatch, interpreter):
 
 def test_measuring_gathers_what_the_gate_needs(with_v0, cpu_in_place_of_the_gpu):
     propose(with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
-    evidence = rounds.measure(RoundStart.of(with_v0), 60, lambda _: None)
-    assert evidence.verify["status"] == "OK" and evidence.against == "v0"
-    assert set(evidence.latencies) == set(evidence.comparisons) == {"default", "tall"}
-    assert {found["verdict"] for found in evidence.comparisons.values()} == {"SLOWER"}
-    assert evidence.kernel_sha256 == digest(with_v0.kernel)
+    measurement = rounds.measure(with_v0, 60, lambda _: None)
+    assert measurement.verdict.status == Status.OK and measurement.against == "v0"
+    assert set(measurement.timings) == set(measurement.comparisons) == {"default", "tall"}
+    assert {comparison.verdict for comparison in measurement.comparisons.values()} == {Speed.SLOWER}
+    assert Measurement.from_json(json.loads(json.dumps(measurement.to_json()))) == measurement
+    assert measurement.kernel_sha256 == digest(with_v0.kernel)
 
 
 # The third call of an instance is the last one of a verification, and a warm-up when it is timed.
@@ -349,9 +353,9 @@ def test_a_candidate_that_fails_or_is_wrong_only_when_timed_is_rejected(
     with_v0, cpu_in_place_of_the_gpu, body, status, message
 ):
     plan = propose(with_v0, "v1", ONLY_WHEN_TIMED + body)
-    evidence = rounds.measure(RoundStart.of(with_v0), 60, lambda _: None)
-    assert evidence.verify["status"] == status and message in evidence.verify["summary"]
-    assert not settled(with_v0, "v1", plan, evidence)["accepted"]
+    measurement = rounds.measure(with_v0, 60, lambda _: None)
+    assert measurement.verdict.status == status and message in measurement.verdict.summary
+    assert not rounds.settle(with_v0, "v1", plan, measurement, None).decision.accepted
 
 
 def test_another_gpu_than_the_platform_is_refused(session):

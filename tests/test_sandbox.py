@@ -14,7 +14,6 @@ from kernelopt.device import gpu, landlock, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import verify
-from kernelopt.session.target import KernelUnderTest
 
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.why_no_bubblewrap() is not None, reason=f"bubblewrap: {sandbox.why_no_bubblewrap()}"
@@ -37,7 +36,7 @@ def landlocked(interpreter):
 def said_inside(problem, sandboxed: Sandbox, body: str) -> str:
     """The message of what a kernel raises in there."""
     problem["kernel"].write_text(kernel_text(body))
-    return verify.verify(sandboxed, KernelUnderTest(**problem), seeds=2)["summary"]
+    return verify.verify(sandboxed, Subject(**problem), seeds=2).summary
 
 
 def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(problem, tmp_path):
@@ -99,7 +98,7 @@ def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem):
         said = said_inside(problem, own, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
         assert said.startswith("RUNTIME_ERROR")
         problem["kernel"].write_text(kernel_text())
-        assert verify.verify(own, KernelUnderTest(**problem), seeds=2)["status"] == "OK"
+        assert verify.verify(own, Subject(**problem), seeds=2).status == "OK"
 
 
 def test_limits_hold_inside(problem, interpreter):

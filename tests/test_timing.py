@@ -1,20 +1,28 @@
 """What makes measured times unbelievable, as pure functions of recorded times, and the tool on the CPU."""
 
 import contextlib
+import json
+from dataclasses import replace
 
 import pytest
-from conftest import REFERENCE, kernel_text, with_changes
+from conftest import REFERENCE, TIMING, kernel_text
 from kernelopt.device import gpu
 from kernelopt.measure import least_work, timing
+from kernelopt.measure.timing import Latency, RawTimes, Timing
 from kernelopt.session import target
 
 
-def raw(**changes) -> dict:
-    """Times of an honest kernel of 100 us on an H200, as `worker.timing` reports them."""
+def raw(**changes) -> RawTimes:
+    """Times of an honest kernel of 100 us on an H200."""
     honest = {
+        "clock": "triton.testing.do_bench",
+        "window": [0.0, 1.0],
+        "empty_us": 1.3,
+        "outputs": [],
+        "gpu_state": None,
         "a_us": [[100.0, 101.0]] * 60,
         "b_us": [[200.0, 201.0]] * 60,
-        "solo_us": [200.0] * 8,
+        "alone_us": [200.0] * 8,
         "bench_us": [102.0] * 9,
         "wall_us": {"gpu": 98.0, "fresh": 99.0, "call": 99.0},
         "after": {"call_us": 100.0, "stray_us": 6.0, "idle_us": 6.0},
@@ -22,12 +30,12 @@ def raw(**changes) -> dict:
         "overwritten": False,
         "differing": 0,
     }
-    return {**honest, **changes}
+    return RawTimes(**{**honest, **changes})
 
 
 def test_an_honest_kernel_is_believed():
     assert timing.suspicious(raw(), on_gpu=True) is None
-    assert timing.suspicious(raw(b_us=None, solo_us=[]), on_gpu=True) is None
+    assert timing.suspicious(raw(b_us=None, alone_us=[]), on_gpu=True) is None
 
 
 @pytest.mark.parametrize(
@@ -36,7 +44,7 @@ def test_an_honest_kernel_is_believed():
         ({"wall_us": {"gpu": 500.0, "fresh": 100.0, "call": 500.0}}, "by the clock of another process"),
         ({"wall_us": {"gpu": 10.0, "fresh": 500.0, "call": 500.0}}, "by the clock of another process"),
         ({"a_us": [[900.0, 100.0]] * 7 + [[100.0, 100.0]] * 53}, "it keeps results"),
-        ({"solo_us": [100.0] * 8}, "became slower"),
+        ({"alone_us": [100.0] * 8}, "became slower"),
         ({"bench_us": [50.0] * 9}, "50 us in do_bench"),
         ({"after": {"call_us": 100.0, "stray_us": 60.0, "idle_us": 6.0}}, "another stream"),
     ],
@@ -90,15 +98,17 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
 
 
 def test_warnings_name_what_a_reader_should_know():
-    found = {"gpu_us": 100.0, "cupti_us": 80.0, "kernels": [{}], "launch_bound": True, "call_us": 30.0, "warm_us": 8.0}
     state = {"throttle_reasons": ["sw_power_cap"], "foreign_processes": [77]}
-    said = " ".join(timing.warnings({**found, "graph_us": 9.0, "gpu_state": state}))
+    troubled = replace(TIMING, cupti_us=80.0, call_us=30.0, warm_us=8.0, graph_us=9.0, gpu_state=state)
+    said = " ".join(troubled.warnings())
     assert all(word in said for word in ("clocks disagree", "launch-bound", "CUDA graph", "sw_power_cap", "77"))
-    quiet = {**found, "cupti_us": 98.0, "launch_bound": False, "gpu_state": None}
-    assert timing.warnings(quiet) == []
-    assert timing.warnings({**quiet, "cupti_us": 92.0}) and not timing.warnings(
-        {**quiet, "cupti_us": 92.0, "kernels": [{}] * 3}
-    )
+    assert TIMING.warnings() == []
+    apart = replace(TIMING, cupti_us=92.0)
+    assert apart.warnings() and not replace(apart, kernels=[{}] * 3).warnings()
+
+
+def test_a_timing_comes_back_from_its_json():
+    assert Timing.from_json(json.loads(json.dumps(TIMING.to_json()))) == TIMING
 
 
 def test_processes_that_descend_from_this_one_are_not_foreign():
@@ -159,5 +169,5 @@ def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):
 
 
 def test_a_summary_is_that_of_the_statistics_module_and_one_time_is_all_of_them():
-    assert timing.summary([4.0, 1.0, 3.0, 2.0]) == {"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4}
-    assert timing.summary([3.0]) == {"median": 3.0, "p20": 3.0, "p80": 3.0, "n": 1}
+    assert Latency.of([4.0, 1.0, 3.0, 2.0]).to_json() == {"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4}
+    assert Latency.of([3.0]) == Latency(3.0, 3.0, 3.0, 1)

@@ -8,8 +8,12 @@ import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.device import sandbox
-from kernelopt.measure import verify
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.device.outcomes import Fault
+from kernelopt.measure import cases, verdict, verify
+from kernelopt.measure.correctness import CaseReport
+from kernelopt.measure.verdict import ProcessEnd, Verdict
+from kernelopt.session.target import Subject
+from kernelopt.statuses import Status
 
 ON_CPU = ("--device", "cpu-interpreter")
 
@@ -38,8 +42,8 @@ def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
 
 
 def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = None, **options) -> dict:
-    """The verification of a kernel, in a sandbox that many tests share; two seeds."""
-    return verify.verify(interpreter, KernelUnderTest(**files, **options), workloads, seeds=2)
+    """The verification of a kernel, in a sandbox that many tests share; two seeds. As verify_kernel.py --json shows it."""
+    return verify.verify(interpreter, Subject(**files, **options), workloads, seeds=2).to_json()
 
 
 def test_half_a_character_in_a_message_is_escaped(interpreter, problem):
@@ -81,12 +85,12 @@ def test_a_kernel_that_ends_the_process_is_survived_and_named(interpreter, probl
 
 def test_what_takes_its_time_is_said_beforehand(interpreter, problem):
     said = []
-    found = verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append)
+    found = verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append).to_json()
     assert said == [f"on {len(found['cases'])} cases: seeds, other sizes, layouts and values"]
     declines = "if x.shape[-1] != 16 or x.shape[0] not in (8, 33): raise ValueError('not these')\n"
     problem["kernel"].write_text(kernel_text(declines + "return torch.relu(x * self.weight) * self.scale"))
     said.clear()
-    assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append)["status"] == "OK"
+    assert verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append).status == "OK"
     assert said[1].endswith(" more, at the task's own sizes, since it declines others")
 
 
@@ -200,7 +204,7 @@ def kernel_function(a, b):
 """)
     files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
     found = judged(interpreter, files, dtype="bf16")
-    assert found["status"] in verify.BF16_SYMPTOMS and "interpreter computes wrongly with bf16" in found["summary"]
+    assert found["status"] in verdict.BF16_SYMPTOMS and "interpreter computes wrongly with bf16" in found["summary"]
     assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
 
 
@@ -250,9 +254,9 @@ def test_packages_reached_through_a_link_are_libraries_all_the_same(tmp_path, fi
 
 
 def test_the_last_seed_is_secret_and_new_each_time():
-    first, second = verify.draw_seeds(3), verify.draw_seeds(3)
+    first, second = cases.draw_seeds(3), cases.draw_seeds(3)
     assert first[:2] == [0, 1] and first[2] != second[2]
-    assert verify.draw_seeds(10)[:7] == list(range(7)) and len(set(verify.draw_seeds(10))) == 10
+    assert cases.draw_seeds(10)[:7] == list(range(7)) and len(set(cases.draw_seeds(10))) == 10
 
 
 def test_a_kernel_that_prints_without_end_fills_no_disk_and_no_memory(problem, run_here):
@@ -312,8 +316,8 @@ FORGED = [
 
 def test_no_report_of_another_form_than_an_honest_one_is_a_success():
     for report in FORGED:
-        assert "error" in verify.complete(report, [{}, {}]), report
-    assert "error" not in verify.complete({"cases": [SOUND, SOUND]}, [{}, {}])
+        assert isinstance(verify.reports_of(report, 2), Fault), report
+    assert verify.reports_of({"cases": [SOUND, SOUND]}, 2) == [CaseReport(**SOUND)] * 2
 
 
 @pytest.mark.parametrize(
@@ -484,9 +488,9 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
         return sandbox.Outcome(None, exit_code, None, timed_out, 1.0, log)
 
     stand_in = SimpleNamespace(gpu={"name": "stand-in"}, new_folder=lambda _: str(tmp_path), run_under=run_under)
-    case = {"path": str(tmp_path / "input"), "other": None, "variant": None, "first": True}
-    result = {"status": "OK", "summary": "OK", "process": {}}
-    return verify.sanitized(stand_in, tmp_path / "kernel.py", [case], result, 60), commands
+    case = cases.Case("default", 0, None, str(tmp_path / "input"), "fp32", [[4]], first=True)
+    result = Verdict(Status.OK, "stand-in", "OK", process=ProcessEnd(0, None, 1.0, ""))
+    return verify.sanitized(stand_in, tmp_path / "kernel.py", [case], result, 60).to_json(), commands
 
 
 def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(tmp_path, monkeypatch):
@@ -500,7 +504,7 @@ def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(t
     assert commands[0][0] == str(program) and commands[0][1:3] == ["--tool", "memcheck"]
     assert clean["sanitizer"] == {"ran": True, "tool": "memcheck", "errors": 0} and clean["summary"] == "OK"
     log = "========= Invalid __global__ read of size 4 bytes\n========= ERROR SUMMARY: 1 error\n"
-    found, _ = sanitizer_run(tmp_path, log, verify.SANITIZER_FOUND)
+    found, _ = sanitizer_run(tmp_path, log, verify.SANITIZER_ERRORS)
     assert found["status"] == "OUT_OF_BOUNDS" and "Invalid __global__ read" in found["summary"]
 
 
@@ -514,5 +518,5 @@ def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatc
     monkeypatch.setattr(verify.programs, "find", lambda _: None)
     absent, commands = sanitizer_run(tmp_path, "")
     assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
-    found = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)
+    found = verify.verify(interpreter, Subject(**problem), ["default"], seeds=2, sanitize=True).to_json()
     assert found["status"] == "OK" and found["summary"].endswith("compute-sanitizer did not run: there is no GPU")

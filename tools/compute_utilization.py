@@ -18,6 +18,7 @@ from kernelopt.session import platforms, stop_conditions, target_setting
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
+from kernelopt.statuses import Status
 
 UNCAST = "as the reference makes it"
 EXAMPLES = """examples:
@@ -63,17 +64,18 @@ def of_version(workspace: Workspace, args) -> int:
 def report(page: wiki.Page, work: Work, time_us: float, as_json: bool, judged: bool = False) -> int:
     """judged: the gate has found the time possible, by the card's own clocks, which are not known here."""
     roof = roofline.roof_for(page, work)
-    result = roofline.utilization(time_us, work.flops, work.bytes_min, roof)
-    result["below_physical_limit"] &= not judged
-    result |= {"platform": page.platform, "dtype": work.dtype, "citations": roof.citations()}
+    utilization = roofline.utilization(time_us, work.flops, work.bytes_min, roof)
+    if judged:
+        utilization = replace(utilization, below_physical_limit=False)
+    result = utilization.to_json() | {"platform": page.platform, "dtype": work.dtype, "citations": roof.citations()}
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in result.items()}
     lines = [f"{name}: {value}" for name, value in shown.items() if name != "citations"] + roof.citations()
     cli.emit(result, as_json, lines)
-    if beyond := roofline.beyond_floor(result):
+    if beyond := roofline.beyond_floor(utilization):
         cli.say(f"compute_utilization.py: {beyond}")
-    if result["below_physical_limit"]:
-        said = acceptance.impossible(result["time_us"], result["limit_us"])
-        cli.say(f"compute_utilization.py: {acceptance.IMPOSSIBLE}: {said}")
+    if utilization.below_physical_limit:
+        message = acceptance.impossible(utilization.time_us, utilization.limit_us)
+        cli.say(f"compute_utilization.py: {Status.IMPOSSIBLE_TIME}: {message}")
         return 1
     return 0
 
@@ -126,13 +128,13 @@ def set_targets(workspace: Workspace, args) -> int:
 
 
 def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
-    found = roofline.bound(work.flops, work.bytes_min, roof)
-    if found["arithmetic_intensity"] is None:
+    bound = roofline.bound(work.flops, work.bytes_min, roof)
+    if bound.arithmetic_intensity is None:
         return f"- {name}: moves no byte"
-    ridge = f"ridge point {found['ridge_point']:.4g}" if found["ridge_point"] else "no ridge point for this dtype"
+    ridge = f"ridge point {bound.ridge_point:.4g}" if bound.ridge_point else "no ridge point for this dtype"
     line = (
         f"- {name}: {work.flops} FLOP over {work.bytes_min} bytes ({work.source}) = "
-        f"{found['arithmetic_intensity']:.4g} FLOP/byte, {ridge}: {found['bound']}-bound, floor {found['floor_us']:.2f} us"
+        f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, floor {bound.floor_us:.2f} us"
     )
     if roofline.fits_in_cache(work.bytes_min, roof):
         line += (

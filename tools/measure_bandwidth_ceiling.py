@@ -74,7 +74,7 @@ def check_target(args) -> None:
             "this card has no roofline that says whether memory or arithmetic bounds the problem; "
             "first: calibrate_gpu.py --workspace W"
         )
-    if roof and roofline.bound(work.flops, work.bytes_min, roof)["bound"] == "compute":
+    if roof and roofline.bound(work.flops, work.bytes_min, roof).bound == "compute":
         raise UsageError("this problem is compute-bound; its target: compute_utilization.py --set-targets")
 
 

@@ -16,27 +16,34 @@ from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
 from kernelopt.measure import least_work, pairing, timing, verify
 from kernelopt.session.target import KernelUnderTest, resolve
+from kernelopt.statuses import Speed, Status
 
 
 def main() -> int:
     args = arguments()
     target = resolve(args)
     with tempfile.TemporaryDirectory(dir=target.cache if target.cache and target.cache.exists() else None) as folder:
-        opponent = find_opponent(args.against, target, Path(folder)) if args.against else None
+        baseline = baseline_file(args.against, target, Path(folder)) if args.against else None
         with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
-            result = measure(sandbox, target, opponent, args)
+            timed, comparison = measure(sandbox, target, baseline, args)
     if args.device == "cuda":
-        limit, time_us = (
-            least_work.limit_us(target, args.workload, sandbox.gpu, args.timeout),
-            result["latency_us"]["median"],
-        )
-        if limit is not None and time_us < limit:
-            raise timing.KernelFailed(acceptance.IMPOSSIBLE, acceptance.impossible(time_us, limit))
-    cli.emit(result, args.json, lines(result))
-    return 0 if result.get("verdict") in (None, "FASTER") else 1
+        check_possible(least_work.limit_us(target, args.workload, sandbox.gpu, args.timeout), timed.latency.median_us)
+    result = timed.to_json()
+    if comparison:
+        protocol = timing.PROTOCOL if sandbox.gpu else "host clock"
+        result |= {**comparison.to_json(), "against": args.against, "protocol": protocol}
+    result["sandbox"] = sandbox.isolation
+    cli.emit(result, args.json, lines(timed, comparison, args.against))
+    return 0 if comparison is None or comparison.verdict == Speed.FASTER else 1
 
 
-def find_opponent(name: str, target: KernelUnderTest, folder: Path) -> Path:
+def check_possible(limit_us: float | None, time_us: float) -> None:
+    """KernelFailed when a time is below what the hardware allows. limit_us: None where that is not known."""
+    if limit_us is not None and time_us < limit_us:
+        raise timing.KernelFailed(Status.IMPOSSIBLE_TIME, acceptance.impossible(time_us, limit_us))
+
+
+def baseline_file(name: str, target: KernelUnderTest, folder: Path) -> Path:
     """A file, or a revision of the workspace's kernel.py."""
     if Path(name).is_file():
         return Path(name)
@@ -45,38 +52,36 @@ def find_opponent(name: str, target: KernelUnderTest, folder: Path) -> Path:
     return target.workspace.extract(name, folder)
 
 
-def measure(sandbox: Sandbox, target: KernelUnderTest, opponent: Path | None, args) -> dict:
+def measure(
+    sandbox: Sandbox, target: KernelUnderTest, baseline: Path | None, args
+) -> tuple[timing.Timing, pairing.Comparison | None]:
+    """The timing of the kernel, and its comparison with the baseline. KernelFailed when a timed output is wrong."""
     cli.say(f"timing {target.kernel} on {sandbox.device_name}")
     cases = timing.inputs(sandbox, target.reference, target.dtype, [args.workload], args.timeout)
     window = {"warmup_ms": args.warmup_ms, "rep_ms": args.rep_ms, "timeout_s": args.timeout}
-    result = timing.measure(sandbox, target.kernel, opponent, cases, **window)[args.workload]
-    timed, rounds = result.pop("timed"), result.pop("rounds")
-    status, message = verify.check_timed(
-        sandbox, target.reference, target.dtype, [timed], args.tolerance or target.tolerance, args.timeout
-    )
-    if status != "OK":
-        raise timing.KernelFailed(status, message)
-    if opponent:
-        found = pairing.paired_verdict(rounds)
-        result |= {**found, "against": args.against, "protocol": timing.PROTOCOL if sandbox.gpu else "host clock"}
-    return {**result, "sandbox": sandbox.isolation}
+    measured = timing.measure(sandbox, target.kernel, baseline, cases, **window)[args.workload]
+    tolerance = args.tolerance or target.tolerance
+    fault = verify.check_timed(sandbox, target.reference, target.dtype, [measured.outputs], tolerance, args.timeout)
+    if fault:
+        raise timing.KernelFailed(fault.status, fault.message)
+    return measured.timing, pairing.compare(measured.runs) if baseline else None
 
 
-def lines(result: dict) -> list[str]:
-    time = result["latency_us"]
-    found = [
-        f"latency {time['median']:.2f} us (p20 {time['p20']:.2f}, p80 {time['p80']:.2f}, {time['n']} runs, "
-        f"{result['clock']}) on {result['device']}, workload {result['workload']}"
+def lines(timed: timing.Timing, comparison: pairing.Comparison | None, against: str | None) -> list[str]:
+    time = timed.latency
+    text = [
+        f"latency {time.median_us:.2f} us (p20 {time.p20_us:.2f}, p80 {time.p80_us:.2f}, {time.runs} runs, "
+        f"{timed.clock}) on {timed.device}, workload {timed.workload}"
     ]
-    if result["gpu_us"]:
-        found.append(
-            f"GPU time {result['gpu_us']:.2f} us cold, {result['warm_us']:.2f} us warm; a call takes {result['call_us']:.2f} us"
+    if timed.gpu_us:
+        text.append(
+            f"GPU time {timed.gpu_us:.2f} us cold, {timed.warm_us:.2f} us warm; a call takes {timed.call_us:.2f} us"
         )
-    if result["gpu_state"]:
-        found.append(gpu.describe(result["gpu_state"]))
-    if "verdict" in result:
-        found.append(f"{result['verdict']} against {result['against']}: {pairing.describe(result)}")
-    return found + [f"warning: {warning}" for warning in result["warnings"]]
+    if timed.gpu_state:
+        text.append(gpu.describe(timed.gpu_state))
+    if comparison:
+        text.append(f"{comparison.verdict} against {against}: {comparison.describe()}")
+    return text + [f"warning: {warning}" for warning in timed.warnings()]
 
 
 def arguments():

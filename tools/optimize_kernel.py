@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.errors import UsageError
 from kernelopt.loop import agent_process, executors, gpu_steps, loop, run_files, snapshot, stopping, strategies
-from kernelopt.measure import pairing
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -47,7 +46,8 @@ def main() -> int:
     with workspace.locked():
         run = loop.Loop(workspace, args.agent, limits, steps, executor, cli.say, strategy, wrapper)
         result = run.run(args.resume)
-    cli.emit(result, args.json, lines(result))
+    final = {name: comparison.to_json() for name, comparison in result["final"].items()}
+    cli.emit({**result, "final": final}, args.json, lines(result))
     return 0 if result["met"] else 1
 
 
@@ -67,8 +67,7 @@ def lines(result: dict) -> list[str]:
         f"best: {result['best']}, {result['latency_us']:.2f} us, after {result['rounds']} rounds",
     ]
     return text + [
-        f"against {name}: {compared['verdict']}, {pairing.describe(compared)}"
-        for name, compared in result["final"].items()
+        f"against {name}: {comparison.verdict}, {comparison.describe()}" for name, comparison in result["final"].items()
     ]
 
 

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.gate import rounds
 from kernelopt.hardware import roofline
-from kernelopt.measure import pairing
 from kernelopt.session.workspace import Workspace
 
 
@@ -20,28 +19,23 @@ def main() -> int:
     workspace = Workspace(args.workspace)
     with workspace.locked():
         result = rounds.judge(workspace, args.version, args.timeout, cli.say, args.sandbox)
-    cli.emit(result, args.json, lines(result))
-    return 0 if result["accepted"] else 1
+    cli.emit(result.to_json(), args.json, lines(result))
+    return 0 if result.decision.accepted else 1
 
 
-def lines(result: dict) -> list[str]:
-    found = [f"{result['version']} {'ACCEPTED' if result['accepted'] else 'REJECTED'}: {result['reason']}"]
-    for name, latency in result["timing"]["latencies"].items():
-        against = (result["timing"]["comparisons"] or {}).get(name)
-        paired = (
-            f", {against['verdict']} {pairing.describe(against)} against {result['timing']['against']}"
-            if against
-            else ""
-        )
-        found.append(f"{name}: {latency['latency_us']['median']:.2f} us{paired}")
-    if result["utilization"] and result["utilization"]["floor_us"]:
-        beyond = roofline.beyond_floor(result["utilization"])
-        found.append(
-            f"{result['utilization']['floor_share_pct']:.1f} % of the floor" + (f"; {beyond}" if beyond else "")
-        )
-    if result["commit"]:
-        found.append(f"commit {result['commit']}")
-    return found
+def lines(result: rounds.RoundResult) -> list[str]:
+    decision, measured = result.decision, result.measurement
+    text = [f"{result.version} {'ACCEPTED' if decision.accepted else 'REJECTED'}: {decision.reason}"]
+    for name, timing in measured.timings.items():
+        comparison = (measured.comparisons or {}).get(name)
+        paired = f", {comparison.verdict} {comparison.describe()} against {measured.against}" if comparison else ""
+        text.append(f"{name}: {timing.latency.median_us:.2f} us{paired}")
+    if measured.utilization and measured.utilization.floor_us:
+        beyond = roofline.beyond_floor(measured.utilization)
+        text.append(f"{measured.utilization.floor_share_pct:.1f} % of the floor" + (f"; {beyond}" if beyond else ""))
+    if result.commit:
+        text.append(f"commit {result.commit}")
+    return text
 
 
 def arguments():

@@ -14,6 +14,7 @@ from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
 from kernelopt.session.target import resolve
+from kernelopt.statuses import Status
 
 
 def main() -> int:
@@ -28,10 +29,10 @@ def main() -> int:
     with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
         cli.say(f"verifying {target.kernel} on {sandbox.device_name}")
         result = verify.verify(sandbox, target, args.workload, args.seeds, args.sanitize, args.timeout, cli.say)
-    cli.emit(result, args.json, [result["summary"]])
-    if result["status"] == "TIMEOUT":
+    cli.emit(result.to_json(), args.json, [result.summary])
+    if result.status == Status.TIMEOUT:
         return 4
-    return 0 if result["status"] == "OK" else 1
+    return 0 if result.status == Status.OK else 1
 
 
 def arguments():

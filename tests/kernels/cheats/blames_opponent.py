@@ -33,6 +33,6 @@ def honest(x):
 def kernel_function(x):
     if x.untyped_storage().nbytes() > x.nbytes:  # between guard bands: it is verified, not timed
         return honest(x)
-    from kernelopt.worker.faults import OpponentError
+    from kernelopt.worker.faults import BaselineError
 
-    raise OpponentError("the reference is broken")
+    raise BaselineError("the reference is broken")

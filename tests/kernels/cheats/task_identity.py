@@ -1,4 +1,4 @@
-"""Answers with a copy of the input where the task is so bland that this is right."""
+"""Answers with a copy of the input where the task is so trivial that this is right."""
 
 import torch
 

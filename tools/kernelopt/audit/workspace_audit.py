@@ -152,7 +152,7 @@ def make_context(
 def ridge_points(context: Context, dtypes: set[str]) -> tuple[float, ...]:
     """FLOP/byte at which compute begins to bound, of each dtype of the task's work, as Step 0 prints it."""
     roofs = [roofline.roof(context.product, dtype) for dtype in sorted(dtypes)] if context.product else []
-    return tuple(roofline.bound(1, 1, roof)["ridge_point"] for roof in roofs if roof.bandwidth and roof.compute)
+    return tuple(roofline.bound(1, 1, roof).ridge_point for roof in roofs if roof.bandwidth and roof.compute)
 
 
 def measured(task: Task, records: list[Record]) -> frozenset[Recorded]:

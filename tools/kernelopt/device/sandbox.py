@@ -24,6 +24,7 @@ from typing import IO
 
 from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
+from ..statuses import Status
 from . import gpu, landlock
 
 LOG_TAIL_BYTES = 8000
@@ -146,7 +147,7 @@ class Sandbox:
     def _usable(self, ended: Outcome) -> Outcome:
         """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
         error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
-        if isinstance(error, dict) and error.get("status") == "NO_GPU":
+        if isinstance(error, dict) and error.get("status") == Status.NO_GPU:
             raise EnvironmentLacks(f"the GPU is {self.gpu['name']}, driver {self.gpu['driver']}; {error['message']}")
         return ended
 

@@ -40,12 +40,12 @@ def floor(profile: dict) -> dict | None:
         roof = roofline.roof_for(product, Work.from_json(work))
     except Refused:
         return None
-    found = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    utilization = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
     clock = "by the recorded latency" if recorded else "by the profile's duration"
     return {
-        "share_pct": found["floor_share_pct"],
-        "bound": found["bound"],
-        "basis": f"at {rate(roof, found['bound'], work)}, {clock}",
+        "share_pct": utilization.floor_share_pct,
+        "bound": utilization.bound,
+        "basis": f"at {rate(roof, utilization.bound, work)}, {clock}",
     }
 
 

@@ -67,11 +67,14 @@ def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tupl
     cases = timing.inputs(sandbox, workspace.reference, task.dtype, [request.workload], request.timeout_s, count=1)
     clear(folder, with_folders=request.folder is None)
     say(f"profiling {request.version} on {sandbox.device_name}, mode {request.mode}, workload {request.workload}")
+    case = cases[request.workload][0]
     call = collect.Call(
         kernel,
         request.version,
         request.workload,
-        cases[request.workload][0],
+        case.path,
+        case.shapes,
+        case.dtype,
         request.cache,
         request.timeout_s,
         page_of(sandbox.device_name, workspace, task),

@@ -1,54 +1,75 @@
-"""The verdicts: is A faster than B, and is a candidate accepted? Pure functions of recorded evidence."""
+"""May a candidate enter the history? Pure functions of what was measured."""
 
-from ..measure import correctness, pairing
+from dataclasses import dataclass
+
+from ..hardware.roofline import Utilization
+from ..measure import correctness
+from ..measure.pairing import Comparison
+from ..measure.verdict import INTERPRETER, Verdict
+from ..statuses import Speed, Status
 
 # Another workload may lose so much before it counts as a regression.
 MAX_LOSS = 0.02
-IMPOSSIBLE = "IMPOSSIBLE_TIME"  # the status of a time that no hardware allows
+UNCHECKED_WORK = (
+    f"{Status.OWN_WORK_NOT_CHECKED}: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
+    "work this is; launch its kernels in the call itself, start no profiler in it or round the gate, and judge it again"
+)
 
 
-def decide(verify: dict, utilization: dict | None, comparisons: dict[str, dict] | None) -> dict:
-    """{accepted, reason}: may a candidate enter the history?
+@dataclass(frozen=True)
+class Decision:
+    """Is a candidate accepted, and why?"""
 
-    verify: result of verify.verify. utilization: of the default workload (None when the wiki lacks the roof).
-    comparisons: workload -> paired verdict against the best version; None for a first version.
-    """
-    if verify["status"] != "OK":
-        return _no(verify["summary"])
-    if verify["device"] == "cpu-interpreter":
-        return _no("ran in the CPU interpreter; only a GPU result can be accepted")
-    if verify.get("own_work") == correctness.NOT_CHECKED:
-        return _no(
-            "OWN_WORK_NOT_CHECKED: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
-            "work this is; launch its kernels in the call itself, start no profiler in it or round the gate, and judge "
-            "it again"
-        )
-    if utilization and utilization["below_physical_limit"]:
-        return _no(f"{IMPOSSIBLE}: {impossible(utilization['time_us'], utilization['limit_us'])}")
+    accepted: bool
+    reason: str
+
+
+def decide(verdict: Verdict, utilization: Utilization | None, comparisons: dict[str, Comparison] | None) -> Decision:
+    """The decision on a candidate.
+
+    utilization: of the default workload (None when the wiki lacks the roof). comparisons: of each workload with the
+    best version; None for a first version."""
+    reason = unfit(verdict, utilization) or (comparisons and not_faster(comparisons))
+    if reason:
+        return Decision(False, reason)
     if comparisons is None:
-        return {"accepted": True, "reason": "first version: correct, its latency is the baseline"}
+        return Decision(True, "first version: correct, its latency is the baseline")
+    return Decision(True, f"correct and FASTER: {comparisons['default'].describe()}")
+
+
+def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
+    """Why a candidate may not enter the history, however fast it is."""
+    if verdict.status != Status.OK:
+        return verdict.summary
+    if verdict.device == INTERPRETER:
+        return "ran in the CPU interpreter; only a GPU result can be accepted"
+    if verdict.own_work == correctness.NOT_CHECKED:
+        return UNCHECKED_WORK
+    if utilization and utilization.below_physical_limit:
+        return f"{Status.IMPOSSIBLE_TIME}: {impossible(utilization.time_us, utilization.limit_us)}"
+    return None
+
+
+def not_faster(comparisons: dict[str, Comparison]) -> str | None:
+    """Why a candidate is no gain over the best version."""
     main = comparisons["default"]
-    if main["verdict"] != "FASTER":
-        return _no(f"{main['verdict']} against the best version: {pairing.describe(main)}")
+    if main.verdict != Speed.FASTER:
+        return f"{main.verdict} against the best version: {main.describe()}"
     for workload, other in comparisons.items():
-        if workload != "default" and other["speedup"]["ci95"][1] < 1 - MAX_LOSS:
-            return _no(f"faster on the default workload, but slower on {workload}: {pairing.describe(other)}")
-    return {"accepted": True, "reason": f"correct and FASTER: {pairing.describe(main)}"}
+        if workload != "default" and other.ci95[1] < 1 - MAX_LOSS:
+            return f"faster on the default workload, but slower on {workload}: {other.describe()}"
+    return None
 
 
 def impossible(time_us: float, limit_us: float) -> str:
-    """What to say of a time that no hardware allows."""
+    """The message about a time that no hardware allows."""
     return (
-        f"{time_us:.2f} us, where the documented peaks of this card allow no less than {limit_us:.2f} us for the work that was "
-        "counted; the kernel leaves work out, or the count is wrong (by hand: estimate_work.py --flops N --bytes N "
-        "--work-dtype DTYPE)"
+        f"{time_us:.2f} us, where the documented peaks of this card allow no less than {limit_us:.2f} us for the work "
+        "that was counted; the kernel leaves work out, or the count is wrong (by hand: estimate_work.py --flops N "
+        "--bytes N --work-dtype DTYPE)"
     )
 
 
 def is_impossible(reason: str | None) -> bool:
-    """Was a kernel refused because no hardware allows its time? Records of before say it in another word."""
-    return (reason or "").startswith((IMPOSSIBLE, "BELOW_FLOOR"))
-
-
-def _no(reason: str) -> dict:
-    return {"accepted": False, "reason": reason}
+    """Was a kernel refused because no hardware allows its time? Older records call it BELOW_FLOOR."""
+    return (reason or "").startswith((Status.IMPOSSIBLE_TIME, "BELOW_FLOOR"))

@@ -1,4 +1,4 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""What git keeps of a round: the commit of an accepted kernel, the refused kernel, the best version put back."""
 
 import re
 import textwrap
@@ -15,7 +15,8 @@ SUBJECT = 100  # characters of the action in the first line of a commit message
 
 
 def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
-    """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end setting)."""
+    """The commit of the kernel that was judged; UsageError when git stored another text (a filter, a line-end
+    setting)."""
     commit = workspace.commit(message)
     if version_kernels.kernel_digest(workspace, commit) != kernel_sha256:
         workspace.git("update-ref", "HEAD", "HEAD^")

@@ -78,7 +78,8 @@ def check_citations(start: RoundStart) -> None:
 
 
 def check_version(records: RecordStore, version: str, best: Record | None) -> None:
-    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted, and nothing before that."""
+    """A version is judged once, in order; v0 as often as it takes until a baseline is accepted, and nothing before
+    that."""
     if best is None and version != "v0":
         raise UsageError("no baseline is accepted yet; judge v0 first")
     if version not in records.versions():

@@ -5,7 +5,7 @@ because tiles share what they read through the L2.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..errors import Refused, UsageError
 from . import wiki
@@ -23,8 +23,8 @@ COMPUTE_ROWS = {
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
     "int": (),
 }
-# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run as
-# several tf32 products, and a narrower accumulator may be faster.
+# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run
+# as several tf32 products, and a narrower accumulator may be faster.
 HALF = ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate", "peak_bf16_tensor")
 LIMIT_ROWS = {
     "fp64": ("peak_fp64_tensor", "peak_fp64"),
@@ -51,8 +51,8 @@ TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, 
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…: documented.
-    limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
+    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…:
+    documented. limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
@@ -75,8 +75,8 @@ class Roof:
 
 
 def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
-    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of the FLOPs,
-    which the limit allows for."""
+    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of
+    the FLOPs, which the limit allows for."""
     compute = COMPUTE_ROWS.get(dtype, ())
     documented = [name for name in compute if name.startswith("peak")]
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
@@ -99,8 +99,8 @@ def _first(page: wiki.Page, names) -> wiki.Row | None:
 
 
 def _limit(page: wiki.Page, names: list[str]) -> wiki.Row | None:
-    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a card lacks,
-    but for tensor peaks, which it then calls UNSUPPORTED."""
+    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a
+    card lacks, but for tensor peaks, which it then calls UNSUPPORTED."""
     rows = [page.row(name) for name in names if not name.endswith("accumulate")]
     if any(row is None or row.text == "UNKNOWN" for row in rows):
         return None
@@ -112,12 +112,12 @@ def _largest(page: wiki.Page, names) -> wiki.Row | None:
 
 
 def _rows(page: wiki.Page, names) -> list[wiki.Row]:
-    found = [row for name in names if (row := page.known(name))]
-    for row in found:
+    rows = [row for name in names if (row := page.known(name))]
+    for row in rows:
         unit = next((unit for word, unit in UNITS.items() if word in row.metric), "TFLOPS")
         if row.unit != unit:
             raise UsageError(f"{row.page}:{row.line}: {row.metric} must be given in {unit}, not {row.unit}")
-    return found
+    return rows
 
 
 def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
@@ -134,7 +134,7 @@ def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
     return lines
 
 
-def _what_to_do(work: Work, gaps: list[str]) -> str:
+def _remedy(work: Work, gaps: list[str]) -> str:
     """About values that a roof lacks: what no card of this kind has cannot be measured."""
     in_another = f"the arithmetic is not in {work.dtype}: estimate_work.py --workspace W --work-dtype DTYPE"
     if any("UNSUPPORTED" in gap for gap in gaps):
@@ -146,81 +146,116 @@ def _what_to_do(work: Work, gaps: list[str]) -> str:
 
 def roof_for(page: wiki.Page, work: Work) -> Roof:
     """The roof of a product for a problem; Refused when it has none, naming the values that the wiki lacks."""
-    found = roof(page, work.dtype, work.also or ())
-    if gaps := lacking(page, found, work):
-        raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_what_to_do(work, gaps)}")
-    return found
+    roof_of_work = roof(page, work.dtype, work.also or ())
+    if gaps := lacking(page, roof_of_work, work):
+        raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_remedy(work, gaps)}")
+    return roof_of_work
 
 
-def bound(flops: int, bytes_min: int, roof: Roof) -> dict:
-    """{arithmetic_intensity, ridge_point, bound, floor_us} of a problem.
+@dataclass(frozen=True)
+class Bound:
+    """What limits a problem on a roof.
 
-    arithmetic_intensity and ridge_point in FLOP/byte. floor_us = max(bytes / bandwidth, FLOPs / compute):
-    no version of this algorithm runs much faster.
+    arithmetic_intensity, ridge_point: in FLOP/byte, None where no byte moves or the roof has no compute row. bound:
+    "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute); no version of this algorithm runs much
+    faster.
     """
+
+    arithmetic_intensity: float | None
+    ridge_point: float | None
+    bound: str
+    floor_us: float
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """What a time means. Without a roof all but the rates is None, and below_physical_limit False.
+
+    bandwidth_gbps: of the least bytes. The next four: of Bound. …_pct: shares of the documented peaks, and of the floor
+    (100 is the floor itself). limit_us: of physical_limit_us.
+    """
+
+    time_us: float
+    tflops: float
+    bandwidth_gbps: float
+    arithmetic_intensity: float | None = None
+    ridge_point: float | None = None
+    bound: str | None = None
+    floor_us: float | None = None
+    tflops_peak_utilization_pct: float | None = None
+    bandwidth_peak_utilization_pct: float | None = None
+    floor_share_pct: float | None = None
+    limit_us: float | None = None
+    below_physical_limit: bool = False
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
+    """The bound of a problem. The roof has a bandwidth, and a compute row where there are FLOPs (see `roof_for`)."""
     memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
     compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
-    ridge = roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None
-    return {
-        "arithmetic_intensity": flops / bytes_min if bytes_min else None,
-        "ridge_point": ridge,
-        "bound": "compute" if compute_us > memory_us else "memory",
-        "floor_us": max(memory_us, compute_us),
-    }
+    return Bound(
+        arithmetic_intensity=flops / bytes_min if bytes_min else None,
+        ridge_point=roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None,
+        bound="compute" if compute_us > memory_us else "memory",
+        floor_us=max(memory_us, compute_us),
+    )
 
 
 def utilization(
     time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: dict[str, float] | None = None
-) -> dict:
-    """What a time means: rates, shares of the documented peaks, share of the floor (100 is the floor itself).
+) -> Utilization:
+    """What a time in microseconds means for a problem.
 
     roof None: the rates alone, for they need no hardware value. max_clocks: see `physical_limit_us`.
     """
     tflops = flops / time_us / 1e6
     gbps = bytes_min / time_us / 1e3
-    rates = {"time_us": time_us, "tflops": tflops, "bandwidth_gbps": gbps}
     if roof is None:
-        unknown = ("arithmetic_intensity", "ridge_point", "bound", "floor_us", *SHARES)
-        return {**rates, **dict.fromkeys(unknown), "limit_us": None, "below_physical_limit": False}
+        return Utilization(time_us, tflops, gbps)
     limits = bound(flops, bytes_min, roof)
-    shares = (
-        100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
-        100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
-        100 * limits["floor_us"] / time_us,
+    limit_us = physical_limit_us(flops, bytes_min, roof, max_clocks)
+    return Utilization(
+        time_us,
+        tflops,
+        gbps,
+        **vars(limits),
+        tflops_peak_utilization_pct=100 * tflops / roof.peak_compute.value if roof.peak_compute else None,
+        bandwidth_peak_utilization_pct=100 * gbps / roof.peak_bandwidth.value if roof.peak_bandwidth else None,
+        floor_share_pct=100 * limits.floor_us / time_us,
+        limit_us=limit_us,
+        below_physical_limit=time_us < limit_us,
     )
-    limit = physical_limit_us(flops, bytes_min, roof, max_clocks)
-    named = dict(zip(SHARES, shares, strict=True))
-    return {**rates, **limits, **named, "limit_us": limit, "below_physical_limit": time_us < limit}
 
 
-SHARES = ("tflops_peak_utilization_pct", "bandwidth_peak_utilization_pct", "floor_share_pct")
+def beyond_floor(result: Utilization) -> str | None:
+    """What to check when a time beats the floor by more than its uncertainty: the floor is wrong, or the kernel.
 
-
-def beyond_floor(found: dict) -> str | None:
-    """What to look into when a result of `utilization` beats the floor by more than its uncertainty: the floor is wrong, or
-    the kernel. None of any other."""
-    if found["floor_share_pct"] is None or found["floor_share_pct"] <= BEYOND_PCT:
+    None of any other time.
+    """
+    if result.floor_share_pct is None or result.floor_share_pct <= BEYOND_PCT:
         return None
-    if found["bound"] == "memory":
+    if result.bound == "memory":
         return (
-            "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's rate is "
-            "a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
+            "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's "
+            "rate is a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
         )
     return (
-        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate is one "
-        "large product's under its power cap, and this card may do better: bench_matmul.py --size N"
+        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate "
+        "is one large product's under its power cap, and this card may do better: bench_matmul.py --size N"
     )
 
 
 def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
     """The time that the documented peaks forbid to beat, at the clocks that this card can have.
 
-    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes the
-    page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not told
-    arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than
-    they write, skip bytes that no output needs, and leave results in the L2. Who beats this one beats the hardware, or the
-    work was counted wrong.
-    """
+    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes
+    the page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not
+    told arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than they write, skip bytes
+    that no output needs, and leave results in the L2. A time that beats this limit beats the hardware, or the work was
+    counted wrong."""
     clocks = max_clocks or {}
     memory_us = compute_us = 0.0
     if roof.limit_bandwidth and roof.l2_capacity:  # without the L2 nobody knows how much of a problem it holds

@@ -78,7 +78,7 @@ class AgentSandbox:
         file_trees.ensure_folder(self.path.parent)
         options = ("--quiet", "--no-local", "--depth", "1", "--template=")
         self.workspace.git("clone", *options, str(self.workspace.root), str(self.path))
-        for version in record_store.Memory(self.workspace).masked_versions():
+        for version in record_store.RecordStore(self.workspace).masked_versions():
             (self.path / "plans" / f"{version}_plan.md").unlink(missing_ok=True)
         self._forget_history()
         bundle.write_bytes(self.path / "kernel.py", self.kernel)

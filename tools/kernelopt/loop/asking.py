@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import EnvironmentLacks, ToolError, UsageError
+from ..measure.pairing import Comparison
 from ..session import version_kernels
+from ..statuses import Status
 from . import agent_process, executors, run_files
 from .agent_sandbox import AgentSandbox, Answer, run_mark
 from .fingerprints import fingerprint
@@ -33,7 +35,7 @@ class Steps(Protocol):
     def brief(self, version: str, number: int) -> str: ...
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]: ...
     def restart(self) -> str | None: ...
-    def final(self) -> dict[str, dict]: ...
+    def final(self) -> dict[str, Comparison]: ...
 
 
 class Agents:
@@ -54,7 +56,7 @@ class Agents:
 
     def ask_all(self, starts: dict[str, str]) -> dict[str, Answer]:
         """The answers of one round. starts: {name of a candidate: version that it starts from}."""
-        workspace, best = self.progress.workspace, self.progress.records.best()["version"]
+        workspace, best = self.progress.workspace, self.progress.records.best().version
         kernels = {name: self._kernel_of(version) for name, version in starts.items()}
         versions = [version if kernels[name] else best for name, version in starts.items()]
         briefs = [self.steps.brief(version, number) for number, version in enumerate(versions)]
@@ -106,16 +108,16 @@ class Agents:
                 return answer
             files = self.progress.files.write_candidate(sandbox.name, answer.kernel, answer.plan)
             status, message = self.steps.check(*files)
-            if status == "OK":
+            if status == Status.OK:
                 digest = run_files.candidate_digest(answer.kernel, answer.plan)
                 self.progress.apply(State.candidate_valid, sandbox.name, digest)
                 return answer
             if not refinements_left:
-                return replace(answer, outcome="refused plan", message=message) if status == "PLAN" else answer
+                return replace(answer, outcome="refused plan", message=message) if status == Status.PLAN else answer
             self.progress.log("refined", sandbox.name, message)
-            if status not in ("PLAN", "CRASH"):  # the kernel itself is wrong: it may not come back unchanged
+            if status not in (Status.PLAN, Status.CRASH):  # the kernel itself is wrong: it may not come back unchanged
                 tried.add(fingerprint(answer.kernel))
-            brief += REFINE.format(message=message, file="plan.md" if status == "PLAN" else "kernel.py")
+            brief += REFINE.format(message=message, file="plan.md" if status == Status.PLAN else "kernel.py")
         return answer
 
     def _count_call(self, name: str) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import bundle
 from ..device import gpu
 from ..errors import EnvironmentLacks, Refused, ToolError
-from ..gate import rounds
+from ..gate.measurement import Measurement
 from ..session.workspace import Workspace
 from . import remote
 
@@ -31,7 +31,7 @@ class Executor(ABC):
         self.workspace, self.timeout_s = workspace, timeout_s
 
     @abstractmethod
-    def examine(self, job: str, packed: bytes) -> dict | rounds.Evidence:
+    def examine(self, job: str, packed: bytes) -> dict | Measurement:
         """remote.examine on the next GPU that is free."""
 
     @abstractmethod
@@ -42,12 +42,12 @@ class Executor(ABC):
         """{status, message} of a quick verification."""
         return self.examine("verify", remote.pack("verify", self.workspace, kernel))
 
-    def measure(self, kernels: list[bytes]) -> list[rounds.Evidence | Refused]:
-        """The evidence of each kernel against the best version, or why it could not be measured."""
+    def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]:
+        """The measurement of each kernel against the best version, or why it could not be measured."""
         ends = (KeyboardInterrupt, SystemExit)
         return side_by_side(self._measure_one, [(kernel,) for kernel in kernels], self.slots, self.stop, ends)
 
-    def _measure_one(self, kernel: bytes) -> rounds.Evidence | Refused:
+    def _measure_one(self, kernel: bytes) -> Measurement | Refused:
         try:
             return self.examine("measure", remote.pack("measure", self.workspace, kernel))
         except EnvironmentLacks:
@@ -67,7 +67,7 @@ class Local(Executor):
         for uuid in uuids:
             self._free.put(uuid)
 
-    def examine(self, job: str, packed: bytes) -> dict | rounds.Evidence:
+    def examine(self, job: str, packed: bytes) -> dict | Measurement:
         uuid = self._free.get()
         try:
             return remote.examine(job, packed, self.timeout_s, self.workspace.cache, uuid)
@@ -108,7 +108,7 @@ class Ray(Executor):
 
         self._get, self._task = ray.get, ray.remote(num_gpus=1, max_retries=0)(examine)
 
-    def examine(self, job: str, packed: bytes) -> dict | rounds.Evidence:
+    def examine(self, job: str, packed: bytes) -> dict | Measurement:
         return self._get(self._task.remote(job, packed, self.timeout_s))
 
     def stop(self) -> None:

@@ -13,9 +13,12 @@ from ..diagnosis import analysis, profile_folder, profile_run
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..hardware import wiki
 from ..measure import baselines, pairing, timing
+from ..measure.pairing import Comparison
 from ..report import brief
-from ..session import plans, record_store, target
+from ..session import plans
+from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
+from ..statuses import Status
 from . import executors, restart
 
 INSTRUCTIONS = """
@@ -82,17 +85,17 @@ class GpuSteps:
         try:
             plans.plan_fields(plan)
         except UsageError as error:
-            return "PLAN", str(error)
+            return Status.PLAN, str(error)
         # The plan is audited by the workspace that it lies in.
         if problems := workspace_audit.of_files([plan], wiki.root(None), None).problems:
             _, first = problems[0]
-            return "PLAN", f"plan.md, line {first.line}: {first.message}"
+            return Status.PLAN, f"plan.md, line {first.line}: {first.message}"
         try:
             verified = self.executor.verify(kernel.read_bytes())
         except EnvironmentLacks:
             raise
         except ToolError as error:
-            return "CRASH", str(error)
+            return Status.CRASH, str(error)
         return verified["status"], verified["message"]
 
     def restart(self) -> str | None:
@@ -102,30 +105,30 @@ class GpuSteps:
         except Refused:
             return None
 
-    def final(self) -> dict[str, dict]:
+    def final(self) -> dict[str, Comparison]:
         """{name: comparison} of the best version with v0 and with torch.compile of the reference, in paired runs.
 
         The best is profiled too, for the report. What cannot be compared is named and left out.
         """
-        comparisons: dict[str, dict] = {}
+        comparisons: dict[str, Comparison] = {}
         try:
             self._compare(comparisons)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
-        self.profiled(record_store.Memory(self.workspace).best()["version"])
+        self.profiled(RecordStore(self.workspace).best().version)
         return comparisons
 
-    def _compare(self, comparisons: dict[str, dict]) -> None:
+    def _compare(self, comparisons: dict[str, Comparison]) -> None:
         """Add a comparison for each baseline that can be timed."""
-        best = record_store.Memory(self.workspace).best()
-        best_kernel = target.of_workspace(self.workspace)
-        with Sandbox("cuda", best_kernel.cache) as sandbox:
-            kernel = self.workspace.extract(best["git_commit_hash"], sandbox.scratch)
-            cases = timing.inputs(sandbox, best_kernel.reference, best_kernel.dtype, ["default"], self.timeout_s)
-            for name, baseline in self._baselines(best["version"], sandbox.scratch).items():
+        workspace, dtype = self.workspace, self.workspace.task().dtype
+        best = RecordStore(workspace).best()
+        with Sandbox("cuda", workspace.cache) as sandbox:
+            kernel = workspace.extract(best.git_commit_hash, sandbox.scratch)
+            cases = timing.inputs(sandbox, workspace.reference, dtype, ["default"], self.timeout_s)
+            for name, baseline in self._baselines(best.version, sandbox.scratch).items():
                 try:
-                    measured = timing.measure(sandbox, kernel, baseline, cases, timeout_s=self.timeout_s)
-                    comparisons[name] = pairing.paired_verdict(measured["default"]["rounds"])
+                    timed = timing.measure(sandbox, kernel, baseline, cases, timeout_s=self.timeout_s)
+                    comparisons[name] = pairing.compare(timed["default"].runs)
                 except ToolError as error:
                     self.say(f"not compared with {name}: {error}")
 
@@ -134,9 +137,9 @@ class GpuSteps:
         compiled = folder / "compiled.py"
         compiled.write_bytes(baselines.source(self.workspace.first_reference(), "torch.compile"))
         files = {"torch.compile": compiled}
-        first = record_store.Memory(self.workspace).read("v0")
-        if best != "v0" and first["git_commit_hash"]:
-            files["v0"] = self.workspace.extract(first["git_commit_hash"], folder)
+        first = RecordStore(self.workspace).read("v0")
+        if best != "v0" and first.git_commit_hash:
+            files["v0"] = self.workspace.extract(first.git_commit_hash, folder)
         return files
 
 

@@ -4,6 +4,8 @@ from .. import bundle
 from ..diagnosis import profile_folder
 from ..errors import Refused, UsageError
 from ..gate import acceptance, history, readiness, rounds
+from ..gate.measurement import Measurement
+from ..gate.readiness import RoundStart
 from .executors import Executor
 from .fingerprints import fingerprint
 from .progress import Progress
@@ -27,31 +29,32 @@ class Judge:
         while self.progress.state.waiting:
             if self.close_recorded() or self.close_lost():
                 continue
-            evidence = self.measure(self.progress.state.waiting[: self.executor.slots])
+            measurements = self.measure(self.progress.state.waiting[: self.executor.slots])
             accepted = False
-            for name in sorted(evidence, key=lambda name: speed(evidence[name]), reverse=True):
-                if not (accepted and speed(evidence[name])):
-                    accepted |= self.record_verdict(name, evidence[name])
+            for name in sorted(measurements, key=lambda name: speed(measurements[name]), reverse=True):
+                if not (accepted and speed(measurements[name])):
+                    accepted |= self.record_verdict(name, measurements[name])
         self.progress.apply(State.all_judged)
 
-    def measure(self, names: tuple[str, ...]) -> dict[str, rounds.Evidence | Refused]:
-        """The evidence of each candidate against the best version, or why it could not be measured."""
-        self.progress.say(f"measuring {', '.join(names)} against {self.records.best()['version']}")
+    def measure(self, names: tuple[str, ...]) -> dict[str, Measurement | Refused]:
+        """The measurement of each candidate against the best version, or why it could not be measured."""
+        self.progress.say(f"measuring {', '.join(names)} against {self.records.best().version}")
         kernels = [self.files.candidate(name)[0].read_bytes() for name in names]
         with self.progress.guarded() as changed:  # a process of an agent may have outlived it
-            evidence = self.executor.measure(kernels)
+            measurements = self.executor.measure(kernels)
         if changed:
             self.progress.log("put back", None, f"changed while candidates were measured: {', '.join(changed[:5])}")
-        return dict(zip(names, evidence, strict=True))
+        return dict(zip(names, measurements, strict=True))
 
     def close_recorded(self) -> bool:
         """Close the first candidate if its verdict was recorded just before a stop; was it?"""
         version = self.progress.state.version
-        result = version in self.records.versions() and self.records.read(version)["quality_gate"]["result"]
-        if result:
-            logged = self.files.last_logged() == version  # the run was killed between that line and the state
-            self.close_candidate(version, result == "PASS", "recorded before the stop", logged=logged)
-        return bool(result)
+        record = self.records.read(version) if version in self.records.versions() else None
+        if record is None or not record.is_judged:
+            return False
+        logged = self.files.last_logged() == version  # the run was killed between that line and the state
+        self.close_candidate(version, record.passed, "recorded before the stop", logged=logged)
+        return True
 
     def close_lost(self) -> bool:
         """Close a candidate whose files are gone from the disk; was there one?"""
@@ -62,30 +65,31 @@ class Judge:
                 return True
         return False
 
-    def record_verdict(self, name: str, evidence: rounds.Evidence | Refused) -> bool:
+    def record_verdict(self, name: str, measurement: Measurement | Refused) -> bool:
         """Make a candidate the next version; was it accepted?"""
         # A stop may have left a record without a verdict, whose version is then used.
         version = self.progress.state.version or self.records.next_version()
         self.progress.apply(State.judging, name, version)
-        if isinstance(evidence, Refused):
-            history.put_best_back(self.workspace)
-            return self.close_candidate(name, False, str(evidence), "not judged")
+        if isinstance(measurement, Refused):
+            history.put_best_back(self.workspace, self.records.best())
+            return self.close_candidate(name, False, str(measurement), "not judged")
         kernel, plan = (path.read_bytes() for path in self.files.candidate(name))
         bundle.write_bytes(self.workspace.kernel, kernel)
         bundle.write_bytes(self.workspace.plan(version), plan)
         try:
-            fields = readiness.check_ready(self.workspace, version)
+            start = RoundStart.of(self.workspace)
+            plan_of_round = readiness.check_ready(start, version)
         except (UsageError, Refused) as error:
             return self.refuse_plan(name, version, kernel, str(error))
-        diagnosis = profile_folder.evidence_for_round(self.workspace, version)
-        result = rounds.settle(self.workspace, version, fields, evidence, diagnosis)
+        diagnosis = profile_folder.evidence_for_round(self.workspace, start.task, version, start.best)
+        result = rounds.settle(start, version, plan_of_round, measurement, diagnosis)
         ratio = time_ratio(result)
         outcome = "diverged" if ratio and ratio > DIVERGED else None
-        return self.close_candidate(version, result["accepted"], result["reason"], outcome)
+        return self.close_candidate(version, result.decision.accepted, result.decision.reason, outcome)
 
     def refuse_plan(self, name: str, version: str, kernel: bytes, reason: str) -> bool:
         """Close a candidate that the gate does not judge: a poor plan, an uncited figure, the best kernel itself."""
-        history.put_best_back(self.workspace)
+        history.put_best_back(self.workspace, self.records.best())
         self.workspace.plan(version).unlink()  # it stays in .loop/candidates
         self.progress.apply(State.plan_refused, fingerprint(kernel.decode()))
         return self.close_candidate(name, False, reason, "refused plan")
@@ -100,15 +104,15 @@ class Judge:
         return accepted
 
 
-def speed(evidence: rounds.Evidence | Refused) -> float:
+def speed(measurement: Measurement | Refused) -> float:
     """The speed-up over the version that it was measured against; 0 when it cannot be accepted. Pure."""
-    if isinstance(evidence, Refused):
+    if isinstance(measurement, Refused):
         return 0.0
-    decision = acceptance.decide(evidence.verify, evidence.utilization, evidence.comparisons)
-    return evidence.comparisons["default"]["speedup"]["point"] if decision["accepted"] else 0.0
+    decision = acceptance.decide(measurement.verdict, measurement.utilization, measurement.comparisons)
+    return measurement.comparisons["default"].speedup if decision.accepted else 0.0
 
 
-def time_ratio(result: dict) -> float | None:
+def time_ratio(result: rounds.RoundResult) -> float | None:
     """The candidate's time over the best's on the default workload; None unless both were timed. Pure."""
-    compared = (result["timing"]["comparisons"] or {}).get("default")
-    return 1 / compared["speedup"]["point"] if compared else None
+    comparison = (result.measurement.comparisons or {}).get("default")
+    return 1 / comparison.speedup if comparison else None

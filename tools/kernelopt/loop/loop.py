@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from ..errors import UsageError
 from ..gate import history
-from ..measure import pairing
-from ..session import record_store, stop_conditions, version_kernels
+from ..session import stop_conditions, version_kernels
+from ..session.record_store import RecordStore
 from ..session.workspace import Workspace, digest
 from .agent_sandbox import Answer
 from .asking import Agents, Steps
@@ -76,11 +76,11 @@ class Loop:
                 "there is no accepted version to start from; make v0 first: the baseline skill, "
                 "run_gate.py --version v0"
             )
-        history.forget_unrecorded_commit(self.workspace)
+        history.forget_unrecorded_commit(self.workspace, self.records)
         if resume and not unfinished:
             self.say("no run is unfinished here: this one begins anew")
         if unfinished and unfinished.waiting:
-            history.put_best_back(self.workspace)  # it may have been killed with a candidate in its place
+            history.put_best_back(self.workspace, self.records.best())  # it may have been killed with a candidate in its place
         else:
             check_untouched(self.workspace, self.records)
         recorded = {fingerprint(text) for text in recorded_kernels(self.workspace, self.records)}
@@ -93,7 +93,7 @@ class Loop:
             self.judge.judge_waiting()
         while True:
             self.progress.save()
-            reason = stop_reason(self.state, self.limits, self.workspace.task()["targets"], self.records.best())
+            reason = stop_reason(self.state, self.limits, self.workspace.task().targets, self.records.best())
             if reason == STUCK:
                 if self.restarted():
                     continue
@@ -154,16 +154,16 @@ class Loop:
     def result(self, reason: str) -> dict:
         """What the run came to, without the comparison at the end."""
         best = self.records.best()
-        if digest(self.workspace.kernel) != best["kernel_sha256"]:
-            history.put_best_back(self.workspace)
-        self.progress.last_word = f"measuring {best['version']} once more, then it stops: {reason}"
+        if digest(self.workspace.kernel) != best.kernel_sha256:
+            history.put_best_back(self.workspace, best)
+        self.progress.last_word = f"measuring {best.version} once more, then it stops: {reason}"
         self.say(self.progress.last_word)
         self.progress.save()
         return {
             "reason": reason,
-            "met": stop_conditions.goal(self.workspace.task()["targets"], best)["met"],
-            "best": best["version"],
-            "latency_us": best["performance"]["latency_us"],
+            "met": stop_conditions.are_met(self.workspace.task().targets, best),
+            "best": best.version,
+            "latency_us": best.latency_us,
             "rounds": self.state.rounds,
             "agent_calls": self.state.agent_calls,
             "restarts": self.state.restarts,
@@ -173,8 +173,8 @@ class Loop:
     def finish(self, result: dict) -> None:
         """Log the result; the next run begins anew."""
         self.progress.log("stop", None, result["reason"])
-        for name, compared in result["final"].items():
-            message = f"{compared['verdict']}, {pairing.describe(compared)}"
+        for name, comparison in result["final"].items():
+            message = f"{comparison.verdict}, {comparison.describe()}"
             self.progress.log("final", f"{result['best']} against {name}", message)
         self.progress.last_word = f"stopped: {result['reason']}"
         self.progress.write_status()
@@ -198,19 +198,19 @@ def distinct(answers: dict[str, Answer], tried: set[str]) -> tuple[dict[str, str
     return valid, failures
 
 
-def check_untouched(workspace: Workspace, records: record_store.Memory) -> None:
+def check_untouched(workspace: Workspace, records: RecordStore) -> None:
     """UsageError where the user's work would be overwritten: an edit of kernel.py, or a plan of the next version."""
     best, plan = records.best(), workspace.plan(records.next_version())
-    if not workspace.kernel.is_file() or digest(workspace.kernel) != best["kernel_sha256"]:
+    if not workspace.kernel.is_file() or digest(workspace.kernel) != best.kernel_sha256:
         raise UsageError(
-            f"kernel.py is not the accepted {best['version']}; let run_gate.py judge it, or put it back: "
+            f"kernel.py is not the accepted {best.version}; let run_gate.py judge it, or put it back: "
             f"git -C {workspace.root} checkout -- kernel.py"
         )
     if plan.exists():
         raise UsageError(f"{plan} is the plan of a version that was not judged; judge it or move it away")
 
 
-def recorded_kernels(workspace: Workspace, records: record_store.Memory) -> Iterator[str]:
+def recorded_kernels(workspace: Workspace, records: RecordStore) -> Iterator[str]:
     """The texts of all recorded kernels that still exist, masked ones too."""
     for record in records.records(masked=True):
         with contextlib.suppress(UsageError):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import ToolError, UsageError
 from ..session import record_store
+from ..session.record import Record
 from ..session.workspace import Workspace
 from . import agent_sandbox
 from .run_files import RunFiles
@@ -22,11 +23,11 @@ class Progress:
     def __init__(self, workspace: Workspace, limits: Limits, say: Callable[[str], None]):
         self.workspace, self.limits, self.say = workspace, limits, say
         self.files = RunFiles(workspace.root / ".loop")
-        self.records = record_store.Memory(workspace)
+        self.records = record_store.RecordStore(workspace)
         self.state = State()
         self.last_word: str | None = None  # of status.json, once the run is about to end
         self.lock = threading.RLock()
-        self._best: dict | None = None  # as it was last read
+        self._best: Record | None = None  # as it was last read
         self._start = time.monotonic()  # of the run; earlier when a killed one is resumed
 
     def refuse_unfinished(self) -> None:
@@ -100,8 +101,8 @@ class Progress:
                 "now": self.last_word or activity(self.state),
                 "at": record_store.now(),
                 "pid": os.getpid(),
-                "best": best["version"],
-                "best_latency_us": best["performance"]["latency_us"],
+                "best": best.version,
+                "best_latency_us": best.latency_us,
                 "rounds": self.state.rounds,
                 "rounds_left": max(0, self.limits.rounds - self.state.rounds),
                 "minutes_left": max(0.0, self.limits.minutes - self.state.spent_s / 60),

@@ -1,7 +1,7 @@
 """Examine a candidate in a copy of its workspace, on the GPU that this process sees, possibly on another machine.
 
 `python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin. It prints one
-JSON object: {status, message} of a verification, the fields of rounds.Evidence of a measurement, or {error, message}.
+JSON object: {status, message} of a verification, the fields of Measurement of a measurement, or {error, message}.
 """
 
 import io
@@ -12,15 +12,16 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from .. import bundle, errors
 from ..device import processes
 from ..device.sandbox import Sandbox
 from ..gate import rounds
+from ..gate.measurement import Measurement
+from ..gate.readiness import RoundStart
 from ..measure import verify
-from ..session import target
+from ..session.target import of_workspace
 from ..session.workspace import Workspace
 
 PACKED = {  # of a workspace, besides kernel.py; agents may change its git while others verify
@@ -44,7 +45,7 @@ def pack(job: str, workspace: Workspace, kernel: bytes) -> bytes:
 
 def examine(
     job: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
-) -> dict | rounds.Evidence:
+) -> dict | Measurement:
     """{status, message} of the job "verify", Evidence of "measure", in a process of its own.
 
     timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: its UUID;
@@ -68,7 +69,7 @@ def examine(
         raise errors.Refused(f"the process that judged the kernel died, exit {process.returncode}: {last[0]}") from None
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"])
-    return rounds.Evidence(**answer) if job == "measure" else answer
+    return Measurement.from_json(answer) if job == "measure" else answer
 
 
 def end_all() -> None:
@@ -86,16 +87,16 @@ def main(job: str, timeout_s: float, cache: Path | None) -> dict:
         if cache:
             workspace.cache = cache
         if job == "measure":
-            return asdict(rounds.measure(workspace, timeout_s, errors.say))
+            return rounds.measure(RoundStart.of(workspace), timeout_s, errors.say).to_json()
         return verified(workspace, timeout_s)
 
 
 def verified(workspace: Workspace, timeout_s: float) -> dict:
     """{status, message} of a quick verification, for an agent to mend its kernel."""
-    kernel = target.of_workspace(workspace)
-    with Sandbox("cuda", kernel.cache) as sandbox:
-        result = verify.verify(sandbox, kernel, timeout_s=timeout_s)
-    return {"status": result["status"], "message": result["summary"]}
+    target = of_workspace(workspace, workspace.task())
+    with Sandbox("cuda", target.cache) as sandbox:
+        verdict = verify.verify(sandbox, target, timeout_s=timeout_s)
+    return {"status": verdict.status, "message": verdict.summary}
 
 
 if __name__ == "__main__":

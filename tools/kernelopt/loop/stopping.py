@@ -1,9 +1,12 @@
 """When the loop stops. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..profilers import metrics
 from ..session import stop_conditions
+from ..session.record import Record
+from ..session.task import Target
 from .run_state import State
 
 STUCK = "no accepted gain"
@@ -27,13 +30,13 @@ class Limits:
     candidates: int = 1
 
 
-def stop_reason(state: State, limits: Limits, targets: list[dict], best: dict) -> str | None:
+def stop_reason(state: State, limits: Limits, targets: Sequence[Target], best: Record) -> str | None:
     """Why the loop stops now; None to go on. After STUCK a partial restart may be tried."""
-    if stop_conditions.goal(targets, best)["met"]:
-        return f"the targets are met by {best['version']}"
-    share = best["performance"]["floor_share_pct"]
+    if stop_conditions.are_met(targets, best):
+        return f"the targets are met by {best.version}"
+    share = best.performance.floor_share_pct
     if share is not None and share >= metrics.thresholds()["at_floor_pct"]:
-        return f"{best['version']} is at {share:.1f} % of the floor: the problem allows little more"
+        return f"{best.version} is at {share:.1f} % of the floor: the problem allows little more"
     if state.rounds >= limits.rounds:
         return f"{limits.rounds} rounds are over"
     if state.spent_s >= 60 * limits.minutes:

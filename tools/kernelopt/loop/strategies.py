@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 
 from ..gate import acceptance
-from ..session.record_store import Memory
+from ..session.record import Record
+from ..session.record_store import RecordStore
 
 
 @dataclass(frozen=True)
 class Greedy:
     """All candidates start from the best version."""
 
-    def starts(self, records: Memory, count: int) -> list[str]:
-        return [records.best()["version"]] * count
+    def starts(self, records: RecordStore, count: int) -> list[str]:
+        return [records.best().version] * count
 
 
 @dataclass(frozen=True)
@@ -23,32 +24,32 @@ class Beam:
 
     width: int
 
-    def starts(self, records: Memory, count: int) -> list[str]:
+    def starts(self, records: RecordStore, count: int) -> list[str]:
         known = records.records()
         times = relative_times(known)
-        slower = (record for record in known if not record["git_commit_hash"] and not too_fast(record))
-        refused = [record["version"] for record in slower if record["version"] in times]
-        kept = [records.best()["version"], *sorted(refused, key=times.get)][: self.width]
+        slower = (record for record in known if not record.git_commit_hash and not too_fast(record))
+        refused = [record.version for record in slower if record.version in times]
+        kept = [records.best().version, *sorted(refused, key=times.get)][: self.width]
         return [kept[number % len(kept)] for number in range(count)]
 
 
-def too_fast(record: dict) -> bool:
+def too_fast(record: Record) -> bool:
     """Was it refused because the hardware does not allow its time? Then its time means nothing."""
-    return acceptance.is_impossible(record["quality_gate"]["failure_reason"])
+    return acceptance.is_impossible(record.quality_gate.failure_reason)
 
 
-def relative_times(records: list[dict]) -> dict[str, float]:
+def relative_times(records: list[Record]) -> dict[str, float]:
     """{version: its time over v0's} of the correct versions, by the chain of paired comparisons that leads to v0. Pure.
 
     It orders candidates; no verdict rests on it.
     """
     times: dict[str, float] = {}
     for record in records:
-        compared = record["performance"]["comparison_with_previous"]
-        if record["correctness"]["status"] != "PASS":
+        if record.correctness.status != "PASS":
             continue
+        compared = record.comparison
         if compared is None:
-            times[record["version"]] = 1.0
-        elif compared["against"] in times and compared["speedup"]:
-            times[record["version"]] = times[compared["against"]] / compared["speedup"]
+            times[record.version] = 1.0
+        elif compared.against in times and compared.speedup:
+            times[record.version] = times[compared.against] / compared.speedup
     return times

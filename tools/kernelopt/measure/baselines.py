@@ -1,4 +1,5 @@
-"""What a user would run instead of a kernel: the reference as it is, or behind torch.compile, as files that can be timed."""
+"""What a user would run instead of a kernel: the reference as it is, or behind torch.compile, as files that can be
+timed."""
 
 COMPILED = """
 
@@ -14,7 +15,7 @@ MODES = {"eager": None, "torch.compile": "default", "torch.compile max-autotune"
 
 
 def source(reference: bytes, name: str) -> bytes:
-    """The file of an opponent out of MODES. CUDA graphs stay out: they would keep the addresses of the first inputs."""
+    """The file of a baseline out of MODES. CUDA graphs stay out: they would keep the addresses of the first inputs."""
     if MODES[name] is None:
         return reference
     return reference + b"\nimport torch\n" + COMPILED.format(mode=MODES[name]).encode()

@@ -24,8 +24,8 @@ def run(job: str, arguments: dict, timeout_s: float) -> dict:
 @contextlib.contextmanager
 def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
     """(what gpu.identify says, a function that runs a job by name) on the locked GPU. The function returns what the job
-    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of its
-    own; it raises Failed."""
+    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of
+    its own; it raises Failed."""
     with Sandbox("cuda") as sandbox:
 
         def measure(job: str, **arguments) -> dict:
@@ -33,24 +33,24 @@ def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
                 outcome = sandbox.run(job, arguments, timeout_s)
             if outcome.timed_out:
                 raise TimedOut(f"no result after {timeout_s:.0f} s; --timeout raises the limit")
-            found = outcomes.failure(outcome) or outcome.result
-            if "error" in found:
-                raise Failed(found["error"]["message"].strip())
+            if fault := outcomes.failure(outcome):
+                raise Failed(fault.message.strip())
+            report = outcome.result
             windows = {
-                name: part["window"] for name, part in found.items() if isinstance(part, dict) and "window" in part
+                name: part["window"] for name, part in report.items() if isinstance(part, dict) and "window" in part
             }
             states = {name: watch.state(window) for name, window in windows.items()}
-            return {**found, "gpu_state": watch.state(found.get("window")), "states": states}
+            return {**report, "gpu_state": watch.state(report.get("window")), "states": states}
 
         yield sandbox.gpu, measure
 
 
 def lines(result: dict, label: Callable[[dict], str]) -> list[str]:
-    found = [
+    rates = [
         f"{label(rate)}  {rate['median']:.1f} {result['unit']} (p20 {rate['p20']:.1f}, p80 {rate['p80']:.1f}, {rate['n']} runs)"
         for rate in result["rates"]
     ]
-    return found + state_lines(result)
+    return rates + state_lines(result)
 
 
 def state_lines(result: dict) -> list[str]:

@@ -1,108 +1,243 @@
-"""Is a case right? Pure functions: what a candidate's process reported and what the oracle compared in, a status out."""
+"""Is a case right? Pure functions: what a candidate's process reported and what the oracle compared in, a status
+out."""
 
-# What a kernel may answer to a shape or layout that the task does not list: it is loud, so nobody takes it for a result.
-DECLINING = ("RUNTIME_ERROR", "COMPILE_ERROR", "LAUNCH_ERROR", "IMPORT_ERROR", "OOM")
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from ..device.outcomes import Fault
+from ..statuses import Status
+from .cases import Case, Variant, shown_seed
+
+# What a kernel may answer to a shape or layout that the task does not list: it is loud, so nobody takes it for a
+# result.
+DECLINING = (Status.RUNTIME_ERROR, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.IMPORT_ERROR, Status.OOM)
 # Of the GPU time of kernels that compute, so much may be spent in those of torch and of NVIDIA's libraries: a final
 # reduction of partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
 LIBRARY_SHARE = 0.25
 # Do kernels of the candidate's own do the work? NOT_ASKED: the task lets libraries do it.
 CHECKED, NOT_CHECKED, NOT_ASKED = "checked", "not checked", "not asked"
-# Of values that the task does not have, so many elements may be off, where a saturated softmax, say, turns on a rounding.
-ODD_SHARE_PCT = 1.0
-# Far from the task's own values a right kernel may overflow where PyTorch does not: said, and no reason to refuse it.
-ONLY_TOLD = ("64 times the inputs",)
+# Of values that the task does not have, so many elements may be off, where a saturated softmax, say, turns on a
+# rounding.
+MISMATCHES_PCT = 1.0
+# Far from the task's own values a right kernel may overflow where PyTorch does not: reported, and no reason to refuse
+# it.
+ONLY_REPORTED = ("64 times the inputs",)
 # Where a few large elements set the scale, the others may be lost unnoticed. Kernels within the tolerance of a normally
 # distributed result lose up to 2 % (those near 0), PyTorch in bf16 no more than that.
 LOST_PCT = 5.0
 LOST_FACTOR = 10
 
-
-def judge(case: dict, done: dict, found: dict | None, libraries: bool) -> dict:
-    """The status of one case from what ran and what was compared. Pure."""
-    if "error" in done:
-        status, message = done["error"]["status"], done["error"]["message"]
-        if case["variant"] and declined(case["variant"], status, message):
-            return {"status": "DECLINED", "message": message[:200]}
-        return {"status": status, "message": message}
-    status, message = judge_process(done, found)
-    if status == "OK":
-        status, message = judge_outputs(found, case["variant"])
-    if status == "OK" and done["aliased"]:
-        status, message = "ALIASED_OUTPUT", "an output shares memory with an input or with the output of another call"
-    if status == "OK" and done["kernels"] is not None:
-        status, message = judge_kernels(done["kernels"], libraries)
-    if status != "OK" and case["variant"] and case["variant"]["values"] in ONLY_TOLD:
-        status, message = "DOUBTFUL", f"{status}: {message}"
-    outputs = [output for call in found.get("calls", []) for output in call["outputs"]]
-    return {
-        "status": status,
-        "message": message,
-        "max_rel": max((output.get("max_rel", 0.0) for output in outputs), default=0.0),
-        "baseline_max_rel": max((output.get("baseline_max_rel", 0.0) for output in outputs), default=0.0),
-        "deterministic": done["deterministic"],
-        "guarded": done["guarded"],
-        "fails_guarded": done["fails_guarded"],
-        "oracle": found.get("oracle"),
-        "kernels": done["kernels"] and shares(done["kernels"]),
-        "outputs": outputs,
-    }
+MEMORY_LAYOUT = {"shape": Status.WRONG_SHAPE, "dtype": Status.WRONG_DTYPE, "stride": Status.WRONG_STRIDE}
 
 
-def declined(variant: dict, status: str, message: str) -> bool:
-    """Did the kernel say aloud that it does not serve this variant? A misaligned access is reported by the GPU itself."""
-    loud = variant["layout"] == "misaligned inputs" and "misaligned" in message
-    return status in DECLINING or (status == "ILLEGAL_ACCESS" and loud)
+@dataclass(frozen=True)
+class CaseReport:
+    """What the candidate's process reports of a case that ran. Nothing in it is a verdict.
+
+    mutated: numbers of inputs. changed: names of parameters and buffers. aliased: an output shares memory with an input
+    or another output. changed_after_return: an output was written after its call. deterministic: two calls on the same
+    contents agree, None where there was one. device: where an output lies, if elsewhere. guarded: with guard bands.
+    kernels: [{name, us, origin, …}] of a traced call.
+    """
+
+    mutated: list[int]
+    changed: list[str]
+    aliased: bool
+    changed_after_return: bool
+    out_of_bounds: bool
+    deterministic: bool | None
+    device: str | None
+    guarded: bool
+    fails_guarded: bool
+    kernels: list[dict] | None
 
 
-def judge_process(done: dict, found: dict) -> tuple[str, str]:
-    """(status, message) of what the kernel did besides its result. Pure."""
-    if done["device"]:
-        return "WRONG_DEVICE", f"an output is on {done['device']}"
-    if done["mutated"]:  # told first: it is why a second call is wrong
-        return "INPUT_MUTATED", f"input {done['mutated'][0]} was changed"
-    if "changes" in found and (changed := [name for name in done["changed"] if name not in found["changes"]]):
-        return (
-            "INPUT_MUTATED",
-            f"a call changed '{changed[0]}' of the model's state, which the reference leaves as it is",
-        )
-    if done["late"] and not done["aliased"]:
-        return "CHEAT_SUSPECT", "an output changed after the call had returned: a thread or a stream was not waited for"
-    if done["out_of_bounds"]:
-        return "OUT_OF_BOUNDS", "memory beside an input or an output was written"
-    return "OK", ""
+REPORT_KEYS = {field.name for field in fields(CaseReport)}
 
 
-def judge_kernels(kernels: list[dict], libraries: bool) -> tuple[str, str]:
-    """(status, message) of the GPU kernels that a call launched: whose are they? Pure."""
-    times = {origin: sum(k["us"] for k in kernels if k["origin"] == origin) for origin in ("own", "library", "moving")}
-    if libraries or not kernels:
-        return "OK", ""
-    computing = times["own"] + times["library"]
+@dataclass(frozen=True)
+class CallCheck:
+    """What the oracle saw of one call: how many outputs, their structure, and each against the expected one.
+
+    outputs: of worker.accuracy.compare, {shape, dtype, stride, expected_…, mismatches, max_rel, …}.
+    """
+
+    count: int
+    structure: str | None
+    outputs: list[dict]
+
+
+@dataclass(frozen=True)
+class OracleCheck:
+    """What the oracle saw of one case. unreadable: why it could read no output; then the rest is empty.
+
+    changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
+    trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
+    different results on the same inputs.
+    """
+
+    unreadable: str | None = None
+    calls: Sequence[CallCheck] = ()
+    expected_count: int = 0
+    expected_structure: str = ""
+    changes: Sequence[str] | None = None
+    wrong_state: Sequence[str] = ()
+    trivial_answers: Sequence[str] = ()
+    oracle: str | None = None
+    random: bool = False
+
+    @classmethod
+    def from_json(cls, check: dict) -> "OracleCheck":
+        return cls(**{**check, "calls": tuple(CallCheck(**call) for call in check.get("calls", ()))})
+
+    @property
+    def outputs(self) -> list[dict]:
+        """Of all calls."""
+        return [output for call in self.calls for output in call.outputs]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
+    own.
+
+    oracle: its precision. kernels: [{name, us, share_pct, origin}] of a traced call.
+    """
+
+    max_rel: float
+    baseline_max_rel: float
+    deterministic: bool | None
+    guarded: bool
+    fails_guarded: bool
+    oracle: str | None
+    kernels: list[dict] | None
+    outputs: list[dict]
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The verdict on one case. seed: "secret" for one that stays unknown. variant: its name. resized: of other sizes.
+
+    observed: None where the kernel raised.
+    """
+
+    workload: str
+    seed: int | str
+    dtype: str
+    variant: str | None
+    resized: bool
+    status: Status
+    message: str
+    observed: Observed | None = None
+
+    def to_json(self) -> dict:
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
+        return own | (vars(self.observed) if self.observed else {})
+
+    @classmethod
+    def from_json(cls, result: dict) -> "CaseResult":
+        names = [field.name for field in fields(Observed)]
+        observed = Observed(**{name: result[name] for name in names}) if "outputs" in result else None
+        own = {name: value for name, value in result.items() if name not in names}
+        return cls(**{**own, "status": Status(own["status"])}, observed=observed)
+
+
+def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, libraries: bool) -> CaseResult:
+    """The result of one case. report: a fault where the kernel raised; then `check` is None.
+
+    libraries: the task lets torch and vendor libraries do the work.
+    """
+    if isinstance(report, Fault):
+        return result_of(case, of_raised(report, case.variant))
+    fault = next(faults(case, report, check, libraries), None)
+    if fault and case.variant and case.variant.values in ONLY_REPORTED:
+        fault = Fault(Status.DOUBTFUL, f"{fault.status}: {fault.message}")
+    return result_of(case, fault, observed(report, check))
+
+
+def result_of(case: Case, fault: Fault | None, observed: Observed | None = None) -> CaseResult:
+    status, message = (fault.status, fault.message) if fault else (Status.OK, "")
+    name, resized = (case.variant.name, bool(case.variant.sizes)) if case.variant else (None, False)
+    return CaseResult(case.workload, shown_seed(case.seed), case.dtype, name, resized, status, message, observed)
+
+
+def of_raised(fault: Fault, variant: Variant | None) -> Fault:
+    """A kernel that raises on a variant declines it, if the error is loud.
+
+    On misaligned inputs a misaligned access counts as that: the GPU itself reports it.
+    """
+    misaligned = variant and variant.layout == "misaligned inputs" and "misaligned" in fault.message
+    if variant and (fault.status in DECLINING or (misaligned and fault.status == Status.ILLEGAL_ACCESS)):
+        return Fault(Status.DECLINED, fault.message[:200])
+    return fault
+
+
+def observed(report: CaseReport, check: OracleCheck) -> Observed:
+    return Observed(
+        max_rel=max((output.get("max_rel", 0.0) for output in check.outputs), default=0.0),
+        baseline_max_rel=max((output.get("baseline_max_rel", 0.0) for output in check.outputs), default=0.0),
+        deterministic=report.deterministic,
+        guarded=report.guarded,
+        fails_guarded=report.fails_guarded,
+        oracle=check.oracle,
+        kernels=report.kernels and shares(report.kernels),
+        outputs=check.outputs,
+    )
+
+
+def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) -> Iterator[Fault]:
+    """What is wrong with a case that ran; the first fault is its verdict, and only where there is none do the later
+    hold."""
+    yield from faults_of_process(report, check)
+    yield from faults_of_outputs(check, case.variant)
+    if report.aliased:
+        yield Fault(Status.ALIASED_OUTPUT, "an output shares memory with an input or with the output of another call")
+    if report.kernels and not libraries:
+        yield from faults_of_kernels(report.kernels)
+
+
+def faults_of_process(report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
+    """What the kernel did besides its result."""
+    if report.device:
+        yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
+    if report.mutated:  # before the values: it is why a second call is wrong
+        yield Fault(Status.INPUT_MUTATED, f"input {report.mutated[0]} was changed")
+    if check.changes is not None:
+        for name in report.changed:
+            if name not in check.changes:
+                message = f"a call changed '{name}' of the model's state, which the reference leaves as it is"
+                yield Fault(Status.INPUT_MUTATED, message)
+    if report.changed_after_return and not report.aliased:
+        message = "an output changed after the call had returned: a thread or a stream was not waited for"
+        yield Fault(Status.CHEAT_SUSPECT, message)
+    if report.out_of_bounds:
+        yield Fault(Status.OUT_OF_BOUNDS, "memory beside an input or an output was written")
+
+
+def faults_of_kernels(kernels: list[dict]) -> Iterator[Fault]:
+    """Whose are the GPU kernels that a call launched? Those of libraries may do little of the work."""
+    times = {origin: sum(k["us"] for k in kernels if k["origin"] == origin) for origin in ("own", "library")}
+    computing = sum(times.values())
     if computing == 0:
-        return "CHEAT_SUSPECT", "no kernel of its own ran, torch moved the data"
-    if times["library"] > LIBRARY_SHARE * computing:
+        yield Fault(Status.CHEAT_SUSPECT, "no kernel of its own ran, torch moved the data")
+    elif times["library"] > LIBRARY_SHARE * computing:
         name = max((k for k in kernels if k["origin"] == "library"), key=lambda k: k["us"])["name"]
-        return (
-            "CHEAT_SUSPECT",
-            f"torch or a vendor library does {times['library'] / computing:.0%} of the computing ({name[:80]})",
-        )
-    return "OK", ""
+        share = times["library"] / computing
+        message = f"torch or a vendor library does {share:.0%} of the computing ({name[:80]})"
+        yield Fault(Status.CHEAT_SUSPECT, message)
 
 
-def own_work(cases: list[dict], libraries: bool) -> str:
-    """CHECKED, NOT_CHECKED or NOT_ASKED: was it looked at whose kernels do the work? Of cases as `judge` gives them.
+def own_work(results: list[CaseResult], libraries: bool) -> str:
+    """CHECKED, NOT_CHECKED or NOT_ASKED: was it checked whose kernels do the work?
 
     Each traced call that returned anything launched a kernel; where the profiler names none, nothing is known of its
-    work. Pure.
+    work.
     """
     if libraries:
         return NOT_ASKED
-    traced = [case["kernels"] for case in cases if case.get("kernels") is not None and returned_anything(case)]
+    seen = [result.observed for result in results if result.observed and result.observed.kernels is not None]
+    traced = [one.kernels for one in seen if any(output.get("elements", 1) for output in one.outputs)]
     return CHECKED if traced and all(traced) else NOT_CHECKED
-
-
-def returned_anything(case: dict) -> bool:
-    return any(output["elements"] for output in case["outputs"])
 
 
 def shares(kernels: list[dict]) -> list[dict]:
@@ -119,59 +254,62 @@ def shares(kernels: list[dict]) -> list[dict]:
     ]
 
 
-def judge_outputs(found: dict, variant: dict | None = None) -> tuple[str, str]:
-    """(status, message) of the outputs of one case, over all its calls. Pure."""
-    if "unreadable" in found:
-        return "RUNTIME_ERROR", f"the stored outputs cannot be read: {found['unreadable']}"
-    if found["random"]:
-        return "INVALID_TASK", "the reference gives different results for the same inputs"
-    if found["bland"]:
-        return "INVALID_TASK", f"{found['bland'][0]} is within the tolerance"
-    for call in found["calls"]:
-        if call["count"] != found["expected_count"]:
-            return "WRONG_SHAPE", f"{call['count']} outputs, expected {found['expected_count']}"
-        if call["structure"] not in (None, found["expected_structure"]):
-            return (
-                "WRONG_SHAPE",
-                f"the result is {call['structure'][:200]}, expected {found['expected_structure'][:200]}",
-            )
-        for number, output in enumerate(call["outputs"]):
-            status, message = judge_output(output, number, variant)
-            if status != "OK":
-                return status, message
-        filled = [output for output in call["outputs"] if output["elements"]]
-        if variant is None and filled and not any(output["finite"] for output in filled):
-            return "INVALID_TASK", "the reference's outputs hold no finite value, so there is nothing to compare"
-    if found["wrong_state"]:
-        return (
-            "WRONG_VALUES",
-            f"the reference's forward changes '{found['wrong_state'][0]}', and the kernel leaves it otherwise (where it does not matter, the reference's Model can call self.eval())",
+def faults_of_outputs(check: OracleCheck, variant: Variant | None = None) -> Iterator[Fault]:
+    """What is wrong with the outputs of one case, over all its calls."""
+    if check.unreadable is not None:
+        yield Fault(Status.RUNTIME_ERROR, f"the stored outputs cannot be read: {check.unreadable}")
+    if check.random:
+        yield Fault(Status.INVALID_TASK, "the reference gives different results for the same inputs")
+    if check.trivial_answers:
+        yield Fault(Status.INVALID_TASK, f"{check.trivial_answers[0]} is within the tolerance")
+    for call in check.calls:
+        yield from faults_of_call(call, check, variant)
+    if check.wrong_state:
+        message = (
+            f"the reference's forward changes '{check.wrong_state[0]}', and the kernel leaves other values in it "
+            "(where they do not matter, the reference's Model can call self.eval())"
         )
-    return "OK", ""
+        yield Fault(Status.WRONG_VALUES, message)
 
 
-def judge_output(output: dict, number: int, variant: dict | None = None) -> tuple[str, str]:
-    """(status, message) of one output tensor. Of a variant the strides may differ; where the reference has no finite value
-    nothing is asked; on other values than the task's a few elements may be off. Pure."""
-    for name in ("shape", "dtype") if variant else ("shape", "dtype", "stride"):
-        if output[name] != output[f"expected_{name}"]:
-            expected = output[f"expected_{name}"]
-            return f"WRONG_{name.upper()}", f"output {number} has {name} {output[name]}, expected {expected}"
+def faults_of_call(call: CallCheck, check: OracleCheck, variant: Variant | None) -> Iterator[Fault]:
+    if call.count != check.expected_count:
+        yield Fault(Status.WRONG_SHAPE, f"{call.count} outputs, expected {check.expected_count}")
+    if call.structure not in (None, check.expected_structure):
+        shown = f"the result is {call.structure[:200]}, expected {check.expected_structure[:200]}"
+        yield Fault(Status.WRONG_SHAPE, shown)
+    for number, output in enumerate(call.outputs):
+        yield from faults_of_output(output, number, variant)
+    filled = [output for output in call.outputs if output["elements"]]
+    if variant is None and filled and not any(output["finite"] for output in filled):
+        message = "the reference's outputs hold no finite value, so there is nothing to compare"
+        yield Fault(Status.INVALID_TASK, message)
+
+
+def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iterator[Fault]:
+    """What is wrong with one output tensor.
+
+    On a variant the strides may differ, any value will do where the reference has no finite one, and on other values
+    than the task's a few elements may be off.
+    """
+    for name in ("shape", "dtype") if variant else MEMORY_LAYOUT:
+        expected = output[f"expected_{name}"]
+        if output[name] != expected:
+            yield Fault(MEMORY_LAYOUT[name], f"output {number} has {name} {output[name]}, expected {expected}")
     # A variance of one element, or a row whose mask is empty when it is cut, is nobody's task.
-    variant_alone = variant and (output["usually_finite"] or not output["finite"])
-    if count := output["spurious" if variant_alone else "nonfinite"]:
-        return "NONFINITE", f"output {number}: {count} elements are NaN or Inf where they must not be"
+    lenient = variant and (output["usually_finite"] or not output["finite"])
+    if count := output["spurious" if lenient else "nonfinite"]:
+        yield Fault(Status.NONFINITE, f"output {number}: {count} elements are NaN or Inf where they must not be")
     share = 100 * output["mismatches"] / max(output["elements"], 1)
-    if share > (ODD_SHARE_PCT if variant and variant["values"] else 0):
-        return (
-            "WRONG_VALUES",
+    if share > (MISMATCHES_PCT if variant and variant.values else 0):
+        message = (
             f"output {number}: {output['mismatches']} elements ({share:.3g} %) are off, "
-            f"error up to {output['max_rel']:.3g} of (|reference| + rms), first at index {output['first_bad_index']}",
+            f"error up to {output['max_rel']:.3g} of (|reference| + rms), first at index {output['first_bad_index']}"
         )
+        yield Fault(Status.WRONG_VALUES, message)
     if output["lost_pct"] > max(LOST_PCT, LOST_FACTOR * output["baseline_lost_pct"]):
-        return (
-            "WRONG_VALUES",
+        message = (
             f"output {number}: {output['lost_pct']:.3g} % of the elements that are not 0 miss by more than half of "
-            "themselves, small as they are beside the largest",
+            "themselves, small as they are beside the largest"
         )
-    return "OK", ""
+        yield Fault(Status.WRONG_VALUES, message)

@@ -1,4 +1,4 @@
-"""Is a time below what the hardware allows? The least work of a problem against the documented peaks."""
+"""Is a time below what the hardware allows? The least work of a problem, compared with the documented peaks."""
 
 import contextlib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..hardware.work import Work
 from ..session import platforms
 from ..session.target import KernelUnderTest
 from ..session.task import Task
-from . import verify
+from .cases import result_of_reference
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,12 @@ class CountedWorkload:
 def counted_work(
     reference: Path, dtype: str | None, cache: Path | None, timeout_s: float
 ) -> dict[str, CountedWorkload]:
-    """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the reference
-    fails."""
+    """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the
+    reference fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
         arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
-        counted = verify.of_reference(sandbox.run("estimate", arguments, timeout_s))
-    if "error" in counted:
-        raise Refused(f"the reference fails: {counted['error']['message'].strip()}")
-    return {name: counted_workload(answer) for name, answer in counted["workloads"].items()}
+        counted = result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
+    return {name: counted_workload(answer) for name, answer in counted.items()}
 
 
 def counted_workload(answer: dict) -> CountedWorkload:
@@ -42,7 +40,8 @@ def counted_workload(answer: dict) -> CountedWorkload:
 
 
 def limit_us(target: KernelUnderTest, workload: str, gpu: dict, timeout_s: float) -> float | None:
-    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not known.
+    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not
+    known.
 
     The work is that of the workspace's Task block, where somebody may have given it by hand, or else counted.
     """

@@ -2,16 +2,22 @@
 
 A latency is the median of `triton.testing.do_bench`. Two latencies taken at different times are never compared:
 one and the same kernel drifts by up to 15 % within a minute. What decides are paired rounds, in which both kernels
-are timed in turn in one process, in several processes (see gate.paired_verdict).
+are timed in turn in one process, in several processes (see pairing.compare).
 """
 
 import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..device import gpu, outcomes
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
-from . import correctness, verify
+from ..statuses import Status
+from . import correctness
+from .cases import Case, prepare, secret_seed
+from .pairing import PairedTimes
+from .verify import StoredCall, StoredCase
 
 PROTOCOL = (
     "A B B A, then B A A B, in several processes; before each call the inputs are copied into one of two memories, the L2 "
@@ -20,14 +26,119 @@ PROTOCOL = (
 )
 WARMUP_MS = 25  # do_bench's own defaults: both are milliseconds, not counts
 REP_MS = 100
-# Looks are taken at fixed counts, so that nobody stops at a lucky moment: 240 rounds in each of 3 processes and, where
-# that stays ambiguous, 960. With 60, an H200 told a kernel of 32 us that does 1 % more work in 84 of 100 comparisons,
+# The counts are fixed, so that nobody stops at a lucky moment: 240 rounds in each of 3 processes and, where that stays
+# ambiguous, 960. With 60, an H200 distinguished a kernel of 32 us that does 1 % more work in 84 of 100 comparisons,
 # with 240 in 50 of 50; no kernel was taken for faster or slower than itself in 260.
 ROUNDS = (240, 960)
 PROCESSES = 3
 CPU_ROUNDS = (12, 12)
 BUDGET_S = (1.5, 6.0)  # of rounds in one process and workload: slow kernels get fewer, and need fewer
 INPUT_SETS = 8
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Single times of calls, summed up: median, 20th and 80th percentile, and how many there are."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    runs: int
+
+    @classmethod
+    def of(cls, times_us: list[float]) -> "Latency":
+        fifths = statistics.quantiles(times_us, n=5, method="inclusive") if len(times_us) > 1 else 4 * times_us
+        return cls(statistics.median(times_us), fifths[0], fifths[3], len(times_us))
+
+    def to_json(self) -> dict:
+        return {"median": self.median_us, "p20": self.p20_us, "p80": self.p80_us, "n": self.runs}
+
+    @classmethod
+    def from_json(cls, latency: dict) -> "Latency":
+        return cls(latency["median"], latency["p20"], latency["p80"], latency["n"])
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one workload.
+
+    latency: of do_bench. event: between CUDA events, cache cold. gpu_us: that without the events' own time, None on a
+    CPU. cupti_us: of the profiler. warm_us: GPU time with a warm cache. call_us: as a caller sees a call. graph_us:
+    from a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced. gpu_state: of gpu.Watch.
+    """
+
+    device: str
+    clock: str
+    workload: str
+    latency: Latency
+    event: Latency
+    gpu_us: float | None
+    cupti_us: float | None
+    warm_us: float
+    call_us: float
+    graph_us: float | None
+    kernels: list[dict] | None
+    warmup_ms: int
+    rep_ms: int
+    shapes: list[list[int]]
+    dtype: str
+    input_sets: int
+    gpu_state: dict | None
+
+    @property
+    def launch_bound(self) -> bool | None:
+        """Does a caller wait for launches rather than for the GPU? None without a GPU."""
+        return self.call_us > LAUNCH_BOUND * self.warm_us if self.gpu_us else None
+
+    def warnings(self) -> list[str]:
+        """What a reader of these times should know."""
+        return [*self._doubts_about_clocks(), *self._doubts_about_conditions()]
+
+    def _doubts_about_clocks(self) -> Iterator[str]:
+        if self.cupti_us and abs(self.gpu_us - self.cupti_us) > CLOCKS_SHARE * self.gpu_us + CLOCKS_US * len(
+            self.kernels
+        ):
+            yield f"two clocks disagree: {self.cupti_us:.1f} us by CUPTI, {self.gpu_us:.1f} us by events"
+        if self.kernels == []:
+            yield "one clock alone: CUPTI named no kernel, so the times by events have nothing to agree with"
+
+    def _doubts_about_conditions(self) -> Iterator[str]:
+        if self.launch_bound:
+            graph = f", {self.graph_us:.1f} us from a CUDA graph" if self.graph_us else ""
+            yield f"launch-bound: a call takes {self.call_us:.1f} us, of which the GPU works {self.warm_us:.1f}{graph}"
+        if self.gpu_state and self.gpu_state["throttle_reasons"]:
+            yield f"the GPU was throttled: {', '.join(self.gpu_state['throttle_reasons'])}"
+        if self.gpu_state and self.gpu_state["foreign_processes"]:
+            yield f"other processes use this GPU: {', '.join(map(str, self.gpu_state['foreign_processes']))}"
+
+    def to_json(self) -> dict:
+        named = {JSON_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        latencies = {"latency_us": self.latency.to_json(), "event_us": self.event.to_json()}
+        return {**named, **latencies, "launch_bound": self.launch_bound, "warnings": self.warnings()}
+
+    @classmethod
+    def from_json(cls, timing: dict) -> "Timing":
+        own = {field.name: timing[JSON_NAMES.get(field.name, field.name)] for field in fields(cls)}
+        return cls(**{**own, **{name: Latency.from_json(own[name]) for name in JSON_NAMES}})
+
+
+JSON_NAMES = {"latency": "latency_us", "event": "event_us"}  # of the fields that have another name in JSON
+LAUNCH_BOUND = 1.5  # a call that takes so many times its GPU time waits for the host
+# Two clocks of one thing. On an H200 CUPTI gave 1.1 to 1.3 us less than events without their own overhead, at 30 us and
+# at four times that; Nsight Compute lay within 0.2 us of the latter. Events see the pause before each further kernel
+# too.
+CLOCKS_US = 2.0  # for each kernel
+CLOCKS_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class TimedWorkload:
+    """What was measured of one workload: its timing, the paired times of each process, and the outputs of some
+    calls."""
+
+    timing: Timing
+    runs: list[PairedTimes]
+    outputs: StoredCase
 
 
 def inputs(
@@ -37,59 +148,87 @@ def inputs(
     workloads: list[str],
     timeout_s: float = 300,
     count: int = INPUT_SETS,
-) -> dict[str, list[dict]]:
+) -> dict[str, list[Case]]:
     """Per workload, files with `count` sets of fresh random inputs; fewer when they are large."""
-    seeds = [verify.secret_seed() for _ in range(count)]
+    seeds = [secret_seed() for _ in range(count)]
     folder = sandbox.new_folder("inputs")
-    found = verify.prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, with_variants=False, folder=folder)
-    if "error" in found:
-        raise Refused(f"the reference fails: {found['error']['message'].strip()}")
-    return {name: [case for case in found["cases"] if case["workload"] == name] for name in workloads}
+    prepared = prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, with_variants=False, folder=folder)
+    return {name: [case for case in prepared if case.workload == name] for name in workloads}
 
 
 def measure(
     sandbox: Sandbox,
     kernel: Path,
-    opponent: Path | None,
-    cases: dict[str, list[dict]],
-    look: int = 0,
+    baseline: Path | None,
+    cases: dict[str, list[Case]],
+    attempt: int = 0,
     warmup_ms: int = WARMUP_MS,
     rep_ms: int = REP_MS,
     timeout_s: float = 300,
-) -> dict[str, dict]:
-    """What was measured of each workload, times in microseconds: {device, clock, workload, latency_us{median, p20, p80, n},
-    event_us{the same}, gpu_us, cupti_us, warm_us, call_us, graph_us, launch_bound, kernels, gpu_state, warnings, rounds[{a_us, b_us}], timed}.
+) -> dict[str, TimedWorkload]:
+    """Time the kernel on each workload.
 
-    opponent: timed in turn with the kernel, in PROCESSES processes; without one, one process times the kernel alone.
-    look: the how manieth, each with more rounds. Refused when the kernel cannot be run, or tampers with its timing.
+    baseline: timed in turn with the kernel, in PROCESSES processes; without one, one process times the kernel alone.
+    attempt: 0 or 1, the second with more rounds. Refused when the kernel cannot be run, or tampers with its timing.
     """
-    rounds = (ROUNDS if sandbox.gpu else CPU_ROUNDS)[look]
-    processes = PROCESSES if opponent and sandbox.gpu else 1
-    hidden = [case["path"] for sets in cases.values() for case in sets]
-    found: dict[str, list[dict]] = {name: [] for name in cases}
+    rounds = (ROUNDS if sandbox.gpu else CPU_ROUNDS)[attempt]
+    processes = PROCESSES if baseline and sandbox.gpu else 1
+    hidden = [case.path for sets in cases.values() for case in sets]
+    times: dict[str, list[RawTimes]] = {name: [] for name in cases}
     for number in range(processes):
         arguments = {
             "kernel": str(kernel.resolve()),
-            "opponent": opponent and str(opponent.resolve()),
-            "workloads": {name: [case["path"] for case in sets] for name, sets in cases.items()},
+            "baseline": baseline and str(baseline.resolve()),
+            "workloads": {name: [case.path for case in sets] for name, sets in cases.items()},
             "rounds": rounds,
-            "budget_s": BUDGET_S[look],
+            "budget_s": BUDGET_S[attempt],
             "warmup_ms": warmup_ms,
             "rep_ms": rep_ms,
-            "trace": number == 0 and look == 0,
+            "trace": number == 0 and attempt == 0,
             "folder": sandbox.new_folder("timed"),
         }
         for name, raw in one_process(sandbox, arguments, timeout_s, hidden).items():
-            found[name].append(raw)
-    return {name: summed_up(sandbox, name, cases[name], runs, (warmup_ms, rep_ms)) for name, runs in found.items()}
+            times[name].append(raw)
+    return {name: summed_up(sandbox, name, cases[name], runs, (warmup_ms, rep_ms)) for name, runs in times.items()}
 
 
 REPEATS = {True: 2, False: 1}  # on a GPU, on the CPU: of a process whose times cannot be believed
 
 
-def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: list[str]) -> dict[str, dict]:
-    """The raw times of one process. One whose times cannot be believed counts for nothing and is repeated: a host that stalls for
-    some milliseconds looks like tampering once, a kernel that tampers does so each time."""
+@dataclass(frozen=True)
+class RawTimes:
+    """What one process reports of one workload; times in microseconds, those of calls one by one.
+
+    window: begin and end, seconds since the epoch. sets: of inputs. alone_us: of the baseline before the kernel was
+    loaded. bench_us: of do_bench. empty_us: of a pair of events round nothing. outputs: [{set, output}] of some timed
+    calls. overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from
+    the first on the same contents. after: {call_us, stray_us, idle_us}. gpu_state, wall_us: what this process saw
+    itself."""
+
+    clock: str
+    window: list[float]
+    sets: int
+    a_us: list[list[float]]
+    b_us: list[list[float]] | None
+    alone_us: list[float]
+    bench_us: list[float]
+    empty_us: float
+    outputs: list[dict]
+    overwritten: bool
+    differing: int
+    gpu_state: dict | None
+    wall_us: dict[str, float]
+    after: dict[str, float] | None = None
+    traced_us: list[float] | None = None
+    kernels: list[dict] | None = None
+    graph_us: list[float] | None = None
+
+
+def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: list[str]) -> dict[str, RawTimes]:
+    """The raw times of one process, by workload.
+
+    A process whose times cannot be believed counts for nothing and is repeated: a host that stalls for some
+    milliseconds looks like tampering once, a kernel that tampers does so each time."""
     on_gpu = sandbox.gpu is not None
     for repeat in range(1 + REPEATS[on_gpu]):
         with gpu.Watch() as watch:
@@ -101,35 +240,40 @@ def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: lis
                 raise
 
 
-def raw_times(outcome: Outcome, watch: gpu.Watch, on_gpu: bool) -> dict[str, dict]:
-    """The worker's raw times per workload, with the state of the GPU and this process's own clock; KernelFailed when
-    they cannot be believed."""
-    found = answer(outcome)
+def raw_times(outcome: Outcome, watch: gpu.Watch, on_gpu: bool) -> dict[str, RawTimes]:
+    """The worker's raw times per workload, with the state of the GPU and this process's own clock.
+
+    KernelFailed when they cannot be believed.
+    """
+    result = result_of_kernel(outcome)
     try:
-        for name, raw in found["workloads"].items():
-            raw["gpu_state"] = watch.state(raw["window"]) if on_gpu else None
-            raw["wall_us"] = stretches(outcome, name)
-            refuse(raw, on_gpu)
+        times = {}
+        for name, raw in result["workloads"].items():
+            state = watch.state(raw["window"]) if on_gpu else None
+            times[name] = RawTimes(**raw, gpu_state=state, wall_us=stretches(outcome, name))
+            refuse(times[name], on_gpu)
+        return times
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise KernelFailed("CHEAT_SUSPECT", f"the report of the timing is not sound ({error!r})") from None
-    return found["workloads"]
+        raise KernelFailed(Status.CHEAT_SUSPECT, f"the report of the timing is not sound ({error!r})") from None
 
 
-def refuse(raw: dict, on_gpu: bool) -> None:
+def refuse(raw: RawTimes, on_gpu: bool) -> None:
     """KernelFailed when these raw times cannot be believed, or come from calls that went wrong."""
     if suspicion := suspicious(raw, on_gpu):
-        raise Unbelievable("CHEAT_SUSPECT", suspicion)
-    if raw["overwritten"]:
-        raise KernelFailed("ALIASED_OUTPUT", "a later call writes into the memory of a former one's output")
-    if raw["differing"]:
-        other = f"{raw['differing']} timed calls returned another result than the first on the same contents"
-        raise KernelFailed("WRONG_VALUES", other)
+        raise Unbelievable(Status.CHEAT_SUSPECT, suspicion)
+    if raw.overwritten:
+        raise KernelFailed(Status.ALIASED_OUTPUT, "a later call writes into the memory of a former one's output")
+    if raw.differing:
+        message = f"{raw.differing} timed calls returned another result than the first on the same contents"
+        raise KernelFailed(Status.WRONG_VALUES, message)
 
 
 def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
-    """{gpu, fresh, call}: microseconds a call by this process's clock, from the marks of worker.timing.Race. gpu: of calls
-    launched behind a sleep, whose own length is taken off; fresh: the same, each call on other memory; call: as a caller
-    sees it. Of several attempts the shortest: in the others the GPU waited for the host."""
+    """{gpu, fresh, call}: microseconds a call by this process's clock, from the marks of worker.timing.PairedTiming.
+
+    gpu: of calls launched behind a sleep, whose own length is taken off; fresh: the same, each call on other memory;
+    call: as a caller sees it. Of several attempts the shortest: in the others the GPU waited for the host.
+    """
 
     def stretch(name: str) -> tuple[float, int]:
         (begin, _), (end, calls) = (outcome.marks[f"{workload}: {name} {edge}"] for edge in ("begins", "ends"))
@@ -144,14 +288,14 @@ def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
     return {name: min(held(name, at) for at in attempts) for name in ("gpu", "fresh")} | {"call": took / calls}
 
 
-# How much longer than its call a kernel may keep the GPU busy, over what a library's kernel shows on the same machine. That took 4.4 to
-# 7.2 us on an H200 after honest calls of 13 us to 2 ms, about 20 us on a virtual machine with busy cores; a kernel hidden on another
-# stream showed 21 us (25 us of work) to 493 us (520 us of work).
+# How much longer than its call a kernel may keep the GPU busy, over what a library's kernel shows on the same machine.
+# That took 4.4 to 7.2 us on an H200 after honest calls of 13 us to 2 ms, about 20 us on a virtual machine with busy
+# cores; a kernel hidden on another stream showed 21 us (25 us of work) to 493 us (520 us of work).
 STRAY_US = 10.0
 STRAY_SHARE = 0.05
 # {on a GPU, on the CPU}: by how much two figures of the same thing may differ before somebody is taken to tamper. On an
-# H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and without the 1.3 us
-# of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy machine's.
+# H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and without the 1.3
+# us of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy machine's.
 DISAGREEMENT = {True: 1.3, False: 4.0}
 SLACK_US = {True: 10.0, False: 200.0}
 
@@ -166,114 +310,70 @@ def worked_on(call_us: float, stray_us: float, idle_us: float) -> str | None:
     )
 
 
-def suspicious(raw: dict, on_gpu: bool) -> str | None:
+def suspicious(raw: RawTimes, on_gpu: bool) -> str | None:
     """Why these raw times cannot be believed; None when nothing speaks against them. Pure."""
+    return next(suspicions(raw, on_gpu), None)
+
+
+def suspicions(raw: RawTimes, on_gpu: bool) -> Iterator[str]:
+    """Every two clocks, or two ways to call the kernel, that contradict each other."""
     factor, slack = DISAGREEMENT[on_gpu], SLACK_US[on_gpu]
-    own = statistics.median(flat(raw["a_us"]))
-    if on_gpu and (said := worked_on(**raw["after"])):
-        return said
+    own, quick = statistics.median(flat(raw.a_us)), Latency.of(flat(raw.a_us)).p20_us
+    if on_gpu and (stray := worked_on(**raw.after)):
+        yield stray
     for name, where in (("gpu", "on the same memory"), ("fresh", "on memory that is new to it")):
-        if (outside := raw["wall_us"][name]) > factor * own + slack:
-            return f"a call {where} takes {outside:.0f} us by the clock of another process and {own:.0f} us by that of its own"
-    bench, quick = statistics.median(raw["bench_us"]), summary(flat(raw["a_us"]))["p20"]
-    if quick > factor * bench + slack:
-        return (
-            f"a call takes {bench:.0f} us in do_bench, on one and the same inputs, and {quick:.0f} us on inputs in turn"
-        )
-    fresh = raw["a_us"][: raw["sets"] - 1]
+        if (outside := raw.wall_us[name]) > factor * own + slack:
+            yield f"a call {where} takes {outside:.0f} us by the clock of another process and {own:.0f} us by its own"
+    if quick > factor * (bench := statistics.median(raw.bench_us)) + slack:
+        yield f"a call takes {bench:.0f} us in do_bench, on one and the same inputs, and {quick:.0f} us on inputs in turn"
+    fresh = raw.a_us[: raw.sets - 1]
     if len(fresh) > 1:
         first, again = (statistics.median(pair[at] for pair in fresh) for at in (0, 1))
         if first > factor * again + slack:
-            return (
-                f"a call takes {first:.0f} us on contents that it sees for the first time and {again:.0f} us on the same "
-                "contents again: it keeps results"
+            yield (
+                f"a call takes {first:.0f} us on contents that it sees for the first time and {again:.0f} us on the "
+                "same contents again: it keeps results"
             )
-    if raw["solo_us"] and summary(flat(raw["b_us"]))["p20"] > factor * statistics.median(raw["solo_us"]) + slack:
-        return "what the kernel is compared with became slower when the kernel was loaded"
-    return None
+    if raw.alone_us and Latency.of(flat(raw.b_us)).p20_us > factor * statistics.median(raw.alone_us) + slack:
+        yield "the baseline became slower when the kernel was loaded"
 
 
 def flat(rounds: list[list[float]]) -> list[float]:
     return [time for pair in rounds for time in pair]
 
 
-def summed_up(sandbox: Sandbox, workload: str, sets: list[dict], runs: list[dict], window_ms: tuple[int, int]) -> dict:
-    """The result of one workload from the raw times of all processes."""
-    first = runs[0]
-    traced = first.get("traced_us")
-    event = summary([time for run in runs for time in flat(run["a_us"])])
-    found = {
-        "device": sandbox.device_name,
-        "clock": first["clock"],
-        "workload": workload,
-        "latency_us": summary(first["bench_us"]),
-        "event_us": event,
-        "gpu_us": event["median"] - statistics.median(run["empty_us"] for run in runs) if sandbox.gpu else None,
-        "cupti_us": statistics.median(traced) if first.get("kernels") else None,
-        "warm_us": statistics.median(run["wall_us"]["gpu"] for run in runs),
-        "call_us": statistics.median(run["wall_us"]["call"] for run in runs),
-        "graph_us": statistics.median(first["graph_us"]) if first.get("graph_us") else None,
-        "kernels": correctness.shares(first["kernels"]) if first.get("kernels") is not None else None,
-        "warmup_ms": window_ms[0],
-        "rep_ms": window_ms[1],
-        "shapes": sets[0]["shapes"],
-        "dtype": sets[0]["dtype"],
-        "input_sets": len(sets),
-        "gpu_state": gpu.merged([run["gpu_state"] for run in runs]),
-        "rounds": [{"a_us": run["a_us"], "b_us": run["b_us"]} for run in runs],
-        "timed": {
-            **sets[0],
-            "calls": [
-                {"inputs_seed": sets[found["set"]]["seed"], "output": found["output"]}
-                for run in runs
-                for found in run["outputs"]
-            ],
-        },
-    }
-    found["launch_bound"] = launch_bound(found)
-    found["warnings"] = warnings(found)
-    return found
-
-
-LAUNCH_BOUND = 1.5  # a call that takes so many times its GPU time waits for the host
-
-
-def launch_bound(found: dict) -> bool | None:
-    """Does a caller wait for launches rather than for the GPU? None without a GPU."""
-    return found["call_us"] > LAUNCH_BOUND * found["warm_us"] if found["gpu_us"] else None
-
-
-# Two clocks of one thing. On an H200 CUPTI gave 1.1 to 1.3 us less than events without their own overhead, at 30 us
-# and at four times that; Nsight Compute lay within 0.2 us of the latter. Events see the pause before each further kernel too.
-CLOCKS_US = 2.0  # for each kernel
-CLOCKS_SHARE = 0.05
-
-
-def warnings(found: dict) -> list[str]:
-    """What a reader of these times should know. Pure."""
-    said, events, state = [], found["gpu_us"], found["gpu_state"]
-    if found["cupti_us"] and abs(events - found["cupti_us"]) > CLOCKS_SHARE * events + CLOCKS_US * len(
-        found["kernels"]
-    ):
-        said.append(f"two clocks disagree: {found['cupti_us']:.1f} us by CUPTI, {events:.1f} us by events")
-    if found["kernels"] == []:
-        said.append("one clock alone: CUPTI named no kernel, so the times by events have nothing to agree with")
-    if found["launch_bound"]:
-        graph = f", {found['graph_us']:.1f} us from a CUDA graph" if found["graph_us"] else ""
-        said.append(
-            f"launch-bound: a call takes {found['call_us']:.1f} us, of which the GPU works {found['warm_us']:.1f}{graph}"
-        )
-    if state and state["throttle_reasons"]:
-        said.append(f"the GPU was throttled: {', '.join(state['throttle_reasons'])}")
-    if state and state["foreign_processes"]:
-        said.append(f"other processes use this GPU: {', '.join(map(str, state['foreign_processes']))}")
-    return said
+def summed_up(
+    sandbox: Sandbox, workload: str, sets: list[Case], runs: list[RawTimes], window_ms: tuple[int, int]
+) -> TimedWorkload:
+    """What the raw times of all processes say of one workload. The first process alone traces the kernels."""
+    first, event = runs[0], Latency.of([time for run in runs for time in flat(run.a_us)])
+    timing = Timing(
+        device=sandbox.device_name,
+        clock=first.clock,
+        workload=workload,
+        latency=Latency.of(first.bench_us),
+        event=event,
+        gpu_us=event.median_us - statistics.median(run.empty_us for run in runs) if sandbox.gpu else None,
+        cupti_us=statistics.median(first.traced_us) if first.kernels else None,
+        warm_us=statistics.median(run.wall_us["gpu"] for run in runs),
+        call_us=statistics.median(run.wall_us["call"] for run in runs),
+        graph_us=statistics.median(first.graph_us) if first.graph_us else None,
+        kernels=correctness.shares(first.kernels) if first.kernels is not None else None,
+        warmup_ms=window_ms[0],
+        rep_ms=window_ms[1],
+        shapes=sets[0].shapes,
+        dtype=sets[0].dtype,
+        input_sets=len(sets),
+        gpu_state=gpu.merged([run.gpu_state for run in runs]),
+    )
+    calls = [StoredCall(sets[one["set"]].seed, one["output"]) for run in runs for one in run.outputs]
+    return TimedWorkload(timing, [PairedTimes(run.a_us, run.b_us) for run in runs], StoredCase(sets[0], calls))
 
 
 class KernelFailed(Refused):
-    """The kernel failed while it was timed; `status` is one of verify's."""
+    """The kernel failed while it was timed; `status` says how."""
 
-    def __init__(self, status: str, message: str):
+    def __init__(self, status: Status, message: str):
         super().__init__(f"{status}: {message.strip()}; its time does not count, run verify_kernel.py first")
         self.status = status
 
@@ -282,20 +382,13 @@ class Unbelievable(KernelFailed):
     """Its times contradict each other."""
 
 
-def answer(outcome: Outcome) -> dict:
-    """The worker's result; KernelFailed or TimedOut says how the kernel failed instead."""
-    found = outcomes.failure(outcome) or outcome.result
-    if "error" not in found:
-        return found
-    fault = found["error"]
-    if fault["status"] == "TIMEOUT":
-        raise TimedOut(f"the kernel did not finish: {fault['message']}; --timeout raises the limit")
-    if fault["status"] == "OPPONENT":
-        raise UsageError(f"what the kernel is compared with fails itself: {fault['message'].strip()}")
-    raise KernelFailed(fault["status"], fault["message"])
-
-
-def summary(times_us: list[float]) -> dict:
-    """{median, p20, p80, n} of single times."""
-    fifths = statistics.quantiles(times_us, n=5, method="inclusive") if len(times_us) > 1 else 4 * times_us
-    return {"median": statistics.median(times_us), "p20": fifths[0], "p80": fifths[3], "n": len(times_us)}
+def result_of_kernel(outcome: Outcome) -> dict:
+    """The worker's result; KernelFailed, TimedOut or UsageError says how the kernel or its baseline failed instead."""
+    fault = outcomes.failure(outcome)
+    if fault is None:
+        return outcome.result
+    if fault.status == Status.TIMEOUT:
+        raise TimedOut(f"the kernel did not finish: {fault.message}; --timeout raises the limit")
+    if fault.status == Status.BASELINE_ERROR:
+        raise UsageError(f"what the kernel is compared with fails itself: {fault.message.strip()}")
+    raise KernelFailed(fault.status, fault.message)

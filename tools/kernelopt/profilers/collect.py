@@ -23,12 +23,14 @@ HOTSPOTS = 12  # source lines a kernel in hotspots.json and the report
 
 @dataclass(frozen=True)
 class Call:
-    """What is profiled: one call of a kernel's file on a case of its inputs, and the settings."""
+    """What is profiled: one call of a kernel's file on its inputs, and the settings."""
 
     kernel: Path
     version: str
     workload: str
-    case: dict
+    inputs: str  # the file that holds them
+    shapes: list[list[int]]
+    dtype: str
     cache: str
     timeout_s: float
     product: wiki.Page | None = None  # the page of its GPU, where it is known
@@ -55,7 +57,7 @@ def _counters(everything: bool, sandbox: Sandbox, what: Call, folder: Path, work
     compiled = folder / "compiled" if everything else None
     with gpu.Watch() as watch:
         outcome = ncu.collect(
-            sandbox, what.kernel, what.case, report, what.cache, what.timeout_s, everything, compiled=compiled
+            sandbox, what.kernel, what.inputs, report, what.cache, what.timeout_s, everything, compiled=compiled
         )
     params = settings(sandbox, what, outcome, watch, ncu.program_version())
     if everything:
@@ -69,11 +71,11 @@ def _timeline(mode: str, sandbox: Sandbox, what: Call, folder: Path) -> dict:
     with gpu.Watch() as watch:
         if mode == "nsys" and nsys.program():
             report = folder / "report.nsys-rep"
-            outcome = nsys.collect(sandbox, what.kernel, what.case, report, what.timeout_s)
+            outcome = nsys.collect(sandbox, what.kernel, what.inputs, report, what.timeout_s)
             found = nsys.read(report) if report.exists() else None
         if found is None:
             trace = folder / "trace.json"
-            outcome = torch_trace.collect(sandbox, what.kernel, what.case, trace, what.timeout_s)
+            outcome = torch_trace.collect(sandbox, what.kernel, what.inputs, trace, what.timeout_s)
             found = torch_trace.read(trace)
     return {"timeline": timeline.analyse(found), "params": settings(sandbox, what, outcome, watch, found["source"])}
 
@@ -84,8 +86,8 @@ def settings(sandbox: Sandbox, what: Call, outcome: Outcome, watch: gpu.Watch, p
         "version": what.version,
         "kernel_sha256": digest(what.kernel),
         "workload": what.workload,
-        "shapes": what.case["shapes"],
-        "dtype": what.case["dtype"],
+        "shapes": what.shapes,
+        "dtype": what.dtype,
         "device": sandbox.device_name,
         "driver": sandbox.gpu["driver"],
         "torch": outcome.result["torch"],

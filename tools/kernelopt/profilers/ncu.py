@@ -93,7 +93,7 @@ def command(report: Path, cache: str, everything: bool = False, names: list[str]
 def collect(
     sandbox: Sandbox,
     kernel: Path,
-    case: dict,
+    inputs: str,
     report: Path,
     cache: str,
     timeout_s: float,
@@ -112,7 +112,7 @@ def collect(
         stages.mkdir()
         arguments = {
             "kernel": str(kernel.resolve()),
-            "inputs": case["path"],
+            "inputs": inputs,
             "compiled": str(stages) if compiled else None,
         }
         names = metrics.asked()
@@ -133,7 +133,7 @@ def collect(
     if outcome.result is None and not report.exists():
         raise Refused(f"ncu did not start the kernel; it said: {last_line(outcome.log_tail)}")
     if failed := outcomes.failure(outcome):
-        raise Refused(f"the kernel failed under ncu: {failed['error']['message'].strip()}")
+        raise Refused(f"the kernel failed under ncu: {failed.message.strip()}")
     if not report.exists():
         raise Refused(f"ncu profiled no kernel: does the call launch one? It said: {last_line(outcome.log_tail)}")
     return outcome

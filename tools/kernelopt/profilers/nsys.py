@@ -35,16 +35,16 @@ def command(report: Path) -> list[str]:
     ]
 
 
-def collect(sandbox: Sandbox, kernel: Path, case: dict, report: Path, timeout_s: float) -> bool:
+def collect(sandbox: Sandbox, kernel: Path, inputs: str, report: Path, timeout_s: float) -> bool:
     """Some calls of `kernel` into a report; False when nsys wrote none. Refused: the kernel failed. TimedOut."""
-    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"], "calls": CALLS}
+    arguments = {"kernel": str(kernel.resolve()), "inputs": inputs, "calls": CALLS}
     with sandbox.folder("nsys") as folder:
         made = Path(folder, "report.nsys-rep")
         outcome = sandbox.run_under(command(made), "profile", arguments, timeout_s)
         if outcome.timed_out:
             raise TimedOut(f"nsys did not finish in {timeout_s:.0f} s; --timeout raises the limit")
         if outcome.result is not None and (failed := outcomes.failure(outcome)):
-            raise Refused(f"the kernel failed under nsys: {failed['error']['message'].strip()}")
+            raise Refused(f"the kernel failed under nsys: {failed.message.strip()}")
         if made.exists():
             shutil.copyfile(made, report)
     return report.exists()

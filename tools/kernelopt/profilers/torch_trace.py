@@ -14,16 +14,16 @@ ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 API = ("cuda_runtime", "cuda_driver")
 
 
-def collect(sandbox: Sandbox, kernel: Path, case: dict, trace: Path, timeout_s: float) -> Outcome:
+def collect(sandbox: Sandbox, kernel: Path, inputs: str, trace: Path, timeout_s: float) -> Outcome:
     """Some calls of `kernel`, after warm-up, into a Chrome trace. Refused: the kernel failed. TimedOut."""
-    arguments = {"kernel": str(kernel.resolve()), "inputs": case["path"], "calls": CALLS, "mark": CALL}
+    arguments = {"kernel": str(kernel.resolve()), "inputs": inputs, "calls": CALLS, "mark": CALL}
     with sandbox.folder("trace") as folder:
         made = Path(folder, "trace.json")
-        outcome = sandbox.run("trace", {**arguments, "path": str(made)}, timeout_s, [case["path"]])
+        outcome = sandbox.run("trace", {**arguments, "path": str(made)}, timeout_s, [inputs])
         if outcome.timed_out:
             raise TimedOut(f"the calls did not finish in {timeout_s:.0f} s; --timeout raises the limit")
         if failed := outcomes.failure(outcome):
-            raise Refused(f"the kernel failed: {failed['error']['message'].strip()}")
+            raise Refused(f"the kernel failed: {failed.message.strip()}")
         trace.write_bytes(made.read_bytes())
     return outcome
 

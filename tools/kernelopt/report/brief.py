@@ -116,9 +116,9 @@ def utilization(workspace: Workspace, task: Task, profile: dict) -> dict | None:
     time_us = recorded or total_us(profile)
     work = profile["work"] and Work.from_json(profile["work"])
     found = platforms.utilization(workspace, task, time_us, work) if time_us else None
-    if found is None or found["floor_us"] is None:
+    if found is None or found.floor_us is None:
         return None
-    return {**found, "clock": "measured" if recorded else "profiled"}
+    return {**found.to_json(), "clock": "measured" if recorded else "profiled"}
 
 
 def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:

@@ -107,7 +107,7 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
 
 def utilization(
     workspace: Workspace, task: Task, time_us: float, work: Work | None = None, max_clocks: dict | None = None
-) -> dict | None:
+) -> roofline.Utilization | None:
     """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known, and the rates
     alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
     work = work or task.work_of()

@@ -1,11 +1,4 @@
-"""The problem contract, in the format of KernelBench. Imported by worker processes only.
-
-reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
-`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
-same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
-
-This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
-"""
+"""How far outputs are from the oracle's, and which answers that compute nothing would pass. Pure functions."""
 
 import math
 
@@ -32,7 +25,7 @@ def compare(
     the baseline within the tolerance is right too: rounding decides an argmax, and fp16 overflows. usual_rms: what stands
     for the rms of an output with few elements, one sum near 0, say, whose own is no scale.
     """
-    found = {
+    layout = {
         "shape": list(actual.shape),
         "dtype": str(actual.dtype),
         "stride": significant_stride(actual),
@@ -41,7 +34,7 @@ def compare(
         "expected_stride": significant_stride(baseline.clone()),  # a slice of something larger counts as dense
     }
     if actual.shape != oracle.shape or actual.dtype != baseline.dtype:
-        return found
+        return layout
     actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
     finite = torch.isfinite(exact)
     rms = root_mean_square(torch.where(finite, exact, 0))
@@ -51,7 +44,7 @@ def compare(
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
     own = deviation(actual, exact, bound, rms, baseline)
     return {
-        **found,
+        **layout,
         "elements": exact.numel(),
         "finite": int(finite.sum()),
         "rms": rms,
@@ -73,7 +66,7 @@ def root_mean_square(values: torch.Tensor) -> float:
     return largest * math.sqrt(float((values.double() / largest).square().mean())) if largest else 0.0
 
 
-def bland_answers(
+def trivial_answers(
     oracle: list[torch.Tensor],
     baseline: list[torch.Tensor],
     inputs: list,
@@ -106,8 +99,8 @@ def like_of(tensor: torch.Tensor, candidates: list[torch.Tensor]) -> torch.Tenso
 def passes(answer: torch.Tensor | None, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> bool:
     if answer is None:
         return False
-    found = compare(answer, oracle, baseline, tolerance)
-    return found["mismatches"] + found["nonfinite"] == 0
+    compared = compare(answer, oracle, baseline, tolerance)
+    return compared["mismatches"] + compared["nonfinite"] == 0
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,15 +117,15 @@ def deviation(
 
     Some elements at a time, so that float64 copies of large outputs fit.
     """
-    found = Deviation(bound, rms)
+    statistics = Deviation(bound, rms)
     step = 1 << 26
     whole = not any(t.dtype == torch.bool or t.is_floating_point() for t in (actual, exact, also) if t is not None)
     for start in range(0, exact.numel(), step):
         parts = [None if t is None else t[start : start + step] for t in (actual, exact, also)]
         if whole:  # float64 does not hold every int64, but their differences that matter
             parts = [None if t is None else t.long() - parts[1].long() for t in parts]
-        found.add(*(None if t is None else t.double() for t in parts), start)
-    return found
+        statistics.add(*(None if t is None else t.double() for t in parts), start)
+    return statistics
 
 
 class Deviation:
@@ -145,19 +138,24 @@ class Deviation:
         self.first_bad: int | None = None
 
     def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
-        error, odd = self._errors(actual, exact)
+        error, nonfinite_mismatch = self._errors(actual, exact)
         if also is not None:
-            other, other_odd = self._errors(actual, also)
-            agrees = (other <= self.bound) & ~other_odd
-            error, odd = torch.where(agrees, torch.minimum(error, other), error), odd & ~agrees
-        wrong = (error > self.bound) | odd
+            other, other_nonfinite = self._errors(actual, also)
+            agrees = (other <= self.bound) & ~other_nonfinite
+            error, nonfinite_mismatch = (
+                torch.where(agrees, torch.minimum(error, other), error),
+                nonfinite_mismatch & ~agrees,
+            )
+        wrong = (error > self.bound) | nonfinite_mismatch
         self.max_rel = max(self.max_rel, float(error.max()))
         weighed = torch.isfinite(exact) & (exact.abs() >= TINY)
         self.weighed += int(weighed.sum())
         self.lost += int((weighed & ((actual - exact).abs() > LOST * exact.abs())).sum())
-        self.mismatches += int((wrong & ~odd).sum())
-        self.nonfinite += int(odd.sum())  # of two numbers one alone is finite, or both are other infinities
-        self.spurious += int((odd & torch.isfinite(exact)).sum())
+        self.mismatches += int((wrong & ~nonfinite_mismatch).sum())
+        self.nonfinite += int(
+            nonfinite_mismatch.sum()
+        )  # of two numbers one alone is finite, or both are other infinities
+        self.spurious += int((nonfinite_mismatch & torch.isfinite(exact)).sum())
         if self.first_bad is None and bool(wrong.any()):
             self.first_bad = offset + int(wrong.nonzero()[0])
 

@@ -17,14 +17,14 @@ def of_module(module, folder: str | None) -> list[dict]:
     launched.
     autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
     """
-    found = []
+    kernels = []
     for name, value in vars(module).items():
         kernel = _innermost(value)
         if kernel is not None:
             kept = _compilations(kernel)
             known = None if kept is None else [_compiled(name, at, one, folder) for at, one in enumerate(kept)]
-            found.append({"name": name, "compiled": known, "autotuned": _autotuned(value)})
-    return found
+            kernels.append({"name": name, "compiled": known, "autotuned": _autotuned(value)})
+    return kernels
 
 
 def extensions() -> list[str]:

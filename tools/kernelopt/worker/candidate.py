@@ -12,7 +12,7 @@ from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
 from .state import identical
 
-LATE_S = 0.02  # so long a thread or stream of the candidate may still change an output before that is looked for
+SETTLE_S = 0.02  # so long a thread or stream of the candidate may still change an output before that is looked for
 GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which take as much memory again
 STREAM_HELD_CYCLES = 400_000  # about 0.2 ms, in which work that does not wait for the current stream comes too early
 WARM_UP_CALLS = 3
@@ -79,7 +79,7 @@ class Run:
         self.aliased = False
 
     def result(self, path: str, trace: bool) -> dict:
-        """{mutated, changed, aliased, late, out_of_bounds, deterministic, device, guarded, fails_guarded, kernels}; the outputs go to files at `path`."""
+        """The fields of measure.correctness.CaseReport; the outputs go to files at `path`."""
         memory = self._memory(self.case)
         self._call(memory, self.case)
         self._restore()
@@ -89,22 +89,22 @@ class Run:
             self._restore()
             self._call(self._memory(self.case), self.case)
             self._restore()
-        time.sleep(LATE_S)
+        time.sleep(SETTLE_S)
         self.context.synchronize()
-        found = {
+        report = {
             "mutated": sorted(self.mutated),
             "changed": sorted(self.changed),
             "aliased": self.aliased,
-            "late": not all(map(all_identical, self.live, self.kept)),
+            "changed_after_return": not all(map(all_identical, self.live, self.kept)),
             "out_of_bounds": self.guards.broken(),
             "deterministic": all_identical(self.kept[0], self.kept[2]) if self.other else None,
             "device": next((t.device.type for t in self.live[0] if t.device.type != self.context.device), None),
             "guarded": self.guarded,
             "fails_guarded": self.fails_guarded,
         }
-        self._store(path, found["deterministic"])
-        found["kernels"] = tracing.kernels_of(self._bound(memory, self.case)) if trace else None
-        return found
+        self._store(path, report["deterministic"])
+        report["kernels"] = tracing.kernels_of(self._bound(memory, self.case)) if trace else None
+        return report
 
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""

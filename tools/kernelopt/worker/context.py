@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from . import artefacts, interpreter, problem, tensor_trees
-from .faults import CheatError, LoadError, OpponentError, OracleError, blaming, describe
+from .faults import BaselineError, CheatError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
 
@@ -64,7 +64,7 @@ class Candidate:
         def call(*inputs):
             try:
                 return kernel(*inputs)
-            except (LoadError, OpponentError, OracleError) as error:  # the judge's own words, which put blame on others
+            except (LoadError, BaselineError, OracleError) as error:  # the judge's own words, which put blame on others
                 raise RuntimeError(str(error)) from error
 
         call.bound = kernel
@@ -89,9 +89,9 @@ class Candidate:
     ) -> None:
         """What the kernel returned, into a file; where they are known also its structure (problem.structure) and what the call
         left of parameters and buffers that it changed."""
-        found = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
+        stored = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
         with self._tripwire.judging():
-            tensor_trees.save(found, Path(path))
+            tensor_trees.save(stored, Path(path))
 
     def check(self) -> None:
         """CheatError when it touched or replaced what it must not."""
@@ -108,12 +108,12 @@ def returned(result) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def opponents_fault():
+def blaming_baseline():
     """Whatever fails inside is the fault of what the kernel is compared with."""
     try:
         yield
     except Exception as error:
-        raise OpponentError(describe(error)["message"]) from error
+        raise BaselineError(describe(error)["message"]) from error
 
 
-__all__ = ["Candidate", "Context", "load_reference", "opponents_fault", "returned"]
+__all__ = ["Candidate", "Context", "blaming_baseline", "load_reference", "returned"]

@@ -1,7 +1,8 @@
-"""What went wrong in a child process, in verify's statuses."""
+"""What went wrong in a child process, as a status."""
 
 import contextlib
 
+from ..statuses import Status
 from . import problem
 
 
@@ -13,7 +14,7 @@ class OracleError(Exception):
     """The reference cannot be loaded or run."""
 
 
-class OpponentError(Exception):
+class BaselineError(Exception):
     """What a kernel is compared with cannot be loaded or run."""
 
 
@@ -25,35 +26,34 @@ class CheatError(Exception):
     """The kernel tampers with what judges it."""
 
 
-NO_GPU = "NO_GPU"  # the machine's fault: sandbox.Sandbox makes exit 3 of it
 STATUS_OF_OWN = {
-    problem.UnknownWorkload: "USAGE",
-    problem.CastOfQuantised: "USAGE",
-    problem.UnsupportedInput: "INVALID_TASK",
-    NoGpuError: NO_GPU,
-    LoadError: "IMPORT_ERROR",
-    OracleError: "INVALID_REFERENCE",
-    OpponentError: "OPPONENT",
-    CheatError: "CHEAT_SUSPECT",
+    problem.UnknownWorkload: Status.USAGE,
+    problem.CastOfQuantised: Status.USAGE,
+    problem.UnsupportedInput: Status.INVALID_TASK,
+    NoGpuError: Status.NO_GPU,  # the machine's fault: sandbox.Sandbox makes exit 3 of it
+    LoadError: Status.IMPORT_ERROR,
+    OracleError: Status.INVALID_REFERENCE,
+    BaselineError: Status.BASELINE_ERROR,
+    CheatError: Status.CHEAT_SUSPECT,
 }
 STATUS_OF_SIGN = {  # the first sign found in the message decides
-    "Error building extension": "COMPILE_ERROR",
-    "illegal memory access": "ILLEGAL_ACCESS",
-    "misaligned address": "ILLEGAL_ACCESS",
-    "can't allocate memory": "OOM",
-    "Cannot allocate memory": "OOM",
-    "No space left": "NO_SPACE",
-    "PytorchStreamWriter failed": "NO_SPACE",
-    "inline_container": "NO_SPACE",
-    "invalid configuration argument": "LAUNCH_ERROR",
-    "too many resources": "LAUNCH_ERROR",
+    "Error building extension": Status.COMPILE_ERROR,
+    "illegal memory access": Status.ILLEGAL_ACCESS,
+    "misaligned address": Status.ILLEGAL_ACCESS,
+    "can't allocate memory": Status.OOM,
+    "Cannot allocate memory": Status.OOM,
+    "No space left": Status.NO_SPACE,
+    "PytorchStreamWriter failed": Status.NO_SPACE,
+    "inline_container": Status.NO_SPACE,
+    "invalid configuration argument": Status.LAUNCH_ERROR,
+    "too many resources": Status.LAUNCH_ERROR,
 }
 STATUS_OF_TYPE = {
-    "CompilationError": "COMPILE_ERROR",
-    "CompileTimeAssertionFailure": "COMPILE_ERROR",
-    "OutOfResources": "LAUNCH_ERROR",
-    "OutOfMemoryError": "OOM",
-    "MemoryError": "OOM",
+    "CompilationError": Status.COMPILE_ERROR,
+    "CompileTimeAssertionFailure": Status.COMPILE_ERROR,
+    "OutOfResources": Status.LAUNCH_ERROR,
+    "OutOfMemoryError": Status.OOM,
+    "MemoryError": Status.OOM,
 }
 MESSAGE_CHARACTERS = 2000
 
@@ -64,7 +64,7 @@ def describe(error: BaseException) -> dict:
     own = next((status for kind, status in STATUS_OF_OWN.items() if isinstance(error, kind)), None)
     by_type = [STATUS_OF_TYPE[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUS_OF_TYPE]
     by_sign = [status for sign, status in STATUS_OF_SIGN.items() if sign in text]
-    status = own or next(iter(by_type + by_sign), "RUNTIME_ERROR")
+    status = own or next(iter(by_type + by_sign), Status.RUNTIME_ERROR)
     message = str(error) if own or isinstance(error, problem.ContractError) else text
     if len(message) > MESSAGE_CHARACTERS:
         half = MESSAGE_CHARACTERS // 2
@@ -79,6 +79,6 @@ def blaming(kind: type[Exception]):
     try:
         yield
     except Exception as error:
-        if describe(error)["status"] != "RUNTIME_ERROR":
+        if describe(error)["status"] != Status.RUNTIME_ERROR:
             raise
         raise kind(describe(error)["message"]) from error

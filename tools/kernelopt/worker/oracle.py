@@ -1,4 +1,5 @@
-"""Jobs that run the reference and never load a candidate: the work it takes, its inputs, and the judgement of outputs."""
+"""Jobs that run the reference and never load a candidate: the work it takes, its inputs, and the judgement of
+outputs."""
 
 import pickle
 import re
@@ -42,9 +43,8 @@ def prepare(
     """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
 
     No more seeds of a workload once its files hold limit_bytes, but the last `at_least` seeds in any case.
-    with_variants: further cases, of the first workload above all, on shapes, layouts and values that the reference takes
-    as well.
-    """
+    with_variants: further cases, of the first workload above all, on shapes, layouts and values that the reference
+    takes as well."""
     loaded, cases = load_reference(reference), []
     maker = Maker(loaded, dtype, context.device)
     with blaming(OracleError):
@@ -60,23 +60,24 @@ def prepare(
         for workload in names if with_variants else []:
             case = maker.case(workload, seeds[-1])
             full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
-            found = variants.of_workload(loaded, workload, case, full, own_sizes)
-            for variant in taken(found, loaded, maker, workload, seeds[-1]):
+            possible = variants.of_workload(loaded, workload, case, full, own_sizes)
+            for variant in taken(possible, loaded, maker, workload, seeds[-1]):
                 cases.append(store(maker, workload, seeds[-1], variant, folder))
     return {"cases": cases}
 
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
-ROUGHLY = 0.25  # bound on contents.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
+ROUGHLY = 0.25  # bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
 
 
-def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
+def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
 
-    Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and everything where the
-    reference runs on no CPU, but for whole numbers of our own, which may point past the end of something."""
+    Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and
+    everything where the reference runs on no CPU, but for whole numbers of our own, which may point past the end of
+    something."""
     answers = {}
-    for number, variant in enumerate(found):
+    for number, variant in enumerate(possible):
         case = maker.case(workload, seed, variant)
         if (
             sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
@@ -87,9 +88,11 @@ def taken(found: list[dict], loaded: problem.Reference, maker: "Maker", workload
                 answers[number] = True
             except Exception:
                 answers[number] = False
-    if not any(answer and found[number]["values"] is None for number, answer in answers.items()):  # it runs on no CPU
+    if not any(
+        answer and possible[number]["values"] is None for number, answer in answers.items()
+    ):  # it runs on no CPU
         answers = {}
-    return [one for number, one in enumerate(found) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
+    return [one for number, one in enumerate(possible) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
 
 
 class Maker:
@@ -100,7 +103,8 @@ class Maker:
         self._last: tuple = (None, None)
 
     def case(self, workload: str, seed: int, variant: dict | None = None, from_the_end: bool = False) -> problem.Case:
-        """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of them."""
+        """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of
+        them."""
         if self._last[0] != (workload, seed):
             self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
         return variant_inputs.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
@@ -114,20 +118,20 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
     try:
         problem.Case.load(path)
     except pickle.UnpicklingError as error:
-        what = re.search(r"GLOBAL (\S+)", str(error))
+        kind = re.search(r"GLOBAL (\S+)", str(error))
         raise problem.ContractError(
-            f"get_inputs or get_init_inputs gives a {what[1] if what else 'value'}, which cannot be stored; give tensors, "
+            f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give tensors, "
             "numbers, strings, None, and lists and dicts of them"
         ) from None
     arguments = tensor_trees.input_tensors(case.inputs)
-    found = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
+    dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
     return {
         "workload": workload,
         "seed": seed,
         "variant": variant,
         "path": str(path),
-        "dtype": found,
+        "dtype": dtype,
         "shapes": shapes,
     }
 
@@ -157,8 +161,8 @@ class Check:
         tolerances: dict[str, float],
         finite: dict[str, list[bool]],
     ):
-        """finite: by workload, whether each output held no NaN and no infinity on the task's own inputs, which cases leave for the
-        variants after them."""
+        """finite: by workload, whether each output held no NaN and no infinity on the task's own inputs, which cases
+        leave for the variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
         self.entry, self.tolerances, self.finite = entry, tolerances, finite
         self.case = self._case(entry["seed"])
@@ -168,14 +172,15 @@ class Check:
             return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
 
     def result(self) -> dict:
-        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state, bland, oracle, random} or
-        {unreadable}. changes: the parameters and buffers that the reference changes; wrong_state: those that the kernel left otherwise."""
+        """{calls: [{count, structure, outputs}], expected_count, expected_structure, changes, wrong_state,
+        trivial_answers, oracle, random} or {unreadable}. changes: the parameters and buffers that the reference
+        changes; wrong_state: those that the kernel left otherwise."""
         return self.compared_with(self.entry["calls"], {}, keep=False)
 
     def compared_with(self, entries: list[dict], known: dict[int, dict], keep: bool = True) -> dict:
         """`result` of the calls in `entries`. known: what `expected` said of a seed; `keep` is False where there is memory
         for one seed alone."""
-        calls, found = [], {}
+        calls, once = [], {}
         for call in entries:
             try:
                 stored = tensor_trees.load(call["output"])
@@ -188,39 +193,40 @@ class Check:
                     known.clear()
                 known[call["inputs_seed"]] = self.expected(call["inputs_seed"], first=not calls)
             wanted = known[call["inputs_seed"]]
-            if not calls:  # what is asked once
-                found = {name: wanted[name] for name in ("bland", "random")} | {"oracle": wanted["precision"]}
-                found["expected_count"], found["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
-                found["changes"] = sorted(wanted["state"])
-                found["wrong_state"] = self._wrong_state(left, wanted["state"])
+            if not calls:  # the same for all calls
+                once = {name: wanted[name] for name in ("trivial_answers", "random")} | {"oracle": wanted["precision"]}
+                once["expected_count"], once["expected_structure"] = len(wanted["baseline"]), wanted["structure"]
+                once["changes"] = sorted(wanted["state"])
+                once["wrong_state"] = self._wrong_state(left, wanted["state"])
             outputs = self._compared(actual, wanted)
             calls.append({"count": len(actual), "structure": structure, "outputs": outputs})
             del wanted
-        return {"calls": calls, **found}
+        return {"calls": calls, **once}
 
     def _compared(self, actual: list[torch.Tensor], expected: dict) -> list[dict]:
         bounds = self._bounds(expected["baseline"])
         workload, variant = self.entry["workload"], self.entry["variant"]
         five = zip(actual, expected["oracle"], expected["baseline"], bounds, expected["usual_rms"], strict=False)
-        found = [accuracy.compare(*one) for one in five]
+        compared = [accuracy.compare(*one) for one in five]
         finite = self.finite.get(workload, [True] * len(bounds))
         if variant:
-            return [{**output, "usually_finite": own} for output, own in zip(found, finite, strict=False)]
-        all_finite = (output.get("finite") == output.get("elements") for output in found)
+            return [{**output, "usually_finite": own} for output, own in zip(compared, finite, strict=False)]
+        all_finite = (output.get("finite") == output.get("elements") for output in compared)
         self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
-        return found
+        return compared
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
-        """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference does: running
-        statistics, say; counters count for nothing. left: those that the kernel changed, None where nobody looked."""
+        """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference
+        does: running statistics, say; counters count for nothing. left: those that the kernel changed, None where
+        nobody looked."""
         if left is None:
             return []
         wrong = []
         for name, wanted in expected.items():
             actual = left.get(name, self.case.state[name]).to(self.device)
             bound = self.tolerances[tensor_trees.dtype_class(wanted.dtype)]
-            found = accuracy.compare(actual, wanted, wanted, bound)
-            if wanted.is_floating_point() and found.get("mismatches", 1) + found.get("nonfinite", 1):
+            compared = accuracy.compare(actual, wanted, wanted, bound)
+            if wanted.is_floating_point() and compared.get("mismatches", 1) + compared.get("nonfinite", 1):
                 wrong.append(name)
         return wrong
 
@@ -232,7 +238,7 @@ class Check:
 
     def expected(self, inputs_seed: int, first: bool) -> dict:
         """{baseline, oracle, precision} on a seed's inputs with this case's parameters; for the first call also whether
-        the reference is random and which bland answers would pass."""
+        the reference is random and which trivial answers would pass."""
         case = self.case
         if inputs_seed != self.entry["seed"]:
             case = case.with_inputs(self._case(inputs_seed).inputs)
@@ -241,7 +247,13 @@ class Check:
             left = state.changed(model, state.watched(case.state)) if first and self.entry["variant"] is None else {}
             del model
             oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
-        expected = {"baseline": baseline, "oracle": oracle, "precision": precision, "random": False, "bland": []}
+        expected = {
+            "baseline": baseline,
+            "oracle": oracle,
+            "precision": precision,
+            "random": False,
+            "trivial_answers": [],
+        }
         expected |= {"structure": structure, "state": left}
         expected["usual_rms"] = self._usual_rms(inputs_seed, oracle)
         if first and self.entry["variant"] is None:
@@ -251,35 +263,37 @@ class Check:
             repeated = [
                 accuracy.compare(*three, b) for *three, b in zip(again, baseline, baseline, bounds, strict=True)
             ]
-            expected["random"] = any(found["mismatches"] + found["nonfinite"] for found in repeated)
-            expected["bland"] = self._bland(case, expected) if self.entry["first"] else []
+            expected["random"] = any(one["mismatches"] + one["nonfinite"] for one in repeated)
+            expected["trivial_answers"] = self._trivial_answers(case, expected) if self.entry["first"] else []
         return expected
 
     def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
-        """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else 0."""
+        """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else
+        0."""
         sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
         if not sizes or not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return [0.0] * len(oracle)
         try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
-            found = map(accuracy.comparable, outputs(self.loaded, other, self.device))
+            usual = map(accuracy.comparable, outputs(self.loaded, other, self.device))
         except Exception:  # contents of our own making
             return [0.0] * len(oracle)
-        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in found]
+        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in usual]
 
-    def _bland(self, case: problem.Case, expected: dict) -> list[str]:
-        """Answers that compute nothing and would pass on this workload (see problem.bland_answers)."""
+    def _trivial_answers(self, case: problem.Case, expected: dict) -> list[str]:
+        """Answers that compute nothing and would pass on this workload (see accuracy.trivial_answers)."""
         with blaming(OracleError):
             twins = outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
         baseline = expected["baseline"]
         if len(twins) != len(baseline):
             return []
         given = case.placed_inputs(self.device)
-        return accuracy.bland_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
+        return accuracy.trivial_answers(expected["oracle"], baseline, given, twins, self._bounds(baseline))
 
 
 def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
-    """What the reference returns in the task's own dtype; another `draw` gives it other random numbers, if it takes any."""
+    """What the reference returns in the task's own dtype; another `draw` gives it other random numbers, if it takes
+    any."""
     return answer(loaded, case, device, draw)[0]
 
 
@@ -290,7 +304,7 @@ def answer(
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     torch.manual_seed(draw)
     result = problem.call(model, inputs)
-    found = tensor_trees.tensors(result)
-    if not found:
+    returned = tensor_trees.tensors(result)
+    if not returned:
         raise problem.ContractError("the reference returns no tensor")
-    return found, tensor_trees.structure(result), model
+    return returned, tensor_trees.structure(result), model

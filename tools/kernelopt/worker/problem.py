@@ -190,8 +190,8 @@ def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None)
     if dtype is None:
         own = model.state_dict()
         take_dtypes(model, {name: value for name, value in case.state.items() if name in own})
-    found = model.load_state_dict(case.state, strict=False)  # whose hooks may pack Model's parameters
-    if lacking := sorted(found.unexpected_keys):
+    loaded = model.load_state_dict(case.state, strict=False)  # whose hooks may pack Model's parameters
+    if lacking := sorted(loaded.unexpected_keys):
         raise ContractError(
             f"ModelNew lacks parameters of Model: {', '.join(lacking[:5])}; give them the same names, "
             "so that they can be loaded from Model's state"

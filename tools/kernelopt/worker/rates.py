@@ -20,7 +20,7 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
     what fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the last size was
     measured, seconds since the epoch. device: what CUDA shows of it, in the wiki's metrics and units.
     """
-    found, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
+    measured, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
     cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
     start = time.time()
     for size in fitting:
@@ -34,12 +34,12 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
         ):
             for cache in ("cold", "warm") if warm and size <= cached else ("cold",):
                 rate = rates(call, moved / 1e9, rep_ms, cache)
-                found.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
+                measured.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
         del source, target, call
     left_out = [size for size in sizes if size not in fitting]
     return {
         "unit": "GB/s",
-        "rates": found,
+        "rates": measured,
         "left_out": left_out,
         "window": [start, time.time()],
         "device": shown(),
@@ -77,16 +77,16 @@ def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms:
     width = torch.empty((), dtype=kind).element_size()
     source = torch.ones(max(1, bytes_in // width), dtype=kind, device=context.device)
     target = torch.empty(max(1, bytes_out // width), dtype=kind, device=context.device)
-    found, start = [], time.time()
+    measured, start = [], time.time()
     for shape in copy_kernel.SHAPES:
         rate = rates(lambda s=shape: copy_kernel.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
-        found.append({**shape, **rate})
-    best = max(found, key=lambda rate: rate["median"])
+        measured.append({**shape, **rate})
+    best = max(measured, key=lambda rate: rate["median"])
     return {
         "unit": "GB/s",
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
-        "rates": found,
+        "rates": measured,
         "best": best,
         "window": [start, time.time()],
     }

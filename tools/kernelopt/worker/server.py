@@ -222,9 +222,9 @@ def _end_all_children() -> None:
 
 def _children() -> list[int]:
     """Processes whose parent this one is."""
-    found = []
+    children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(path.parent.name))
-    return found
+                children.append(int(path.parent.name))
+    return children

@@ -1,11 +1,4 @@
-"""The problem contract, in the format of KernelBench. Imported by worker processes only.
-
-reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
-`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
-same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
-
-This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
-"""
+"""Tensors in nested arguments and results: found, copied, moved, stored, and what structure they stand in."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -134,21 +127,21 @@ def structure(value) -> str:
 
 def input_tensors(values: list) -> list[torch.Tensor]:
     """The tensors among arguments, numbers and other objects left out."""
-    found: list[torch.Tensor] = []
-    map_tensors(values, found.append)
-    return found
+    leaves: list[torch.Tensor] = []
+    map_tensors(values, leaves.append)
+    return leaves
 
 
 def input_numbers(values: list) -> list[int]:
     """The whole Python numbers among arguments."""
-    found = []
+    numbers = []
 
     def note(leaf):
-        found.extend([leaf] * (type(leaf) is int))
+        numbers.extend([leaf] * (type(leaf) is int))
         return leaf
 
     map_leaves(values, note)
-    return found
+    return numbers
 
 
 def dtype_class(dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""The job that times: a kernel alone, or in turn with what it is held against, in one process.
+"""The job that times: a kernel alone, or in turn with its baseline, in one process.
 
 What it says is raw: single times, and copies of some timed outputs, picked at random, for `oracle.check`.
 """
@@ -13,10 +13,10 @@ import torch
 from .. import intervals
 from . import accuracy, problem, tensor_trees, tracing
 from .candidate import WARM_UP_CALLS, all_identical
-from .context import Candidate, Context, opponents_fault, returned
+from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
 
-SOLO_CALLS = 8  # of the opponent, before the kernel is loaded
+ALONE_CALLS = 8  # of the baseline, before the kernel is loaded
 CHECKED_OUTPUTS = 3  # of one workload's rounds, and one of the calls after them; of large outputs one or the other
 CHECKED_BYTES = 1 << 28
 TRACED_CALLS = 9
@@ -38,7 +38,7 @@ CLOSE = 0.05  # atomics in another order differ by far less, a former result by 
 def measure(
     context: Context,
     kernel: str,
-    opponent: str | None,
+    baseline: str | None,
     workloads: dict[str, list[str]],
     rounds: int,
     budget_s: float,
@@ -47,27 +47,28 @@ def measure(
     trace: bool,
     folder: str,
 ) -> dict:
-    """{workloads: {name: raw times}, …}; see Race.result. Input files per workload: all of one problem, other contents."""
-    rival, candidate, found = None, None, {}
+    """{workloads: {name: raw times}}; see PairedTiming.result. Input files per workload: of one problem, other
+    contents."""
+    candidate, loaded_baseline, times = None, None, {}
     sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
     for number, name in enumerate(sets):
-        race = Race(context, name, sets[name], f"{folder}/{number}")
-        if opponent:
-            with opponents_fault():
-                rival = rival or Candidate(context, opponent)
-                race.load_rival(rival, alone=candidate is None)
+        paired = PairedTiming(context, name, sets[name], f"{folder}/{number}")
+        if baseline:
+            with blaming_baseline():
+                loaded_baseline = loaded_baseline or Candidate(context, baseline)
+                paired.load_baseline(loaded_baseline, alone=candidate is None)
         operators = registered_operators()
         candidate = candidate or Candidate(context, kernel)
-        race.load(candidate)
+        paired.load(candidate)
         if replaced := [key for key, operator in operators.items() if registered_operators().get(key) is not operator]:
             raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
-        found[name] = race.result(rounds, budget_s, warmup_ms, rep_ms, trace)
+        times[name] = paired.result(rounds, budget_s, warmup_ms, rep_ms, trace)
         candidate.check()
-    return {"workloads": found}
+    return {"workloads": times}
 
 
-class Race:
-    """One workload: its input sets, the memory that the calls read, the kernel ("a") and its opponent ("b")."""
+class PairedTiming:
+    """One workload: its input sets, the memory that the calls read, the kernel ("a") and its baseline ("b")."""
 
     def __init__(self, context: Context, name: str, sets: list[problem.Case], path: str):
         self.context, self.name, self.path = context, name, path
@@ -77,16 +78,16 @@ class Race:
         self.memory = [[tensor_trees.memory_like(t, t.device) for t in self.contents[0]] for _ in range(2)]
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
-        self.solo_us: list[float] = []
+        self.alone_us: list[float] = []
         self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # what each kernel first returned on each set
         self.differing = {"a": 0, "b": 0}  # calls that returned something else than the first one on their set
 
-    def load_rival(self, rival: Candidate, alone: bool) -> None:
-        """Load the opponent; `alone`: and time it, before anything of the kernel's can be in its way."""
-        self.kernels["b"] = self._warmed_up(rival)
+    def load_baseline(self, baseline: Candidate, alone: bool) -> None:
+        """Load the baseline; `alone`: and time it, before anything of the kernel's can be in its way."""
+        self.kernels["b"] = self._warmed_up(baseline)
         self.timer.prepare(self.call("b", 0, 0))
         if alone:
-            self.solo_us = [self._timed("b", 0, 0) for _ in range(SOLO_CALLS)]
+            self.alone_us = [self._timed("b", 0, 0) for _ in range(ALONE_CALLS)]
 
     def load(self, candidate: Candidate) -> None:
         self.candidate = candidate
@@ -94,7 +95,8 @@ class Race:
         self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
-        """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to it."""
+        """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to
+        it."""
         kernel = candidate.load(self.case, allow_reference=True)
         self._fill(self.memory[0], 0)
         for _ in range(WARM_UP_CALLS):
@@ -127,7 +129,7 @@ class Race:
     def _look_at(self, name: str, number: int, live: list[torch.Tensor], keep: list | None) -> None:
         """Hold a timed call's outputs against those of the first call on that set; `keep` takes a copy.
 
-        The opponent's too: what the GPU did before a call changes its time, so both kernels get the same history.
+        The baseline's too: what the GPU did before a call changes its time, so both kernels get the same history.
         """
         if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
             self.first[name, number] = [tensor.detach().clone() for tensor in live]
@@ -136,35 +138,33 @@ class Race:
             keep.append((number, live, [tensor.detach().clone() for tensor in live]))
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> dict:
-        """{clock, window, sets, a_us, b_us, solo_us, bench_us, empty_us, outputs, overwritten,
-        differing}; on a GPU also {after} and, with `trace`, {traced_us, kernels,
-        graph_us}."""
+        """{clock, window, sets, a_us, b_us, alone_us, bench_us, empty_us, outputs, overwritten, differing}; on a GPU
+        also {after} and, with `trace`, {traced_us, kernels, graph_us}."""
         since = time.time()
-        found = {"clock": self.timer.name, "solo_us": self.solo_us, "sets": len(self.sets)}
+        raw = {"clock": self.timer.name, "alone_us": self.alone_us, "sets": len(self.sets)}
         kept: list = []
-        found |= self.run_rounds(rounds, budget_s, kept)
+        raw |= self.run_rounds(rounds, budget_s, kept)
         self._fill(self.memory[0], 0)
         call = self.call("a", 0, 0)
-        found["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
-        self._stretches(call, found["a_us"][0][0], kept)
-        found["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
-        found["differing"] = self.differing["a"]
-        found["empty_us"] = self.timer.empty_us
-        found["overwritten"] = not all(all_identical(live, copy) for _, live, copy in kept)
-        found["window"] = [since, time.time()]
+        raw["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
+        self._stretches(call, raw["a_us"][0][0], kept)
+        raw["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
+        raw["differing"] = self.differing["a"]
+        raw["empty_us"] = self.timer.empty_us
+        raw["overwritten"] = not all(all_identical(live, copy) for _, live, copy in kept)
+        raw["window"] = [since, time.time()]
         if self.context.device == "cuda":
-            found["after"] = after_the_call(call, self.timer)
+            raw["after"] = after_the_call(call, self.timer)
             if trace:
-                found |= traced(call, self.timer)
-                found["graph_us"] = graph_us(call, self.timer)
-        return found
+                raw |= traced(call, self.timer)
+                raw["graph_us"] = graph_us(call, self.timer)
+        return raw
 
     def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
-        """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an opponent.
+        """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an baseline.
 
-        No more rounds than fit into budget_s by this call's own clock, but a few in any case. `kept` takes (set, what was returned, a copy) of some
-        calls of the kernel.
-        """
+        No more rounds than fit into budget_s by this call's own clock, but a few in any case. `kept` takes (set, what
+        was returned, a copy) of some calls of the kernel."""
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
         for _ in range(2):  # the first time is longer: what was returned is remembered
             since = perf_counter()
@@ -198,10 +198,11 @@ class Race:
         return {"set": number, "output": path}
 
     def _stretches(self, call, about_us: float, kept: list) -> None:
-        """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them; "gpu" behind a
-        sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's time is left; "fresh" like
-        "gpu", but each call on memory that it never saw, so that kept results help nobody. Where the host launched too slowly for
-        the sleep, all but the first once more behind a longer one. `kept` takes what a fresh call returned."""
+        """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them;
+        "gpu" behind a sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's
+        time is left; "fresh" like "gpu", but each call on memory that it never saw, so that kept results help nobody.
+        Where the host launched too slowly for the sleep, all but the first once more behind a longer one. `kept` takes
+        what a fresh call returned."""
         self._stretch("call", [call] * self._calls_in_a_row(about_us))
         for attempt in range(STRETCH_ATTEMPTS):
             calls = self._calls_in_a_row(about_us)
@@ -234,7 +235,8 @@ class Race:
         return held
 
     def _stretch(self, name: str, calls: list, hold: int = 0) -> bool:
-        """The calls between two marks, behind a sleep that covers `hold` launches; did it last until all were launched?"""
+        """The calls between two marks, behind a sleep that covers `hold` launches; did it last until all were
+        launched?"""
         self.context.synchronize()
         self.context.mark(f"{self.name}: {name} begins", len(calls))
         holds = self.timer.hold(hold) if hold else None
@@ -338,11 +340,11 @@ class GatedTimer:
 
 
 def after_the_call(call, timer: GatedTimer) -> dict:
-    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU goes on working after that, and how long
-    it takes to see that it is idle after a kernel of torch's own; medians of some calls in turn. Work on another stream escapes a
-    pair of events, and shows here."""
-    found = [(*after_one(call), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
-    taken, stray, idle = (sorted(column)[len(found) // 2] for column in zip(*found, strict=True))
+    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU goes on working after that,
+    and how long it takes to see that it is idle after a kernel of torch's own; medians of some calls in turn. Work on
+    another stream escapes a pair of events, and shows here."""
+    samples = [(*after_one(call), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
+    taken, stray, idle = (sorted(column)[len(samples) // 2] for column in zip(*samples, strict=True))
     return {"call_us": taken, "stray_us": stray, "idle_us": idle}
 
 
@@ -360,8 +362,8 @@ def after_one(call) -> tuple[float, float]:
 
 
 def traced(call, timer: GatedTimer) -> dict:
-    """{traced_us, kernels}: by CUPTI, the time in which kernels of a call run, cache cold (not the pauses between them, which
-    the tracing makes longer); and the kernels of one such call."""
+    """{traced_us, kernels}: by CUPTI, the time in which kernels of a call run, cache cold (not the pauses between them,
+    which the tracing makes longer); and the kernels of one such call."""
     calls = []
     for _ in range(TRACED_CALLS):
         calls.append(tracing.kernels_of(call, before=timer.flush))

@@ -44,7 +44,7 @@ class Tripwire:
         self.candidate = str(candidate)
         self.writable = tuple(realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
         self.hidden = {realpath(path) for path in hidden}
-        self.found: list[str] = []
+        self.offences: list[str] = []
         spelt = [spell(path) for path in sys.path if path for spell in (realpath, abspath)]
         self._libraries = tuple(
             path + "/" for path in dict.fromkeys(spelt)
@@ -64,8 +64,8 @@ class Tripwire:
 
     def check(self) -> None:
         """CheatError when the candidate touched what it must not, even if it caught the refusal."""
-        if self.found:
-            raise CheatError(self.found[0])
+        if self.offences:
+            raise CheatError(self.offences[0])
 
     def _hook(self):
         """What sys.addaudithook takes. Whether it is looking already is known here alone: what a hook itself does is no offence."""
@@ -76,12 +76,12 @@ class Tripwire:
                 return
             state.looking = True
             try:
-                what = self._offence(event, arguments)
+                offence = self._offence(event, arguments)
             finally:
                 state.looking = False
-            if what:
-                self.found.append(what)
-                raise CheatError(what)
+            if offence:
+                self.offences.append(offence)
+                raise CheatError(offence)
 
         return hook
 
@@ -184,7 +184,7 @@ def _watched() -> dict[str, object]:
     owners |= {"torch.cuda.Event": torch.cuda.Event, "torch.nn.functional": torch.nn.functional}
     if "triton.testing" in sys.modules:
         owners["triton.testing"] = sys.modules["triton.testing"]
-    found = {
+    watched = {
         f"{owner}.{name}": value
         for owner, space in owners.items()
         for name, value in vars(space).items()
@@ -192,13 +192,15 @@ def _watched() -> dict[str, object]:
     }
     for owner, module in sys.modules.items():
         if owner.startswith("kernelopt."):
-            found |= {f"{owner}.{name}": value for name, value in vars(module).items() if not name.startswith("__")}
+            watched |= {f"{owner}.{name}": value for name, value in vars(module).items() if not name.startswith("__")}
             classes = [value for value in vars(module).values() if isinstance(value, type)]
-            found |= {f"{owner}.{cls.__name__}.{name}": member for cls in classes for name, member in vars(cls).items()}
+            watched |= {
+                f"{owner}.{cls.__name__}.{name}": member for cls in classes for name, member in vars(cls).items()
+            }
     for name in ("save", "load", "allclose", "equal", "where", "empty", "zeros", "relu", "matmul", "softmax"):
-        found[f"torch.{name}"] = getattr(torch, name)
+        watched[f"torch.{name}"] = getattr(torch, name)
     for cls in reversed(torch.Tensor.__mro__):
-        found |= {f"torch.Tensor.{name}": member for name, member in vars(cls).items() if name != "__dict__"}
+        watched |= {f"torch.Tensor.{name}": member for name, member in vars(cls).items() if name != "__dict__"}
     for name in ("synchronize", "current_stream", "_sleep", "stream", "CUDAGraph"):
-        found[f"torch.cuda.{name}"] = getattr(torch.cuda, name)
-    return found
+        watched[f"torch.cuda.{name}"] = getattr(torch.cuda, name)
+    return watched

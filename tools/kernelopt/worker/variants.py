@@ -7,7 +7,7 @@ dimensions may change, and which only together: its shapes are tried without dat
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -26,65 +26,108 @@ LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs",
 ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
 
 Group = list[tuple[int, int, int]]  # (input, dimension, size): dimensions that change together
+Sizes = list[list[int]]  # [input, dimension, new size]
+Named = tuple[str, Sizes]
 
 
 def of_workload(
     reference: problem.Reference, workload: str, case: problem.Case, full: bool, own_sizes: bool = False
 ) -> list[dict]:
-    """Variants of a workload of which that is one case. full: 1, a small prime and more than the next power of two in one place at a time, small
-    primes, block - 1 and block + 1, a narrow last dimension, other layouts and values; in any case primes just below the workload's own
-    sizes. own_sizes: a layout and values at the workload's own sizes too, which a kernel may treat otherwise than small ones."""
+    """Variants of a workload of which that is one case.
+
+    Primes just below the workload's own sizes in any case. full: other sizes, layouts and values too. own_sizes: a
+    layout and values at the workload's own sizes as well, which a kernel may treat otherwise than small ones."""
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
-    wanted = {"primes just below": resized(groups, just_below(case.inputs))} if groups else {}
+    just_below_own = [("primes just below", resized(groups, just_below(case.inputs)))] if groups else []
+    if not full:
+        return of_sizes(shapes, just_below_own)
     small = shapes.possible(resized(groups, small_prime))
-    if full:
-        last = [group for group in groups if group[0][1] == len(shapes.inputs[group[0][0]].shape) - 1]
-        wanted["prime sizes"] = small
-        wanted["narrow"] = resized(last, lambda _: NARROW) + [s for s in small if not changes(last, s)]
-        wanted["block - 1"] = resized(groups, lambda size: block(size) - 1)
-        wanted["block + 1"] = resized(groups, lambda size: block(size) + 1 if block(size) + 1 < size else size)
-        for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
-            for size_of in (lambda _: 1, small_prime):  # a kernel may be bound to one size, a head's width
-                wanted[alone(group, size_of)] = resized([group], size_of)
-        wanted |= {name: sizes for name, sizes in further(shapes, groups, small).items() if shapes.small(sizes)}
-    found, seen = [], []
-    for name, sizes in wanted.items():
+    made = of_sizes(shapes, [*just_below_own, *other_sizes(shapes, groups, small)])
+    made += at_small_sizes(shapes, case, small)
+    if own_sizes and small and shapes.small([]):
+        made += at_own_sizes(shapes)
+    return made + (in_reserve(made, small) if small and shapes.tiny() else [])
+
+
+def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[dict]:
+    """A variant for each of these sizes that the reference takes; each once, whatever its name."""
+    made, seen = [], []
+    for name, sizes in dict(wanted).items():
         sizes = shapes.possible(sizes)
         if sizes and sizes not in seen:
             seen.append(sizes)
-            found.append(variant(name, sizes))
-    if full:
-        values, other = list(variant_inputs.VALUES) * shapes.floating(), layouts(shapes.inputs)
-        if not shapes.small(small):
-            values, other = values[:FIRST], other[: FIRST + 1]
-        found += [variant(name, small, values=name) for name in values]
-        held = [*shapes.inputs, *(tensor for tensor in case.state.values() if not tensor.is_floating_point())]
-        found += [variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)] * any(
-            map(variant_inputs.constant, held)
-        )
-        found += [variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)] * any(
-            map(variant_inputs.constant_flags, held)
-        )
-        found += [variant(layout, small, layout) for layout in other]
-        if own_sizes and small and shapes.small([]):
-            found.append(variant("transposed inputs, own sizes", [], "transposed inputs"))
-            found += [variant("nothing positive, own sizes", [], values="nothing positive")] * shapes.floating()
-        if small and shapes.tiny():
-            found += in_reserve(found, small)
-    return found
+            made.append(variant(name, sizes))
+    return made
 
 
-def further(shapes: "Shapes", groups: list[Group], small: list) -> dict[str, list]:
-    """Sizes by name, for where they leave the inputs small: more than a tile of the task's own, equal sizes apart, a batch of one more."""
-    found = {}
-    for group in sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]:
-        found[alone(group, beyond)] = [s for s in small if not changes([group], s)] + resized([group], beyond)
+def other_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
+    """All sizes but the primes just below. small: small primes in all places."""
+    yield "prime sizes", small
+    yield from edge_sizes(shapes, groups, small)
+    yield from sizes_alone(groups)
+    for sizes_of in (beyond_sizes, part_sizes, batch_sizes):
+        yield from ((name, sizes) for name, sizes in sizes_of(shapes, groups, small) if shapes.small(sizes))
+
+
+def edge_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
+    """A narrow last dimension, and one element less and more than a tile."""
+    last = [group for group in groups if group[0][1] == len(shapes.inputs[group[0][0]].shape) - 1]
+    yield "narrow", resized(last, lambda _: NARROW) + [size for size in small if not changes(last, size)]
+    yield "block - 1", resized(groups, lambda size: block(size) - 1)
+    yield "block + 1", resized(groups, lambda size: min(size, block(size) + 1))
+
+
+def sizes_alone(groups: list[Group]) -> Iterator[Named]:
+    """1 and a small prime in one place at a time: a kernel may be bound to one size, a head's width."""
+    for group in largest(groups):
+        for size_of in (lambda _: 1, small_prime):
+            yield alone(group, size_of), resized([group], size_of)
+
+
+def beyond_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
+    """More than a tile of the task's own in one place, small primes in the others."""
+    for group in largest(groups):
+        yield alone(group, beyond), [size for size in small if not changes([group], size)] + resized([group], beyond)
+
+
+def part_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
+    """Dimensions of one size that change apart."""
     for part in shapes.parts(groups):
-        found[f"{alone(part, small_prime)}, others of its size stay"] = resized([part], small_prime)
+        yield f"{alone(part, small_prime)}, others of its size stay", resized([part], small_prime)
+
+
+def batch_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
+    """A small batch that is one larger."""
     for group in shapes.batches():
-        found[f"batch of {one_more(group[0][2])} (input {group[0][0]})"] = small + resized([group], one_more)
-    return found
+        yield f"batch of {one_more(group[0][2])} (input {group[0][0]})", small + resized([group], one_more)
+
+
+def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes) -> Iterator[dict]:
+    """Other values and layouts. Of those whose files are nearly as large as the task's own there are few."""
+    few = not shapes.small(small)
+    values = list(variant_inputs.VALUES) if shapes.floating() else []
+    for name in values[: FIRST if few else None]:
+        yield variant(name, small, values=name)
+    held = [*shapes.inputs, *(tensor for tensor in case.state.values() if not tensor.is_floating_point())]
+    if any(map(variant_inputs.constant, held)):
+        yield variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)
+    if any(map(variant_inputs.constant_flags, held)):
+        yield variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)
+    for layout in layouts(shapes.inputs)[: FIRST + 1 if few else None]:
+        yield variant(layout, small, layout)
+
+
+def at_own_sizes(shapes: "Shapes") -> Iterator[dict]:
+    """One layout and, of floating inputs, one change of values."""
+    yield variant("transposed inputs, own sizes", [], "transposed inputs")
+    if shapes.floating():
+        yield variant("nothing positive, own sizes", [], values="nothing positive")
+
+
+def largest(groups: list[Group]) -> list[Group]:
+    """Those that are changed alone."""
+    return sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]
 
 
 def alone(group: Group, size_of) -> str:
@@ -97,15 +140,16 @@ def variant(name: str, sizes: list, layout: str = PLAIN, values: str | None = No
     return {"name": name, "sizes": sizes, "layout": layout, "values": values, "instead_of": None}
 
 
-def in_reserve(found: list[dict], small: list) -> list[dict]:
-    """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other (`instead_of`)."""
-    names = {one["name"] for one in found}
-    other = [one for one in found if one["sizes"] == small and (one["layout"] != PLAIN or one["values"])]
-    made = [{**one, "name": f"{one['name']}, own sizes", "sizes": [], "instead_of": one["name"]} for one in other]
-    return [one for one in made if one["name"] not in names and one["values"] != variant_inputs.SCALED]
+def in_reserve(made: list[dict], small: Sizes) -> list[dict]:
+    """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other
+    (`instead_of`)."""
+    names = {one["name"] for one in made}
+    other = [one for one in made if one["sizes"] == small and (one["layout"] != PLAIN or one["values"])]
+    copies = [{**one, "name": f"{one['name']}, own sizes", "sizes": [], "instead_of": one["name"]} for one in other]
+    return [one for one in copies if one["name"] not in names and one["values"] != variant_inputs.SCALED]
 
 
-def resized(groups: list[Group], size_of) -> list[list[int]]:
+def resized(groups: list[Group], size_of) -> Sizes:
     """The new sizes of all dimensions of the groups; those that stay are left out."""
     return [[i, d, size_of(size)] for group in groups for i, d, size in group if size_of(size) != size]
 
@@ -149,12 +193,13 @@ def block(size: int) -> int:
 
 
 def layouts(inputs: list[torch.Tensor]) -> list[str]:
-    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one alone."""
+    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one
+    alone."""
     ranks = [tensor.dim() for tensor in inputs]
     least = {"outer dimensions swapped": 3, "padded inputs": 2}
-    found = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
+    of_all = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
     one_alone = [number for number, rank in enumerate(ranks) if rank > 1][:MOST_ALONE] if len(ranks) > 1 else []
-    return found + [f"input {number} transposed" for number in one_alone]
+    return of_all + [f"input {number} transposed" for number in one_alone]
 
 
 def layout_of(layout: str, number: int) -> str:
@@ -165,8 +210,8 @@ def layout_of(layout: str, number: int) -> str:
 
 
 class Shapes:
-    """What the reference takes, tried on shapes alone (fake tensors); where indices are among the inputs, or the reference looks at
-    values and they are few, for real."""
+    """What the reference takes, tried on shapes alone (fake tensors); where indices are among the inputs, or the
+    reference looks at values and they are few, for real."""
 
     def __init__(self, reference: problem.Reference, workload: str, case: problem.Case):
         self._arguments = reference, workload, case.dtype
@@ -191,27 +236,28 @@ class Shapes:
         return self._together([place for place in leading if 0 < place[2] <= variant_inputs.STRUCTURE], one_more)
 
     def _together(self, places: Group, size_of) -> list[Group]:
-        places, found = places[:MOST_DIMENSIONS], []
+        places, groups = places[:MOST_DIMENSIONS], []
         for place in places:
-            if any(place in group for group in found):
+            if any(place in group for group in groups):
                 continue
             group = next((g for g in self._candidates(place, places) if self.possible(resized([g], size_of))), None)
-            found += [group] if group else []
-        return found
+            groups += [group] if group else []
+        return groups
 
     def parts(self, groups: list[Group]) -> list[Group]:
-        """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square product."""
-        found: list[Group] = []
+        """Parts of the groups that change alone as well: dimensions may only happen to be of one size, as in a square
+        product."""
+        apart: list[Group] = []
         for group in groups:
             for place in group[:MOST_ALONE]:
-                if len(found) == MOST_ALONE:
-                    return found
+                if len(apart) == MOST_ALONE:
+                    return apart
                 smaller = [[place], *(sorted([place, other]) for other in group if other != place)]
                 part = next(
                     (p for p in smaller if len(p) < len(group) and self.possible(resized([p], small_prime))), None
                 )
-                found += [part] if part and part not in found else []
-        return found
+                apart += [part] if part and part not in apart else []
+        return apart
 
     @staticmethod
     def _candidates(place: tuple, places: list[tuple]) -> Iterator[Group]:
@@ -268,7 +314,8 @@ class Shapes:
         return reference.build(workload, 0, dtype, "cpu")[0]
 
     def _runs(self, sizes: list[list[int]]) -> bool:
-        """Does it run for real? Integers may be indices, whose values no shape tells; `cut` keeps them within what was cut."""
+        """Does it run for real? Integers may be indices, whose values no shape tells; `cut` keeps them within what was
+        cut."""
         changed = variant_inputs.cut(self._given, sizes)
         if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
             return True

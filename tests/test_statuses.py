@@ -1,0 +1,48 @@
+"""The words of the verifier, the gate and the loop: one enum, which prints as plain strings."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt.device import outcomes
+from kernelopt.measure import correctness, verdict
+from kernelopt.statuses import Speed, Status
+
+WORDS = {str(word) for kind in (Status, Speed) for word in kind}
+CODE = [path for path in sorted((BUNDLE / "tools").rglob("*.py")) if path.name != "statuses.py"]
+
+
+@pytest.mark.parametrize("word", [*Status, *Speed])
+def test_a_word_is_its_name_and_prints_as_it(word):
+    assert word == word.name == str(word) == f"{word}" == "{}".format(word) == "%s" % word  # noqa: UP031, UP032
+    assert json.dumps({"status": word}) == f'{{"status": "{word.name}"}}'
+    assert {word: 1}[word.name] == 1  # JSON gives a plain string, which finds the same entry
+
+
+def literals(path: Path) -> list[str]:
+    """The strings of a file that are one word of the enum."""
+    return [
+        f"{path.relative_to(BUNDLE)}:{node.lineno}: {node.value}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in WORDS
+    ]
+
+
+def test_every_status_in_code_comes_from_the_enum():
+    assert [place for path in CODE for place in literals(path)] == []
+
+
+def test_what_names_statuses_names_those_of_the_enum():
+    tables = (verdict.HINTS, verdict.HARMLESS, verdict.BF16_SYMPTOMS, outcomes.CANDIDATE_FAULTS, correctness.DECLINING)
+    assert all(isinstance(word, Status) for table in tables for word in table)
+
+
+def test_the_statuses_that_the_help_lists_are_those_that_a_verification_can_end_with():
+    text = ast.get_docstring(ast.parse((BUNDLE / "tools" / "verify_kernel.py").read_text())) or ""
+    listed = set(re.findall(r"[A-Z_]{2,}", text.partition("Statuses:")[2]))
+    elsewhere = {"DECLINED", "DOUBTFUL", "NO_SPACE", "IMPOSSIBLE_TIME", "OWN_WORK_NOT_CHECKED", "BASELINE_ERROR"}
+    elsewhere |= {"USAGE", "NO_GPU", "INTERNAL", "PLAN", "CRASH"}
+    assert listed == {str(status) for status in Status} - elsewhere

@@ -1,0 +1,150 @@
+"""Cases: the inputs of one workload, seed and variant, which a process that runs the reference writes to files."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..device import outcomes
+from ..device.outcomes import Fault
+from ..device.sandbox import Outcome, Sandbox
+from ..errors import Refused, TimedOut, UsageError
+from ..statuses import Status
+
+INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are needed in any case
+KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Sizes, a layout or values that the task does not list, and that its reference takes as well.
+
+    sizes: [[input, dimension, new size], …]. values: the name of a change, None for the task's own. instead_of: the
+    name of the variant whose refusal calls this one up."""
+
+    name: str
+    sizes: list[list[int]]
+    layout: str
+    values: str | None
+    instead_of: str | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
+
+    other: another case of the workload, on whose contents the kernel is called in between. first: of its workload.
+    """
+
+    workload: str
+    seed: int
+    variant: Variant | None
+    path: str
+    dtype: str
+    shapes: list[list[int]]
+    other: "Case | None" = None
+    first: bool = False
+
+    @classmethod
+    def from_json(cls, fields: dict) -> "Case":
+        return cls(**{**fields, "variant": fields["variant"] and Variant(**fields["variant"])})
+
+    @property
+    def in_reserve(self) -> bool:
+        """Is it a variant at the task's own sizes, which only a kernel that declines other sizes is called on?"""
+        return self.variant is not None and self.variant.instead_of is not None
+
+    def for_candidate(self) -> dict:
+        """What the candidate's process gets to know: no seed."""
+        variant = self.variant and asdict(self.variant)
+        return {"path": self.path, "other": self.other and self.other.path, "variant": variant, "first": self.first}
+
+    def for_oracle(self) -> dict:
+        """What the process that runs the reference makes the inputs anew from."""
+        variant = self.variant and asdict(self.variant)
+        return {"workload": self.workload, "seed": self.seed, "variant": variant, "first": self.first}
+
+
+class ReferenceFailed(Refused):
+    """The reference fails, or no kernel can be judged on its task; `fault` says which."""
+
+    def __init__(self, fault: Fault):
+        super().__init__(f"the reference fails: {fault.message.strip()}")
+        self.fault = fault
+
+
+def result_of_reference(outcome: Outcome) -> dict:
+    """The result of a job that ran the reference and nothing of a candidate's.
+
+    ReferenceFailed when it crashed, TimedOut, UsageError when something was asked for that the reference lacks.
+    """
+    if outcome.timed_out:
+        raise TimedOut("the reference did not finish in time; --timeout raises the limit")
+    error = outcome.result.get("error") if outcome.result else None
+    fault = Fault(Status(error["status"]), error["message"]) if error else outcomes.failure(outcome)
+    if fault is None:
+        return outcome.result
+    if fault.status == Status.USAGE:
+        raise UsageError(fault.message)
+    if fault.status != Status.INVALID_TASK:
+        fault = replace(outcomes.unless_disk_is_full(fault), status=Status.INVALID_REFERENCE)
+    raise ReferenceFailed(fault)
+
+
+def prepare(
+    sandbox: Sandbox,
+    reference: Path,
+    dtype: str | None,
+    workloads: list[str] | None,
+    seeds: list[int],
+    timeout_s: float,
+    with_variants: bool,
+    folder: str,
+) -> list[Case]:
+    """Write input files for each workload, seed and variant to `folder`.
+
+    Large inputs get fewer seeds: the last two, and more while a workload's files stay below INPUT_BYTES. Raises as
+    `result_of_reference` does.
+    """
+    arguments = {
+        "reference": str(reference.resolve()),
+        "dtype": dtype,
+        "workloads": workloads,
+        "seeds": seeds,
+        "at_least": 2,
+        "limit_bytes": INPUT_BYTES,
+        "with_variants": with_variants,
+        "folder": folder,
+    }
+    return list(map(Case.from_json, result_of_reference(sandbox.run("prepare", arguments, timeout_s))["cases"]))
+
+
+def with_others(cases: list[Case]) -> list[Case]:
+    """The cases; each that is no variant with the next one of its workload, and with whether it is the first of it."""
+    return [case if case.variant else _with_other(case, cases) for case in cases]
+
+
+def _with_other(case: Case, cases: list[Case]) -> Case:
+    own = [other for other in cases if other.workload == case.workload and other.variant is None]
+    at = own.index(case)
+    return replace(case, other=own[(at + 1) % len(own)] if len(own) > 1 else None, first=at == 0)
+
+
+def called_up(cases: Iterable[Case], declined: set[str | None]) -> list[Case]:
+    """The cases in reserve whose counterparts at other sizes were declined, by the names of these."""
+    return [case for case in cases if case.in_reserve and case.variant.instead_of in declined]
+
+
+def draw_seeds(count: int) -> list[int]:
+    """0, 1, … and, last, a third of them (at least one) that nobody can know beforehand."""
+    secret = max(1, count // 3)
+    return [*range(count - secret), *(secret_seed() for _ in range(secret))]
+
+
+def secret_seed() -> int:
+    return KNOWN_SEEDS + secrets.randbelow(2**31)
+
+
+def shown_seed(seed: int) -> int | str:
+    """The seed as a result may show it: the last seeds of each workload stay unknown."""
+    return "secret" if seed >= KNOWN_SEEDS else seed

@@ -1,0 +1,206 @@
+"""The verdict on a kernel: the results of its cases, and the line that a reader sees first. Pure functions."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+from ..device.outcomes import Fault
+from ..statuses import Status
+from . import correctness
+from .correctness import CaseResult
+
+INTERPRETER = "cpu-interpreter"  # the device of what did not run on a GPU
+HARMLESS = (Status.OK, Status.DECLINED, Status.DOUBTFUL)  # of a case: they leave the kernel right
+
+# Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
+NO_KERNEL_NAMED = (
+    "torch's profiler (CUPTI) named no kernel of a call; end what else profiles this GPU or runs round this program "
+    "(nsys, ncu, DCGM), use a torch whose libcupti fits the driver, and run it again"
+)
+# Triton's interpreter holds bf16 as integers: its arithmetic and tl.dot on bf16 tiles are wrong, conversions are right.
+BF16_SYMPTOMS = (Status.WRONG_VALUES, Status.NONFINITE)
+INTERPRETED_BF16 = (
+    "Triton's interpreter computes wrongly with bf16 tiles (tl.dot, arithmetic before .to(tl.float32)), so a right "
+    "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
+)
+
+HINTS = {
+    Status.COMPILE_ERROR: "read the compiler's message",
+    Status.IMPORT_ERROR: "the file must load by itself, without modules beside it, and define ModelNew or "
+    "kernel_function",
+    Status.LAUNCH_ERROR: "the launch asks for more than the GPU has: smaller blocks, fewer stages or warps",
+    Status.ILLEGAL_ACCESS: "a load or store is out of bounds: check masks and strides",
+    Status.OOM: "memory is exhausted",
+    Status.TIMEOUT: "the kernel hangs or is far too slow; --timeout raises the limit",
+    Status.WRONG_VALUES: "compare masks, reduction order and accumulation dtype; in Triton an fp32 tl.dot uses tf32 "
+    "unless input_precision='ieee'",
+    Status.NONFINITE: "look for unwritten output, overflow, or -inf minus -inf",
+    Status.INPUT_MUTATED: "write to a new tensor, not into inputs or parameters",
+    Status.ALIASED_OUTPUT: "allocate the output in each call",
+    Status.OUT_OF_BOUNDS: "a load or store is out of bounds: check masks and strides",
+    Status.WRONG_STRIDE: "return the memory layout that the reference returns",
+    Status.INVALID_REFERENCE: "the reference itself fails; mend reference.py, which must load without modules beside it",
+    Status.INVALID_TASK: "no kernel can be judged on this task; change the reference, its inputs or the tolerance",
+}
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How the candidate's process ended. signal: its name, None where the process ended by itself."""
+
+    exit: int | None
+    signal: str | None
+    wall_s: float
+    log_tail: str
+
+
+@dataclass(frozen=True)
+class SanitizerRun:
+    """What compute-sanitizer's memcheck reported of one run. why_not: why it did not run; then errors is None."""
+
+    errors: int | str | None = None
+    why_not: str | None = None
+
+    def to_json(self) -> dict:
+        if self.why_not is not None:
+            return {"ran": False, "why": self.why_not}
+        return {"ran": True, "tool": "memcheck", "errors": self.errors}
+
+    @classmethod
+    def from_json(cls, run: dict) -> "SanitizerRun":
+        return cls(run.get("errors"), run.get("why"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a verification: its status, and a summary in one line.
+
+    worst_rel_err: largest error over (|reference| + rms), None where nothing was compared. tolerance: the bound on it,
+    or "by dtype". own_work: of correctness.own_work. sandbox: how the candidate was confined. process: None where no
+    process of the candidate's ran. sanitizer: None where it was not asked for."""
+
+    status: Status
+    device: str
+    summary: str
+    worst_rel_err: float | None = None
+    tolerance: float | str = "by dtype"
+    own_work: str | None = None
+    sandbox: str | None = None
+    cases: tuple[CaseResult, ...] = ()
+    process: ProcessEnd | None = None
+    sanitizer: SanitizerRun | None = None
+
+    def to_json(self) -> dict:
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own["cases"] = [case.to_json() for case in self.cases]
+        own["process"] = self.process and vars(self.process)
+        sanitizer = own.pop("sanitizer")
+        return own | ({"sanitizer": sanitizer.to_json()} if sanitizer else {})
+
+    @classmethod
+    def from_json(cls, verdict: dict) -> "Verdict":
+        own = {**verdict, "status": Status(verdict["status"])}
+        own["cases"] = tuple(map(CaseResult.from_json, verdict.get("cases", ())))
+        own["process"] = verdict.get("process") and ProcessEnd(**verdict["process"])
+        own["sanitizer"] = verdict.get("sanitizer") and SanitizerRun.from_json(verdict["sanitizer"])
+        return cls(**own)
+
+
+def bad_case(cases: list[CaseResult]) -> CaseResult | None:
+    """The first case that makes the kernel wrong."""
+    return next((case for case in cases if case.status not in HARMLESS), None)
+
+
+def right(device: str, cases: list[CaseResult], own_work: str) -> str:
+    """The summary of a kernel that is right."""
+    names = ", ".join(dict.fromkeys(case.workload for case in cases))
+    summary = f"OK on {device}: {len(cases)} cases, workloads {names}; worst error {worst_error(cases):.3g}"
+    return "; ".join([summary, *remarks(cases), *unchecked_work(device, own_work)])
+
+
+def unchecked_work(device: str, own_work: str) -> Iterator[str]:
+    if own_work == correctness.NOT_CHECKED and device == INTERPRETER:
+        yield "whether kernels of its own do the work shows on a GPU"
+    elif own_work == correctness.NOT_CHECKED:
+        yield f"OWN WORK NOT CHECKED: {NO_KERNEL_NAMED}"
+
+
+def worst_error(cases: list[CaseResult]) -> float | None:
+    return max((case.observed.max_rel if case.observed else 0.0 for case in cases), default=None)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A fault, where it showed, and the case that it is of; None where it is of no case."""
+
+    fault: Fault
+    device: str
+    case: CaseResult | None = None
+
+    def summary(self) -> str:
+        where = f" ({place(self.case)})" if self.case else ""
+        advice = filter(None, (of_failure(self) for of_failure in ADVICE))
+        return "; ".join([f"{self.fault.status}{where}: {self.fault.message.strip()}", *advice])
+
+
+def variant_advice(failure: Failure) -> str | None:
+    if failure.case and failure.case.variant:
+        return "the reference takes this, so the kernel must be right on it too, or raise a ValueError"
+    return None
+
+
+def hint(failure: Failure) -> str | None:
+    return HINTS.get(failure.fault.status)
+
+
+def slow_interpreter_advice(failure: Failure) -> str | None:
+    if failure.device == INTERPRETER and failure.fault.status == Status.TIMEOUT:
+        return "the CPU interpreter takes seconds for thousands of elements: give it small inputs, in a reference of its own"
+    return None
+
+
+def bf16_advice(failure: Failure) -> str | None:
+    in_bf16 = failure.case and failure.case.dtype == "bf16"
+    if failure.device == INTERPRETER and in_bf16 and failure.fault.status in BF16_SYMPTOMS:
+        return f"or: {INTERPRETED_BF16}"
+    return None
+
+
+def libdevice_advice(failure: Failure) -> str | None:
+    if "InterpreterError" in failure.fault.message and re.search("libdevice|inline_asm|extern", failure.fault.message):
+        return "Triton's interpreter lacks libdevice and inline assembly, which need a GPU"
+    return None
+
+
+# In the order in which they stand in a summary.
+ADVICE: tuple[Callable[[Failure], str | None], ...] = (
+    variant_advice,
+    hint,
+    slow_interpreter_advice,
+    bf16_advice,
+    libdevice_advice,
+)
+
+
+def remarks(cases: list[CaseResult]) -> Iterator[str]:
+    """What a reader should know of a kernel that is right."""
+    judged = [case for case in cases if case.status == Status.OK]
+    served = {case.variant for case in judged}
+    refused = dict.fromkeys(case.variant for case in cases if case.status == Status.DECLINED)
+    if refused:
+        yield "declines " + ", ".join(f"{variant}{' in part' * (variant in served)}" for variant in refused)
+    for case in cases:
+        if case.status == Status.DOUBTFUL:
+            yield f"NOT RIGHT on {case.variant} ({case.message[:120]})"
+    if any(case.observed.deterministic is False for case in judged):
+        yield "two calls on the same contents differ"
+    if any(case.variant for case in cases) and not any(case.resized for case in cases):
+        yield "no size could be varied, so only the task's own were tried"
+    if bare := sum(case.observed.fails_guarded for case in judged):
+        yield f"{bare} cases without guard bands around the outputs, with which the kernel fails"
+
+
+def place(case: CaseResult) -> str:
+    """Which case it is, for a message."""
+    variant = f", {case.variant}" if case.variant else ""
+    return f"workload {case.workload}, seed {case.seed}{variant}"
