@@ -847,7 +847,7 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
     text = own.brief("v0", 0)
-    assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
+    assert "Direction of this candidate: excess_dram_traffic" in text and "## Metrics" in text and "plan.md" in text
     assert "- sm_count: 132 SM <- " in text and "- boost_clock: " in text and ", torch 2." in text
     assert "one of your own" in own.brief("v0", 9)
     verify, template = re.search(r"`(\S+ \S+ --workspace \.)`", text)[1], re.search(r"copy (\S+) and fill", text)[1]

@@ -1,7 +1,7 @@
 """What the loop needs a GPU for: a profile and its brief, quick verification, measurement, the comparison at the end."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -10,6 +10,7 @@ from .. import bundle
 from ..audit import workspace_audit
 from ..device.sandbox import Sandbox
 from ..diagnosis import analysis, profile_folder, profile_run
+from ..diagnosis.diagnosis import Finding
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..gate import rounds
 from ..hardware import wiki
@@ -57,14 +58,14 @@ class Machine:
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:
-            profile = profile_folder.load(folder, self.workspace)
-            found = analysis.analysed(profile, [])
+            profile = profile_folder.read(folder, self.workspace)
+            diagnosis = analysis.diagnose(profile)
         except ToolError as error:
             return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
-        parts, left_out = brief.of_workspace(self.workspace, profile, found)
+        parts, left_out = brief.of_workspace(self.workspace, profile, diagnosis)
         for what in left_out:
             self.say(f"not in the brief: {what}")
-        prompts = brief.compose(parts, answer=instructions + direction(found["findings"], number))
+        prompts = brief.compose(parts, answer=instructions + direction(diagnosis.findings, number))
         return f"{prompts['system']}\n\n{prompts['user']}"
 
     def profiled(self, version: str) -> Path:
@@ -145,10 +146,10 @@ class Machine:
                     self.say(f"not compared with {name}: {error}")
 
 
-def direction(findings: list[dict], number: int) -> str:
+def direction(findings: Sequence[Finding], number: int) -> str:
     """What a candidate is to go for, so that several of one round are not the same. Pure."""
     if number < len(findings):
         chosen = findings[number]
-        return f"\nDirection of this candidate: {chosen['id']}: {chosen['actions'][0]}.\n"
-    others = ", ".join(finding["id"] for finding in findings)
+        return f"\nDirection of this candidate: {chosen.id}: {chosen.actions[0]}.\n"
+    others = ", ".join(finding.id for finding in findings)
     return f"\nDirection of this candidate: one of your own; others are working on {others}.\n" if findings else ""

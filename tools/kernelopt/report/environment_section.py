@@ -6,7 +6,7 @@ recorded, but for the products and differences that say so.
 
 from collections.abc import Iterator
 
-from ..diagnosis.profile_folder import number
+from ..diagnosis.text import number
 from . import phrases
 from .document import Citations, Facts, Table, Text
 from .gather import Session
@@ -25,11 +25,11 @@ def environment(session: Session) -> Iterator:
     if not session.visible:
         yield Text("Nothing is recorded yet.", "note")
         return
-    params = [profile["params"] for profile in session.profiles.values() if profile["params"]]
+    params = [profile.params for profile in session.profiles.values() if profile.params]
     yield Facts(
         [
             ("GPU", listed(record["device"] for record in session.visible)),
-            *((name, listed(p.get(name) for p in params)) for name in ("driver", "torch", "profiler", "clocks")),
+            *((name, listed(getattr(p, name) for p in params)) for name in ("driver", "torch", "profiler", "clocks")),
         ]
     )
     head = ("version", "recorded", "SM clock, MHz", "memory clock, MHz", "power, W", "temperature, C", "throttled by")

@@ -37,7 +37,7 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
             [task_section.target_row(target) for target in targets],
         )
     verdicts = [phrases.verdict(record) for record in session.visible]
-    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.KINDS if kind in verdicts)
     yield Facts(
         [
             ("Speed-up over v0", phrases.speedup_line(session)),
