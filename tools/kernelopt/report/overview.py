@@ -1,8 +1,4 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""The summary of the report: goal, best version, greatest steps, cautions. Pure."""
 
 from collections.abc import Iterator
 
@@ -72,14 +68,14 @@ def reached_line(session: Session) -> str:
     best = session.best
     if best is None:
         return f"{phrases.no_best(session)}."
-    found = phrases.speedup_over_v0(session)
+    speedup = phrases.speedup_over_v0(session)
     gained = f"speed-up over v0 {phrases.UNKNOWN}"
     if best["version"] == "v0":
         gained = "the baseline itself"
-    elif found:
-        count = len(found["ratios"])
+    elif speedup:
+        count = len(speedup["ratios"])
         how = "measured in pairs" if count == 1 else f"the product of {count} paired steps"
-        gained = f"{found['point']:.3f}x as fast as v0 ({how})"
+        gained = f"{speedup['point']:.3f}x as fast as v0 ({how})"
     return f"{best['version']}, median {phrases.latency(best)}; share of the floor {phrases.share_of_floor(best)}; {gained}."
 
 

@@ -1,8 +1,4 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""Records in words: verdicts, latencies, gains, the goal. Pure."""
 
 import itertools
 import textwrap
@@ -92,28 +88,30 @@ def no_evidence(record: dict) -> str:
 
 
 def profile_before(session: Session, record: dict) -> tuple[str, str]:
-    """What the gate found in the profile of the version that a round started from, whether or not the plan used it."""
-    before, found = parent(session, record), record["profile_evidence"]
-    parts = [part for part in (found["tool_used"], found["bottleneck_type"], found["evidence_summary"]) if part]
-    if found["evidence_chain"]:
-        parts.append(f"its first finding: {found['evidence_chain'].replace(' -> ', ' → ')}")
+    """The diagnosis that the gate recorded of the version before, whether or not the plan used it."""
+    before, evidence = parent(session, record), record["profile_evidence"]
+    parts = [
+        part for part in (evidence["tool_used"], evidence["bottleneck_type"], evidence["evidence_summary"]) if part
+    ]
+    if evidence["evidence_chain"]:
+        parts.append(f"its first finding: {evidence['evidence_chain'].replace(' -> ', ' → ')}")
     name = before["version"] if before else "the version before"
     return f"Profile of {name} said", "; ".join(parts) or f"nothing: {NOT_PROFILED}"
 
 
 def chain(records: list[dict], best: dict) -> tuple[list[dict], str]:
     """(records from the best down to the one that was compared with v0, why the chain breaks or "")."""
-    by_version, found, at = {record["version"]: record for record in records}, [], best
+    by_version, links, at = {record["version"]: record for record in records}, [], best
     while at["version"] != "v0":
         compared = at["performance"]["comparison_with_previous"]
         if compared is None:
             return [], f"{at['version']} was compared with no version"
-        found.append(at)
+        links.append(at)
         following = by_version.get(compared["against"])
-        if following is None or following in found:
+        if following is None or following in links:
             return [], f"{at['version']} was compared with {compared['against']}, which is not recorded"
         at = following
-    return found, ""
+    return links, ""
 
 
 def speedup_over_v0(session: Session) -> dict | None:
@@ -131,20 +129,20 @@ def speedup_over_v0(session: Session) -> dict | None:
 
 
 def speedup_line(session: Session) -> str:
-    best, found = session.best, speedup_over_v0(session)
+    best, speedup = session.best, speedup_over_v0(session)
     if best is None:
         return no_best(session)
     if best["version"] == "v0":
         return "none: v0 is the best version"
-    if found is None:
+    if speedup is None:
         return f"{UNKNOWN}: {chain(session.records, best)[1]}"
-    if len(found["ratios"]) == 1:
-        return f"{ratio(found['point'], found['ci95'])}, measured in pairs"
-    low, high = found["ci95"]
-    masked = f", {found['masked']} of them of masked versions" if found["masked"] else ""
+    if len(speedup["ratios"]) == 1:
+        return f"{ratio(speedup['point'], speedup['ci95'])}, measured in pairs"
+    low, high = speedup["ci95"]
+    masked = f", {speedup['masked']} of them of masked versions" if speedup["masked"] else ""
     return (
-        f"{found['point']:.3f}x ({low:.3f} to {high:.3f}): the product of {len(found['ratios'])} paired ratios "
-        f"({', '.join(found['ratios'])}{masked}) and of the ends of their intervals; {best['version']} itself was not "
+        f"{speedup['point']:.3f}x ({low:.3f} to {high:.3f}): the product of {len(speedup['ratios'])} paired ratios "
+        f"({', '.join(speedup['ratios'])}{masked}) and of the ends of their intervals; {best['version']} itself was not "
         "held against v0"
     )
 
@@ -152,10 +150,10 @@ def speedup_line(session: Session) -> str:
 def goal(session: Session) -> dict:
     """{met, since, targets}: gate.goal for the best version; met is None when there is no target, or no best version to
     tell. since: the version that met it first and after which no accepted one lost it again."""
-    found = stop_conditions.goal(session.task["targets"], session.best)
-    untold = not found["targets"] or not session.best_is_known
-    met = None if untold else found["met"] and session.kernel_is_best
-    return {**found, "met": met, "since": met_since(session) if met else None}
+    goals = stop_conditions.goal(session.task["targets"], session.best)
+    untold = not goals["targets"] or not session.best_is_known
+    met = None if untold else goals["met"] and session.kernel_is_best
+    return {**goals, "met": met, "since": met_since(session) if met else None}
 
 
 def met_since(session: Session) -> str:
@@ -169,16 +167,16 @@ def no_best(session: Session) -> str:
 
 
 def goal_line(session: Session) -> str:
-    found = goal(session)
-    if not found["targets"]:
+    goals = goal(session)
+    if not goals["targets"]:
         return "no targets are set (compute_utilization.py --workspace W --set-targets)"
-    if found["met"] is None:
+    if goals["met"] is None:
         return no_best(session)
     if session.best is None:
         return "NOT met: no version is accepted yet"
     if not session.kernel_is_best:
         return f"NOT met: kernel.py is not the accepted {session.best['version']}; what was measured is another kernel"
-    return f"met since {found['since']}; {session.best['version']} is the best version" if found["met"] else "NOT met"
+    return f"met since {goals['since']}; {session.best['version']} is the best version" if goals["met"] else "NOT met"
 
 
 def parent(session: Session, record: dict) -> dict | None:
