@@ -103,7 +103,7 @@ def floor(profile: Profile) -> Floor | None:
 
 
 def rate(roof: roofline.Roof, bound: str, work: dict) -> str:
-    """ "the copy rate (this problem mostly reads, which can be faster)". Without the value, which would need a citation."""
+    """ "the copy rate (this problem mostly reads, which can be faster)". No value: it would need a citation."""
     row = roof.bandwidth if bound == "memory" else roof.compute
     product = "a measured product's rate" if row.metric.startswith("measured") else "the documented peak"
     reads = bound == "memory" and (work.get("bytes_in") or 0) >= MOSTLY_READS * work["bytes_min"]

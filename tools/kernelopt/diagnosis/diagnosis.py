@@ -1,4 +1,4 @@
-"""The diagnosis of a profile as it is passed on. JSON at the edge: `Diagnosis.to_json` is what analyze_profile.py prints."""
+"""The diagnosis of a profile as it is passed on. `Diagnosis.to_json` is what analyze_profile.py prints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Floor:
-    """share_pct: floor over time of the whole call. bound: memory or compute. basis: the rate and the clock in words."""
+    """share_pct: floor over time of the call. bound: memory or compute. basis: the rate and the clock, in words."""
 
     share_pct: float
     bound: str

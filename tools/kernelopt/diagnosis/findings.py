@@ -1,4 +1,4 @@
-"""The findings of a profile: evidence, inference, action, and an upper bound of the gain where there is one. Pure functions.
+"""The findings of a profile: evidence, inference, action, and an upper bound of the gain. Pure functions.
 
 A rule is a function of a Case that yields what the metrics prove. Thresholds are in reference/thresholds.json, texts in
 reference/findings.json. A metric that was not collected is None and proves nothing.
@@ -57,7 +57,7 @@ def texts() -> dict:
 
 @dataclass(frozen=True)
 class Case:
-    """The input of a rule. kernels: of the call. main: the longest of them, share_pct: its share of the call's GPU time,
+    """The input of a rule. kernels: of the call. main: the longest. share_pct: its share of the call's GPU time.
     classification: its class and limiter. work: {flops, bytes_min, dtype} of the problem; None unknown."""
 
     kernels: tuple[KernelProfile, ...]
@@ -140,7 +140,7 @@ def gain_of(case: Case, gain_pct: float | None) -> float | None:
 
 
 def room(m: Metrics) -> float:
-    """Percent of the kernel's time that less waiting can save at most. The busiest unit and the issued instructions take
+    """Percent of the kernel's time that less waiting can save at most. The busiest unit and issued instructions take
     the rest in any case; NVIDIA's rules bound their estimates of stalls by the first of the two."""
     busy = [m.get("sm_throughput"), m.get("memory_throughput"), 100 * (m.get("issue_active") or 0)]
     return max(0.0, 100 - max(value for value in busy if value is not None))
@@ -410,7 +410,7 @@ def role_of(case: Case, name: str, busy_pct: float) -> str | None:
 
 
 def share_of_the_call(case: Case, busy_pct: float) -> float | None:
-    """Percent of the call's time that these instructions take by themselves: less where SMs idle or other kernels run."""
+    """Percent of the call's time that these instructions take: less where SMs idle or other kernels run."""
     average, most, share = case.m.get("cycles_active"), case.m.get("cycles_active_most"), case.share_pct
     return busy_pct * average / most * share / 100 if average and most and share else None
 

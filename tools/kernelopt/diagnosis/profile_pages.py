@@ -1,5 +1,4 @@
-"""The pages of a profile folder in Markdown: report.md in the form that an orchestrating agent expects, report-verbose.md,
-the timeline, the entry for a development log. Pure except `write`."""
+"""The pages of a profile folder in Markdown: report.md for an orchestrating agent, report-verbose.md, the timeline, the entry for a development log. Pure except `write`."""
 
 import textwrap
 from collections.abc import Sequence

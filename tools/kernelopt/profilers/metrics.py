@@ -72,7 +72,7 @@ def of_capability(compute_capability: str | None) -> dict[str, float]:
 
 
 def not_on(compute_capability: str | None) -> set[str]:
-    """Keys of the metrics that GPUs of this compute capability have under no name; empty where it is not known."""
+    """Keys of the metrics that GPUs of this compute capability lack under every name; empty: unknown."""
     known = architectures()
     if compute_capability not in known["chips"]:
         return set()
@@ -96,7 +96,7 @@ DIMENSIONS = ("s", "byte", "byte/s", "hz")  # anything else is a plain count, wh
 
 
 def converted(value: object, given: str, wanted: str) -> float | None:
-    """`value`, whose unit is `given`, in the unit `wanted`. None: not a finite number, or units of another dimension."""
+    """`value`, whose unit is `given`, in the unit `wanted`. None: not finite, or units of another dimension."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     (exponent, base), (wanted_exponent, wanted_base) = _unit(given), _unit(wanted)

@@ -46,7 +46,7 @@ def program_version() -> str:
 
 
 def check_supported() -> None:
-    """EnvironmentLacks when this Nsight Compute no longer profiles this GPU. It would find no kernel and not say why."""
+    """EnvironmentLacks when this Nsight Compute no longer profiles this GPU: it would find no kernel."""
     try:
         capability = gpu.query().get("compute_capability")
     except EnvironmentLacks:  # no GPU, which shows when the kernel runs

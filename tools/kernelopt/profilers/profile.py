@@ -12,7 +12,7 @@ Metrics = Mapping[str, float | None]  # key of the metric schema -> value in its
 
 @dataclass(frozen=True)
 class NvidiaRule:
-    """A finding of Nsight Compute itself. speedup_pct: the estimate for the whole kernel; None: it makes no such one."""
+    """A finding of Nsight Compute itself. speedup_pct: its estimate for the whole kernel, if it makes one."""
 
     name: str
     message: str

@@ -39,7 +39,7 @@ class HostEvent:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a profiler recorded. source: its name. calls: the marked calls; empty where the profiler does not mark them."""
+    """What a profiler recorded. source: its name. calls: the marked calls; empty without marks."""
 
     source: str
     launches: tuple[Launch, ...]
