@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from conftest import BUNDLE, FIXTURES, task
 from kernelopt import bundle
-from kernelopt.diagnosis import analysis, classify, profile_folder
+from kernelopt.diagnosis import analysis, profile_folder
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import roofline, wiki
 from kernelopt.hardware.work import Work
 from kernelopt.profilers import metrics, ncu
+from kernelopt.profilers.profile import Profile
 from kernelopt.report import brief
 from kernelopt.session import target_setting, workspace
 from kernelopt.session.record import Record
@@ -25,11 +26,11 @@ EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 
 def parts_of(report: str, **changes) -> brief.Parts:
     """Everything that a brief can hold, of a recorded report."""
-    analysis = classify.analyse({"kernels": ncu.read(FIXTURES / report), "work": WORK}, metrics.thresholds())
+    diagnosis = analysis.from_metrics(Profile(ncu.read(FIXTURES / report), WORK), metrics.thresholds())
     roof = roofline.roof(H200, "bf16")
     memory_bound = Work(flops=0, bytes_in=None, bytes_out=None, bytes_min=10**9, dtype="bf16", source="given")
     whole = brief.Parts(
-        analysis=analysis,
+        diagnosis=diagnosis,
         origin="recorded on NVIDIA H200",
         kernel="import triton\nprint('a kernel')\n",
         task=task(
@@ -45,26 +46,30 @@ def parts_of(report: str, **changes) -> brief.Parts:
     return replace(whole, **changes)
 
 
+def with_metrics(parts: brief.Parts, values: dict) -> brief.Parts:
+    return replace(parts, diagnosis=replace(parts.diagnosis, metrics=values))
+
+
 @pytest.fixture(scope="module")
 def parts() -> brief.Parts:
     return parts_of("h200_row_softmax/three_passes.ncu-rep")
 
 
 def rows_of(user: str) -> dict[str, list[str]]:
-    """key -> cells of the Counters tables of a prompt."""
-    counters = user.split("\n## Counters\n")[1].split("\n## ")[0]
+    """key -> cells of the Metrics tables of a prompt."""
+    tables = user.split("\n## Metrics\n")[1].split("\n## ")[0]
     rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in counters.splitlines() if line.startswith("| ")
+        [cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines() if line.startswith("| ")
     ]
     return {cells[0]: cells for cells in rows if cells[0] != "key"}
 
 
 @pytest.mark.parametrize("report", ["h200_row_softmax/three_passes.ncu-rep", "h200_matmul/bf16_4096.ncu-rep"])
-def test_every_collected_counter_is_in_the_prompt_with_label_value_and_unit(report):
-    """A formatter that looks for counters where they are not leaves its tables empty, and the prompt still looks fine."""
+def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(report):
+    """A formatter that looks for metrics in the wrong place leaves its tables empty, and the prompt still looks fine."""
     parts = parts_of(report)
     rows = rows_of(brief.compose(parts)["user"])
-    collected = {key: value for key, value in parts.analysis["metrics"].items() if value is not None}
+    collected = {key: value for key, value in parts.diagnosis.metrics.items() if value is not None}
     assert len(collected) > 40 and set(rows) == {metric.key for metric in metrics.schema()}
     for metric in metrics.schema():
         _, label, value, unit, _ = rows[metric.key]
@@ -81,7 +86,7 @@ def test_the_tolerance_is_told_the_dtypes_where_the_task_has_none(parts, own, to
     assert f"- tolerance: |error| / (|reference| + rms) up to {told}\n" in user
 
 
-def test_counters_stand_in_their_sections(parts):
+def test_metrics_stand_in_their_sections(parts):
     user = brief.compose(parts)["user"]
     for metric in metrics.schema():
         section = user.split(f"\n### {metric.section}\n")[1].split("\n#")[0]
@@ -89,21 +94,19 @@ def test_counters_stand_in_their_sections(parts):
 
 
 def test_what_was_not_collected_is_named_and_is_no_zero(parts):
-    analysis = {**parts.analysis, "metrics": {**parts.analysis["metrics"], "tensor_cycles": None, "waves_per_sm": 0.0}}
-    rows = rows_of(brief.compose(replace(parts, analysis=analysis))["user"])
+    values = {**parts.diagnosis.metrics, "tensor_cycles": None, "waves_per_sm": 0.0}
+    rows = rows_of(brief.compose(with_metrics(parts, values))["user"])
     assert rows["tensor_cycles"][2] == "not collected" and rows["waves_per_sm"][2] == "0"
 
 
-def test_counters_in_another_shape_are_refused_and_not_left_out(parts):
-    nested = {**parts.analysis, "metrics": {"row_max": parts.analysis["metrics"]}}
-    with pytest.raises(UsageError, match="counters that the metric schema does not: row_max"):
-        brief.compose(replace(parts, analysis=nested))
+def test_metrics_in_another_shape_are_refused_and_not_left_out(parts):
+    with pytest.raises(UsageError, match="metrics that the metric schema does not: row_max"):
+        brief.compose(with_metrics(parts, {"row_max": parts.diagnosis.metrics}))
 
 
-def test_without_any_counter_there_is_no_brief(parts):
-    nothing = {**parts.analysis, "metrics": dict.fromkeys(parts.analysis["metrics"])}
-    with pytest.raises(Refused, match="no counter was collected"):
-        brief.compose(replace(parts, analysis=nothing))
+def test_without_any_metric_there_is_no_brief(parts):
+    with pytest.raises(Refused, match="no metric was collected"):
+        brief.compose(with_metrics(parts, dict.fromkeys(parts.diagnosis.metrics)))
 
 
 def test_every_part_is_in_the_prompt(parts):
@@ -115,7 +118,7 @@ def test_every_part_is_in_the_prompt(parts):
         "GPU",
         "Roofline of the whole problem",
         "Profile",
-        "Counters",
+        "Metrics",
         "Findings of the rules",
         "History",
         "Answer",
@@ -124,7 +127,7 @@ def test_every_part_is_in_the_prompt(parts):
     assert "- notes: rows are long\n" in user
     assert f"- {H200.known('memory_bandwidth').citation}\n" in user
     assert "floor 249.94 us: 49.988 % of the floor's speed" in user
-    assert all(f"`{kernel['name']}`" in user for kernel in parts.analysis["kernels"])
+    assert all(f"`{kernel.name}`" in user for kernel in parts.diagnosis.kernels)
     assert "**excess_dram_traffic**" in user and "falsified if" in user
 
 
@@ -136,8 +139,8 @@ def test_the_history_holds_rejected_rounds_with_their_reason(parts):
 
 
 def test_a_bare_report_gives_a_brief_of_what_there_is(parts):
-    user = brief.compose(brief.Parts(parts.analysis))["user"]
-    assert re.findall("^## (.+)$", user, re.MULTILINE) == ["Profile", "Counters", "Findings of the rules", "Answer"]
+    user = brief.compose(brief.Parts(parts.diagnosis))["user"]
+    assert re.findall("^## (.+)$", user, re.MULTILINE) == ["Profile", "Metrics", "Findings of the rules", "Answer"]
     assert "None" not in user.split("\n## Answer\n")[0]
 
 
@@ -203,8 +206,8 @@ def test_good_answers():
     assert brief.check_response(json.dumps(GOOD), REPORT) == {"valid": True, "problems": [], "response": GOOD}
 
 
-def test_a_real_report_answered_with_its_own_counters(parts):
-    values = parts.analysis["metrics"]
+def test_a_real_report_answered_with_its_own_metrics(parts):
+    values = parts.diagnosis.metrics
     shown = rows_of(brief.compose(parts)["user"])
     for key in values.keys() - {"tcgen05_instructions"}:  # which this GPU does not have
         answer = changed(evidence=[{"metric": key, "value": json.loads(shown[key][2])}])
@@ -283,7 +286,10 @@ def test_sixty_words_are_allowed():
     ("response", "says"),
     [
         ({"bottlenecks": [MEMORY, {**UNFILLED, "category": "memory"}]}, "both are in the category memory"),
-        (citing("DRAM throughput", 91.2), "bottlenecks[0].evidence[0]: 'DRAM throughput' is no counter of the report"),
+        (
+            citing("DRAM throughput", 91.2),
+            "bottlenecks[0].evidence[0]: 'DRAM throughput' is not a metric of the report",
+        ),
         (citing("tensor_cycles", 0), "bottlenecks[0].evidence[0]: tensor_cycles was not collected"),
         (citing("dram_throughput", 55), "bottlenecks[0].evidence[0]: dram_throughput is 91.17, not 55"),
     ],
@@ -323,20 +329,20 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     folder = BUNDLE / "examples" / "attention"
     record = json.loads((folder / "memory" / "v0.json").read_text())
     shutil.copytree(folder / "profiles" / "v0" / "annotation", tmp_path / "copied")
-    profile = profile_folder.load(tmp_path / "copied", workspace.Workspace(folder))
-    parts, _ = brief.of_workspace(workspace.Workspace(folder), profile, analysis.analysed(profile, []))
+    profile = profile_folder.read(tmp_path / "copied", workspace.Workspace(folder))
+    parts, _ = brief.of_workspace(workspace.Workspace(folder), profile, analysis.diagnose(profile))
     assert parts.kernel == (folder / "versions" / "v0_kernel.py").read_text() != (folder / "kernel.py").read_text()
     assert (
         parts.utilization["time_us"] == record["performance"]["latency_us"] and parts.utilization["clock"] == "measured"
     )
     at = workspace.Workspace(folder)
     small = brief.utilization(
-        at, at.task(), {**profile, "work": {**profile["work"], "flops": 10**9, "bytes_min": 10**6}}
+        workspace.Workspace(folder), replace(profile, work={**profile.work, "flops": 10**9, "bytes_min": 10**6})
     )
     assert small["floor_share_pct"] < 1
-    alone = profile_folder.load(tmp_path / "copied")
-    assert alone["recorded_us"] is None
-    assert brief.utilization(at, at.task(), alone)["clock"] == "profiled"
+    alone = profile_folder.read(tmp_path / "copied")
+    assert alone.recorded_us is None
+    assert brief.utilization(workspace.Workspace(folder), alone)["clock"] == "profiled"
 
 
 def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
@@ -349,7 +355,7 @@ def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
     readme = tmp_path / "w" / "README.md"
     readme.write_text(readme.read_text().replace('"gpu_wiki_path": null', f'"gpu_wiki_path": "{tmp_path / "wiki"}"'))
     shares = [
-        analysis.floor(profile_folder.load(root / "profiles" / "v1" / "annotation"))["share_pct"]
+        analysis.floor(profile_folder.read(root / "profiles" / "v1" / "annotation")).share_pct
         for root in (BUNDLE / "examples" / "rmsnorm", tmp_path / "w")
     ]
     assert shares[1] == pytest.approx(shares[0] * 4296 / 3000)

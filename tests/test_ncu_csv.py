@@ -37,28 +37,27 @@ def same(value: float | None, printed: float | None) -> bool:
 
 def test_the_wide_csv_gives_what_the_report_gives(tmp_path, report):
     (kernel,) = read(tmp_path, captured("spilling_tile.wide"))
-    assert set(kernel) == {"name", "duration_us", "metrics", "rules"} == set(report)
-    assert kernel["name"] == report["name"]
-    assert kernel["duration_us"] == pytest.approx(report["duration_us"], rel=0.05)
-    assert kernel["metrics"].keys() == report["metrics"].keys()
+    assert kernel.name == report.name
+    assert kernel.duration_us == pytest.approx(report.duration_us, rel=0.05)
+    assert kernel.metrics.keys() == report.metrics.keys()
     fixed = "grid_size block_size registers_per_thread shared_memory_dynamic spill_instructions waves_per_sm load_sectors".split()
-    assert all(same(report["metrics"][key], kernel["metrics"][key]) for key in fixed)
-    pairs = {key: (value, kernel["metrics"][key]) for key, value in report["metrics"].items()}
+    assert all(same(report.metrics[key], kernel.metrics[key]) for key in fixed)
+    pairs = {key: (value, kernel.metrics[key]) for key, value in report.metrics.items()}
     assert [key for key, (a, b) in pairs.items() if (a is None) != (b is None)] == []
     assert [key for key, (a, b) in pairs.items() if a and a > 5 and b != pytest.approx(a, rel=0.25)] == []
-    assert sum(value is not None for value in kernel["metrics"].values()) > 40
+    assert sum(value is not None for value in kernel.metrics.values()) > 40
 
 
 @pytest.mark.parametrize("launch", ["spilling_tile", "streaming_add"])
 def test_the_long_csv_gives_the_metrics_that_its_page_shows(tmp_path, launch):
     (wide,), (long,) = (read(tmp_path, captured(f"{launch}.{form}")) for form in ("wide", "long"))
-    assert (long["name"], long["duration_us"]) == (wide["name"], wide["duration_us"])
+    assert (long.name, long.duration_us) == (wide.name, wide.duration_us)
     shown = {metric.key for metric in metrics.schema() if metric.details}
     assert len(shown) > 20
-    assert {key: wide["metrics"][key] for key in shown} == {key: long["metrics"][key] for key in shown}
+    assert {key: wide.metrics[key] for key in shown} == {key: long.metrics[key] for key in shown}
     told = {"compute_capability", "compute_capability_minor"}  # by the column CC
-    assert {key: wide["metrics"][key] for key in told} == {key: long["metrics"][key] for key in told}
-    assert {long["metrics"][key] for key in long["metrics"].keys() - shown - told} == {None}
+    assert {key: wide.metrics[key] for key in told} == {key: long.metrics[key] for key in told}
+    assert {long.metrics[key] for key in long.metrics.keys() - shown - told} == {None}
 
 
 def test_a_label_that_two_sections_share_is_not_mixed_up(tmp_path):
@@ -68,7 +67,7 @@ def test_a_label_that_two_sections_share_is_not_mixed_up(tmp_path):
     lines = text.splitlines(keepends=True)
     first = [line for line in lines if other in line]
     (kernel,) = read(tmp_path, "".join([lines[0], *first, *lines[1:]]))
-    assert kernel["metrics"]["memory_throughput"] == 67.52
+    assert kernel.metrics["memory_throughput"] == 67.52
 
 
 def test_the_long_csv_with_metric_names_gives_the_same(tmp_path):
@@ -79,17 +78,17 @@ def test_the_long_csv_with_metric_names_gives_the_same(tmp_path):
             section, label = metric.details
             text = text.replace(f'"{section}","{label}"', f'"{section}","{metric.names[0]}"')
     (named,) = read(tmp_path, text)
-    assert named == labelled and named["metrics"]["waves_per_sm"] == 0.65
+    assert named == labelled and named.metrics["waves_per_sm"] == 0.65
 
 
 def test_the_rules_of_the_long_csv_are_kept(tmp_path, report):
     (kernel,) = read(tmp_path, captured("spilling_tile.long"))
-    assert len(kernel["rules"]) == len(report["rules"])
-    speedups = [(rule["name"], rule["speedup_pct"]) for rule in kernel["rules"]]
+    assert len(kernel.rules) == len(report.rules)
+    speedups = [(rule.name, rule.speedup_pct) for rule in kernel.rules]
     assert len(speedups) == 9 and ("MemoryCacheAccessPattern", 65.28) in speedups
     assert ("HighPipeUtilization", None) in speedups  # 89.07 % there is "local": of the pipes' use, not of the time
     assert ("SOLBottleneck", None) in speedups and "SOLFPRoofline" not in dict(speedups)  # the latter only informs
-    assert kernel["rules"][0]["message"].startswith("Memory is more heavily utilized than Compute")
+    assert kernel.rules[0].message.startswith("Memory is more heavily utilized than Compute")
 
 
 @pytest.mark.parametrize("form", ["wide", "long"])
@@ -99,8 +98,8 @@ def test_launches_keep_their_order(tmp_path, form):
     )
     rows = second[2 if form == "wide" else 1 :]
     found = read(tmp_path, "".join([*first, *rows]))  # both have ID 0, of two processes
-    assert [kernel["name"] for kernel in found] == ["streaming_add", "tiled_matmul"]
-    assert [kernel["metrics"]["grid_size"] for kernel in found] == [65536, 512]
+    assert [kernel.name for kernel in found] == ["streaming_add", "tiled_matmul"]
+    assert [kernel.metrics["grid_size"] for kernel in found] == [65536, 512]
 
 
 @pytest.mark.parametrize("form", ["wide", "long"])
@@ -121,8 +120,8 @@ def test_scaled_units_are_converted(tmp_path):
         assert base in text
         text = text.replace(base, scaled)
     (kernel,) = read(tmp_path, text)
-    assert kernel["duration_us"] == 242.91
-    assert kernel["metrics"]["shared_memory_dynamic"] == 36860
+    assert kernel.duration_us == 242.91
+    assert kernel.metrics["shared_memory_dynamic"] == 36860
 
 
 @pytest.mark.parametrize(
@@ -233,13 +232,13 @@ def test_the_decimal_mark_comes_from_all_numbers_of_a_file(values, mark):
     ],
 )
 def test_numbers(text, mark, expected):
-    assert ncu_csv.number(text, mark) == expected
+    assert ncu_csv.parse_number(text, mark) == expected
 
 
 def test_a_metric_without_a_number_is_missing_and_not_0(tmp_path):
     (kernel,) = read(tmp_path, long_csv(("launch__grid_size", "n/a"), ("launch__block_size", "64")))
-    assert kernel["metrics"]["grid_size"] is None and kernel["metrics"]["block_size"] == 64
-    assert kernel["duration_us"] is None and kernel["rules"] == []
+    assert kernel.metrics["grid_size"] is None and kernel.metrics["block_size"] == 64
+    assert kernel.duration_us is None and kernel.rules == ()
 
 
 # --- files that are no such CSV ----------------------------------------------------------------------------------

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from conftest import FIXTURES
 from kernelopt.device.sandbox import Outcome
-from kernelopt.diagnosis import classify, profile_folder, profile_pages, speed_of_light
+from kernelopt.diagnosis import analysis, profile_pages, speed_of_light, text
+from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.hardware import wiki
-from kernelopt.profilers import collect, metrics, ncu, ncu_csv
+from kernelopt.profilers import collect, metrics, ncu, ncu_csv, timeline
+from kernelopt.profilers.profile import KernelProfile, Params, Profile
 
 LIMITS = metrics.thresholds()
 KNOWN = metrics.architectures()
@@ -132,12 +134,12 @@ def test_where_ncu_stops_at_a_name_it_is_asked_again_without(tmp_path, monkeypat
     ncu.collect(sandbox, tmp_path / "k.py", "input.pt", tmp_path / "r.ncu-rep", "cold", 5)
     assert len(sandbox.commands) == 1 + len(unknown) and (tmp_path / "r.ncu-rep").exists()
     last = sandbox.commands[-1]
-    assert set(last[last.index("--metrics") + 1].split(",")) == set(metrics.asked()) - set(unknown)
+    assert set(last[last.index("--metrics") + 1].split(",")) == set(metrics.requested()) - set(unknown)
 
 
 def test_a_refusal_names_what_was_asked_for_alone():
     assert ncu.refused_names(REFUSAL, metrics.names()) == {"derived__local_spilling_requests"}
-    assert ncu.refused_names(REFUSAL, metrics.asked()) == set() == ncu.refused_names("==PROF== Report", ["a"])
+    assert ncu.refused_names(REFUSAL, metrics.requested()) == set() == ncu.refused_names("==PROF== Report", ["a"])
     assert ncu.refused_names("Failed to find metric dram__bytes_read.sum", metrics.names()) == {"dram__bytes_read.sum"}
 
 
@@ -154,10 +156,10 @@ def all_asked(tmp_path_factory) -> Path:
 def test_a_real_report_of_all_names_lacks_nothing_that_the_gpu_has(all_asked, form):
     path = all_asked / f"streaming_add.{form}"
     kernels = ncu.read(path) if form == "ncu-rep" else ncu_csv.read(path)
-    found = classify.analyse({"kernels": kernels, "work": None}, LIMITS)
-    assert found["missing_metrics"] == [] and found["not_on_architecture"] == ["tcgen05_instructions"]
-    assert found["architecture"] == "sm_90" and found["classification"]["limiter"] == "dram"
-    assert found["metrics"]["dram_bytes_read"] == pytest.approx(2 * 4 * (64 << 20), rel=0.01)
+    found = analysis.from_metrics(Profile(kernels), LIMITS)
+    assert found.missing_metrics == () and found.not_on_architecture == ("tcgen05_instructions",)
+    assert found.architecture == "sm_90" and found.classification.limiter == "dram"
+    assert found.metrics["dram_bytes_read"] == pytest.approx(2 * 4 * (64 << 20), rel=0.01)
 
 
 def test_what_the_gpu_does_not_have_nsight_compute_writes_as_no_number(all_asked):
@@ -165,7 +167,7 @@ def test_what_the_gpu_does_not_have_nsight_compute_writes_as_no_number(all_asked
     assert '"dram__bytes_op_read.sum","","n/a"' in text
     absent = {row[12] for row in csv.reader(io.StringIO(text)) if row[14:15] == ["n/a"]}
     places = KNOWN["only_on"]
-    assert absent == {name for name in metrics.asked() if "9.0" not in places.get(name, ["9.0"])}
+    assert absent == {name for name in metrics.requested() if "9.0" not in places.get(name, ["9.0"])}
 
 
 @pytest.mark.parametrize("nothing", [None, "n/a", float("nan")])
@@ -202,7 +204,7 @@ class StandInAction(dict):
 
 def test_so_it_is_in_a_report():
     launch = StandInAction({"dram__bytes_read.sum": StandInMetric(None), "dram__bytes_op_read.sum": StandInMetric(7.0)})
-    assert ncu._kernel(launch)["metrics"]["dram_bytes_read"] == 7.0
+    assert ncu._kernel(launch).metrics["dram_bytes_read"] == 7.0
 
 
 # --- CSVs of other GPUs: stand-ins ------------------------------------------------------------------------------------
@@ -214,7 +216,9 @@ def captured(name: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-def elsewhere(tmp_path: Path, name: str, capability: str, renamed: dict | None = None, **figures: str) -> list[dict]:
+def elsewhere(
+    tmp_path: Path, name: str, capability: str, renamed: dict | None = None, **figures: str
+) -> tuple[KernelProfile, ...]:
     """Kernels of the capture `name` as if from a GPU of that compute capability: what the schema says it does not have
     is "(!) n/a"; renamed: name there -> name here, figures: key of the schema -> text in its first column there."""
     header, units, row = captured(name)
@@ -227,9 +231,9 @@ def elsewhere(tmp_path: Path, name: str, capability: str, renamed: dict | None =
     for part, figure in zip(("major", "minor"), capability.split("."), strict=True):
         cells[f"device__attribute_compute_capability_{part}"] = ("", figure)
     named = {metric.key: metric.names for metric in metrics.schema()}
-    for key, text in figures.items():
+    for key, value in figures.items():
         column = next(name for name in named[key] if capability in places.get(name, [capability]))
-        cells[column] = (cells.get(column, ("%", ""))[0], text)
+        cells[column] = (cells.get(column, ("%", ""))[0], value)
     rows = [list(cells), [unit for unit, _ in cells.values()], [text for _, text in cells.values()]]
     path = tmp_path / "stand-in.csv"
     with path.open("w", newline="") as file:
@@ -243,26 +247,26 @@ WORK = {"flops": 0, "bytes_min": 100 * 2**20, "dtype": "fp32"}
 
 def test_excess_traffic_is_found_on_geforce_blackwell(tmp_path):
     kernels = elsewhere(tmp_path, "streaming_add", "12.0", GB202_NAMES)
-    assert kernels[0]["metrics"]["dram_bytes_read"] > 2**28
-    found = classify.analyse({"kernels": kernels, "work": WORK}, LIMITS)
-    assert "excess_dram_traffic" in [finding["id"] for finding in found["findings"]]
-    assert found["architecture"] == "sm_120" and found["missing_metrics"] == [
-        "hmma_instructions"
-    ]  # not in this capture
-    assert set(found["not_on_architecture"]) == metrics.not_on("12.0")
+    assert kernels[0].metrics["dram_bytes_read"] > 2**28
+    found = analysis.from_metrics(Profile(kernels, WORK), LIMITS)
+    assert "excess_dram_traffic" in [finding.id for finding in found.findings]
+    assert found.architecture == "sm_120"
+    assert found.missing_metrics == ("hmma_instructions",)  # not in this capture
+    assert set(found.not_on_architecture) == metrics.not_on("12.0")
 
 
 def test_what_a_gpu_does_not_have_is_no_lost_evidence(tmp_path):
     kernels = elsewhere(tmp_path, "streaming_add", "12.1", {HMMA.format("op"): HMMA.format("subpipe")})
-    found = classify.analyse({"kernels": kernels, "work": WORK}, LIMITS)
-    assert found["missing_metrics"] == [] and set(found["not_on_architecture"]) == metrics.not_on("12.1")
-    assert all(found["metrics"][key] is None for key in found["not_on_architecture"])
-    assert profile_folder.counter(found, "dram_throughput", None) == "not on sm_121"
-    assert profile_folder.counter(found, "l2_throughput", None) == "not collected"
-    profile = {"kernels": kernels, "params": {"version": "v0"}}
-    assert "| Memory | DRAM bytes read | not on sm_121 | byte |" in profile_pages.counters(profile, found, None)
-    light = speed_of_light.analyse(found["metrics"], 40.0, [], LIMITS)
-    assert light["warnings"] == [] and light["at_roofline"] is None and "of DRAM nothing is known" in light["reason"]
+    found = analysis.from_metrics(Profile(kernels, WORK), LIMITS)
+    assert found.missing_metrics == () and set(found.not_on_architecture) == metrics.not_on("12.1")
+    assert all(found.metrics[key] is None for key in found.not_on_architecture)
+    assert text.metric_value(found, "dram_throughput", None) == "not on sm_121"
+    assert text.metric_value(found, "l2_throughput", None) == "not collected"
+    params = Params("v0", "0" * 64, "default", [], "fp32", "DGX Spark", "ncu", "cold", "as found", "")
+    table = profile_pages.metric_table(Profile(kernels, params=params), found, None)
+    assert "| Memory | DRAM bytes read | not on sm_121 | byte |" in table
+    light = speed_of_light.analyse(found.metrics, Floor(40.0, "memory"), [], LIMITS)
+    assert light.warnings == () and light.at_roofline is None and "of DRAM nothing is known" in light.reason
 
 
 PRODUCT = {"hmma_instructions": "20.1", "tensor_cycles": "42.0"}
@@ -283,16 +287,16 @@ def test_a_product_on_another_gpu_is_held_against_that_gpus_instructions(tmp_pat
     kernels = elsewhere(
         tmp_path, "spilling_tile", capability, IN_PLACE if capability[:2] in ("10", "12") else {}, **figures
     )
-    found = classify.analyse({"kernels": kernels, "work": None}, LIMITS)
-    assert {finding["id"] for finding in found["findings"] if "mma_sync" in finding["id"]} == expected
-    assert found["metrics"]["hmma_instructions"] == 20.1 and found["metrics"]["tensor_cycles"] == 42.0
+    found = analysis.from_metrics(Profile(kernels), LIMITS)
+    assert {finding.id for finding in found.findings if "mma_sync" in finding.id} == expected
+    assert found.metrics["hmma_instructions"] == 20.1 and found.metrics["tensor_cycles"] == 42.0
 
 
 def test_on_ada_the_name_that_nvidia_put_in_place_of_the_first_one_counts(tmp_path):
     old = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
     new = old.replace("active.avg", "active_v2.avg")
     (kernel,) = elsewhere(tmp_path, "streaming_add", "8.9", {old: new}, tensor_cycles="41.5")
-    assert kernel["metrics"]["tensor_cycles"] == 41.5
+    assert kernel.metrics["tensor_cycles"] == 41.5
 
 
 def test_the_compute_capability_of_a_csv_is_that_of_its_column_where_it_lists_no_attributes(tmp_path):
@@ -306,7 +310,7 @@ def test_the_compute_capability_of_a_csv_is_that_of_its_column_where_it_lists_no
     path = tmp_path / "without.csv"
     with path.open("w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([[line[n] for n in kept] for line in (header, units, row)])
-    assert metrics.capability(ncu_csv.read(path)[0]["metrics"]) == "9.0"
+    assert metrics.capability(ncu_csv.read(path)[0].metrics) == "9.0"
 
 
 def test_in_a_long_csv_a_row_without_a_number_hides_no_later_one():
@@ -323,14 +327,14 @@ def test_in_a_long_csv_a_row_without_a_number_hides_no_later_one():
     ]
     (launch,) = ncu_csv.long_launches(header, rows)
     kernel = ncu_csv._kernel(launch, ".")
-    assert kernel["duration_us"] == 5.5 and kernel["metrics"]["dram_bytes_read"] == 7000
+    assert kernel.duration_us == 5.5 and kernel.metrics["dram_bytes_read"] == 7000
 
 
 def test_without_counters_the_device_tells_what_it_could_have():
-    stage = {"name": "k", "us": 5.0, "grid": [1, 1, 1], "block": [32, 1, 1], "registers": 8, "shared_bytes": 0}
-    kernel = collect.without_counters(stage, wiki.product("NVIDIA GeForce RTX 5090"))
-    found = classify.analyse({"kernels": [kernel], "work": None}, LIMITS)
-    assert found["architecture"] == "sm_120" and "tcgen05_instructions" in found["not_on_architecture"]
-    assert "dram_bytes_read" in found["missing_metrics"]
-    nobodys = collect.without_counters(stage, None)
-    assert classify.analyse({"kernels": [nobodys], "work": None}, LIMITS)["not_on_architecture"] == []
+    stage = timeline.Stage("k", 1, 5.0, 100.0, 7, [1, 1, 1], [32, 1, 1], registers=8, shared_bytes=0)
+    kernel = collect.without_metrics(stage, wiki.product("NVIDIA GeForce RTX 5090"))
+    found = analysis.from_metrics(Profile((kernel,)), LIMITS)
+    assert found.architecture == "sm_120" and "tcgen05_instructions" in found.not_on_architecture
+    assert "dram_bytes_read" in found.missing_metrics
+    unknown = collect.without_metrics(stage, None)
+    assert analysis.from_metrics(Profile((unknown,)), LIMITS).not_on_architecture == ()

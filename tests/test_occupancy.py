@@ -13,11 +13,11 @@ REPORTS = sorted(FIXTURES.rglob("*.ncu-rep"))
 @pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.stem)
 def test_it_equals_what_ncu_says_of_every_recorded_kernel(report):
     for kernel in ncu.read(report):
-        m = kernel["metrics"]
+        m = kernel.metrics
         shared = int(m["shared_memory_dynamic"] + m["shared_memory_static"])
-        found = occupancy.occupancy(LIMITS["sm_90"], int(m["block_size"]), int(m["registers_per_thread"]), shared)
-        assert found["occupancy_pct"] == pytest.approx(m["theoretical_occupancy"]), kernel["name"]
-        by_limit = {f"limit_{name}": blocks for name, blocks in found["blocks_by_limit"].items()}
+        result = occupancy.occupancy(LIMITS["sm_90"], int(m["block_size"]), int(m["registers_per_thread"]), shared)
+        assert result.occupancy_pct == pytest.approx(m["theoretical_occupancy"]), kernel.name
+        by_limit = {f"limit_{name}": blocks for name, blocks in result.blocks_by_limit.items()}
         assert by_limit["limit_registers"] == m["limit_registers"] and by_limit["limit_warps"] == m["limit_warps"]
 
 
@@ -42,8 +42,8 @@ def test_it_equals_what_ncu_says_of_every_recorded_kernel(report):
     ],
 )
 def test_each_limit(target, launch, warps, limiter):
-    found = occupancy.occupancy(LIMITS[target], *launch)
-    assert found["warps_per_sm"] == warps and limiter in found["limiters"]
+    result = occupancy.occupancy(LIMITS[target], *launch)
+    assert result.warps_per_sm == warps and limiter in result.limiters
 
 
 def test_what_cannot_be_launched_and_what_is_not_known():

@@ -11,8 +11,10 @@ import pytest
 from conftest import BUNDLE, FIXTURES, run_tool, tool_json
 from kernelopt.device.sandbox import Outcome
 from kernelopt.diagnosis import analysis, classify, findings, profile_folder, profile_pages
+from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import metrics, ncu
+from kernelopt.profilers.profile import KernelProfile, Profile
 from kernelopt.session import record_store
 from kernelopt.session.record import QualityGate
 from kernelopt.session.workspace import digest
@@ -31,39 +33,38 @@ INPUTS = "input.pt"
 
 
 @pytest.fixture(scope="module")
-def three_passes() -> list[dict]:
+def three_passes() -> tuple[KernelProfile, ...]:
     return ncu.read(RECORDED / "three_passes.ncu-rep")
 
 
 def test_a_report_is_read_with_every_kernel_and_metric(three_passes):
-    assert [kernel["name"] for kernel in three_passes] == ["row_max", "row_sum", "normalise"]
+    assert [kernel.name for kernel in three_passes] == ["row_max", "row_sum", "normalise"]
     for kernel in three_passes:
-        assert set(kernel["metrics"]) == {metric.key for metric in metrics.schema()}
-        assert [key for key, value in kernel["metrics"].items() if value is None] == ["tcgen05_instructions"]
-        assert 100 < kernel["duration_us"] < 300
+        assert set(kernel.metrics) == {metric.key for metric in metrics.schema()}
+        assert [key for key, value in kernel.metrics.items() if value is None] == ["tcgen05_instructions"]
+        assert 100 < kernel.duration_us < 300
 
 
 def test_the_naive_softmax_is_told_to_read_once(three_passes):
-    found = classify.analyse({"kernels": three_passes, "work": WORK}, LIMITS)
-    assert found["classification"]["class"] == "memory" and found["classification"]["limiter"] == "dram"
-    assert sum(kernel["share_pct"] for kernel in found["kernels"]) == pytest.approx(100)
-    best = found["findings"][0]
-    assert best["id"] == "excess_dram_traffic" and best["severity"] == "high"
-    assert best["estimated_gain_pct"] == pytest.approx(50, abs=2)  # the one-pass kernel then took 0.503 of the time
-    assert {"metric", "value", "unit"} == set(best["evidence"][0])
-    assert "several_kernels" in [finding["id"] for finding in found["findings"]]
+    found = analysis.from_metrics(Profile(three_passes, WORK), LIMITS)
+    assert (found.classification.bottleneck, found.classification.limiter) == ("memory", "dram")
+    assert sum(kernel.share_pct for kernel in found.kernels) == pytest.approx(100)
+    best = found.findings[0]
+    assert best.id == "excess_dram_traffic" and best.severity == "high"
+    assert best.estimated_gain_pct == pytest.approx(50, abs=2)  # the one-pass kernel then took 0.503 of the time
+    assert "several_kernels" in [finding.id for finding in found.findings]
 
 
 def test_the_better_softmax_is_near_its_least_traffic():
-    found = classify.analyse({"kernels": ncu.read(RECORDED / "one_pass.ncu-rep"), "work": WORK}, LIMITS)
-    assert [finding["id"] for finding in found["findings"]] == ["near_least_traffic"]
+    found = analysis.from_metrics(Profile(ncu.read(RECORDED / "one_pass.ncu-rep"), WORK), LIMITS)
+    assert [finding.id for finding in found.findings] == ["near_least_traffic"]
 
 
 def test_a_matrix_product_on_the_tensor_cores_is_compute_bound():
     work = {"flops": 2 * 4096**3, "bytes_min": 3 * 2 * 4096**2, "dtype": "bf16"}
-    found = classify.analyse({"kernels": ncu.read(FIXTURES / "h200_matmul/bf16_4096.ncu-rep"), "work": work}, LIMITS)
-    assert (found["classification"]["class"], found["classification"]["limiter"]) == ("compute", "tensor pipe")
-    ids = {finding["id"] for finding in found["findings"]}
+    found = analysis.from_metrics(Profile(ncu.read(FIXTURES / "h200_matmul/bf16_4096.ncu-rep"), work), LIMITS)
+    assert (found.classification.bottleneck, found.classification.limiter) == ("compute", "tensor pipe")
+    ids = {finding.id for finding in found.findings}
     assert not ids & {"excess_dram_traffic", "low_occupancy", "tensor_cores_unused", "shared_bank_conflicts"}
 
 
@@ -74,6 +75,7 @@ def test_analyze_profile_on_a_bare_report_prints_the_contracted_keys():
     assert {"class", "limiter", "reasons"} <= set(found["classification"])
     keys = {"id", "severity", "evidence", "inference", "actions", "wiki", "falsified_by"}
     assert all(keys <= set(finding) for finding in found["findings"])
+    assert {"metric", "value", "unit"} == set(found["findings"][0]["evidence"][0])
 
 
 def metrics_of(**values) -> dict:
@@ -151,14 +153,13 @@ def metrics_of(**values) -> dict:
 )
 def test_classification(values, expected):
     found = classify.classify(metrics_of(**values), LIMITS)
-    assert (found["class"], found["limiter"]) == expected
-    assert found["reasons"]
+    assert (found.bottleneck, found.limiter) == expected
+    assert found.reasons
 
 
 def findings_of(work=None, floor=None, **values) -> list[str]:
-    kernel = {"name": "k", "duration_us": 10.0, "metrics": metrics_of(**values)}
-    found = classify.analyse({"kernels": [kernel], "work": work}, LIMITS, floor)["findings"]
-    return [finding["id"] for finding in found]
+    profile = Profile((KernelProfile("k", 10.0, metrics_of(**values)),), work)
+    return [finding.id for finding in analysis.from_metrics(profile, LIMITS, floor).findings]
 
 
 BUSY = {"sm_throughput": 30.0, "memory_throughput": 90.0, "dram_throughput": 90.0}
@@ -171,7 +172,7 @@ def test_a_pipe_that_is_full_before_the_floor_is_named_beside_the_limiter():
     even = {**issues, "cycles_active": 100.0, "cycles_active_most": 100.0}
 
     def beside(floor_pct=39.8, bound="memory", values=even, **pipe) -> list[str]:
-        found = findings_of(floor=floor_pct and {"share_pct": floor_pct, "bound": bound}, **values, **pipe)
+        found = findings_of(floor=floor_pct and Floor(floor_pct, bound), **values, **pipe)
         return [id_ for id_ in found if id_ != "busy_issue_slots"]
 
     assert beside(xu_instructions=66.0) == ["busy_special_functions"]
@@ -183,7 +184,7 @@ def test_a_pipe_that_is_full_before_the_floor_is_named_beside_the_limiter():
     assert beside(tensor_cycles=50.0) == []
 
 
-def test_findings_follow_from_their_counters():
+def test_findings_follow_from_their_metrics():
     sectors = {"load_sectors": 90.0, "store_sectors": 10.0, "tma_cycles": 0.0}
     assert findings_of(**BUSY, **sectors, load_bytes_per_sector=4.0, store_bytes_per_sector=32.0) == [
         "uncoalesced_loads"
@@ -219,7 +220,7 @@ def test_findings_follow_from_their_counters():
     assert findings_of(stencil, **BUSY, tensor_cycles=0.0) == []
     assert findings_of(matrix, **BUSY, tensor_cycles=0.0) == ["tensor_cores_unused"]
     assert findings_of(matrix, **BUSY, tensor_cycles=50.0) == []
-    assert findings_of(**BUSY) == []  # an absent counter proves nothing
+    assert findings_of(**BUSY) == []  # an absent metric proves nothing
     least = {"flops": 0, "bytes_min": 1000, "dtype": "bf16"}
     moved = {"dram_bytes_read": 9000.0, "dram_bytes_written": 100.0}
     assert findings_of(least, **IDLE, **moved, dram_throughput=37.0) == ["excess_dram_traffic"]  # the L2 keeps nothing
@@ -251,7 +252,7 @@ def test_few_warps_are_right_for_tiles_that_the_tensor_pipe_works_off_by_itself(
         (10, {"tcgen05_instructions": 0.0}, ["mma_sync_on_blackwell"]),
         (11, {"tcgen05_instructions": 0.0}, ["mma_sync_on_blackwell"]),
         (10, {"tcgen05_instructions": 0.4}, []),
-        (10, {}, []),  # an absent counter proves nothing
+        (10, {}, []),  # an absent metric proves nothing
         (12, {}, []),  # GeForce Blackwell has no tcgen05
         (12, {"tcgen05_instructions": 0.0}, []),
         (8, {"gmma_instructions": 0.0, "tcgen05_instructions": 0.0}, []),
@@ -264,21 +265,21 @@ def test_mma_sync_is_a_finding_where_the_gpu_has_a_newer_instruction_alone(capab
     assert findings_of(**{**product, "hmma_instructions": 0.0}, tensor_cycles=50.0) == []  # integers, or fp64
 
 
-def test_every_counter_that_a_rule_reads_is_in_the_schema():
+def test_every_metric_that_a_rule_reads_is_in_the_schema():
     known = {metric.key for metric in metrics.schema()}
-    assert {f"{what}_{rest}" for what in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
+    assert {f"{kind}_{rest}" for kind in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
     source = Path(classify.__file__).read_text() + Path(findings.__file__).read_text()
     groups = (findings.PIPES, classify.QUEUES, findings.OCCUPANCY_LIMITS)
-    for group in (*groups, findings.STALL_ADVICE, findings.TILE_ADVICE, *findings.EXPLAINED.values()):
+    for group in (*groups, findings.texts()["stalls"], *findings.EXPLAINED.values()):
         assert set(group) <= known
-    assert {counter for _, counter, _, _ in findings.NEWER_THAN_MMA_SYNC.values()} <= known
-    read = set(re.findall(r'(?:m|\["metrics"\])(?:\.get\(|\[)"([a-z0-9_]+)"', source))
+    assert {metric for _, metric, _, _ in findings.NEWER_THAN_MMA_SYNC.values()} <= known
+    read = set(re.findall(r'(?:m|\.metrics)(?:\.get\(|\[)"([a-z0-9_]+)"', source))
     assert read and read <= known, read - known
 
 
 def test_every_finding_names_a_page_that_exists():
     bundle = BUNDLE
-    pages = set(re.findall(r'"([a-z-]+\.md)"', Path(findings.__file__).read_text()))
+    pages = set(re.findall(r'"([a-z-]+\.md)"', (BUNDLE / "reference/findings.json").read_text()))
     assert len(pages) >= 5
     assert all((bundle / "gpu-wiki/docs/optimization" / page).is_file() for page in pages)
 
@@ -289,7 +290,7 @@ def test_every_finding_names_a_page_that_exists():
 def store(session, version: str, report: str, kernel_sha256: str) -> None:
     folder = session.profile(version, profile_folder.MODE)
     folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(json.dumps({"kernels": ncu.read(RECORDED / report), "work": WORK}))
+    (folder / "metrics.json").write_text(json.dumps(Profile(ncu.read(RECORDED / report), WORK).to_json()))
     params = {"version": version, "kernel_sha256": kernel_sha256, "workload": "default", "shapes": [[32768, 8192]]}
     params |= {"dtype": "bf16", "cache": "cold", "clocks": "as found", "profiler": "ncu", "device": "NVIDIA H200"}
     (folder / "params.json").write_text(json.dumps({**params, "timestamp": "2026-11-21T02:43:52Z"}))
@@ -298,14 +299,14 @@ def store(session, version: str, report: str, kernel_sha256: str) -> None:
 def test_the_report_compares_with_the_version_before(session):
     store(session, "v0", "three_passes.ncu-rep", "0" * 64)
     store(session, "v1", "one_pass.ncu-rep", "1" * 64)
-    profile = profile_folder.load(session.profile("v1", profile_folder.MODE))
-    (before,) = profile_folder.earlier(session, profile["params"])
-    text = profile_pages.page(profile, analysis.analysed(profile, [before]), before)
+    profile = profile_folder.read(session.profile("v1", profile_folder.MODE))
+    (before,) = profile_folder.earlier(session, profile.params)
+    text = profile_pages.page(profile, analysis.diagnose(profile, [before]), before)
     assert "## Against v0" in text and "| all kernels (us) | 509 | 258 | -49.3 % |" in text
-    assert "recorded on NVIDIA H200" in text and "| section | counter | v1 | v0 | unit |" in text
+    assert "recorded on NVIDIA H200" in text and "| section | metric | v1 | v0 | unit |" in text
     for metric in metrics.schema():
         assert f"| {metric.label} |" in text
-    assert profile_folder.earlier(session, {**profile["params"], "cache": "warm"}) == []
+    assert profile_folder.earlier(session, replace(profile.params, cache="warm")) == []
 
 
 def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
@@ -315,14 +316,14 @@ def test_a_version_is_compared_with_the_one_that_it_was_made_from(session):
         records.save(replace(record_store.empty(version), git_commit_hash=commit, quality_gate=gate))
         store(session, version, "three_passes.ncu-rep", "0" * 64)
     store(session, "v2", "one_pass.ncu-rep", "2" * 64)
-    params = profile_folder.load(session.profile("v2", profile_folder.MODE))["params"]
+    params = profile_folder.read(session.profile("v2", profile_folder.MODE)).params
     profiles = profile_folder.earlier(session, params)
-    assert [profile["params"]["version"] for profile in profiles] == ["v0", "v1"]
-    assert profile_folder.parent(session, profiles)["params"]["version"] == "v0"
-    assert profile_folder.parent(session, profiles[1:])["params"]["version"] == "v1"  # better than nothing
+    assert [profile.params.version for profile in profiles] == ["v0", "v1"]
+    assert profile_folder.parent(session, profiles).params.version == "v0"
+    assert profile_folder.parent(session, profiles[1:]).params.version == "v1"  # better than nothing
     assert profile_folder.parent(session, []) is None
     records.set_masked(["v1"], True)
-    assert [profile["params"]["version"] for profile in profile_folder.earlier(session, params)] == ["v0"]
+    assert [profile.params.version for profile in profile_folder.earlier(session, params)] == ["v0"]
 
 
 def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session):

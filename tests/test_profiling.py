@@ -3,14 +3,17 @@
 import contextlib
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, tool_json
-from kernelopt.diagnosis import analysis, classify, foreign_profile, profile_pages, speed_of_light
+from kernelopt.diagnosis import analysis, classify, profile_pages, speed_of_light
+from kernelopt.diagnosis.diagnosis import Diagnosis, Floor
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.hardware import wiki
-from kernelopt.profilers import collect, metrics, ncu, ncu_source, nsys, timeline, torch_trace
+from kernelopt.profilers import collect, metrics, ncu, ncu_source, nsys, rocprof, timeline, torch_trace
+from kernelopt.profilers.profile import KernelProfile, Params, Profile
 
 LIMITS = metrics.thresholds()
 CAPTURED = FIXTURES / "bottlenecks"
@@ -24,6 +27,11 @@ def reports(tmp_path_factory):
     for packed in CAPTURED.glob("*.ncu-rep.xz"):
         (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
     return {path.stem: path for path in folder.glob("*.ncu-rep")}
+
+
+def diagnosed(*kernels: KernelProfile) -> Diagnosis:
+    """By the metrics alone, of a problem that nobody counted."""
+    return analysis.from_metrics(Profile(kernels), LIMITS)
 
 
 # --- a kernel whose bottleneck is known is told by its counters -------------------------------------------------------
@@ -42,44 +50,43 @@ def reports(tmp_path_factory):
     ],
 )
 def test_a_known_bottleneck_is_found(reports, name, expected, first):
-    found = classify.analyse({"kernels": ncu.read(reports[name]), "work": None}, LIMITS)
-    assert (found["classification"]["class"], found["classification"]["limiter"]) == expected
-    assert next((finding["id"] for finding in found["findings"]), None) == first
-    assert found["missing_metrics"] == [] and found["warnings"] == []
+    found = diagnosed(*ncu.read(reports[name]))
+    assert (found.classification.bottleneck, found.classification.limiter) == expected
+    assert next((finding.id for finding in found.findings), None) == first
+    assert found.missing_metrics == found.warnings == ()
 
 
 def test_wide_loads_are_not_taken_for_scattered_ones(reports):
     (kernel,) = ncu.read(reports["streaming_add"])
-    m = kernel["metrics"]
+    m = kernel.metrics
     assert m["load_bytes_per_sector"] == 32  # although a request of 16 bytes a thread takes 16 sectors, not 4
-    found = classify.analyse({"kernels": [kernel], "work": None}, LIMITS)
-    assert not [finding for finding in found["findings"] if "uncoalesced" in finding["id"]]
+    assert not [finding for finding in diagnosed(kernel).findings if "uncoalesced" in finding.id]
 
 
 def test_many_registers_are_no_spill(reports):
     (kernel,) = ncu.read(reports["wgmma_matmul"])
-    assert kernel["metrics"]["registers_per_thread"] > 80
-    ids = [f["id"] for f in classify.analyse({"kernels": [kernel], "work": None}, LIMITS)["findings"]]
+    assert kernel.metrics["registers_per_thread"] > 80
+    ids = [finding.id for finding in diagnosed(kernel).findings]
     assert "register_spills" not in ids and "local_memory_traffic" not in ids
 
 
 def test_nvidias_rules_are_told_with_their_own_estimates(reports):
-    rules = ncu.read(reports["spilling_tile"])[0]["rules"]
-    local = next(rule for rule in rules if "Local Load" in rule["message"])
-    assert local["speedup_pct"] > 30 and not any("@" in rule["message"] for rule in rules)
-    pipes = next(rule for rule in rules if rule["name"] == "High Pipe Utilization")
-    assert pipes["speedup_pct"] is None  # NVIDIA's figure there is of the pipes' use, not of the time
+    rules = ncu.read(reports["spilling_tile"])[0].rules
+    local = next(rule for rule in rules if "Local Load" in rule.message)
+    assert local.speedup_pct > 30 and not any("@" in rule.message for rule in rules)
+    pipes = next(rule for rule in rules if rule.name == "High Pipe Utilization")
+    assert pipes.speedup_pct is None  # NVIDIA's figure there is of the pipes' use, not of the time
 
 
 def test_a_report_of_the_wrong_kernel_is_doubted(reports):
     (kernel,) = ncu.read(reports["streaming_add"])
-    wrong = {**kernel, "name": "void at::native::distribution_elementwise_grid_stride_kernel<float, 4>"}
-    (warning,) = classify.analyse({"kernels": [wrong], "work": None}, LIMITS)["warnings"]
+    wrong = replace(kernel, name="void at::native::distribution_elementwise_grid_stride_kernel<float, 4>")
+    (warning,) = diagnosed(wrong).warnings
     assert "is this the kernel that was meant" in warning
-    twice = classify.analyse({"kernels": [kernel, kernel], "work": None}, LIMITS)["warnings"]
+    twice = diagnosed(kernel, kernel).warnings
     assert "appears several times" in twice[0]
-    impossible = {**kernel, "metrics": {**kernel["metrics"], "dram_throughput": 140.0}}
-    assert "above 100 %" in classify.analyse({"kernels": [impossible], "work": None}, LIMITS)["warnings"][0]
+    impossible = replace(kernel, metrics={**kernel.metrics, "dram_throughput": 140.0})
+    assert "above 100 %" in diagnosed(impossible).warnings[0]
 
 
 # --- rules on counters that no capture at hand shows: made-up figures ------------------------------------------------
@@ -87,8 +94,7 @@ def test_a_report_of_the_wrong_kernel_is_doubted(reports):
 
 def found_ids(**values) -> list[str]:
     m = {**{metric.key: None for metric in metrics.schema()}, **values}
-    kernel = {"name": "k", "duration_us": 100.0, "metrics": m}
-    return [finding["id"] for finding in classify.analyse({"kernels": [kernel], "work": None}, LIMITS)["findings"]]
+    return [finding.id for finding in diagnosed(KernelProfile("k", 100.0, m)).findings]
 
 
 BUSY = {"sm_throughput": 85.0, "memory_throughput": 20.0, "duration": 100.0, "waves_per_sm": 8.0}
@@ -116,7 +122,7 @@ def test_a_run_time_index_is_told_from_a_spill():
 
 def test_a_very_short_kernel_is_launch_overhead():
     m = {"sm_throughput": 5.0, "memory_throughput": 9.0, "duration": 2.0, "waves_per_sm": 3.0}
-    assert classify.classify(m, LIMITS)["limiter"] == "launch overhead"
+    assert classify.classify(m, LIMITS).limiter == "launch overhead"
 
 
 # --- speed of light --------------------------------------------------------------------------------------------------
@@ -131,34 +137,33 @@ def test_a_saturated_l1_with_an_idle_dram_is_not_at_the_roofline():
         "l1_throughput": 97.8,
     }
     found = speed_of_light.analyse(m, None, [], LIMITS)
-    assert found["efficiency_pct"] == 97.8 and found["at_roofline"] is False and not found["should_stop"]
+    assert found.efficiency_pct == 97.8 and found.at_roofline is False and not found.should_stop
 
 
 def test_the_floor_decides_when_to_stop(reports):
-    m = ncu.read(reports["streaming_add"])[0]["metrics"]
-    assert speed_of_light.analyse(m, 97.0, [], LIMITS)["should_stop"]
-    far = speed_of_light.analyse(m, 40.0, [], LIMITS)
-    assert far["at_roofline"] and not far["should_stop"] and "more work than the problem needs" in far["reason"]
+    m = ncu.read(reports["streaming_add"])[0].metrics
+    assert speed_of_light.analyse(m, Floor(97.0, "memory"), [], LIMITS).should_stop
+    far = speed_of_light.analyse(m, Floor(40.0, "memory"), [], LIMITS)
+    assert far.at_roofline and not far.should_stop and "more work than the problem needs" in far.reason
     unknown = speed_of_light.analyse(m, None, [], LIMITS)  # a busy DRAM, and nobody counted what the problem needs
-    assert not unknown["should_stop"] and "floor unknown" in unknown["reason"] and unknown["at_roofline"]
+    assert not unknown.should_stop and "floor unknown" in unknown.reason and unknown.at_roofline
 
 
 def test_tensor_cores_are_seen_and_missing_counters_are_named_one_by_one(reports):
-    assert speed_of_light.analyse(ncu.read(reports["wgmma_matmul"])[0]["metrics"], None, [], LIMITS)[
-        "uses_tensor_cores"
-    ]
+    (product,) = ncu.read(reports["wgmma_matmul"])
+    assert speed_of_light.analyse(product.metrics, None, [], LIMITS).uses_tensor_cores
     nothing = speed_of_light.analyse({}, None, [], LIMITS)
-    assert nothing["warnings"] == [f"{key} was not collected" for key in speed_of_light.NEEDED]
-    assert nothing["efficiency_pct"] is nothing["at_roofline"] is nothing["uses_tensor_cores"] is None
-    assert not nothing["should_stop"]
+    assert nothing.warnings == tuple(f"{key} was not collected" for key in speed_of_light.NEEDED)
+    assert nothing.efficiency_pct is nothing.at_roofline is nothing.uses_tensor_cores is None
+    assert not nothing.should_stop
 
 
 def test_a_standstill_is_a_reason_to_stop():
     m = {"sm_throughput": 50.0, "memory_throughput": 40.0, "dram_throughput": 30.0}
-    assert speed_of_light.analyse(m, None, [50.1, 49.9], LIMITS)["converged"]
-    assert not speed_of_light.analyse(m, None, [50.1], LIMITS)["converged"]
-    assert not speed_of_light.analyse(m, None, [45.0, 49.9], LIMITS)["converged"]
-    assert speed_of_light.analyse(m, 60.0, [50.1, 49.9], LIMITS)["should_stop"]
+    assert speed_of_light.analyse(m, None, [50.1, 49.9], LIMITS).converged
+    assert not speed_of_light.analyse(m, None, [50.1], LIMITS).converged
+    assert not speed_of_light.analyse(m, None, [45.0, 49.9], LIMITS).converged
+    assert speed_of_light.analyse(m, Floor(60.0, "memory"), [50.1, 49.9], LIMITS).should_stop
 
 
 # --- source lines and instructions ------------------------------------------------------------------------------------
@@ -166,11 +171,11 @@ def test_a_standstill_is_a_reason_to_stop():
 
 def test_the_samples_fall_on_lines_and_instructions(reports):
     (kernel,) = ncu_source.read(reports["spilling_tile"])
-    assert len(kernel["instructions"]) > 500 and kernel["instructions"][0]["address"] == 0
+    assert len(kernel.instructions) > 500 and kernel.instructions[0].address == 0
     first = ncu_source.lines(kernel)[0]
-    assert first["text"] == "total = tl.dot(left, right, total)" and first["share_pct"] > 50
-    assert first["stall"] == "long_scoreboard"
-    shares = [line["share_pct"] for line in ncu_source.lines(kernel)]
+    assert first.text == "total = tl.dot(left, right, total)" and first.share_pct > 50
+    assert first.stall == "long_scoreboard"
+    shares = [line.share_pct for line in ncu_source.lines(kernel)]
     assert sum(shares) == pytest.approx(100) and shares == sorted(shares, reverse=True)
     sass = ncu_source.annotated_sass(kernel)
     assert "HMMA.16816.F32.BF16" in sass and "STL" in sass and sass.startswith("000000")
@@ -180,14 +185,14 @@ def test_the_samples_fall_on_lines_and_instructions(reports):
 
 def test_excess_sectors_point_at_the_gather(reports):
     (kernel,) = ncu_source.read(reports["strided_gather"])
-    worst = max(ncu_source.lines(kernel), key=lambda line: line["excess_sectors"])
-    assert "stride % n" in worst["text"] and worst["excess_sectors"] > 1e7
+    worst = max(ncu_source.lines(kernel), key=lambda line: line.excess_sectors)
+    assert "stride % n" in worst.text and worst.excess_sectors > 1e7
 
 
 def test_a_report_without_samples_tells_no_shares():
     (kernel,) = ncu_source.read(FIXTURES / "h200_row_softmax" / "one_pass.ncu-rep")
-    assert {line["share_pct"] for line in ncu_source.lines(kernel)} == {None}
-    assert kernel["sources"] == {} and "%" not in ncu_source.annotated_sass(kernel)
+    assert {line.share_pct for line in ncu_source.lines(kernel)} == {None}
+    assert kernel.sources == {} and "%" not in ncu_source.annotated_sass(kernel)
 
 
 def test_the_verbose_page_and_the_files_of_mode_ncu(reports, tmp_path):
@@ -202,8 +207,8 @@ def test_the_verbose_page_and_the_files_of_mode_ncu(reports, tmp_path):
             "autotuned": {"best": "B: 2", "trials": [{"config": "B: 2", "times_us": [5.0]}]},
         }
     ]
-    profile = {"kernels": ncu.read(reports["spilling_tile"]), "work": None, "params": {**PARAMS, "triton": triton}}
-    text = profile_pages.verbose_page(profile, analysis.analysed(profile, []), hotspots)
+    profile = Profile(ncu.read(reports["spilling_tile"]), params=replace(PARAMS, triton=triton))
+    text = profile_pages.verbose_page(profile, analysis.diagnose(profile), collect.read_hotspots(tmp_path))
     for part in (
         "tl.dot(left, right, total)",
         "NVIDIA estimates",
@@ -223,19 +228,18 @@ def test_what_this_version_of_triton_does_not_show_is_said():
 
 
 COMPILED = {"registers": 255, "spills": 4, "shared_bytes": 0, "num_warps": 4, "num_stages": 3, "files": ["k-0.ptx"]}
-PARAMS = {
-    "version": "v1",
-    "kernel_sha256": "0" * 64,
-    "workload": "default",
-    "shapes": [[4, 4]],
-    "dtype": "bf16",
-    "device": "NVIDIA H200",
-    "cache": "cold",
-    "clocks": "as found, not locked",
-    "profiler": "Nsight Compute",
-    "timestamp": "2026-11-21T00:00:00Z",
-    "triton": [],
-}
+PARAMS = Params(
+    version="v1",
+    kernel_sha256="0" * 64,
+    workload="default",
+    shapes=[[4, 4]],
+    dtype="bf16",
+    device="NVIDIA H200",
+    cache="cold",
+    clocks="as found, not locked",
+    profiler="Nsight Compute",
+    timestamp="2026-11-21T00:00:00Z",
+)
 
 
 # --- timelines --------------------------------------------------------------------------------------------------------
@@ -243,34 +247,24 @@ PARAMS = {
 
 def test_the_timeline_of_a_recorded_trace():
     found = timeline.analyse(torch_trace.read(TRACE))
-    assert [stage["name"] for stage in found["stages"]] == ["row_max", "row_sum", "normalise"]
-    assert found["calls"] == 5 and found["streams"] == 1 and found["overlap_us"] == 0
-    assert 500 < found["span_us"] < 540 and 0 < found["idle_pct"] < 2
-    assert sum(stage["share_pct"] for stage in found["stages"]) == pytest.approx(100)
-    assert [stage["launches"] for stage in found["stages"]] == [1, 1, 1]
-    assert {gap["before"] for gap in found["gaps"]} == {"row_sum", "normalise"}
-    assert [cost["name"] for cost in found["api"]] == [
-        "cuLaunchKernelEx"
-    ]  # the waiting between calls is the profiling's
-    assert found["api"][0]["count"] == 3
+    assert [stage.name for stage in found.stages] == ["row_max", "row_sum", "normalise"]
+    assert found.calls == 5 and found.streams == 1 and found.overlap_us == 0
+    assert 500 < found.span_us < 540 and 0 < found.idle_pct < 2
+    assert sum(stage.share_pct for stage in found.stages) == pytest.approx(100)
+    assert [stage.launches for stage in found.stages] == [1, 1, 1]
+    assert {gap.before for gap in found.gaps} == {"row_sum", "normalise"}
+    assert [cost.name for cost in found.api] == ["cuLaunchKernelEx"]  # the waiting between calls is the profiling's
+    assert found.api[0].count == 3
 
 
-def kernel(name: str, start: float, us: float, stream: int = 7) -> dict:
-    return {"name": name, "start_us": start, "us": us, "stream": stream, "grid": None, "block": None} | {
-        "registers": None,
-        "shared_bytes": None,
-    }
+LAUNCHES = [("a", 0, 10, 7), ("b", 5, 10, 8), ("c", 20, 5, 7)]  # name, start and duration in us, stream
 
 
 def test_overlap_and_idle_time_of_two_streams():
-    made_up = {
-        "calls": [],
-        "api": [],
-        "kernels": [kernel("a", 0, 10), kernel("b", 5, 10, stream=8), kernel("c", 20, 5)],
-    }
-    found = timeline.analyse(made_up)
-    assert (found["span_us"], found["busy_us"], found["overlap_us"], found["streams"]) == (25, 20, 5, 2)
-    assert found["idle_pct"] == pytest.approx(20) and found["gaps"] == [{"after": "b", "before": "c", "us": 5}]
+    made_up = [timeline.Launch(name, start, us, stream) for name, start, us, stream in LAUNCHES]
+    found = timeline.analyse(timeline.Trace("made up", made_up))
+    assert (found.span_us, found.busy_us, found.overlap_us, found.streams) == (25, 20, 5, 2)
+    assert found.idle_pct == pytest.approx(20) and found.gaps == (timeline.Gap("b", "c", 5),)
 
 
 def test_a_trace_without_a_kernel_is_refused(tmp_path):
@@ -293,13 +287,13 @@ API_TRACE = "Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid,T-Pri,Thread Na
 
 def test_the_tables_of_nsys_are_read():
     """Made up, in the columns that nsys 2024 and later print."""
-    found = nsys.timeline(GPU_TRACE, API_TRACE)
-    copy, product = found["kernels"]
-    assert (copy["name"], copy["us"], copy["grid"]) == ("[CUDA memcpy Host-to-Device]", 50.24, None)
-    assert (product["name"], product["us"], product["grid"]) == ("gemm(float *, int)", 443.52, [64, 64, 1])
-    assert timeline.analyse(found)["api"] == [{"name": "cudaLaunchKernel", "count": 1, "us": 5.0}]
+    found = nsys.trace(GPU_TRACE, API_TRACE)
+    copy, product = found.launches
+    assert (copy.name, copy.us, copy.grid) == ("[CUDA memcpy Host-to-Device]", 50.24, None)
+    assert (product.name, product.us, product.grid) == ("gemm(float *, int)", 443.52, [64, 64, 1])
+    assert timeline.analyse(found).api == (timeline.ApiCost("cudaLaunchKernel", 1, 5.0),)
     with pytest.raises(Refused, match="no kernel"):
-        nsys.timeline("Processing [x.sqlite]...\n", API_TRACE)
+        nsys.trace("Processing [x.sqlite]...\n", API_TRACE)
 
 
 # --- what is missing --------------------------------------------------------------------------------------------------
@@ -343,14 +337,15 @@ def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, t
     monkeypatch.setattr(ncu, "collect", lacking)
     folder = tmp_path / "profile"
     profile, lack = collect.take("annotation", StandInSandbox(tmp_path), call, folder, None)
-    assert "ERR_NVGPUCTRPERM" in lack and profile["params"]["counters"] == "unavailable"
-    longest = profile["kernels"][2]
-    assert longest["name"] == "normalise" and 250 < longest["duration_us"] < 270
-    assert longest["metrics"]["registers_per_thread"] == 24 and longest["metrics"]["theoretical_occupancy"] == 100
-    assert longest["metrics"]["dram_throughput"] is None
+    assert "ERR_NVGPUCTRPERM" in lack and profile.params.counters == "unavailable"
+    longest = profile.kernels[2]
+    assert longest.name == "normalise" and 250 < longest.duration_us < 270
+    assert longest.metrics["registers_per_thread"] == 24 and longest.metrics["theoretical_occupancy"] == 100
+    assert longest.metrics["dram_throughput"] is None
     result, lines = profile_pages.write(folder, "annotation", profile, session)
     assert result["classification"]["class"] == "unknown" and "not collected" in lines[0]
     assert "| `normalise` | 259 |" in (folder / "report.md").read_text()
+    assert json.loads((folder / "params.json").read_text())["counters"] == "unavailable"
 
 
 @pytest.mark.parametrize("mode", ["event", "nsys"])
@@ -358,7 +353,7 @@ def test_without_nsys_torchs_profiler_serves_and_is_named(call, tmp_path, monkey
     monkeypatch.setattr(nsys, "program", lambda: None)
     folder = tmp_path / "profile"
     profile, lack = collect.take(mode, StandInSandbox(tmp_path), call, folder, None)
-    assert lack is None and profile["params"]["profiler"] == torch_trace.SOURCE
+    assert lack is None and profile.params.profiler == torch_trace.SOURCE
     profile_pages.write(folder, mode, profile, session)
     text = (folder / "report.md").read_text()
     assert "| profiler | torch.profiler (CUPTI) |" in text and "| `row_sum` | 1 |" in text
@@ -399,14 +394,14 @@ def test_every_form_of_a_profile_is_analysed(reports, tmp_path, run_here):
     done = run_here("analyze_profile.py", amd, "--json")
     found = json.loads(done.stdout)
     assert "not run on AMD hardware" in found["origin"] and found["classification"]["class"] in ("unknown", "compute")
-    assert foreign_profile.is_rocprof(amd) and not foreign_profile.is_rocprof(wide)
+    assert rocprof.is_output(amd) and not rocprof.is_output(wide)
 
 
 def test_the_brief_and_the_answer_to_it(reports, tmp_path, run_here):
     path = reports["spilling_tile"]
     prompts = tool_json("analyze_profile.py", path, "--brief", run=run_here)
     assert "register_spills" in prompts["user"] and "spill_instructions" in prompts["user"]
-    value = ncu.read(path)[0]["metrics"]["spill_instructions"]
+    value = ncu.read(path)[0].metrics["spill_instructions"]
     answer = {
         "bottlenecks": [
             {
@@ -444,7 +439,7 @@ def test_the_summary_and_the_log_entry_are_rendered_from_what_was_recorded(run_h
 def test_the_schema_is_all_that_is_collected_and_rendered(monkeypatch):
     monkeypatch.setattr(ncu, "program", lambda: "ncu")
     asked = " ".join(ncu.command(Path("r.ncu-rep"), "cold"))
-    assert all(name in asked for name in metrics.asked())
+    assert all(name in asked for name in metrics.requested())
     assert all(metric.meaning and metric.unit is not None for metric in metrics.schema())
     for group in (speed_of_light.NEEDED, speed_of_light.PIPES, profile_pages.CHANGES):
         assert set(group) <= {metric.key for metric in metrics.schema()}

@@ -1,18 +1,21 @@
-"""What the analyser says of every profile that the worked examples recorded on an H200, held against a reading of their counters.
+"""What the analyser says of every profile that the worked examples recorded on an H200, compared with a reading of their metrics.
 
-EXPECTED was written from the counters, not from the output: each line ends with those that decide it. Shares of stalls are of the
+EXPECTED was written from the metrics, not from the output: each line ends with those that decide it. Shares of stalls are of the
 warp latency, "floor" is its share by the recorded latency.
 """
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt.diagnosis import analysis, classify, foreign_profile, profile_pages
+from kernelopt.diagnosis import analysis, classify, profile_folder, profile_pages
+from kernelopt.diagnosis.diagnosis import Diagnosis
 from kernelopt.profilers import metrics
+from kernelopt.profilers.profile import Profile
 
 EXAMPLES = BUNDLE / "examples"
 LIMITS = metrics.thresholds()
@@ -102,10 +105,9 @@ def folders() -> dict[str, Path]:
 
 
 @cache
-def analysed(name: str) -> tuple[dict, dict]:
-    """(profile, its analysis)"""
-    profile = foreign_profile.load(folders()[name])
-    return profile, foreign_profile.analysed(profile, [], None)
+def diagnosed(name: str) -> tuple[Profile, Diagnosis]:
+    profile = profile_folder.read(folders()[name])
+    return profile, analysis.diagnose(profile)
 
 
 def recorded_share(name: str) -> float:
@@ -122,25 +124,25 @@ def test_every_recorded_profile_is_in_the_table():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_class_limiter_and_findings(name):
     judged, first, others, absent = EXPECTED[name]
-    found = analysed(name)[1]
-    ids = [finding["id"] for finding in found["findings"]]
-    assert (found["classification"]["class"], found["classification"]["limiter"]) == judged
+    diagnosis = diagnosed(name)[1]
+    ids = [finding.id for finding in diagnosis.findings]
+    assert (diagnosis.classification.bottleneck, diagnosis.classification.limiter) == judged
     assert ids[0] == first and others <= set(ids) and not absent & set(ids)
 
 
 def test_the_memory_unit_is_the_one_that_nvidias_rule_names():
     named = {}
     for name in EXPECTED:
-        found = analysed(name)[1]
-        said = " ".join(rule["message"] for rule in found["second_opinion"])
+        diagnosis = diagnosed(name)[1]
+        said = " ".join(rule.message for rule in diagnosis.second_opinion)
         if match := re.search(r"to identify the (\w+) bottleneck", said):
-            named[name] = (match[1].lower(), classify.memory_unit(found["metrics"], LIMITS))
+            named[name] = (match[1].lower(), classify.memory_unit(diagnosis.metrics, LIMITS))
     assert len(named) >= 5 and all(theirs == ours for theirs, ours in named.values()), named
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_no_gain_is_above_what_the_recorded_latency_leaves_to_the_floor(name):
-    gains = [finding["estimated_gain_pct"] for finding in analysed(name)[1]["findings"]]
+    gains = [finding.estimated_gain_pct for finding in diagnosed(name)[1].findings]
     known = [gain for gain in gains if gain is not None]
     assert known == sorted(known, reverse=True) and gains[: len(known)] == known  # unknown ones come last
     assert all(gain <= max(0.0, 100 - recorded_share(name)) + 0.06 for gain in known)
@@ -148,46 +150,45 @@ def test_no_gain_is_above_what_the_recorded_latency_leaves_to_the_floor(name):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_stop_is_said_by_the_recorded_latency_at_a_named_rate(name):
-    light, share = analysed(name)[1]["speed_of_light"], recorded_share(name)
-    assert light["floor_share_pct"] == pytest.approx(share, rel=1e-3)
-    assert light["should_stop"] == (share >= LIMITS["at_floor_pct"])
-    assert f"{light['floor_share_pct']:.1f} % of the floor at " in light["reason"]
-    assert " rate" in light["reason"] and "by the recorded latency" in light["reason"]
+    light, share = diagnosed(name)[1].speed_of_light, recorded_share(name)
+    assert light.floor_share_pct == pytest.approx(share, rel=1e-3)
+    assert light.should_stop == (share >= LIMITS["at_floor_pct"])
+    assert f"{light.floor_share_pct:.1f} % of the floor at " in light.reason
+    assert " rate" in light.reason and "by the recorded latency" in light.reason
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_page_holds_nvidias_estimates(name):
-    profile, found = analysed(name)
-    text = profile_pages.page(profile, found, None)
+    profile, diagnosis = diagnosed(name)
+    text = profile_pages.page(profile, diagnosis, None)
     section = text.split("## NVIDIA's rules, a second opinion\n")[1].split("\n## ")[0]
-    estimates = [rule for rule in found["second_opinion"] if rule["speedup_pct"]]
+    estimates = [rule for rule in diagnosis.second_opinion if rule.speedup_pct]
     assert section.count("NVIDIA estimates") == len(estimates)
 
 
 def test_without_a_record_of_this_kernel_the_profiles_own_duration_counts_and_is_named():
-    profile, _ = analysed("attention v3")
-    found = foreign_profile.analysed({**profile, "recorded_us": None}, [], None)
-    reason = found["speed_of_light"]["reason"]
+    profile, _ = diagnosed("attention v3")
+    reason = analysis.diagnose(replace(profile, recorded_us=None)).speed_of_light.reason
     assert reason.startswith("101.2 % of the floor") and "by the profile's duration" in reason
 
 
 def test_a_bound_problem_that_mostly_reads_is_said_to_be_able_to_beat_a_copy():
-    assert "mostly reads" in analysed("matvec v0")[1]["speed_of_light"]["reason"]
-    assert "mostly reads" not in analysed("rmsnorm v1")[1]["speed_of_light"]["reason"]
+    assert "mostly reads" in diagnosed("matvec v0")[1].speed_of_light.reason
+    assert "mostly reads" not in diagnosed("rmsnorm v1")[1].speed_of_light.reason
 
 
 @pytest.mark.parametrize("name", ["attention v2", "attention v1"])
 def test_a_barrier_under_wgmma_gets_no_gain_and_no_advice_against_syncthreads_alone(name):
-    (barrier,) = (finding for finding in analysed(name)[1]["findings"] if finding["id"] == BARRIER)
-    assert barrier["estimated_gain_pct"] is None and "may be the warpgroup" in barrier["inference"]
-    assert "tensor pipe fed" in barrier["actions"][0]
+    (barrier,) = (finding for finding in diagnosed(name)[1].findings if finding.id == BARRIER)
+    assert barrier.estimated_gain_pct is None and "may be the warpgroup" in barrier.inference
+    assert "tensor pipe fed" in barrier.actions[0]
 
 
 def test_a_latency_of_another_kernel_workload_or_gpu_is_not_taken(tmp_path):
-    params, records = analysed("matvec v0")[0]["params"], EXAMPLES / "matvec" / "memory"
+    params, records = diagnosed("matvec v0")[0].params, EXAMPLES / "matvec" / "memory"
     assert analysis.recorded_us(records, params) == pytest.approx(1036.7, abs=0.1)
     for other in ({"kernel_sha256": "0" * 64}, {"workload": "small"}, {"device": "NVIDIA H100"}):
-        assert analysis.recorded_us(records, {**params, **other}) is None
+        assert analysis.recorded_us(records, replace(params, **other)) is None
     assert analysis.recorded_us(records, None) is analysis.recorded_us(tmp_path, params) is None
     (tmp_path / "v0.json").write_text("{")
     assert analysis.recorded_us(tmp_path, params) is None

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
+from kernelopt.diagnosis import amd
 from kernelopt.errors import Refused, UsageError
 from kernelopt.profilers import metrics, rocprof
+from kernelopt.profilers.profile import KernelProfile
 
 PUBLISHED = FIXTURES / "rocprofv3"
 LIMITS = metrics.thresholds()
 SCHEMA = metrics.rocprof()
 
 
-def collected(kernel: dict) -> dict:
-    return {key: value for key, value in kernel["metrics"].items() if value is not None}
+def collected(kernel: KernelProfile) -> dict:
+    return {key: value for key, value in kernel.metrics.items() if value is not None}
 
 
 # --- published outputs -------------------------------------------------------------------------------------------
@@ -26,12 +28,12 @@ def collected(kernel: dict) -> dict:
 
 def test_counters_of_an_mi300a_are_read():
     profile = rocprof.read(PUBLISHED / "mi300a_occupancy_counter_collection.csv")
-    assert [kernel["name"] for kernel in profile["kernels"]][:4] == [
+    assert [kernel.name for kernel in profile.kernels][:4] == [
         "init_gaussian",
         *["apply_reflect_bc"] * 2,
         "compute_rhs",
     ]
-    assert collected(profile["kernels"][3]) == {
+    assert collected(profile.kernels[3]) == {
         "duration": 82.527,
         "achieved_occupancy": 81.251605,
         "vector_registers": 52,
@@ -40,29 +42,28 @@ def test_counters_of_an_mi300a_are_read():
         "lds_bytes": 0,
         "scratch_bytes": 0,
     }
-    assert profile["kernels"][1]["metrics"]["achieved_occupancy"] == 0.192478703
-    assert profile["invalid"] == [] and profile["work"] is profile["params"] is None
-    assert "not run on AMD hardware" in profile["origin"]
+    assert profile.kernels[1].metrics["achieved_occupancy"] == 0.192478703
+    assert profile.doubts == () and profile.work is profile.params is None
+    assert "not run on AMD hardware" in rocprof.ORIGIN and profile.is_amd
 
 
 def test_every_kernel_has_every_metric():
     for path in PUBLISHED.glob("*.csv"):
-        for kernel in rocprof.read(path)["kernels"]:
-            assert set(kernel) == {"name", "duration_us", "metrics"}
-            assert set(kernel["metrics"]) == {row["key"] for row in SCHEMA["metrics"]}
-            assert kernel["duration_us"] == kernel["metrics"]["duration"] > 1
+        for kernel in rocprof.read(path).kernels:
+            assert set(kernel.metrics) == {row["key"] for row in SCHEMA["metrics"]}
+            assert kernel.duration_us == kernel.metrics["duration"] > 1
 
 
 def test_a_trace_that_rocpd_converted_spells_its_columns_otherwise():
-    kernels = rocprof.read(PUBLISHED / "mi300a_rocpd2csv_kernel_trace.csv")["kernels"]
-    assert [kernel["duration_us"] for kernel in kernels] == [100.08, 51.32, 29.84, 51.52, 90.68]
-    assert kernels[0]["metrics"]["lds_bytes"] == 8456 and kernels[0]["metrics"]["vector_registers"] == 16
+    kernels = rocprof.read(PUBLISHED / "mi300a_rocpd2csv_kernel_trace.csv").kernels
+    assert [kernel.duration_us for kernel in kernels] == [100.08, 51.32, 29.84, 51.52, 90.68]
+    assert kernels[0].metrics["lds_bytes"] == 8456 and kernels[0].metrics["vector_registers"] == 16
 
 
 def test_an_older_trace_names_scratch_a_private_segment():
-    kernels = rocprof.read(PUBLISHED / "documentation_older_kernel_trace.csv")["kernels"]
-    assert len(kernels) == 8 and kernels[0]["duration_us"] == 16.157
-    assert kernels[0]["metrics"]["scratch_bytes"] == 0 and kernels[0]["metrics"]["vector_registers"] is None
+    kernels = rocprof.read(PUBLISHED / "documentation_older_kernel_trace.csv").kernels
+    assert len(kernels) == 8 and kernels[0].duration_us == 16.157
+    assert kernels[0].metrics["scratch_bytes"] == 0 and kernels[0].metrics["vector_registers"] is None
 
 
 def test_runs_in_a_folder_meet_by_dispatch_and_kernel(tmp_path):
@@ -71,26 +72,26 @@ def test_runs_in_a_folder_meet_by_dispatch_and_kernel(tmp_path):
         nested.mkdir(parents=True)
         shutil.copy(PUBLISHED / f"mi300a_{counter}_counter_collection.csv", nested / "3260_counter_collection.csv")
     (tmp_path / "pmc_1" / "host" / "3260_agent_info.csv").write_text('"Node_Id","Agent_Type"\n0,"CPU"\n')
-    kernels = rocprof.read(tmp_path)["kernels"]
+    kernels = rocprof.read(tmp_path).kernels
     assert len(kernels) == 8
     busy = {"achieved_occupancy": 81.251605, "valu_busy": 51.287701}
-    assert busy.items() <= kernels[3]["metrics"].items()
+    assert busy.items() <= kernels[3].metrics.items()
 
 
 def test_the_time_is_that_of_the_run_without_counters(tmp_path):
     shutil.copy(PUBLISHED / "documentation_counter_collection.csv", tmp_path / "a_counter_collection.csv")
     shutil.copy(PUBLISHED / "documentation_older_kernel_trace.csv", tmp_path / "z_kernel_trace.csv")
-    kernels = rocprof.read(tmp_path)["kernels"]
-    assert [kernel["metrics"]["waves"] for kernel in kernels] == [16384] * 4 + [None] * 4
-    assert kernels[0]["duration_us"] == 16.157  # 52.151 with counters
+    kernels = rocprof.read(tmp_path).kernels
+    assert [kernel.metrics["waves"] for kernel in kernels] == [16384] * 4 + [None] * 4
+    assert kernels[0].duration_us == 16.157  # 52.151 with counters
 
 
 def test_counters_that_are_all_zero_are_none_and_named():
     profile = rocprof.read(PUBLISHED / "zeros_gfx900_counter_collection.csv")
-    assert profile["kernels"][0]["metrics"]["valu_instructions"] is None
-    (doubt,) = profile["invalid"]
-    assert doubt["counters"] == ["SQ_INSTS_SALU", "SQ_INSTS_VALU"] and "all zero" in doubt["reason"]
-    assert (doubt["dispatch"], doubt["kernel"][:15]) == (1, "vectoradd_float")
+    assert profile.kernels[0].metrics["valu_instructions"] is None
+    (doubt,) = profile.doubts
+    assert doubt.counters == ("SQ_INSTS_SALU", "SQ_INSTS_VALU") and "all zero" in doubt.reason
+    assert (doubt.dispatch, doubt.kernel[:15]) == (1, "vectoradd_float")
 
 
 # --- made up -----------------------------------------------------------------------------------------------------
@@ -108,27 +109,27 @@ def made_up(folder: Path, name: str, counters: dict, dispatch=1) -> Path:
 def test_derived_metrics(tmp_path):
     made_up(tmp_path, "memory", {"FETCH_SIZE": 1000, "WRITE_SIZE": 500})
     made_up(tmp_path, "l2", {"TCC_HIT_sum": 30, "TCC_MISS_sum": 10})
-    found = rocprof.read(tmp_path)["kernels"][0]["metrics"]
+    found = rocprof.read(tmp_path).kernels[0].metrics
     assert (found["memory_bytes_read"], found["memory_bytes_written"]) == (1024000, 512000)
     assert found["l2_hit_rate"] == 75
 
 
 def test_half_of_a_ratio_is_no_ratio(tmp_path):
-    found = rocprof.read(made_up(tmp_path, "hits", {"TCC_HIT_sum": 30}))["kernels"][0]["metrics"]
+    found = rocprof.read(made_up(tmp_path, "hits", {"TCC_HIT_sum": 30})).kernels[0].metrics
     assert found["l2_hit_rate"] is None
 
 
 def test_a_zero_beside_a_counter_that_works_is_believed(tmp_path):
     profile = rocprof.read(made_up(tmp_path, "lds", {"LDSBankConflict": 0, "SQ_WAVES": 64}))
-    assert profile["kernels"][0]["metrics"]["lds_bank_conflict"] == 0 and profile["invalid"] == []
+    assert profile.kernels[0].metrics["lds_bank_conflict"] == 0 and profile.doubts == ()
 
 
 def test_more_than_all_of_the_time_is_not_believed(tmp_path):
     profile = rocprof.read(made_up(tmp_path, "busy", {"MfmaUtil": 183.2, "VALUBusy": 100, "OccupancyPercent": "nan"}))
-    found = profile["kernels"][0]["metrics"]
+    found = profile.kernels[0].metrics
     assert found["mfma_busy"] is None and found["valu_busy"] == 100 and found["achieved_occupancy"] is None
-    (doubt,) = profile["invalid"]
-    assert doubt["counters"] == ["MfmaUtil"] and "183.2 %" in doubt["reason"]
+    (doubt,) = profile.doubts
+    assert doubt.counters == ("MfmaUtil",) and "183.2 %" in doubt.reason
 
 
 def test_times_keep_their_nanoseconds(tmp_path):
@@ -136,7 +137,7 @@ def test_times_keep_their_nanoseconds(tmp_path):
     path.write_text(
         "Dispatch_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n1,k,1763737373737373731,1763737373737373834\n"
     )
-    assert rocprof.read(path)["kernels"][0]["duration_us"] == 0.103
+    assert rocprof.read(path).kernels[0].duration_us == 0.103
 
 
 # --- rocpd databases: made up, with the columns that AMD's data_views.sql gives these two views ---------------------
@@ -166,11 +167,11 @@ def test_a_database_is_read_like_the_csv(tmp_path):
     ]
     path = made_up_database(tmp_path / "made_up_results.db", kernels, counters)
     for place in (path, tmp_path):
-        first, second = rocprof.read(place)["kernels"]
-        assert (first["name"], first["duration_us"], second["duration_us"]) == ("k", 100, 50)
+        first, second = rocprof.read(place).kernels
+        assert (first.name, first.duration_us, second.duration_us) == ("k", 100, 50)
         launch = {"waves": 64, "mfma_instructions": 0, "vector_registers": 32, "scratch_bytes": 16, "lds_bytes": 512}
-        assert launch.items() <= first["metrics"].items()
-        assert second["metrics"]["waves"] is None
+        assert launch.items() <= first.metrics.items()
+        assert second.metrics["waves"] is None
     assert not list(tmp_path.glob("*-journal"))
 
 
@@ -204,7 +205,7 @@ def test_two_processes_are_not_mixed(tmp_path):
         (HEADER, "no kernel"),
         (HEADER + "1,k,0,SQ_WA", "cut off"),
         (HEADER + '1,"k', "no readable CSV"),
-        (HEADER + "one,k,0,SQ_WAVES,64,1,2\n", "no number of a dispatch"),
+        (HEADER + "one,k,0,SQ_WAVES,64,1,2\n", "is not the number of a dispatch"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, reason):
@@ -268,25 +269,25 @@ def measured(read_mb: float, mfma: float, valu: float, occupancy: float | None =
     ],
 )
 def test_classification(m, expected):
-    found = rocprof.classify(m, LIMITS, bandwidth_gbps=5300)
-    assert (found["class"], found["limiter"]) == expected and found["reasons"]
+    found = amd.classify(m, LIMITS, bandwidth_gbps=5300)
+    assert (found.bottleneck, found.limiter) == expected and found.reasons
 
 
 def test_without_a_bandwidth_memory_is_not_ruled_out():
-    idle = rocprof.classify(measured(530, 10, 20), LIMITS)
-    assert idle["class"] == "unknown" and "not known: dram" in idle["reasons"]
-    assert rocprof.classify(measured(530, 10, 75), LIMITS)["class"] == "compute"
+    idle = amd.classify(measured(530, 10, 20), LIMITS)
+    assert idle.bottleneck == "unknown" and "not known: dram" in idle.reasons
+    assert amd.classify(measured(530, 10, 75), LIMITS).bottleneck == "compute"
 
 
 def test_a_share_above_the_bandwidth_is_named():
-    reasons = rocprof.classify(measured(6000, 10, 20), LIMITS, bandwidth_gbps=5300)["reasons"]
+    reasons = amd.classify(measured(6000, 10, 20), LIMITS, bandwidth_gbps=5300).reasons
     assert reasons[0].startswith("dram 113.2 %") and "Infinity Cache" in reasons[0]
 
 
 def test_every_threshold_has_a_source():
     text = (FIXTURES.parents[1] / "reference" / "thresholds.json").read_text()
     assert {name for name in LIMITS if name.startswith("amd_")} == {
-        *(threshold for threshold, _, _ in rocprof.LIMITERS.values()),
+        *(threshold for threshold, _, _ in amd.LIMITERS.values()),
         "amd_low_occupancy_pct",
     }
     assert text.count("AMD PerfXpert") == 4

@@ -52,21 +52,15 @@ def names(text: str) -> set[str]:
 
 
 def findings() -> dict[str, str]:
-    """{finding: page} of all calls of `finding` in findings.py, and of its tables of advice."""
-    tree = ast.parse(Path(rules.__file__).read_text())
-    found = dict.fromkeys(rules.STALL_ADVICE, "latency-hiding.md")
-    found |= {id_: "instructions.md" for id_, _, _ in rules.PIPE_ADVICE.values()} | {
-        "busy_tensor_pipe": "tensor-cores.md"
-    }
-    found |= {id_: "tensor-cores.md" for id_, *_ in rules.NEWER_THAN_MMA_SYNC.values()}
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "finding":
-            id_, page = call.args[0], getattr(call.args[5], "value", None)
-            if isinstance(id_, ast.Constant):
-                found[id_.value] = page
-            elif isinstance(id_, ast.JoinedStr):  # f"uncoalesced_{what}s"
-                found |= dict.fromkeys(("uncoalesced_loads", "uncoalesced_stores"), page)
-    return found
+    """{finding: page} of reference/findings.json."""
+    texts = rules.texts()
+    pages = {id_: words["wiki"] for id_, words in texts["findings"].items()}
+    pages |= dict.fromkeys(texts["stalls"], pages.pop("stall"))
+    pages |= dict.fromkeys(("uncoalesced_loads", "uncoalesced_stores"), pages.pop("uncoalesced_accesses"))
+    newer = pages.pop("old_tensor_instruction")
+    pages |= {id_: newer for id_, *_ in rules.NEWER_THAN_MMA_SYNC.values()}
+    assert pages.pop("busy_pipe") == "{wiki}"
+    return pages | {pipe["finding"]: pipe["wiki"] for pipe in texts["pipes"].values()}
 
 
 def misquoted(text: str) -> list[str]:

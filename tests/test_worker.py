@@ -145,7 +145,7 @@ def test_results_are_the_same_or_close():
 
 
 def test_a_span_reaches_over_streams_and_pauses_and_busy_time_counts_neither():
-    kernels = [{"start_us": 10.0, "us": 5.0}, {"start_us": 12.0, "us": 9.0}, {"start_us": 100.0, "us": 1.0}]
+    kernels = [(10.0, 5.0), (12.0, 9.0), (100.0, 1.0)]
     assert (intervals.span_us(kernels), intervals.busy_us(kernels)) == (91.0, 12.0)
     assert (intervals.span_us([]), intervals.busy_us([])) == (0.0, 0.0)
 

@@ -32,10 +32,10 @@ def main() -> int:
         cli.say(f"extract_asm.py: {unread[0].why}{more}")
     chosen = listing_files.choose(listings, args.kernel)
     if args.diff:
-        found = pairs(chosen, listing_files.choose(others, args.kernel))
-        key, rows = "diffs", [difference(one, two) for one, two in found]
+        compared = pairs(chosen, listing_files.choose(others, args.kernel))
+        key, rows = "diffs", [difference(one, two) for one, two in compared]
         lines = [line for diff in rows for line in changed(diff)]
-        written = write_diffs(found, args.out) if args.out else []
+        written = write_diffs(compared, args.out) if args.out else []
     else:
         rows = [{"file": str(listing.file), **analysis.summary(kernel)} for listing, kernel in chosen]
         key, lines = "kernels", [line for summary in rows for line in described(summary)]
@@ -47,33 +47,35 @@ def main() -> int:
     return 0
 
 
-def described(found: dict) -> list[str]:
+def described(summary: dict) -> list[str]:
     """A kernel's summary for people."""
     names = {"registers": "registers", "stack_bytes": "bytes of stack", "static_shared_bytes": "bytes of static shared"}
-    known = {name: found["resources"][key] for key, name in names.items()}
-    if found["kind"] == "ptx":
+    known = {name: summary["resources"][key] for key, name in names.items()}
+    if summary["kind"] == "ptx":
         resources = "registers, stack and shared memory: ptxas decides, see the SASS"
     elif None in known.values():
         resources = "registers, stack and shared memory unknown: add the output of cuobjdump -res-usage to the file"
     else:
-        resources = ", ".join(f"{value} {name}" for name, value in known.items()) + " memory, " + dynamic(found)
+        resources = ", ".join(f"{value} {name}" for name, value in known.items()) + " memory, " + dynamic(summary)
     lines = [
-        f"{found['kernel']} ({found['kind']}, {found['arch'] or 'target unknown'}) {found['file']}",
+        f"{summary['kernel']} ({summary['kind']}, {summary['arch'] or 'target unknown'}) {summary['file']}",
         f"  {resources}",
         f"  {'':<22}{'bits':>6}{'count':>8}{'in loops':>10}",
-        f"  {'all instructions':<22}{'':>6}{found['instructions']:>8}{found['in_loops']:>10}",
+        f"  {'all instructions':<22}{'':>6}{summary['instructions']:>8}{summary['in_loops']:>10}",
     ]
-    for row in found["classes"]:
+    for row in summary["classes"]:
         lines.append(
             f"  {row['class']:<22}{row['bits'] or '':>6}{row['count']:>8}{row['in_loops']:>10}  {row['opcode']}",
         )
-    return [*lines, *(f"  ! {note['message']}" for note in found["stands_out"]), ""]
+    return [*lines, *(f"  ! {note['message']}" for note in summary["stands_out"]), ""]
 
 
-def dynamic(found: dict) -> str:
-    """The shared memory beyond the static one, which a tile of Triton's has none of."""
-    asked = found["resources"]["dynamic_shared_bytes"]
-    return "dynamic shared memory is set at launch" if asked is None else f"{asked} bytes of dynamic shared memory"
+def dynamic(summary: dict) -> str:
+    """The shared memory beyond the static one."""
+    requested = summary["resources"]["dynamic_shared_bytes"]
+    return (
+        "dynamic shared memory is set at launch" if requested is None else f"{requested} bytes of dynamic shared memory"
+    )
 
 
 def write(chosen: list[tuple[Listing, Kernel]], path: Path, out: Path) -> list[str]:
@@ -133,11 +135,11 @@ def changed(diff: dict) -> list[str]:
     return lines if diff["changes"] else [*lines, f"  same counts, {'same' if diff['same_code'] else 'other'} code"]
 
 
-def write_diffs(found: list[tuple], out: Path) -> list[str]:
+def write_diffs(compared: list[tuple], out: Path) -> list[str]:
     """The changed code of all pairs, one file a kind: `out`/diff.sass."""
     written = []
-    for kind in dict.fromkeys(before.kind for (_, before), _ in found):
-        texts = [analysis.unified_diff(one, two) for (_, one), (_, two) in found if one.kind == kind]
+    for kind in dict.fromkeys(before.kind for (_, before), _ in compared):
+        texts = [analysis.unified_diff(one, two) for (_, one), (_, two) in compared if one.kind == kind]
         bundle.write_text(out / f"diff.{kind}", "".join(texts))
         written.append(str(out / f"diff.{kind}"))
     return written

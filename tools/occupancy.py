@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Theoretical occupancy of a launch and what limits it, from the wiki's limits of the compute capability."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -17,16 +18,16 @@ EXAMPLES = """examples:
 def main() -> int:
     args = arguments()
     limits = limits_of(args.platform, wiki.root(args.gpu_wiki))
-    found = occupancy.occupancy(limits, args.threads, args.registers, args.shared_bytes)
+    result = occupancy.occupancy(limits, args.threads, args.registers, args.shared_bytes)
     citations = [limits.known(name).citation for name in occupancy.NEEDED]
-    result = {"platform": args.platform, **found, "citations": citations}
-    by_limit = ", ".join(f"{name} {blocks}" for name, blocks in found["blocks_by_limit"].items())
+    by_limit = ", ".join(f"{name} {blocks}" for name, blocks in result.blocks_by_limit.items())
     text = [
-        f"occupancy {found['occupancy_pct']:.1f} %: {found['warps_per_sm']} warps in {found['blocks_per_sm']} blocks an SM",
-        f"limited by {', '.join(found['limiters'])} (blocks that each limit allows: {by_limit})",
+        f"occupancy {result.occupancy_pct:.1f} %: {result.warps_per_sm} warps in {result.blocks_per_sm} blocks an SM",
+        f"limited by {', '.join(result.limiters)} (blocks that each limit allows: {by_limit})",
     ]
-    cli.emit(result, args.json, [*text, *citations])
-    return 0 if found["blocks_per_sm"] else 1
+    answer = {"platform": args.platform, **dataclasses.asdict(result), "citations": citations}
+    cli.emit(answer, args.json, [*text, *citations])
+    return 0 if result.blocks_per_sm else 1
 
 
 def limits_of(name: str, root: Path) -> wiki.Page:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A workspace as one HTML file: what was asked, what was reached, plots, every round with its evidence, what remains.
 
-The file needs nothing but itself: no network, no script. Figures come from records; what is missing is named."""
+The file needs nothing but itself: no network, no script. Values come from records; missing ones are named."""
 
 import sys
 from pathlib import Path
@@ -9,12 +9,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import UsageError
-from kernelopt.report import gather, plots, session_page
+from kernelopt.report import gather, session_page
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
   render_report.py W
-  render_report.py W --out softmax.html --png plots
+  render_report.py W --out softmax.html
   render_report.py W --markdown"""
 
 
@@ -28,15 +28,13 @@ def main() -> int:
         raise UsageError(f"--out {path} is a file of something else; name another, or remove it")
     session = gather.gather(workspace)
     page = session_page.page(session, has_lessons=path.with_name(session_page.LESSONS).is_file())
-    pngs = write_plots(page, args.png) if args.png else []
     for gap in session.gaps:
         cli.say(f"render_report.py: left out: {gap}")
     if args.markdown and args.out is None:
         print(page.markdown(), end="")
         return 0
     bundle.write_text(path, page.markdown() if args.markdown else page.html())
-    paths = [str(path), *(str(png) for png in pngs)]
-    cli.emit({"report": paths[0], "plots": paths[1:], **session_page.summary(session)}, args.json, paths)
+    cli.emit({"report": str(path), **session_page.summary(session)}, args.json, [str(path)])
     return 0
 
 
@@ -48,19 +46,10 @@ def is_report(path: Path) -> bool:
     return start.startswith("<!doctype html>") or (start.startswith("# ") and "\n## Summary\n" in start)
 
 
-def write_plots(page: session_page.Page, folder: Path) -> list[Path]:
-    bundle.require("matplotlib", group="plots")
-    charts = {folder / f"{chart.name}.png": chart for chart in page.charts()}
-    for path, chart in charts.items():
-        plots.png(chart, path)
-    return list(charts)
-
-
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
     parser.add_argument("--out", type=cli.path, metavar="FILE", help="where the page goes (default W/report.html)")
-    parser.add_argument("--png", type=cli.path, metavar="DIR", help="also write the plots as PNG (needs matplotlib)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--markdown", action="store_true", help="the same as Markdown, without plots; to stdout, or --out"

@@ -1,16 +1,19 @@
-"""How long kernels run, from the start and duration of each: [{start_us, us}], in the order of their start."""
+"""How long kernels run: (start_us, duration_us) of each, in the order of their starts."""
+
+from collections.abc import Sequence
+
+Span = tuple[float, float]
 
 
-def span_us(kernels: list[dict]) -> float:
-    """From the start of the first to the end of the last, on whatever streams."""
-    return max(k["start_us"] + k["us"] for k in kernels) - min(k["start_us"] for k in kernels) if kernels else 0.0
+def span_us(spans: Sequence[Span]) -> float:
+    """From the first start to the last end, on all streams; 0 without kernels."""
+    return max(start + us for start, us in spans) - min(start for start, _ in spans) if spans else 0.0
 
 
-def busy_us(kernels: list[dict]) -> float:
+def busy_us(spans: Sequence[Span]) -> float:
     """Time in which at least one of them runs."""
     total, end = 0.0, float("-inf")
-    for kernel in kernels:
-        start, stop = kernel["start_us"], kernel["start_us"] + kernel["us"]
-        total += max(0.0, stop - max(start, end))
-        end = max(end, stop)
+    for start, us in spans:
+        total += max(0.0, start + us - max(start, end))
+        end = max(end, start + us)
     return total

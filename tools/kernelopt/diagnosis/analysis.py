@@ -1,76 +1,124 @@
-"""A profile judged whole: its diagnosis, and how far the call is from its floor, by the recorded latency where there is one."""
+"""The diagnosis of a whole profile: class, findings, and how far the call is from its floor."""
 
 import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError
-from ..hardware import roofline
+from ..hardware import roofline, wiki
 from ..hardware.work import Work
 from ..profilers import metrics
-from . import classify, speed_of_light
+from ..profilers.profile import KernelProfile, Params, Profile
+from . import amd, classify, findings, speed_of_light
+from .diagnosis import Diagnosis, Floor, Limits, summaries
 
-MOSTLY = 0.75  # of the least bytes: what reads so much and writes so little may get past a copy's rate (gpu-wiki, H200)
-RATES = {  # what the floor of a problem is reckoned with, by the row of the wiki
+# From this share of the least bytes on, a problem mostly reads, and may pass the rate of a copy (gpu-wiki, H200).
+MOSTLY_READS = 0.75
+RATES = {  # row of the wiki -> its name in a sentence
     "measured_copy_bandwidth": "the copy rate",
     "memory_bandwidth": "the documented bandwidth",
 }
 
 
-def analysed(profile: dict, earlier: list[dict]) -> dict:
-    """diagnosis.analyse of a profile (profile_report.load), and speed_of_light (sol.analyse), both with the floor
-    where the work and the GPU are known. earlier: profiles of the versions before, oldest first."""
-    limits, known = metrics.thresholds(), floor(profile)
-    found = classify.analyse(profile, limits, known)
-    before = [speed_of_light.efficiency_pct(classify.longest(p["kernels"])["metrics"]) for p in earlier]
-    share, basis = (known["share_pct"], known["basis"]) if known else (None, "")
-    past = [value for value in before if value is not None]
-    return {**found, "speed_of_light": speed_of_light.analyse(found["metrics"], share, past, limits, basis)}
+def diagnose(profile: Profile, earlier: Sequence[Profile] = (), platform: str | None = None) -> Diagnosis:
+    """The diagnosis of a profile.
+
+    earlier: profiles of the versions before, oldest first. platform: the AMD product, for its documented bandwidth.
+    Refused when the wiki does not know the platform.
+    """
+    limits = metrics.thresholds()
+    if profile.is_amd:
+        row = wiki.product(platform).known("memory_bandwidth") if platform else None
+        return amd.diagnose(profile, limits, row.value if row else None)
+    bound = floor(profile)
+    past = [speed_of_light.efficiency_pct(one.longest.metrics) for one in earlier]
+    known = [efficiency for efficiency in past if efficiency is not None]
+    light = speed_of_light.analyse(profile.longest.metrics, bound, known, limits)
+    return replace(from_metrics(profile, limits, bound), speed_of_light=light)
 
 
-def floor(profile: dict) -> dict | None:
-    """{share_pct, bound, basis}: floor over time of the call, memory or compute, and in words which rate and which time that
-    takes. The time is the recorded latency (recorded_us), else that of all kernels under the profiler. None where the work,
-    the GPU or the time is unknown."""
-    work, product, recorded = profile.get("work"), profile.get("product"), profile.get("recorded_us")
-    time_us = recorded or total_us(profile)
-    if not work or not product or not time_us:
+def from_metrics(profile: Profile, limits: Limits, bound: Floor | None = None) -> Diagnosis:
+    """The diagnosis without the speed of light. limits: the thresholds. bound: the floor of the call. Pure."""
+    kernels = summaries(profile.kernels, [classify.classify(kernel.metrics, limits) for kernel in profile.kernels])
+    main = profile.longest
+    judged = kernels[profile.kernels.index(main)]
+    case = findings.Case(profile.kernels, main, judged.share_pct, profile.work, judged.classification, bound, limits)
+    absent = {key for kernel in profile.kernels for key, value in kernel.metrics.items() if value is None}
+    capability = metrics.capability(main.metrics)
+    elsewhere = metrics.not_on(capability)
+    return Diagnosis(
+        kernels=kernels,
+        longest=main.name,
+        classification=judged.classification,
+        metrics=main.metrics,
+        missing_metrics=tuple(sorted(absent - elsewhere)),
+        architecture=capability and f"sm_{capability.replace('.', '')}",
+        not_on_architecture=tuple(sorted(absent & elsewhere)),
+        findings=findings.of(case),
+        second_opinion=main.rules,
+        warnings=tuple(warnings(profile.kernels, main)),
+    )
+
+
+# Kernels in a report of the wrong launch: torch's random numbers, fills and copies, and the trials of an autotuner.
+BYSTANDERS = re.compile(r"distribution_\w*kernel|FillFunctor|copy_kernel|elementwise_kernel_with_index|[Mm]em(cpy|set)")
+
+
+def warnings(kernels: Sequence[KernelProfile], main: KernelProfile) -> list[str]:
+    """Why this report may not be of the intended kernel. Pure."""
+    warned = []
+    if BYSTANDERS.search(main.name):
+        warned.append(
+            f"the longest kernel, {main.name[:60]}, makes, fills or copies data: is this the kernel that was meant?"
+        )
+    beyond = [key for key, value in main.metrics.items() if key.endswith("_throughput") and value and value > 105]
+    if beyond:
+        warned.append(f"above 100 % of a peak: {', '.join(beyond)}; the passes of the profiler saw different runs")
+    names = [kernel.name for kernel in kernels]
+    if len(names) > len(set(names)):
+        warned.append(
+            "one kernel appears several times: launches of several calls, or an autotuner's trials, count together"
+        )
+    return warned
+
+
+# --- the floor --------------------------------------------------------------------------------------------------------
+
+
+def floor(profile: Profile) -> Floor | None:
+    """The floor of the call. Its time is the recorded latency, else that of all kernels under the profiler. None where
+    the work, the GPU or the time is unknown."""
+    work, time_us = profile.work, profile.recorded_us or profile.total_us
+    if not work or not profile.product or not time_us:
         return None
     try:
-        roof = roofline.roof_for(product, Work.from_json(work))
+        roof = roofline.roof_for(profile.product, Work.from_json(work))
     except Refused:
         return None
-    utilization = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
-    clock = "by the recorded latency" if recorded else "by the profile's duration"
-    return {
-        "share_pct": utilization.floor_share_pct,
-        "bound": utilization.bound,
-        "basis": f"at {rate(roof, utilization.bound, work)}, {clock}",
-    }
-
-
-def total_us(profile: dict) -> float | None:
-    """Time of all kernels of the call under the profiler; None where one is not known."""
-    times = [kernel["duration_us"] for kernel in profile["kernels"]]
-    return None if None in times else sum(times)
+    used = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
+    clock = "by the recorded latency" if profile.recorded_us else "by the profile's duration"
+    return Floor(used.floor_share_pct, used.bound, f"at {rate(roof, used.bound, work)}, {clock}")
 
 
 def rate(roof: roofline.Roof, bound: str, work: dict) -> str:
-    """ "the copy rate (this problem mostly reads, which can be faster)". No figure: hardware values stand with a citation alone."""
+    """ "the copy rate (this problem mostly reads, which can be faster)". No value: it would need a citation."""
     row = roof.bandwidth if bound == "memory" else roof.compute
     product = "a measured product's rate" if row.metric.startswith("measured") else "the documented peak"
-    reads = bound == "memory" and (work.get("bytes_in") or 0) >= MOSTLY * work["bytes_min"]
+    reads = bound == "memory" and (work.get("bytes_in") or 0) >= MOSTLY_READS * work["bytes_min"]
     return RATES.get(row.metric, product) + " (this problem mostly reads, which can be faster)" * reads
 
 
-def recorded_us(records: Path, params: dict | None) -> float | None:
-    """The median latency in us that the folder `records` (W/memory) has of the very kernel, workload and GPU of a profile; None
-    where there is none."""
-    path = records / f"{params['version']}.json" if params else None
+def recorded_us(records: Path, params: Params | None) -> float | None:
+    """The median latency in us that the folder `records` (W/memory) has of the kernel, workload and GPU of a profile;
+    None where it has none of them."""
+    path = records / f"{params.version}.json" if params else None
     if path is None or not path.is_file():
         return None
-    with contextlib.suppress(ToolError, KeyError, TypeError):  # a record that cannot be read is none
+    with contextlib.suppress(ToolError, KeyError, TypeError):  # a record that cannot be read counts as absent
         record = bundle.read_json(path)
-        if record["kernel_sha256"] == params["kernel_sha256"] and record["device"] == params["device"]:
-            return record["performance"]["latency_us_by_workload"].get(params["workload"])
+        if record["kernel_sha256"] == params.kernel_sha256 and record["device"] == params.device:
+            return record["performance"]["latency_us_by_workload"].get(params.workload)
     return None

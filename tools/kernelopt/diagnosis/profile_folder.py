@@ -1,119 +1,126 @@
-"""A profile folder, `profiles/vN/MODE/`: how it is read back, analysed, and told in a line.
+"""Profiles on disk: the folder `profiles/vN/MODE/`, reports that were made elsewhere, the profiles of earlier versions.
 
-report.ncu-rep: the profiler's own file. params.json: what was profiled, on what, how. metrics.json: the counters of every
-kernel of the marked call. report.md: the diagnosis and the table against the version before (profile_pages.py).
+A folder holds report.ncu-rep (the profiler's own file), params.json (the run), metrics.json (the metrics of each kernel
+of the marked call) and report.md (the diagnosis, by profile_pages.py).
 """
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError, UsageError
 from ..hardware import wiki
-from ..profilers import ncu
+from ..profilers import ncu, ncu_csv, rocprof
+from ..profilers.profile import Params, Profile
 from ..session import platforms
 from ..session.record import ProfileEvidence, Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
 from ..session.workspace import Workspace, digest, version_number
-from . import analysis, classify
+from . import analysis, text
 
 MODE = "annotation"
 
 
-def load(path: Path, workspace: Workspace | None = None, task: Task | None = None) -> dict:
-    """A profile {kernels, work, params, recorded_us, product} from a profile folder, its metrics.json or a bare .ncu-rep
-    (params None).
+def read(path: Path, workspace: Workspace | None = None, task: Task | None = None) -> Profile:
+    """The profile in a folder of ours or its metrics.json, in a .ncu-rep or CSV of Nsight Compute, or in the output of
+    rocprofv3.
 
-    recorded_us: the latency that the workspace recorded of that kernel; None where it has none. product: the page of its GPU.
-    workspace: None for the one that the folder W/profiles/vN/MODE lies in, if it does. task: its Task block; None reads it."""
-    if path.is_dir():
-        reports = sorted(path.glob("*.ncu-rep"))
-        if (path / "metrics.json").is_file():
-            path = path / "metrics.json"
-        elif len(reports) == 1:
-            path = reports[0]
-        elif reports:
-            raise UsageError(f"{path} holds {len(reports)} reports; name one of them, for example {reports[0]}")
-        else:
-            raise UsageError(f"{path} holds neither metrics.json nor a .ncu-rep; make one: profile_kernel.sh")
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist")
-    if path.suffix == ".ncu-rep":
-        return {"kernels": ncu.read(path), "work": None, "params": None, "recorded_us": None, "product": None}
-    found = bundle.read_json(path)
-    if not isinstance(found, dict) or not found.get("kernels"):
-        raise Refused(f"{path} holds no kernel")
-    beside = path.with_name("params.json")
-    params = bundle.read_json(beside) if beside.is_file() else None
-    return {**found, "params": params, **known_of(workspace, task, path.resolve().parent, params)}
+    workspace: None is the one that the folder W/profiles/vN/MODE lies in. task: its Task block; None reads it. UsageError: no such file, or several reports.
+    Refused: the file holds no kernel.
+    """
+    if rocprof.is_output(path):
+        return rocprof.read(path)
+    if path.suffix == ".csv" and path.is_file():
+        return Profile(ncu_csv.read(path))
+    file = file_in(path) if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"{file} does not exist")
+    return Profile(ncu.read(file)) if file.suffix == ".ncu-rep" else read_metrics(file, workspace, task)
 
 
-def known_of(workspace: Workspace | None, task: Task | None, folder: Path, params: dict | None) -> dict:
-    """{recorded_us, product} of a profile in `folder`, by its workspace, or the bundle's wiki for one that was copied out of it."""
-    recorded_us = None
+def file_in(folder: Path) -> Path:
+    """metrics.json of a folder, else its only report. UsageError when it holds neither, or several reports."""
+    reports = sorted(folder.glob("*.ncu-rep"))
+    if (folder / "metrics.json").is_file():
+        return folder / "metrics.json"
+    if not reports:
+        raise UsageError(f"{folder} holds neither metrics.json nor a .ncu-rep; make one: profile_kernel.sh")
+    if len(reports) > 1:
+        raise UsageError(f"{folder} holds {len(reports)} reports; name one of them, for example {reports[0]}")
+    return reports[0]
+
+
+def read_metrics(file: Path, workspace: Workspace | None, task: Task | None) -> Profile:
+    """The profile in metrics.json and in params.json beside it. Refused when they hold no profile."""
+    beside = file.with_name("params.json")
+    values, params = bundle.read_json(file), bundle.read_json(beside) if beside.is_file() else None
+    if not isinstance(values, dict) or not values.get("kernels"):
+        raise Refused(f"{file} holds no kernel")
+    try:
+        profile = Profile.from_json(values, params)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{file.parent} holds no profile ({type(error).__name__}: {error}); profile again") from None
+    return with_session(profile, workspace, task, file.resolve().parent)
+
+
+def with_session(profile: Profile, workspace: Workspace | None, task: Task | None, folder: Path) -> Profile:
+    """The profile with the recorded latency and the page of its GPU, from its workspace; from the bundle's wiki where
+    the folder lies in no workspace."""
+    recorded_us, product = None, None
     try:
         workspace = workspace or Workspace(folder.joinpath("..", "..", ".."))
-        recorded_us = analysis.recorded_us(workspace.memory, params)
+        recorded_us = analysis.recorded_us(workspace.memory, profile.params)
     except ToolError:
         workspace = None
-    product = None
     with contextlib.suppress(ToolError):
-        product = page_of(params["device"], workspace, task) if params else None
-    return {"recorded_us": recorded_us, "product": product}
+        product = page_of(profile.params.device, workspace, task) if profile.params else None
+    return replace(profile, recorded_us=recorded_us, product=product)
 
 
 def page_of(device: str, workspace: Workspace | None, task: Task | None) -> wiki.Page:
-    """The page of a device as the workspace knows it, or the bundle's wiki where there is no workspace; Refused when there is
-    none."""
+    """The page of a device as the workspace knows it, or the bundle's wiki where there is no workspace. Refused when
+    there is none."""
     return platforms.of_device(device, workspace, task or workspace.task()) if workspace else wiki.product(device)
 
 
-def is_of(workspace: Workspace, params: dict) -> bool:
-    """Is the profiled kernel what the workspace has for that version: as recorded, or else as it lies there?"""
+def is_of(workspace: Workspace, params: Params) -> bool:
+    """Is the profiled kernel the workspace's kernel of that version: the recorded one, else kernel.py?"""
     records = RecordStore(workspace)
-    if params["version"] in records.versions():
-        return records.read(params["version"]).kernel_sha256 == params["kernel_sha256"]
-    return workspace.kernel.is_file() and digest(workspace.kernel) == params["kernel_sha256"]
+    if params.version in records.versions():
+        return records.read(params.version).kernel_sha256 == params.kernel_sha256
+    return workspace.kernel.is_file() and digest(workspace.kernel) == params.kernel_sha256
 
 
-def origin(params: dict | None) -> str:
-    """Where and when a profile was recorded, for every output that shows it."""
-    if params is None:
-        return "recorded elsewhere, no params.json beside it"
-    return f"recorded on {params['device']}, {params['timestamp']}, kernel {params['version']} ({params['kernel_sha256'][:10]})"
-
-
-def earlier(workspace: Workspace, params: dict) -> list[dict]:
-    """The profiles of earlier versions that were taken of the same workload with the same cache setting, oldest first; none of a
-    masked version."""
+def earlier(workspace: Workspace, params: Params) -> list[Profile]:
+    """The profiles of earlier versions of the same workload with the same cache setting, oldest first. Masked versions
+    are left out."""
     masked = RecordStore(workspace).masked_versions()
-    found = []
-    for number in range(version_number(params["version"])):
+    profiles = []
+    for number in range(version_number(params.version)):
         folder = workspace.profile(f"v{number}", MODE)
         if f"v{number}" not in masked and (folder / "metrics.json").is_file():
-            profile = load(folder, workspace)
-            if profile["params"] and all(profile["params"][key] == params[key] for key in ("workload", "cache")):
-                found.append(profile)
-    return found
+            profile = read(folder, workspace)
+            if profile.params and (profile.params.workload, profile.params.cache) == (params.workload, params.cache):
+                profiles.append(profile)
+    return profiles
 
 
-def parent(workspace: Workspace, profiles: list[dict]) -> dict | None:
-    """Of earlier profiles, that of the version which this one was made from: the last accepted one. A refused version was
-    put back, so a comparison with it would credit this change with undoing that one."""
+def parent(workspace: Workspace, profiles: Sequence[Profile]) -> Profile | None:
+    """Of earlier profiles, that of the version which this one was made from: the last accepted one.
+
+    A rejected version was put back. A comparison with it would credit this change with undoing that one.
+    """
     accepted = {record.version for record in RecordStore(workspace).records(masked=True) if record.git_commit_hash}
-    made_from = [profile for profile in profiles if profile["params"]["version"] in accepted]
+    made_from = [profile for profile in profiles if profile.params.version in accepted]
     return (made_from or profiles or [None])[-1]
 
 
-def main_metrics(profile: dict) -> dict:
-    """The counters of the longest kernel."""
-    return classify.longest(profile["kernels"])["metrics"]
-
-
 def evidence_for_round(workspace: Workspace, task: Task, version: str, best: Record | None) -> ProfileEvidence | None:
-    """The profile evidence for the record of `version`: the diagnosis of the best version, which the round starts from, whether or
-    not its plan uses it (the plan's own evidence stays in the plan).
+    """profile_evidence for the record of `version`: the diagnosis of the best version, from which the round starts,
+    whether or not its plan uses it (the plan's own evidence stays in the plan).
 
     None when that version has no profile of the default workload, or the profile is of another kernel.
     """
@@ -122,58 +129,15 @@ def evidence_for_round(workspace: Workspace, task: Task, version: str, best: Rec
     folder = workspace.profile(best.version, MODE)
     if not (folder / "metrics.json").is_file():
         return None
-    profile = load(folder, workspace, task)
-    of = profile["params"]
-    if not of or of["kernel_sha256"] != best.kernel_sha256 or of["workload"] != "default":
+    profile = read(folder, workspace, task)
+    params = profile.params
+    if not params or params.kernel_sha256 != best.kernel_sha256 or params.workload != "default":
         return None
-    found = analysis.analysed(profile, [])
-    top = found["findings"][0] if found["findings"] else None
+    diagnosis = analysis.diagnose(profile)
+    top = next(iter(diagnosis.findings), None)
     return ProfileEvidence(
         tool_used="ncu",
-        evidence_summary="; ".join(found["classification"]["reasons"]),
-        evidence_chain=f"{evidence_text(top)} -> {top['inference']} -> {top['actions'][0]}" if top else None,
-        bottleneck_type=found["classification"]["class"],
+        evidence_summary="; ".join(diagnosis.classification.reasons),
+        evidence_chain=f"{text.evidence(top)} -> {top.inference} -> {top.actions[0]}" if top else None,
+        bottleneck_type=diagnosis.classification.bottleneck,
     )
-
-
-def evidence_text(finding: dict) -> str:
-    return ", ".join(f"{e['metric']} = {number(e['value'])} {e['unit']}" for e in finding["evidence"])
-
-
-def number(value: float | None) -> str:
-    """A counter for people: None is said, large figures get no decimals."""
-    if value is None:
-        return "not collected"
-    return f"{value:,.0f}" if abs(value) >= 999.5 or value == int(value) else f"{value:.3g}"
-
-
-def counter(found: dict, key: str, value: float | None, written=number) -> str:
-    """A counter's value as `written` gives it; of one that no GPU of this architecture has, that is said."""
-    return (
-        f"not on {found['architecture']}" if value is None and key in found["not_on_architecture"] else written(value)
-    )
-
-
-def summary_line(found: dict) -> str:
-    """ "memory (dram): memory throughput 91 %; …, of kernel `x`" """
-    return f"{bottleneck_line(found)}, of kernel `{found['classification']['of']}`"
-
-
-def bottleneck_line(found: dict) -> str:
-    """ "memory (dram): memory throughput 91 %; …" """
-    c = found["classification"]
-    limiter = f" ({c['limiter']})" if c["limiter"] else ""
-    return f"{c['class']}{limiter}: {'; '.join(c['reasons'])}"
-
-
-def finding_lines(finding: dict) -> list[str]:
-    gain = (
-        "unknown" if finding["estimated_gain_pct"] is None else f"at most {finding['estimated_gain_pct']} % of the time"
-    )
-    return [
-        f"- **{finding['id']}** ({finding['severity']}, gain {gain}): {evidence_text(finding)}",
-        f"  - inference: {finding['inference']}",
-        *(f"  - try: {action}" for action in finding["actions"]),
-        f"  - read: {finding['wiki']}",
-        f"  - falsified if: {finding['falsified_by']}",
-    ]

@@ -11,6 +11,7 @@ from ..errors import Refused, UsageError
 from ..hardware import wiki
 from ..measure import timing
 from ..profilers import collect
+from ..profilers.profile import Profile
 from ..session import platforms, version_kernels
 from ..session.record_store import RecordStore
 from ..session.task import Task
@@ -33,7 +34,7 @@ OWN_FOLDERS = ("sass", "source", "compiled")
 
 @dataclass(frozen=True)
 class Request:
-    """What to profile and how. timeout_s: of each process. folder: None is the workspace's profiles/vN/MODE."""
+    """The version to profile, and how. timeout_s: of each process. folder: None is W/profiles/vN/MODE."""
 
     workspace: Workspace
     version: str
@@ -49,7 +50,7 @@ class Request:
 
 
 def run(request: Request, say: Callable[[str], None]) -> tuple[dict, list[str], str | None]:
-    """(result, its lines for a terminal, why the counters are missing): take the profile and write its folder.
+    """Take the profile and write its folder: (JSON answer, its lines for a terminal, why metrics are missing).
 
     EnvironmentLacks without a GPU, UsageError for a version that has no kernel.
     """
@@ -59,8 +60,8 @@ def run(request: Request, say: Callable[[str], None]) -> tuple[dict, list[str], 
     return result, lines, lack
 
 
-def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[dict, str | None]:
-    """(profile, why the counters are missing); the profiler's own reports lie in the folder."""
+def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[Profile, str | None]:
+    """(profile, why metrics are missing); the profiler's own reports lie in the folder."""
     workspace, folder = request.workspace, request.destination
     task = workspace.task()
     kernel = kernel_of(workspace, request.version, sandbox.scratch)
@@ -84,8 +85,10 @@ def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tupl
 
 
 def clear(folder: Path, with_folders: bool) -> None:
-    """Remove an earlier profile, so that no old finding stands beside a new report. with_folders: only where the folder is the
-    workspace's own; elsewhere folders of these names may be anybody's."""
+    """Remove an earlier profile, so that no old finding stands beside a new report.
+
+    with_folders: also its folders. Only in a folder of the workspace; elsewhere they may belong to somebody else.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in OWN_FILES:
         (folder / name).unlink(missing_ok=True)

@@ -1,8 +1,4 @@
-"""What a kernel's machine code holds, read from its listing: access widths, spills, tensor instructions, loops.
-
-Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache
-(written for, not run on AMD hardware). Pure functions, but for the last section, which finds files and runs cuobjdump.
-"""
+"""The machine code of a kernel, analysed: access widths, spills, tensor instructions, loops. Pure functions."""
 
 import difflib
 import re
@@ -17,8 +13,8 @@ from . import listings
 def meaning_of(kind: str, instruction: listings.Instruction) -> str | None:
     """The class of an instruction ("global load"); None when it belongs to none."""
     pattern, classes = listings.CLASSES[kind]
-    found = pattern.match(f"{instruction.opcode} {instruction.operands}")
-    return classes[int(found.lastgroup[1:])] if found else None
+    match = pattern.match(f"{instruction.opcode} {instruction.operands}")
+    return classes[int(match.lastgroup[1:])] if match else None
 
 
 def bits_of(kind: str, instruction: listings.Instruction) -> int | None:
@@ -57,12 +53,12 @@ def in_loops(kernel: listings.Kernel) -> set[int]:
     for index, targets in enumerate(following):
         for target in targets:
             preceding[target].append(index)
-    found: set[int] = set()
+    looped: set[int] = set()
     for index, targets in enumerate(following):
         for target in targets:
             if target < index:
-                found |= reach(following, target) & reach(preceding, index)
-    return found
+                looped |= reach(following, target) & reach(preceding, index)
+    return looped
 
 
 def successors(kernel: listings.Kernel, index: int) -> list[int]:
@@ -104,7 +100,7 @@ def summary(kernel: listings.Kernel) -> dict:
         counts[meaning, instruction.opcode, bits] += 1
         looped[meaning, instruction.opcode, bits] += index in hot
     padding = ("NOP", "s_nop")
-    found = {
+    made_of = {
         "kernel": kernel.name,
         "kind": kernel.kind,
         "arch": kernel.arch,
@@ -118,7 +114,7 @@ def summary(kernel: listings.Kernel) -> dict:
         ],
         "local_memory": local_memory(kernel),
     }
-    return {**found, "stands_out": [note for rule in RULES for note in rule(found)]}
+    return {**made_of, "stands_out": [note for rule in RULES for note in rule(made_of)]}
 
 
 def local_memory(kernel: listings.Kernel) -> str:
@@ -155,17 +151,17 @@ def stack_use(accesses: list[listings.Instruction]) -> str:
 # ---- What stands out: each rule takes a summary and yields {id, message} ----
 
 
-def rows(found: dict, *classes: str) -> list[dict]:
-    return [row for row in found["classes"] if row["class"] in classes]
+def rows(summary: dict, *classes: str) -> list[dict]:
+    return [row for row in summary["classes"] if row["class"] in classes]
 
 
-def total(found_rows: list[dict], key: str = "count") -> int:
-    return sum(row[key] for row in found_rows)
+def total(counted: list[dict], key: str = "count") -> int:
+    return sum(row[key] for row in counted)
 
 
-def local_memory_use(found: dict) -> Iterator[dict]:
-    loads, stores = rows(found, "local load"), rows(found, "local store")
-    stack, spilled = (found["resources"][key] for key in ("stack_bytes", "spilled_registers"))
+def local_memory_use(summary: dict) -> Iterator[dict]:
+    loads, stores = rows(summary, "local load"), rows(summary, "local store")
+    stack, spilled = (summary["resources"][key] for key in ("stack_bytes", "spilled_registers"))
     amount = (
         f"local loads {total(loads)} ({total(loads, 'in_loops')} in loops), "
         f"local stores {total(stores)} ({total(stores, 'in_loops')} in loops)"
@@ -176,22 +172,25 @@ def local_memory_use(found: dict) -> Iterator[dict]:
         "spill": "registers are spilled",
         "array": "no spill, but a local array that is indexed at run time or passed by its address",
         "spill and array": "registers are spilled, and a local array is indexed at run time",
-        "spill or array": "spilled registers or a local array: the code does not tell which",
+        "spill or array": "spilled registers or a local array: the code does not show which",
     }
-    if found["local_memory"] != "none":
-        yield {"id": found["local_memory"].replace(" ", "_"), "message": f"{meanings[found['local_memory']]}: {amount}"}
+    if summary["local_memory"] != "none":
+        yield {
+            "id": summary["local_memory"].replace(" ", "_"),
+            "message": f"{meanings[summary['local_memory']]}: {amount}",
+        }
     elif stack:
         yield {"id": "unused_stack", "message": f"no spill: a stack of {stack} bytes and no access to local memory"}
 
 
-def narrow_accesses(found: dict) -> Iterator[dict]:
+def narrow_accesses(summary: dict) -> Iterator[dict]:
     """Where most accesses move 32 bits or less: in loops if global memory is touched there, else anywhere.
 
     Shared memory counts in loops only; elsewhere it serves a reduction or a few scalars.
     """
     loads, stores = ("global load", "global to shared copy"), ("global store", "shared to global copy")
     bulk = ("TMA load", "TMA store", "bulk copy", "TDM load", "TDM store")
-    looped = total(rows(found, *loads, *stores, *bulk), "in_loops")
+    looped = total(rows(summary, *loads, *stores, *bulk), "in_loops")
     groups = [
         ("global loads", loads, "in_loops" if looped else "count"),
         ("global stores", stores, "in_loops" if looped else "count"),
@@ -199,7 +198,7 @@ def narrow_accesses(found: dict) -> Iterator[dict]:
         ("shared stores", ("shared store",), "in_loops"),
     ]
     for name, classes, where in groups:
-        known = [row for row in rows(found, *classes) if row["bits"] and row[where]]
+        known = [row for row in rows(summary, *classes) if row["bits"] and row[where]]
         narrow = [row for row in known if row["bits"] <= 32]
         if 2 * total(narrow, where) > total(known, where):
             widths = ", ".join(str(bits) for bits in sorted({row["bits"] for row in narrow}))
@@ -210,25 +209,25 @@ def narrow_accesses(found: dict) -> Iterator[dict]:
             }
 
 
-def old_tensor_instructions(found: dict) -> Iterator[dict]:
+def old_tensor_instructions(summary: dict) -> Iterator[dict]:
     """A warp's own mma.sync on an architecture whose tensor cores want more; fp64 has nothing newer."""
-    opcodes = [row["opcode"] for row in rows(found, "tensor")]
+    opcodes = [row["opcode"] for row in rows(summary, "tensor")]
     of_a_warp = [o for o in opcodes if re.match(r"[BHIOQ]MMA|w?mma\.", o) and ".f64" not in o]
     if not of_a_warp or len(of_a_warp) < len(opcodes):
         return
-    name = f"mma.sync ({of_a_warp[0].partition('.')[0]})" if found["kind"] == "sass" else "mma.sync"
-    if (generation := capability(found["arch"]) // 10) == 9:
+    name = f"mma.sync ({of_a_warp[0].partition('.')[0]})" if summary["kind"] == "sass" else "mma.sync"
+    if (generation := capability(summary["arch"]) // 10) == 9:
         better = "wgmma (HGMMA) is not used; a tile of at least 64 rows and 4 warps is needed"
         yield {"id": "no_wgmma", "message": f"{name} on Hopper: {better}"}
     elif generation in (10, 11):
         yield {"id": "no_tcgen05", "message": f"{name} on Blackwell: tcgen05 (UTCHMMA) is not used"}
 
 
-def copies_through_registers(found: dict) -> Iterator[dict]:
+def copies_through_registers(summary: dict) -> Iterator[dict]:
     """A loop that loads from global memory and stores to shared memory, with no asynchronous copy in the kernel."""
-    asynchronous = rows(found, "global to shared copy", "TMA load", "bulk copy")
-    loads, stores = (total(rows(found, name), "in_loops") for name in ("global load", "shared store"))
-    if loads and stores and not asynchronous and capability(found["arch"]) >= 80:
+    asynchronous = rows(summary, "global to shared copy", "TMA load", "bulk copy")
+    loads, stores = (total(rows(summary, name), "in_loops") for name in ("global load", "shared store"))
+    if loads and stores and not asynchronous and capability(summary["arch"]) >= 80:
         yield {
             "id": "copies_through_registers",
             "message": f"in loops {loads} global loads and {stores} shared stores: tiles go through registers; "
@@ -236,8 +235,8 @@ def copies_through_registers(found: dict) -> Iterator[dict]:
         }
 
 
-def atomics_in_loops(found: dict) -> Iterator[dict]:
-    if count := total(rows(found, "atomic"), "in_loops"):
+def atomics_in_loops(summary: dict) -> Iterator[dict]:
+    if count := total(rows(summary, "atomic"), "in_loops"):
         yield {"id": "atomics_in_loops", "message": f"atomics in loops: {count}"}
 
 
@@ -263,13 +262,13 @@ def changes(before: dict, after: dict) -> list[dict]:
     ]
 
 
-def countable(found: dict) -> dict:
-    totals = {name: found[name] for name in ("instructions", "in_loops", "local_memory")}
+def countable(summary: dict) -> dict:
+    totals = {name: summary[name] for name in ("instructions", "in_loops", "local_memory")}
     counts = {}
-    for row in found["classes"]:
+    for row in summary["classes"]:
         name = f"{row['class']} {row['opcode']}"
         counts |= {name: row["count"], f"{name}, in loops": row["in_loops"]}
-    return {**found["resources"], **totals, **counts}
+    return {**summary["resources"], **totals, **counts}
 
 
 def normalised(kernel: listings.Kernel) -> list[str]:

@@ -1,8 +1,4 @@
-"""What a kernel's machine code holds, read from its listing: access widths, spills, tensor instructions, loops.
-
-Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache
-(written for, not run on AMD hardware). Pure functions, but for the last section, which finds files and runs cuobjdump.
-"""
+"""The files that listings are read from, and cuobjdump, which disassembles binaries."""
 
 import json
 import subprocess
@@ -94,10 +90,10 @@ def dynamic_shared_bytes(file: Path) -> int | None:
     """Shared memory that a launch of the code asks for: Triton's cache holds NAME.json with it beside NAME.cubin; None
     elsewhere."""
     try:
-        found = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        metadata = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    shared = found.get("shared") if isinstance(found, dict) else None
+    shared = metadata.get("shared") if isinstance(metadata, dict) else None
     return shared if isinstance(shared, int) else None
 
 
@@ -106,11 +102,11 @@ def choose(listings: list[Listing], name: str | None) -> list[tuple[Listing, Ker
 
     UsageError names the kernels that there are.
     """
-    found = [(listing, kernel) for listing in listings for kernel in listing.kernels]
-    exact = [pair for pair in found if pair[1].name == name]
-    chosen = exact or [pair for pair in found if name is None or name in pair[1].name]
+    pairs = [(listing, kernel) for listing in listings for kernel in listing.kernels]
+    exact = [pair for pair in pairs if pair[1].name == name]
+    chosen = exact or [pair for pair in pairs if name is None or name in pair[1].name]
     if not chosen:
-        names = sorted({kernel.name for _, kernel in found})
+        names = sorted({kernel.name for _, kernel in pairs})
         raise UsageError(f"no kernel has {name} in its name; there are: {', '.join(names)}")
     seen: Counter = Counter()
     ranked = []
@@ -128,7 +124,7 @@ def text_of(file: Path, kind: str) -> str:
 
 
 def dump(file: Path, options: list[str]) -> str:
-    """What cuobjdump prints of a file; Unreadable with its own words when it cannot read it."""
+    """The output of cuobjdump for a file; Unreadable, with its own words, when it cannot read the file."""
     done = subprocess.run([program(), *options, str(file)], capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
@@ -138,6 +134,6 @@ def dump(file: Path, options: list[str]) -> str:
 
 def program() -> str:
     """The path of cuobjdump."""
-    if found := programs.find("cuobjdump"):
-        return found
+    if path := programs.find("cuobjdump"):
+        return path
     raise EnvironmentLacks("cuobjdump is not here: install the CUDA toolkit or Triton's wheel, or pass a .sass file")

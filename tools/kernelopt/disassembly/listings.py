@@ -1,7 +1,7 @@
-"""What a kernel's machine code holds, read from its listing: access widths, spills, tensor instructions, loops.
+"""Listings of machine code: kernels, their instructions and resources, and the classes of instructions. Pure functions.
 
-Listings are text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache
-(written for, not run on AMD hardware). Pure functions, but for the last section, which finds files and runs cuobjdump.
+A listing is text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache.
+The reader of AMDGCN was tested on such listings. It never ran on AMD hardware.
 """
 
 import re
@@ -144,26 +144,26 @@ def parse_sass(text: str) -> list[Kernel]:
     for line in text.splitlines():
         if line.startswith("Fatbin elf code"):  # the next target of a fat binary
             usage, arch = {}, None
-        elif found := SASS_LINE.match(line):
-            address, predicate, opcode, operands = found.groups()
+        elif match := SASS_LINE.match(line):
+            address, predicate, opcode, operands = match.groups()
             if kernels:
                 kernels[-1].labels[hex(int(address, 16))] = len(kernels[-1].instructions)
                 kernels[-1].instructions.append(Instruction(predicate or "", opcode, operands.strip()))
-        elif found := SASS_KERNEL.match(line):
-            name = found[1] or found[2]
+        elif match := SASS_KERNEL.match(line):
+            name = match[1] or match[2]
             kernels.append(Kernel(name, "sass", arch, usage.setdefault(name, dict(UNKNOWN))))
-        elif found := SASS_ARCH.match(line):
-            arch = found[1]
-        elif arch is None and (found := re.search(r"EF_CUDA_SM(\d+)", line)):  # all that nvdisasm says
-            arch = f"sm_{found[1]}"
-        elif found := re.match(r" Function (\S+):$", line):
-            used_by = found[1]
-        elif found := USAGE.match(line):
-            registers, stack, shared = map(int, found.groups())
+        elif match := SASS_ARCH.match(line):
+            arch = match[1]
+        elif arch is None and (match := re.search(r"EF_CUDA_SM(\d+)", line)):  # all that nvdisasm says
+            arch = f"sm_{match[1]}"
+        elif match := re.match(r" Function (\S+):$", line):
+            used_by = match[1]
+        elif match := USAGE.match(line):
+            registers, stack, shared = map(int, match.groups())
             amounts = {"registers": registers, "stack_bytes": stack, "static_shared_bytes": shared}
             usage.setdefault(used_by, dict(UNKNOWN)).update(amounts)
-        elif kernels and (found := re.match(r"(\.L\w+|\$\S+):$", line)):
-            kernels[-1].labels[found[1]] = len(kernels[-1].instructions)
+        elif kernels and (match := re.match(r"(\.L\w+|\$\S+):$", line)):
+            kernels[-1].labels[match[1]] = len(kernels[-1].instructions)
     return kernels
 
 
@@ -171,12 +171,12 @@ def parse_ptx(text: str) -> list[Kernel]:
     """Kernels (.entry) of a PTX file. Registers are given out later, by ptxas: resources are None."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/|^\s*\.(?:loc|file)\b[^\n]*", "", text, flags=re.DOTALL | re.MULTILINE)
     kernels, arch = [], None
-    for found in re.finditer(r"\.target\s+(\w+)|\.entry\s+([\w$]+)", text):
-        if found[1]:
-            arch = found[1]
+    for match in re.finditer(r"\.target\s+(\w+)|\.entry\s+([\w$]+)", text):
+        if match[1]:
+            arch = match[1]
             continue
-        kernel = Kernel(found[2], "ptx", arch)
-        for statement in braced(text, found.end()).split(";"):
+        kernel = Kernel(match[2], "ptx", arch)
+        for statement in braced(text, match.end()).split(";"):
             while label := re.match(r"[\s{}]*(\$?[\w$]+):(?!:)", statement):
                 kernel.labels[label[1]] = len(kernel.instructions)
                 statement = statement[label.end() :]
@@ -187,7 +187,7 @@ def parse_ptx(text: str) -> list[Kernel]:
 
 
 def braced(text: str, start: int) -> str:
-    """What stands between the first brace after `start` and the one that closes it."""
+    """The text between the first brace after `start` and the one that closes it."""
     depth = 0
     for brace in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if brace[0] == "{" else -1
@@ -201,15 +201,15 @@ def parse_amdgcn(text: str) -> list[Kernel]:
     arch = re.search(r"amdgcn_target \"[^\"]*(gfx\w+)", text)
     kernels, kernel = [], None
     for line in text.splitlines():
-        if found := re.match(r"(\w+):\s*; @\1", line):
-            kernel = Kernel(found[1], "amdgcn", arch and arch[1])
+        if match := re.match(r"(\w+):\s*; @\1", line):
+            kernel = Kernel(match[1], "amdgcn", arch and arch[1])
             kernels.append(kernel)
         elif kernel is None or line.startswith(".Lfunc_end"):
             kernel = None
-        elif found := re.match(r"(\.L\w+):", line):
-            kernel.labels[found[1]] = len(kernel.instructions)
-        elif found := re.match(r"\s+([a-z]+_\w+)\s*([^;]*)(;.*Folded.*)?", line):
-            kernel.instructions.append(Instruction("", found[1], found[2].strip() + (found[3] or "")))
+        elif match := re.match(r"(\.L\w+):", line):
+            kernel.labels[match[1]] = len(kernel.instructions)
+        elif match := re.match(r"\s+([a-z]+_\w+)\s*([^;]*)(;.*Folded.*)?", line):
+            kernel.instructions.append(Instruction("", match[1], match[2].strip() + (match[3] or "")))
     for entry in re.split(r"^  - ", text.partition("amdhsa.kernels:")[2], flags=re.MULTILINE):
         known = dict(re.findall(r"^(?:    )?\.(\w+):\s+(\S+)$", entry, re.MULTILINE))
         for kernel in kernels:

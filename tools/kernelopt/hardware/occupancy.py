@@ -5,6 +5,7 @@ the SM, shared memory a block at a time; the unit of each is a row of the wiki.
 """
 
 import re
+from dataclasses import dataclass
 
 from ..errors import Refused, UsageError
 from .wiki import Page, missing
@@ -25,32 +26,44 @@ NEEDED = (
 )
 
 
+@dataclass(frozen=True)
+class Occupancy:
+    """Of one launch on an SM. blocks_by_limit: how many blocks each limit allows. limiters: those that allow fewest."""
+
+    occupancy_pct: float
+    warps_per_sm: int
+    blocks_per_sm: int
+    limiters: tuple[str, ...]
+    blocks_by_limit: dict[str, int]
+
+
 def plain_target(name: str) -> str:
     """sm_90 for sm_90a, sm_100 for sm_100f: the suffix adds instructions and changes no limit."""
     return re.sub(r"^(sm_?\d+|\d+\.\d)[af]$", r"\1", name, flags=re.IGNORECASE)
 
 
-def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> dict:
-    """{occupancy_pct, warps_per_sm, blocks_per_sm, limiters, blocks_by_limit} of one launch.
+def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+    """threads per block, registers per thread, bytes of shared memory per block (static and dynamic, without what the
+    driver reserves).
 
-    threads per block, registers per thread, bytes of shared memory per block (static and dynamic, without what the
-    driver reserves). Refused for AMD, whose allocation units no source of the wiki has, and when it lacks another limit; UsageError when a block cannot be launched at all.
+    Refused for AMD, whose allocation units no source of the wiki has, and where the wiki lacks a limit. UsageError
+    when a block cannot be launched at all.
     """
     if limits.vendor == "AMD":
         raise Refused(
-            f"no occupancy for {limits.platform}: in which units AMD's compute units give out registers and LDS is in no source of the wiki; "
-            "the profiler tells what was achieved"
+            f"no occupancy for {limits.platform}: in which units AMD's compute units give out registers and LDS "
+            "is in no source of the wiki; the profiler measures the achieved occupancy"
         )
     if gaps := [name for name in NEEDED if limits.known(name) is None]:
         raise Refused(f"no occupancy for {limits.platform}: " + "; ".join(missing(name) for name in gaps))
     limit = {name: int(limits.known(name).value) for name in NEEDED}
-    for what, asked, most in (
+    for resource, wanted, most in (
         ("threads per block", threads, limit["threads_per_block"]),
         ("registers per thread", registers, limit["registers_per_thread"]),
         ("bytes of shared memory per block", shared_bytes, limit["shared_memory_per_block"] * 1024),
     ):
-        if asked > most:
-            raise UsageError(f"{asked} {what} cannot be launched on {limits.platform}: at most {most}")
+        if wanted > most:
+            raise UsageError(f"{wanted} {resource} cannot be launched on {limits.platform}: at most {most}")
     warps = ceil_div(threads, limit["warp_size"])
     blocks = {
         "blocks": limit["blocks_per_sm"],
@@ -59,13 +72,13 @@ def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> 
         "shared_memory": blocks_by_shared_memory(limit, shared_bytes),
     }
     fitting = min(blocks.values())
-    return {
-        "occupancy_pct": 100 * fitting * warps / limit["warps_per_sm"],
-        "warps_per_sm": fitting * warps,
-        "blocks_per_sm": fitting,
-        "limiters": [name for name, most in blocks.items() if most == fitting],
-        "blocks_by_limit": blocks,
-    }
+    return Occupancy(
+        occupancy_pct=100 * fitting * warps / limit["warps_per_sm"],
+        warps_per_sm=fitting * warps,
+        blocks_per_sm=fitting,
+        limiters=tuple(name for name, most in blocks.items() if most == fitting),
+        blocks_by_limit=blocks,
+    )
 
 
 def blocks_by_registers(limit: dict[str, int], warps: int, registers: int) -> int:

@@ -1,7 +1,7 @@
 """The steps of a round that need a GPU: profile and brief, quick verification, the comparison at the end."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -10,6 +10,7 @@ from .. import bundle
 from ..audit import workspace_audit
 from ..device.sandbox import Sandbox
 from ..diagnosis import analysis, profile_folder, profile_run
+from ..diagnosis.diagnosis import Finding
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..hardware import wiki
 from ..measure import baselines, pairing, timing
@@ -60,14 +61,14 @@ class GpuSteps:
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:
-            profile = profile_folder.load(folder, self.workspace)
-            analysed = analysis.analysed(profile, [])
+            profile = profile_folder.read(folder, self.workspace)
+            diagnosis = analysis.diagnose(profile)
         except ToolError as error:
             return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
-        parts, left_out = brief.of_workspace(self.workspace, profile, analysed)
+        parts, left_out = brief.of_workspace(self.workspace, profile, diagnosis)
         for message in left_out:
             self.say(f"not in the brief: {message}")
-        prompts = brief.compose(parts, answer=instructions + direction(analysed["findings"], number))
+        prompts = brief.compose(parts, answer=instructions + direction(diagnosis.findings, number))
         return f"{prompts['system']}\n\n{prompts['user']}"
 
     def profiled(self, version: str) -> Path:
@@ -143,10 +144,10 @@ class GpuSteps:
         return files
 
 
-def direction(findings: list[dict], number: int) -> str:
+def direction(findings: Sequence[Finding], number: int) -> str:
     """The finding that a candidate is to remove, another one for each of a round. Pure."""
     if number < len(findings):
         chosen = findings[number]
-        return f"\nDirection of this candidate: {chosen['id']}: {chosen['actions'][0]}.\n"
-    others = ", ".join(finding["id"] for finding in findings)
+        return f"\nDirection of this candidate: {chosen.id}: {chosen.actions[0]}.\n"
+    others = ", ".join(finding.id for finding in findings)
     return f"\nDirection of this candidate: one of your own; others are working on {others}.\n" if findings else ""

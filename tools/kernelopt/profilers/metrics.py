@@ -1,7 +1,8 @@
-"""The profiler's metric schema and the diagnosis thresholds: data files, read here and nowhere else. Also its units."""
+"""The metric schema, the thresholds of the diagnosis and the units of metrics. Their data files are read here alone."""
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import bundle
@@ -32,8 +33,8 @@ def names() -> list[str]:
     return list(dict.fromkeys(name for metric in schema() for name in metric.names))
 
 
-def asked() -> list[str]:
-    """The names that Nsight Compute is asked for: all but those that only a section collects."""
+def requested() -> list[str]:
+    """The names that ncu is requested to collect: all but those that only a section collects."""
     by_section = tuple(architectures()["with_sections"])
     return [name for name in names() if not name.startswith(by_section)]
 
@@ -41,37 +42,37 @@ def asked() -> list[str]:
 def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
     """{key: value or None} of the schema, in its units, from {the profiler's name: (value, its unit)}.
 
-    Of the alternative names the first that came with a number counts; one that came without ("n/a") hides no other.
+    Of a metric's names the first that has a number counts. One without a number ("n/a") is passed over.
     """
-    found = {}
+    by_key = {}
     for metric in schema():
         numbers = (converted(*collected[name], metric.unit) for name in metric.names if name in collected)
-        found[metric.key] = next((number for number in numbers if number is not None), None)
-    return found
+        by_key[metric.key] = next((number for number in numbers if number is not None), None)
+    return by_key
 
 
 # --- architectures: which GPU has which metric ----------------------------------------------------------------------
 
 
 def architectures() -> dict:
-    """{chips, own, with_sections, only_on, last_version}; the file says what is in them."""
+    """{chips, own, with_sections, only_on, last_version}; the file explains each."""
     return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["architectures"]
 
 
-def capability(found: dict[str, float | None]) -> str | None:
-    """ "9.0", the compute capability that a kernel's counters tell; None where they do not."""
-    parts = [found.get(key) for key in ("compute_capability", "compute_capability_minor")]
+def capability(values: Mapping[str, float | None]) -> str | None:
+    """ "9.0", the compute capability among a kernel's metrics; None where it was not collected."""
+    parts = [values.get(key) for key in ("compute_capability", "compute_capability_minor")]
     return None if None in parts else "{:.0f}.{:.0f}".format(*parts)
 
 
 def of_capability(compute_capability: str | None) -> dict[str, float]:
-    """The two counters that `capability` reads, of "9.0"; {} of None."""
+    """The two metrics that `capability` reads, of "9.0"; {} of None."""
     major, _, minor = (compute_capability or "").partition(".")
     return {"compute_capability": float(major), "compute_capability_minor": float(minor)} if minor else {}
 
 
 def not_on(compute_capability: str | None) -> set[str]:
-    """Keys of the metrics that no GPU of this compute capability has under any name; none where it is not known."""
+    """Keys of the metrics that GPUs of this compute capability lack under every name; empty: unknown."""
     known = architectures()
     if compute_capability not in known["chips"]:
         return set()
@@ -87,7 +88,7 @@ def last_version(compute_capability: str) -> str | None:
     return architectures()["last_version"].get(compute_capability)
 
 
-# --- units: what Nsight Compute prints, Kbyte/block, nsecond, Ghz, against the schema's ----------------------------
+# --- units: Nsight Compute prints Kbyte/block, nsecond, Ghz; the schema has its own ----------------------------
 
 SECONDS = {"": 0, "m": -3, "u": -6, "n": -9}
 DECIMALS = {"K": 3, "M": 6, "G": 9, "T": 12}  # a Kbyte is 1000 bytes
@@ -95,7 +96,7 @@ DIMENSIONS = ("s", "byte", "byte/s", "hz")  # anything else is a plain count, wh
 
 
 def converted(value: object, given: str, wanted: str) -> float | None:
-    """`value`, whose unit is `given`, in the unit `wanted`; None for what is no finite number or cannot be compared."""
+    """`value`, whose unit is `given`, in the unit `wanted`. None: not finite, or units of another dimension."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     (exponent, base), (wanted_exponent, wanted_base) = _unit(given), _unit(wanted)
@@ -115,10 +116,10 @@ def _unit(unit: str) -> tuple[int, str]:
 
 
 def _prefixed(word: str) -> tuple[int, str]:
-    if found := re.fullmatch("([mun]?)s(?:econd)?", word):
-        return SECONDS[found[1]], "s"
-    if found := re.fullmatch("([KMGT])([a-z]+)", word):
-        return DECIMALS[found[1]], found[2]
+    if match := re.fullmatch("([mun]?)s(?:econd)?", word):
+        return SECONDS[match[1]], "s"
+    if match := re.fullmatch("([KMGT])([a-z]+)", word):
+        return DECIMALS[match[1]], match[2]
     return 0, word
 
 
@@ -128,7 +129,7 @@ def ncu_sections() -> list[str]:
 
 
 def rocprof() -> dict:
-    """What is collected on AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file says what is in a row."""
+    """The counters and metrics of AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file explains a row."""
     return bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")
 
 

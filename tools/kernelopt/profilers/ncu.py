@@ -1,4 +1,4 @@
-"""Nsight Compute: collect a report of one marked call, and read a report into plain numbers."""
+"""Nsight Compute: collect a report of one marked call, and read a report into metrics."""
 
 import re
 import shutil
@@ -10,6 +10,7 @@ from ..device import gpu, outcomes, programs
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut
 from . import metrics
+from .profile import KernelProfile, NvidiaRule
 
 # stderr of ncu -> what it means and what to do
 FAILURES = {
@@ -30,11 +31,11 @@ def installed() -> str | None:
 
 def program() -> str:
     """The path of ncu; EnvironmentLacks when there is none."""
-    if (found := installed()) is None:
+    if (path := installed()) is None:
         raise EnvironmentLacks(
             "ncu (Nsight Compute) is neither on the PATH nor in the CUDA toolkit; install it or add its folder to PATH"
         )
-    return found
+    return path
 
 
 def program_version() -> str:
@@ -45,8 +46,7 @@ def program_version() -> str:
 
 
 def check_supported() -> None:
-    """EnvironmentLacks when this Nsight Compute no longer profiles GPUs of this kind: it would find no kernel, and not
-    say why."""
+    """EnvironmentLacks when this Nsight Compute no longer profiles this GPU: it would find no kernel."""
     try:
         capability = gpu.query().get("compute_capability")
     except EnvironmentLacks:  # no GPU, which shows when the kernel runs
@@ -56,10 +56,10 @@ def check_supported() -> None:
 
 
 def left_out(capability: str, version: str) -> str | None:
-    """Why that version of Nsight Compute profiles no GPU of compute capability "7.0", and which one does; None where it
-    does, or its number is not known. Pure."""
-    last, found = metrics.last_version(capability), re.search(r"(\d+)\.(\d+)", version)
-    if last is None or found is None or (int(found[1]), int(found[2])) <= tuple(map(int, last.split("."))):
+    """Why that version of Nsight Compute does not profile GPUs of compute capability "7.0", and which one does. None
+    where it does, or where its number is not known. Pure."""
+    last, number = metrics.last_version(capability), re.search(r"(\d+)\.(\d+)", version)
+    if last is None or number is None or (int(number[1]), int(number[2])) <= tuple(map(int, last.split("."))):
         return None
     return (
         f"{version} profiles no GPU of compute capability {capability}; the last version that does is {last}: "
@@ -68,11 +68,13 @@ def left_out(capability: str, version: str) -> str | None:
 
 
 def command(report: Path, cache: str, everything: bool = False, names: list[str] | None = None) -> list[str]:
-    """The ncu command line that goes before the worker's. `cache`: cold (flushed before each pass) or warm. everything: all
-    sections, and counters by instruction and source line. names: of single metrics, None for all that are asked for.
+    """The ncu command line that starts the worker's.
 
-    The clocks are left alone; the range is the one that the worker marks, so no name pattern can catch
-    another kernel.
+    cache: cold (flushed before each pass) or warm. everything: all sections, and metrics by instruction and source
+    line. names: of single metrics; None: all that are requested.
+
+    The clocks are left alone. ncu profiles the range that the worker marks, so no name pattern can catch another
+    kernel.
     """
     sections = [part for section in metrics.ncu_sections() for part in ("--section", section)]
     if everything:
@@ -85,7 +87,7 @@ def command(report: Path, cache: str, everything: bool = False, names: list[str]
         *("--clock-control", "none"),
         *("--cache-control", "all" if cache == "cold" else "none"),
         *sections,
-        *("--metrics", ",".join(names or metrics.asked())),
+        *("--metrics", ",".join(names or metrics.requested())),
         "--",
     ]
 
@@ -100,9 +102,9 @@ def collect(
     everything: bool = False,
     compiled: Path | None = None,
 ) -> Outcome:
-    """Profile one call of `kernel` into `report`; with a folder `compiled`, what Triton compiled goes there.
+    """Profile one call of `kernel` into `report`. compiled: the folder for what Triton compiled.
 
-    EnvironmentLacks: a mend is named. Refused: the kernel failed or launched nothing. TimedOut.
+    EnvironmentLacks: the message names the remedy. Refused: the kernel failed or launched nothing. TimedOut.
     """
     report.unlink(missing_ok=True)
     program()
@@ -115,7 +117,7 @@ def collect(
             "inputs": inputs,
             "compiled": str(stages) if compiled else None,
         }
-        names = metrics.asked()
+        names = metrics.requested()
         while True:
             outcome = sandbox.run_under(command(made, cache, everything, names), "profile", arguments, timeout_s)
             if not (refused := refused_names(outcome.log_tail, names)):
@@ -125,9 +127,9 @@ def collect(
             shutil.copyfile(made, report)
         if compiled:
             shutil.copytree(stages, compiled, dirs_exist_ok=True)
-    for symptom, mend in FAILURES.items():
+    for symptom, remedy in FAILURES.items():
         if symptom in outcome.log_tail:
-            raise EnvironmentLacks(f"{symptom}: {mend}")
+            raise EnvironmentLacks(f"{symptom}: {remedy}")
     if outcome.timed_out:
         raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
     if outcome.result is None and not report.exists():
@@ -140,10 +142,10 @@ def collect(
 
 
 def refused_names(log: str, names: list[str]) -> set[str]:
-    """Those of the names at which ncu stopped. It goes on past a counter that the GPU does not have, and gives up at
-    one of its own names without a suffix that its version does not know."""
-    found = set(re.findall(r"Failed to find metric (?:regex:\^)?(\w+)", log))
-    return {name for name in names if name.partition(".")[0] in found}
+    """Those of the names at which ncu stopped. It goes on past a metric that the GPU does not have. It gives up at a
+    name of its own without a suffix that its version does not know."""
+    refused = set(re.findall(r"Failed to find metric (?:regex:\^)?(\w+)", log))
+    return {name for name in names if name.partition(".")[0] in refused}
 
 
 def last_line(log: str) -> str:
@@ -164,21 +166,17 @@ def reader():
 
 
 def installed_readers() -> list[Path]:
-    """Folders with NVIDIA's own reader, newest first: beside ncu (in a CUDA toolkit ncu is a script that starts
-    another one) and in the places where installers put Nsight Compute."""
-    beside = [Path(found).resolve().parent] if (found := installed()) else []
+    """Folders with NVIDIA's own reader: beside ncu (in a CUDA toolkit ncu is a script that starts another one), then
+    where installers put Nsight Compute, newest first."""
+    beside = [Path(path).resolve().parent] if (path := installed()) else []
     usual = [path for root in INSTALL_ROOTS for path in sorted(Path(root).glob("*"), reverse=True)]
     folders = [path / "extras" / "python" for path in (*beside, *usual)]
     return [folder for folder in folders if (folder / "ncu_report.py").is_file()]
 
 
-def read(report: Path) -> list[dict]:
-    """Kernels of a report, in launch order: [{name, duration_us, metrics: {key: value or None}, rules}].
-
-    Values are in the schema's units; what the report does not hold is None. rules: [{name, message, speedup_pct}], NVIDIA's own
-    findings with the speed-up that they estimate, if any. Refused when there is no kernel.
-    """
-    return [_kernel(action) for action in actions(report)]
+def read(report: Path) -> tuple[KernelProfile, ...]:
+    """The kernels of a report in launch order, metrics in the schema's units. Refused when there is no kernel."""
+    return tuple(_kernel(action) for action in actions(report))
 
 
 def actions(report: Path) -> list:
@@ -189,10 +187,10 @@ def actions(report: Path) -> list:
         raise
     except Exception as error:
         raise Refused(f"{report} is no readable Nsight Compute report ({error})") from None
-    found = [action for span in _ranges(context) for action in span]
-    if not found:
+    launches = [action for span in _ranges(context) for action in span]
+    if not launches:
         raise Refused(f"{report} holds no kernel: nothing was profiled, or the file was cut off")
-    return found
+    return launches
 
 
 def _ranges(context):
@@ -201,25 +199,21 @@ def _ranges(context):
         yield [span.action_by_idx(number) for number in range(span.num_actions())]
 
 
-def _kernel(action) -> dict:
+def _kernel(action) -> KernelProfile:
     names = set(metrics.names()) & set(action.metric_names())
     values = metrics.values({name: (action[name].value(), action[name].unit()) for name in names})
-    rules = [rule for result in action.rule_results_as_dicts() if (rule := _rule(result))]
-    return {"name": action.name(), "duration_us": values["duration"], "metrics": values, "rules": rules}
+    rules = tuple(rule for result in action.rule_results_as_dicts() if (rule := _rule(result)))
+    return KernelProfile(action.name(), values["duration"], values, rules)
 
 
-def _rule(result: dict) -> dict | None:
-    """One of NVIDIA's findings in plain text; None for what says nothing. Their messages hold links: @section:NAME:text@ and
-    @url:text:address@."""
-    said = result["rule_message"]
-    text = " ".join(part for part in (said.get("title"), said.get("message")) if part)
+def _rule(result: dict) -> NvidiaRule | None:
+    """One of NVIDIA's findings in plain text; None where it concerns no metric. Their messages hold links:
+    @section:NAME:text@ and @url:text:address@."""
+    message = result["rule_message"]
+    text = " ".join(part for part in (message.get("title"), message.get("message")) if part)
     text = re.sub(r"@url:([^:@]*):[^@]*@|@section:[^:@]*:([^@]*)@", r"\1\2", text)
     if not text or not result.get("focus_metrics"):
         return None
     estimate = result.get("speedup_estimation") or {}
     whole = estimate.get("type") == GLOBAL  # the others are of a part, of the pipes' use, say, and not of the time
-    return {
-        "name": result["name"],
-        "message": " ".join(text.split()),
-        "speedup_pct": estimate["speedup"] if whole else None,
-    }
+    return NvidiaRule(result["name"], " ".join(text.split()), estimate["speedup"] if whole else None)

@@ -1,8 +1,8 @@
 """Nsight Systems: collect a report of the marked calls, and read the tables that `nsys stats` prints.
 
-The command lines follow NVIDIA's documentation; the readers are tested on tables of the documented columns. No machine with a
-complete nsys was at hand, so the collection was never run: where nsys is absent or writes no report, profilers/torch_trace.py
-serves.
+The command lines follow NVIDIA's documentation; the readers are tested on tables of the documented columns. The
+collection never ran, because no machine with a complete nsys was at hand. Where nsys is absent or writes no report,
+torch_trace.py takes the timeline.
 """
 
 import csv
@@ -15,6 +15,7 @@ from pathlib import Path
 from ..device import outcomes, programs
 from ..device.sandbox import Sandbox
 from ..errors import Refused, TimedOut
+from .timeline import HostEvent, Launch, Trace
 
 SOURCE = "nsys"
 CALLS = 20
@@ -27,7 +28,7 @@ def program() -> str | None:
 
 
 def command(report: Path) -> list[str]:
-    """The nsys command line that goes before the worker's: what lies between the worker's marks, no samples of the CPU."""
+    """The nsys command line that starts the worker's: it records what lies between the worker's marks."""
     return [
         *(program() or "nsys", "profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"),
         *("--capture-range", "cudaProfilerApi", "--capture-range-end", "stop", "--cuda-graph-trace", "node"),
@@ -50,8 +51,8 @@ def collect(sandbox: Sandbox, kernel: Path, inputs: str, report: Path, timeout_s
     return report.exists()
 
 
-def read(report: Path) -> dict | None:
-    """The timeline (see timeline.py) of a report; None when nsys cannot export its tables."""
+def read(report: Path) -> Trace | None:
+    """The trace of a report; None when nsys cannot export its tables."""
     tables = {}
     for table in TABLES:
         arguments = ["stats", "--report", table, "--format", "csv", "--force-export=true", "--output", "-", str(report)]
@@ -59,20 +60,20 @@ def read(report: Path) -> dict | None:
         if done.returncode:
             return None
         tables[table] = done.stdout
-    return timeline(tables["cuda_gpu_trace"], tables["cuda_api_trace"])
+    return trace(tables["cuda_gpu_trace"], tables["cuda_api_trace"])
 
 
-def timeline(gpu_trace: str, api_trace: str) -> dict:
-    """The timeline from the text of the two tables. Refused when there is no kernel."""
-    kernels = [_kernel(row) for row in rows(gpu_trace)]
-    if not kernels:
+def trace(gpu_trace: str, api_trace: str) -> Trace:
+    """The trace from the text of the two tables. Refused when it holds no kernel."""
+    launches = tuple(_launch(row) for row in rows(gpu_trace))
+    if not launches:
         raise Refused("the report of nsys holds no kernel: does the call launch one?")
-    api = [{"name": row["Name"], "start_us": us(row, "Start"), "us": us(row, "Duration")} for row in rows(api_trace)]
-    return {"source": SOURCE, "calls": [], "kernels": kernels, "api": api}
+    api = tuple(HostEvent(row["Name"], us(row, "Start"), us(row, "Duration")) for row in rows(api_trace))
+    return Trace(SOURCE, launches, api)
 
 
 def rows(text: str) -> list[dict[str, str]]:
-    """The rows of a table by the names of its columns; what nsys says before the header is skipped."""
+    """The rows of a table by the names of its columns; lines before the header are skipped."""
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if line.startswith("Start (")), len(lines))
     return list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
@@ -85,17 +86,17 @@ def us(row: dict[str, str], column: str) -> float:
     return float(row[header].replace(",", "")) * factor
 
 
-def _kernel(row: dict[str, str]) -> dict:
-    return {
-        "name": row["Name"],
-        "start_us": us(row, "Start"),
-        "us": us(row, "Duration"),
-        "stream": row.get("Strm") or None,
-        "grid": _triple(row, "Grd"),
-        "block": _triple(row, "Blk"),
-        "registers": _whole(row.get("Reg/Trd")),
-        "shared_bytes": None,  # nsys prints it rounded, in megabytes
-    }
+def _launch(row: dict[str, str]) -> Launch:
+    return Launch(
+        name=row["Name"],
+        start_us=us(row, "Start"),
+        us=us(row, "Duration"),
+        stream=row.get("Strm") or None,
+        grid=_triple(row, "Grd"),
+        block=_triple(row, "Blk"),
+        registers=_whole(row.get("Reg/Trd")),
+        shared_bytes=None,  # nsys prints it rounded, in megabytes
+    )
 
 
 def _triple(row: dict[str, str], name: str) -> list[int] | None:

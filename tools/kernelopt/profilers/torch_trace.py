@@ -1,4 +1,4 @@
-"""The timeline of torch's profiler (CUPTI): collect it, and read the Chrome trace that it writes. Needs no counters."""
+"""The trace of torch's profiler (CUPTI): collect it and read its Chrome trace. It needs no right to read counters."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from .. import bundle
 from ..device import outcomes
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut
+from .timeline import HostEvent, Launch, Trace
 
 SOURCE = "torch.profiler (CUPTI)"
 CALLS = 20
@@ -28,37 +29,34 @@ def collect(sandbox: Sandbox, kernel: Path, inputs: str, trace: Path, timeout_s:
     return outcome
 
 
-def read(trace: Path) -> dict:
-    """The timeline (see timeline.py) of a Chrome trace. Refused when it holds no kernel."""
-    found = bundle.read_json(trace)
-    events = found.get("traceEvents") if isinstance(found, dict) else None
+def read(path: Path) -> Trace:
+    """The trace from a Chrome trace. Refused when it holds no kernel."""
+    chrome_trace = bundle.read_json(path)
+    events = chrome_trace.get("traceEvents") if isinstance(chrome_trace, dict) else None
     if not isinstance(events, list):
-        raise Refused(f"{trace} is no Chrome trace")
+        raise Refused(f"{path} is not a Chrome trace")
     complete = [event for event in events if event.get("ph") == "X"]
-    kernels = [_kernel(event) for event in complete if event.get("cat") in ON_GPU]
-    if not kernels:
-        raise Refused(
-            f"{trace} holds no kernel: the call launches none, or CUPTI saw none (does another profiler run?)"
-        )
+    launches = tuple(_launch(event) for event in complete if event.get("cat") in ON_GPU)
+    if not launches:
+        raise Refused(f"{path} holds no kernel: the call launches none, or CUPTI saw none (does another profiler run?)")
     marks = [event for event in complete if event["name"] == CALL and event.get("cat") == "user_annotation"]
     api = [event for event in complete if event.get("cat") in API]
-    return {
-        "source": SOURCE,
-        "calls": [{"start_us": event["ts"], "us": event["dur"]} for event in marks],
-        "kernels": kernels,
-        "api": [{"name": event["name"], "start_us": event["ts"], "us": event["dur"]} for event in api],
-    }
+    return Trace(SOURCE, launches, _host_events(api), _host_events(marks))
 
 
-def _kernel(event: dict) -> dict:
+def _host_events(events: list[dict]) -> tuple[HostEvent, ...]:
+    return tuple(HostEvent(event["name"], event["ts"], event["dur"]) for event in events)
+
+
+def _launch(event: dict) -> Launch:
     about = event.get("args", {})
-    return {
-        "name": event["name"],
-        "start_us": event["ts"],
-        "us": event["dur"],
-        "stream": about.get("stream"),
-        "grid": about.get("grid"),
-        "block": about.get("block"),
-        "registers": about.get("registers per thread"),
-        "shared_bytes": about.get("shared memory"),
-    }
+    return Launch(
+        name=event["name"],
+        start_us=event["ts"],
+        us=event["dur"],
+        stream=about.get("stream"),
+        grid=about.get("grid"),
+        block=about.get("block"),
+        registers=about.get("registers per thread"),
+        shared_bytes=about.get("shared memory"),
+    )

@@ -1,12 +1,8 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""The sections of the hardware values and of the environment. Pure."""
 
 from collections.abc import Iterator
 
-from ..diagnosis.profile_folder import number
+from ..diagnosis.text import number
 from ..session.record import Record
 from . import phrases
 from .document import Citations, Facts, Table, Text
@@ -26,11 +22,11 @@ def environment(session: Session) -> Iterator:
     if not session.visible:
         yield Text("Nothing is recorded yet.", "note")
         return
-    params = [profile["params"] for profile in session.profiles.values() if profile["params"]]
+    params = [profile.params for profile in session.profiles.values() if profile.params]
     yield Facts(
         [
             ("GPU", listed(record.device for record in session.visible)),
-            *((name, listed(p.get(name) for p in params)) for name in ("driver", "torch", "profiler", "clocks")),
+            *((name, listed(getattr(p, name) for p in params)) for name in ("driver", "torch", "profiler", "clocks")),
         ]
     )
     head = ("version", "recorded", "SM clock, MHz", "memory clock, MHz", "power, W", "temperature, C", "throttled by")

@@ -1,30 +1,33 @@
-"""What a workspace holds, read for its report: records, sources, plans, profiles, and what of them cannot be read."""
+"""A workspace, read for its report: records, sources, plans, profiles, and the files that cannot be read."""
 
 import re
 from dataclasses import dataclass, field
 
 from .. import bundle
 from ..diagnosis import analysis, profile_folder
+from ..diagnosis.diagnosis import Diagnosis
 from ..errors import Refused, ToolError, UsageError
 from ..hardware.roofline import Roof, roof_for
+from ..profilers.profile import Profile
 from ..session import plans, platforms, version_kernels
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
 from ..session.workspace import Workspace, digest
 
-MODES = (profile_folder.MODE, "ncu")  # profile folders that hold counters, the first that is there
+MODES = (profile_folder.MODE, "ncu")  # profile folders with metrics, the first one counts
 CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown
 
 
 @dataclass(frozen=True)
 class Session:
-    """All that a report is made of.
+    """Everything that a report shows.
 
     records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
-    by version, where a file with the recorded SHA-256 was found. plans: the Evidence table of each version's plan, where
-    there is one. unattended: the lines of
-    optimize_kernel.py's rounds.jsonl, {at, round, of, outcome, message}. profiles: by version, of unmasked ones. found: the analysis of the best version's profile. no_roof: why roof is None. gaps: of files that cannot be read, a sentence each.
+    by version, where a file has the recorded SHA-256. plans: the Evidence table of each version's plan, where there is
+    one. unattended: the lines of optimize_kernel.py's rounds.jsonl, {at, round, of, outcome, message}. profiles: by
+    version, of unmasked ones. diagnosis: of the best version's profile. no_roof: why roof is None. gaps: a sentence for
+    each file that cannot be read.
     """
 
     name: str
@@ -37,8 +40,8 @@ class Session:
     sources: dict[str, str]
     plans: dict[str, list[list[str]]]
     unattended: list[dict]
-    profiles: dict[str, dict]
-    found: dict | None
+    profiles: dict[str, Profile]
+    diagnosis: Diagnosis | None
     roof: Roof | None
     no_roof: str
     gaps: list[str] = field(default_factory=list)
@@ -60,7 +63,7 @@ def gather(workspace: Workspace) -> Session:
     best = None if gaps else store.best()
     visible = [record for record in records if not record.masked]
     profiles = {r.version: p for r in visible if (p := profile_of(workspace, task, r.version, gaps))}
-    roof_found, no_roof = roof_of(workspace, task)
+    roof, no_roof = roof_of(workspace, task)
     sources = ((record.version, source_of(workspace, record)) for record in visible)
     return Session(
         name=heading(workspace),
@@ -74,8 +77,8 @@ def gather(workspace: Workspace) -> Session:
         plans={r.version: rows for r in visible if (rows := plan_evidence(workspace, r.version))},
         unattended=unattended(workspace, gaps),
         profiles={version: profile for version, (profile, _) in profiles.items()},
-        found=profiles[best.version][1] if best and best.version in profiles else None,
-        roof=roof_found,
+        diagnosis=profiles[best.version][1] if best and best.version in profiles else None,
+        roof=roof,
         no_roof=no_roof,
         gaps=[gap.replace(f"{workspace.root}/", "") for gap in gaps],
     )
@@ -83,23 +86,23 @@ def gather(workspace: Workspace) -> Session:
 
 def heading(workspace: Workspace) -> str:
     """The first heading of the workspace's README, else the folder's name."""
-    found = re.search(r"^# (.+)$", workspace.readme.read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1].strip() if found else workspace.root.name
+    title = re.search(r"^# (.+)$", workspace.readme.read_text(encoding="utf-8"), re.MULTILINE)
+    return title[1].strip() if title else workspace.root.name
 
 
 def unattended(workspace: Workspace, gaps: list[str]) -> list[dict]:
-    """What optimize_kernel.py noted of its rounds, over all runs; lines that are none are named in `gaps`."""
+    """The lines that optimize_kernel.py wrote about its rounds, of all runs; broken lines go to `gaps`."""
     path = workspace.root / ".loop" / "rounds.jsonl"
-    found = []
+    lines = []
     for number, text in enumerate(
         path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     ):
         try:
             line = bundle.loads(text)
-            found.append({name: str(line[name]) for name in ("at", "round", "of", "outcome", "message")})
+            lines.append({name: str(line[name]) for name in ("at", "round", "of", "outcome", "message")})
         except (ValueError, KeyError, TypeError, RecursionError):
-            gaps.append(f"{path}:{number + 1} is no line of a round")
-    return found
+            gaps.append(f"{path}:{number + 1} is not a line of a round")
+    return lines
 
 
 def plan_evidence(workspace: Workspace, version: str) -> list[list[str]]:
@@ -121,25 +124,27 @@ def evidence_rows(plan: str) -> list[list[str]]:
 
 
 def fitted(row: list[str], length: int) -> list[str]:
-    """A row with that many cells: empty ones are added, those too many go into the last."""
+    """A row with that many cells: empty ones are added, surplus ones go into the last."""
     return (
         [*row[: length - 1], " | ".join(row[length - 1 :])] if len(row) >= length else row + [""] * (length - len(row))
     )
 
 
-def profile_of(workspace: Workspace, task: Task, version: str, gaps: list[str]) -> tuple[dict, dict] | None:
-    """(profile, its analysis) of a version; None when there is none, or when it cannot be read, which `gaps` is told."""
+def profile_of(
+    workspace: Workspace, task: Task, version: str, gaps: list[str]
+) -> tuple[Profile, Diagnosis] | None:
+    """(profile, its diagnosis) of a version. None where it has no profile, or one that cannot be read, which goes to
+    `gaps`."""
     folders = (workspace.profile(version, mode) for mode in MODES)
     folder = next((folder for folder in folders if (folder / "metrics.json").is_file()), None)
     if folder is None:
         return None
     try:
-        profile = profile_folder.load(folder, workspace, task)
-        profile_folder.origin(profile["params"])  # fails now if it would fail on the page
-        return profile, analysis.analysed(profile, [])
+        profile = profile_folder.read(folder, workspace, task)
+        return profile, analysis.diagnose(profile)
     except ToolError as error:
         gaps.append(str(error))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # no schema guards this file
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # no schema checks these files
         gaps.append(f"{folder} holds no profile ({type(error).__name__}: {error}); profile {version} again")
     return None
 
@@ -158,7 +163,7 @@ def roof_of(workspace: Workspace, task: Task) -> tuple[Roof | None, str]:
 
 
 def source_of(workspace: Workspace, record: Record) -> str | None:
-    """rounds.kernel_of as text; None when it is nowhere."""
+    """The source of a version; None where no file has its SHA-256."""
     try:
         return version_kernels.kernel_of(workspace, record).decode("utf-8", "replace")
     except UsageError:

@@ -1,8 +1,4 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""The summary of the report: goal, best version, greatest steps, cautions. Pure."""
 
 from collections.abc import Iterator
 
@@ -38,7 +34,7 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
             [task_section.target_row(standing) for standing in standings],
         )
     verdicts = [phrases.verdict(record) for record in session.visible]
-    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.MARKERS if kind in verdicts)
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.KINDS if kind in verdicts)
     yield Facts(
         [
             ("Speed-up over v0", phrases.speedup_line(session)),

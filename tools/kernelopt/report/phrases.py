@@ -1,8 +1,4 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""Records in words: verdicts, latencies, gains, the goal. Pure."""
 
 import itertools
 import math

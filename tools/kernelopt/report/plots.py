@@ -1,41 +1,28 @@
-"""The plots of a report: a chart is data, drawn as inline SVG by hand, or as PNG by matplotlib where that is installed.
+"""The plots of a report: a chart is data, drawn as inline SVG.
 
-The SVG has no colours of its own: its classes are styled by the page (reference/report.html), for light and dark.
+The SVG has no colours. The page (reference/report.html) styles its classes, for light and dark.
 """
 
 import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from .. import bundle
 
 WIDTH, HEIGHT = 480, 300  # of the SVG's own coordinates; the page scales it
 LEFT, RIGHT, TOP, BOTTOM = 50, 126, 28, 40  # margins; names of lines stand in the right one
 LINE_HEIGHT = 13  # two labels nearer than this would overlap
 LOG_FROM = 8  # times between two latencies show better on a logarithmic axis than on one from 0
-MARKERS = {"accepted": "o", "rejected": "x", "not judged": "s"}  # for matplotlib
-COLOURS = {
-    "accepted": "#0b6e4f",
-    "rejected": "#b3261e",
-    "not judged": "#666666",
-    "measured": "#1f4e9c",
-    "documented": "#777777",
-    "floor": "#1f4e9c",
-    "target": "#9a5b00",
-    "best": "#0b6e4f",
-}
+KINDS = ("accepted", "rejected", "not judged")  # of marks
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One version. value: None where it was not timed, then it stands on the foot of the plot. low, high: its interval."""
+    """One version. value: None where it was not timed; then it stands at the foot of the plot. low, high: its interval."""
 
     name: str
     at: float
     value: float | None
-    kind: str  # accepted, rejected, not judged
+    kind: str  # one of KINDS
     note: str
     low: float | None = None
     high: float | None = None
@@ -44,7 +31,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """A limit or a course. name: written beside its end; kind: measured, documented, floor, target or best."""
+    """A limit or a course. name: written beside its end. kind: measured, documented, floor, target or best."""
 
     name: str
     kind: str
@@ -53,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """low to high, both above 0 when it is logarithmic; names: of the places 0, 1, 2 … in place of figures."""
+    """low to high, both above 0 when it is logarithmic. names: labels of the places 0, 1, 2 … in place of numbers."""
 
     label: str
     low: float
@@ -63,7 +50,7 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """The label, and the scale of its figures."""
+        """The label, and the scale of its numbers."""
         return self.label if self.names else f"{self.label} ({'logarithmic' if self.log else 'linear'})"
 
     def share(self, value: float) -> float:
@@ -73,7 +60,7 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """(value, label), as many as find room."""
+        """(value, label), as many as fit."""
         if self.names:
             step = math.ceil(len(self.names) / 10)
             return [(place, self.names[place]) for place in range(0, len(self.names), step)]
@@ -272,10 +259,10 @@ def line_names(chart: Chart) -> list[str]:
 
 def apart(places: list[float]) -> list[float]:
     """Ascending places, each pushed down to at least LINE_HEIGHT below the one before."""
-    found: list[float] = []
+    moved: list[float] = []
     for place in places:
-        found.append(max(place, found[-1] + LINE_HEIGHT) if found else place)
-    return found
+        moved.append(max(place, moved[-1] + LINE_HEIGHT) if moved else place)
+    return moved
 
 
 def drawn_mark(chart: Chart, mark: Mark) -> str:
@@ -302,38 +289,3 @@ def mark_name(chart: Chart, mark: Mark, side: str) -> str:
         "above": (x, round(top - 9, 1), "middle"),
     }
     return text(*places[side], mark_label(mark), "name version")
-
-
-# --- PNG ----------------------------------------------------------------------------------------------------------
-
-
-def png(chart: Chart, path: Path) -> None:
-    """Write the chart as a PNG; EnvironmentLacks without matplotlib."""
-    bundle.require("matplotlib", group="plots")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for line in chart.lines:
-        style = "-" if line.kind in ("measured", "best") else "--"
-        axes.plot(*zip(*line.points, strict=True), style, color=COLOURS[line.kind], label=line.name or None)
-    for mark in chart.marks:
-        height = chart.y.low if mark.value is None else mark.value
-        axes.plot(mark.at, height, MARKERS[mark.kind], color=COLOURS[mark.kind], clip_on=False)
-        if mark.low is not None and mark.high is not None:
-            axes.vlines(mark.at, mark.low, mark.high, color=COLOURS[mark.kind])
-    for mark, side in named_marks(chart):
-        height = mark.value if mark.high is None or side != "above" else mark.high
-        offset, aligned = {"right": ((6, -3), "left"), "left": ((-6, -3), "right"), "above": ((0, 7), "center")}[side]
-        axes.annotate(mark_label(mark), (mark.at, height), xytext=offset, textcoords="offset points", ha=aligned)
-    for axis, side in ((chart.x, "x"), (chart.y, "y")):
-        places, labels = zip(*axis.ticks(), strict=True)
-        scale = {f"{side}scale": "log" if axis.log else "linear"}
-        axes.set(**scale, **{f"{side}lim": (axis.low, axis.high), f"{side}label": axis.title})
-        axes.set(**{f"{side}ticks": places, f"{side}ticklabels": labels})
-    axes.minorticks_off()
-    axes.set_title(chart.title)
-    if any(line.name for line in chart.lines):
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)

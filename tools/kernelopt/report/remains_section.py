@@ -1,12 +1,10 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""The section of what remains: open targets, and the diagnosis of the best version's profile. Pure."""
 
 from collections.abc import Iterator
 
-from ..diagnosis import analysis, profile_folder
+from ..diagnosis import text
+from ..diagnosis.diagnosis import Finding, SpeedOfLight
+from ..profilers.profile import Profile
 from ..session.stop_conditions import Standing
 from . import overview, phrases
 from .document import Facts, Fold, Name, Text
@@ -26,7 +24,7 @@ def remains(session: Session) -> Iterator:
     best = session.best
     if best is None:
         return
-    if session.found is None:
+    if session.diagnosis is None:
         yield Text(
             f"{best.version} is {phrases.NOT_PROFILED} (profile_kernel.sh --workspace W --version {best.version}).",
             "note",
@@ -37,26 +35,26 @@ def remains(session: Session) -> Iterator:
 
 def profile_says(session: Session) -> Iterator:
     """The diagnosis of the best version's profile."""
-    best, found = session.best, session.found
+    best, diagnosis = session.best, session.diagnosis
     profile = session.profiles[best.version]
-    params, findings = profile["params"], found["findings"]
-    if params and params["kernel_sha256"] != best.kernel_sha256:
+    params, findings = profile.params, diagnosis.findings
+    if params and params.kernel_sha256 != best.kernel_sha256:
         yield Text(f"The profile in profiles/{best.version} is of another kernel.", "bad")
     yield Facts(
         [
-            (f"Profile of {best.version}", profile_folder.origin(params)),
-            ("Longest kernel", Name(found["classification"]["of"])),
-            ("Bottleneck", profile_folder.bottleneck_line(found)),
+            (f"Profile of {best.version}", text.origin(profile)),
+            ("Longest kernel", Name(diagnosis.longest)),
+            ("Bottleneck", text.bottleneck_line(diagnosis)),
             ("Under the profiler", profiler_time(profile)),
-            ("Stop?", stop_line(found["speed_of_light"])),
+            ("Stop?", stop_line(diagnosis.speed_of_light)),
         ]
     )
     if findings:
-        yield Text("Rules that fired on its counters; their gains are estimates that nothing measured:")
+        yield Text("Rules that fired on its metrics; their gains are estimates that nothing measured:")
     else:
-        yield Text("No rule fired on its counters.", "note")
+        yield Text("No rule fired on its metrics.", "note")
     for finding in findings[:TOP]:
-        yield Fold(f"{finding['id']} ({finding['severity']}, {estimate(finding)})", [Facts(finding_facts(finding))])
+        yield Fold(f"{finding.id} ({finding.severity}, {text.gain(finding)})", [Facts(finding_facts(finding))])
     if len(findings) > TOP:
         yield Text(f"{len(findings) - TOP} more; analyze_profile.py lists them all.", "note")
 
@@ -71,26 +69,22 @@ def distance(standing: Standing) -> str:
     return f"{standing.achieved:.2f} of {overview.wanted(target)}, {factor:.2f} times as fast is asked"
 
 
-def profiler_time(profile: dict) -> str:
-    time_us = analysis.total_us(profile)
-    return phrases.UNKNOWN if time_us is None else f"{time_us:.2f} us in kernels, which is not the measured latency"
+def profiler_time(profile: Profile) -> str:
+    if profile.total_us is None:
+        return phrases.UNKNOWN
+    return f"{profile.total_us:.2f} us in kernels, which is not the measured latency"
 
 
-def stop_line(found: dict) -> str:
+def stop_line(light: SpeedOfLight) -> str:
     """ "yes: 95.2 % of the floor, at the copy rate, by the recorded latency …" """
-    return f"{'yes' if found['should_stop'] else 'no'}: {found['reason']}"
+    return f"{'yes' if light.should_stop else 'no'}: {light.reason}"
 
 
-def estimate(finding: dict) -> str:
-    gained = finding["estimated_gain_pct"]
-    return "gain unknown" if gained is None else f"at most {gained} % of the time"
-
-
-def finding_facts(finding: dict) -> list[tuple[str, str]]:
+def finding_facts(finding: Finding) -> list[tuple[str, str]]:
     return [
-        ("Evidence", profile_folder.evidence_text(finding)),
-        ("Inference", finding["inference"]),
-        ("Try", "; ".join(finding["actions"])),
-        ("Read", finding["wiki"]),
-        ("Falsified if", finding["falsified_by"]),
+        ("Evidence", text.evidence(finding)),
+        ("Inference", finding.inference),
+        ("Try", "; ".join(finding.actions)),
+        ("Read", finding.wiki),
+        ("Falsified if", finding.falsified_by),
     ]

@@ -1,7 +1,6 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
+"""The report of a session as a page of sections. Pure.
 
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
+gather.py reads the workspace. The report computes nothing but products and differences of recorded values, and says so.
 """
 
 from . import environment_section, overview, phrases, remains_section, rounds_section, task_section

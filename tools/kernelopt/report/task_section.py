@@ -1,8 +1,4 @@
-"""The report of a workspace: what was asked, what was reached, every round with its evidence, and what remains.
-
-Pure: sessions.py reads the workspace, `page` makes a document out of what it found (document.py). Nothing is computed that no file
-recorded, but for the products and differences that say so.
-"""
+"""The sections of the task and of the plots. Pure."""
 
 from collections.abc import Iterator
 
@@ -124,9 +120,9 @@ def roofline_figure(session: Session, target: Target | None) -> Figure:
     )
 
 
-def roof_pairs(found: Roof) -> list[tuple[str, tuple]]:
+def roof_pairs(roof: Roof) -> list[tuple[str, tuple]]:
     """(measured or documented, (bandwidth row, compute row)) of each roof; one where the wiki has no measured value."""
-    pairs = [(found.bandwidth, found.compute), (found.peak_bandwidth, found.peak_compute)]
+    pairs = [(roof.bandwidth, roof.compute), (roof.peak_bandwidth, roof.peak_compute)]
     measured = any(row and row.metric.startswith("measured") for row in pairs[0])
     named = [("measured" if measured else "documented", pairs[0]), ("documented", pairs[1])]
     return [(kind, pair) for kind, pair in (named if measured else named[:1]) if pair[0]]

@@ -367,7 +367,10 @@ def traced(call, timer: GatedTimer) -> dict:
     calls = []
     for _ in range(TRACED_CALLS):
         calls.append(tracing.kernels_of(call, before=timer.flush))
-    return {"traced_us": [intervals.busy_us(kernels) for kernels in calls], "kernels": calls[-1]}
+    return {
+        "traced_us": [intervals.busy_us([(k["start_us"], k["us"]) for k in kernels]) for kernels in calls],
+        "kernels": calls[-1],
+    }
 
 
 def graph_us(call, timer: GatedTimer) -> list[float] | None:

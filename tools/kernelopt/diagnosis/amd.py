@@ -1,0 +1,58 @@
+"""What limits a kernel on an AMD GPU, from the metrics of rocprofv3. Pure functions. There are no findings for AMD yet.
+
+The parser was tested on samples. It never ran on AMD hardware.
+"""
+
+from ..profilers.profile import Metrics, Profile
+from .diagnosis import Classification, Diagnosis, Limits, summaries
+
+LIMITERS = {  # metric -> (threshold from which it limits, name, class)
+    "memory": ("amd_dram_pct", "dram", "memory"),
+    "mfma_busy": ("amd_mfma_pct", "matrix cores", "compute"),
+    "valu_busy": ("amd_valu_pct", "vector units", "compute"),
+}
+
+
+def diagnose(profile: Profile, limits: Limits, bandwidth_gbps: float | None) -> Diagnosis:
+    """bandwidth_gbps: see `classify`."""
+    classes = [classify(kernel.metrics, limits, bandwidth_gbps) for kernel in profile.kernels]
+    absent = {key for kernel in profile.kernels for key, value in kernel.metrics.items() if value is None}
+    return Diagnosis(
+        kernels=summaries(profile.kernels, classes),
+        longest=profile.longest.name,
+        classification=classes[profile.kernels.index(profile.longest)],
+        metrics=profile.longest.metrics,
+        missing_metrics=tuple(sorted(absent)),
+        warnings=tuple(f"{doubt.kernel}: {', '.join(doubt.counters)}: {doubt.reason}" for doubt in profile.doubts),
+    )
+
+
+def classify(m: Metrics, limits: Limits, bandwidth_gbps: float | None = None) -> Classification:
+    """bandwidth_gbps: the product's documented memory bandwidth; without it memory may always be the limiter. A unit
+    that was not measured is never taken for idle."""
+    shares = {"memory": memory_share(m, bandwidth_gbps), **{key: m.get(key) for key in ("mfma_busy", "valu_busy")}}
+    reasons = [f"{LIMITERS[unit][1]} {share:.1f} %" for unit, share in shares.items() if share is not None]
+    if shares["memory"] is not None and shares["memory"] > 100:
+        reasons[0] += " of the bandwidth, which is not believed: the Infinity Cache served a part"
+        shares["memory"] = None
+    absent = [LIMITERS[unit][1] for unit, share in shares.items() if share is None]
+    if absent:
+        reasons.append(f"not known: {', '.join(absent)}")
+    busy = [unit for unit, share in shares.items() if share is not None and share >= limits[LIMITERS[unit][0]]]
+    if busy:
+        _, limiter, bottleneck = LIMITERS[max(busy, key=lambda unit: shares[unit])]
+        return Classification(bottleneck, limiter, tuple(reasons))
+    if absent:
+        return Classification("unknown", None, tuple(reasons))
+    occupancy = m.get("achieved_occupancy")
+    reasons.append("occupancy was not collected" if occupancy is None else f"occupancy {occupancy:.1f} %")
+    low = occupancy is not None and occupancy < limits["amd_low_occupancy_pct"]
+    return Classification("underutilized" if low else "latency", None, tuple(reasons))
+
+
+def memory_share(m: Metrics, bandwidth_gbps: float | None) -> float | None:
+    """Bytes past the L2 in the kernel's time, in percent of the bandwidth; None where one of them is unknown."""
+    moved = [m.get(key) for key in ("memory_bytes_read", "memory_bytes_written")]
+    if None in moved or not m.get("duration") or not bandwidth_gbps:
+        return None
+    return 100 * sum(moved) / (m["duration"] * 1e3 * bandwidth_gbps)
