@@ -145,9 +145,10 @@ def session(tmp_path, problem) -> workspace.Workspace:
 @pytest.fixture
 def ready(session) -> workspace.Workspace:
     """That workspace with an accepted v0, whose measurement is a recorded one of an H200."""
-    plan = readiness.check_ready(session, "v0")
+    start = readiness.RoundStart.of(session)
+    plan = readiness.check_ready(start, "v0")
     first = recorded("v0", workspace.digest(session.kernel), comparisons=None, against=None)
-    rounds.settle(session, "v0", plan, with_floor_share(first, 10.0), None)
+    rounds.settle(start, "v0", plan, with_floor_share(first, 10.0), None)
     return session
 
 
@@ -202,7 +203,8 @@ def with_floor_share(measurement: Measurement, share_pct: float) -> Measurement:
     return replace(measurement, utilization=replace(measurement.utilization, floor_share_pct=share_pct))
 
 
-def task(**changes) -> dict:
+def task(**changes) -> Task:
+    """A Task block of an H200 with nothing counted; changes: keys of its JSON object."""
     empty = {"platform": "H200", "arch": "Hopper", "framework": "triton", "dtype": None, "tolerance": None}
     rest = {
         "shapes": None,
