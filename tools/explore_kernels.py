@@ -17,8 +17,10 @@ from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
-from kernelopt.session import record_store, target
+from kernelopt.session import record_store
+from kernelopt.session.target import KernelUnderTest, of_workspace
 from kernelopt.session.workspace import Workspace, dtype_name
+from kernelopt.statuses import Status
 
 
 def main() -> int:
@@ -27,15 +29,15 @@ def main() -> int:
         print(store.keep(workspace_of(args), args.keep))
         return 0
     found = candidates.from_paths(args.kernels)
-    subject = subject_of(args)
+    target = target_of(args)
     with tempfile.TemporaryDirectory() as folder:
-        others = opponents.of(subject, args.against, Path(folder))
+        others = opponents.of(target, args.against, Path(folder))
         started = time.monotonic()
-        with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
+        with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
             cli.say(f"exploring {len(found)} candidates on {sandbox.device_name}")
-            product = opponents.page_of(sandbox.device_name, subject.workspace)
+            product = opponents.page_of(sandbox.device_name, target.workspace)
             plan = run.Plan(
-                subject,
+                target,
                 found,
                 others,
                 next(iter(others), None),
@@ -54,24 +56,25 @@ def main() -> int:
                 "wall_s": round(time.monotonic() - started, 2),
                 "rows": store.rows(entrants, plan.against),
             }
-            path = store.save(subject.workspace, result, entrants) if subject.workspace else None
+            path = store.save(target.workspace, result, entrants) if target.workspace else None
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
     if args.keep:
         cli.say(store.keep(workspace_of(args), args.keep))
-    return 0 if any(row["status"] == "OK" and not row["opponent"] for row in result["rows"]) else 1
+    return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 
 
-def subject_of(args) -> target.Subject:
+def target_of(args) -> KernelUnderTest:
     """What the candidates are checked against: a workspace's reference, or a reference alone."""
     if args.workspace:
         if args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --reference and --dtype")
-        return target.of_workspace(Workspace(args.workspace))
+        workspace = Workspace(args.workspace)
+        return of_workspace(workspace, workspace.task())
     if not args.reference:
         raise UsageError("pass --workspace W, or --reference FILE with Model and get_inputs")
     if not args.reference.is_file():
         raise UsageError(f"{args.reference} is not a file")
-    return target.Subject(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
+    return KernelUnderTest(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
 def workspace_of(args) -> Workspace:

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..device import outcomes, standing
+from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox, Server
 from ..measure import correctness
+from ..measure.cases import Case
+from ..measure.correctness import CaseReport, OracleCheck
+from ..statuses import Status
 
 HANG_S = 20.0  # for a launched kernel to end
 STUCK = {
@@ -31,7 +35,7 @@ class Entrant:
     file: Path
     config: dict = field(default_factory=dict)
     is_opponent: bool = False
-    status: str = "NOT_RUN"
+    status: Status = Status.INTERNAL  # until it ran
     error: str | None = None
     process: standing.Standing | None = None
     rounds_us: list[float | None] = field(default_factory=list)
@@ -42,8 +46,8 @@ class Entrant:
     sm_clock_mhz: float | None = None
     metrics: dict | None = None
 
-    def fail(self, status: str, message: str) -> None:
-        self.status, self.error = status, first_lines(message)
+    def fail(self, fault: Fault) -> None:
+        self.status, self.error = fault.status, first_lines(fault.message)
         self.end()
 
     def end(self) -> None:
@@ -56,15 +60,13 @@ class Entrant:
         try:
             return self.process.ask(timeout_s, **order)
         except standing.Ended as ended:
-            self.fail(*fault_of(ended))
+            self.fail(fault_of(ended))
             return None
 
 
-def fault_of(ended: standing.Ended) -> tuple[str, str]:
-    """(status, message) of a process that ended early."""
-    fault = outcomes.failure(ended.outcome)
-    error = fault["error"] if fault else {"status": "RUNTIME_ERROR", "message": "the process ended early"}
-    return error["status"], error["message"]
+def fault_of(ended: standing.Ended) -> Fault:
+    """Why a process ended early."""
+    return outcomes.failure(ended.outcome) or Fault(Status.RUNTIME_ERROR, "the process ended early")
 
 
 def first_lines(message: str, most: int = 12) -> str:
@@ -81,7 +83,7 @@ class Starter:
         self,
         sandbox: Sandbox,
         server: Server,
-        inputs: list[dict],
+        inputs: list[Case],
         judge: "Judge",
         libraries: bool,
         candidate_s: float,
@@ -95,7 +97,7 @@ class Starter:
         must have compiled and run by then."""
         until = min(until, time.monotonic() + self.candidate_s)
         folder = self.sandbox.new_folder("answers")
-        files = [case["path"] for case in self.inputs]
+        files = [case.path for case in self.inputs]
         arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
         arguments["check"] = not entrant.is_opponent
         entrant.process = standing.Standing(
@@ -106,22 +108,22 @@ class Starter:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
                 done = entrant.process.answer(HANG_S if stage == "ran" else max(0.1, until - time.monotonic()))
         except standing.Ended as ended:
-            status, message = fault_of(ended)
-            if status == "TIMEOUT":
-                message = STUCK[stage].format(seconds=ended.outcome.wall_s)
-            entrant.fail(status, message)
+            fault = fault_of(ended)
+            if fault.status == Status.TIMEOUT:
+                fault = Fault(Status.TIMEOUT, STUCK[stage].format(seconds=ended.outcome.wall_s))
+            entrant.fail(fault)
             return
-        entrant.status, message = ("OK", "") if entrant.is_opponent else self.verdict(done["done"], folder)
-        if entrant.status != "OK":
-            entrant.fail(entrant.status, message)
+        entrant.status = Status.OK
+        if not entrant.is_opponent and (fault := self.fault_in(CaseReport(**done["done"]), folder)):
+            entrant.fail(fault)
 
-    def verdict(self, done: dict, folder: str) -> tuple[str, str]:
-        seeds = [case["seed"] for case in self.inputs]
+    def fault_in(self, report: CaseReport, folder: str) -> Fault | None:
+        """What is wrong with the outputs in `folder`; None where nothing is."""
+        seeds = [case.seed for case in self.inputs]
         calls = [(seed, f"{folder}/output-{number}.pt") for number, seed in enumerate([*seeds, seeds[0]][:3])]
         calls = [call for call in calls if Path(call[1]).exists()]
-        case = {"variant": None}
-        result = correctness.judge(case, done, self.judge.compare(calls), self.libraries)
-        return result["status"], result["message"]
+        result = correctness.judge(self.inputs[0], report, self.judge.compare(calls), self.libraries)
+        return None if result.status == Status.OK else Fault(result.status, result.message)
 
     def caches_of(self, entrant: Entrant) -> dict[str, str]:
         """Compiler caches that no other file's process writes in: they are named by the content of the kernel's file."""
@@ -144,13 +146,13 @@ class Judge:
         self._process, self._timeout_s, self._turn = process, timeout_s, threading.Lock()
         self._ready = False
 
-    def compare(self, calls: list[tuple[int, str]]) -> dict:
-        """What oracle.check says of a case whose calls left these files: [(seed, file)]."""
+    def compare(self, calls: list[tuple[int, str]]) -> OracleCheck:
+        """What the oracle sees in the files that a case's calls left: [(seed, file)]."""
         with self._turn:
             if not self._ready:
                 self._process.answer(self._timeout_s)
                 self._ready = True
-            return self._process.ask(self._timeout_s, files=calls)["checked"]
+            return OracleCheck.from_json(self._process.ask(self._timeout_s, files=calls)["checked"])
 
     def end(self) -> None:
         self._process.end()

@@ -6,16 +6,17 @@ from pathlib import Path
 from ..errors import Refused, UsageError
 from ..hardware import wiki
 from ..measure import baselines
-from ..session import platforms, record_store
-from ..session.target import Subject
+from ..session import platforms
+from ..session.record_store import RecordStore
+from ..session.target import KernelUnderTest
 from ..session.workspace import Workspace
 
 BEST = "best"
 
 
-def of(subject: Subject, names: list[str] | None, folder: Path) -> dict[str, Path]:
+def of(target: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[str, Path]:
     """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else eager."""
-    best = record_store.Memory(subject.workspace).best() if subject.workspace else None
+    best = RecordStore(target.workspace).best() if target.workspace else None
     if names is None:
         names = [BEST if best else "eager"]
     found: dict[str, Path] = {}
@@ -23,10 +24,10 @@ def of(subject: Subject, names: list[str] | None, folder: Path) -> dict[str, Pat
         if name == BEST:
             if best is None:
                 raise UsageError("--against best: no version is accepted yet")
-            found[f"{BEST} ({best['version']})"] = subject.workspace.extract(best["git_commit_hash"], folder)
+            found[f"{BEST} ({best.version})"] = target.workspace.extract(best.git_commit_hash, folder)
         elif name in baselines.MODES:
             file = folder / f"opponent_{len(found)}.py"
-            file.write_bytes(baselines.source(subject.reference.read_bytes(), name))
+            file.write_bytes(baselines.source(target.reference.read_bytes(), name))
             found[name] = file
         elif Path(name).is_file():
             found[Path(name).stem] = Path(name).resolve()
@@ -38,5 +39,5 @@ def of(subject: Subject, names: list[str] | None, folder: Path) -> dict[str, Pat
 def page_of(device: str, workspace: Workspace | None) -> wiki.Page | None:
     """The wiki page of the device; None where there is none."""
     with contextlib.suppress(Refused):
-        return platforms.of_device(device, workspace)
+        return platforms.of_device(device, workspace, workspace.task()) if workspace else wiki.product(device)
     return None

@@ -1,6 +1,7 @@
 """What a candidate's compiled code takes of the GPU: registers, local memory, shared memory, occupancy."""
 
 import contextlib
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -25,14 +26,14 @@ def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
     if answer is None:
         return
     with contextlib.suppress(ToolError, KeyError, ValueError, TypeError):
-        stages = timeline.analyse(torch_trace.read(trace))["stages"]
-        main = max(stages, key=lambda stage: stage["us"])
-        threads = main["block"] and main["block"][0] * main["block"][1] * main["block"][2]
+        stages = timeline.analyse(torch_trace.read(trace)).stages
+        main = max(stages, key=lambda stage: stage.us)
+        threads = main.block and math.prod(main.block)
         entrant.resources = {
-            "kernel": main["name"],
-            "registers": main["registers"],
-            "shared_bytes": main["shared_bytes"],
-            "occupancy_pct": collect.theoretical_occupancy(product, threads, main["registers"], main["shared_bytes"]),
+            "kernel": main.name,
+            "registers": main.registers,
+            "shared_bytes": main.shared_bytes,
+            "occupancy_pct": collect.theoretical_occupancy(product, threads, main.registers, main.shared_bytes),
         }
     entrant.resources["spill_bytes"] = spill_bytes(answer)
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from ..device import gpu, standing
 from ..device.sandbox import Sandbox
-from ..errors import Refused, ToolError
+from ..errors import ToolError
 from ..hardware import wiki
-from ..measure import verify
+from ..measure import cases, verify
+from ..measure.cases import Case
 from ..profilers import ncu
-from ..session.target import Subject
+from ..session.target import KernelUnderTest
+from ..statuses import Status
 from . import halving, resources
 from .candidates import Candidate
 from .entrants import Entrant, Judge, Starter
@@ -44,7 +46,7 @@ class Plan:
     to compile and run. against: the opponent that ratios
     refer to. product: the page of the GPU, where there is one."""
 
-    subject: Subject
+    target: KernelUnderTest
     candidates: list[Candidate]
     opponents: dict[str, Path]
     against: str | None
@@ -80,20 +82,20 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     best = ranked(entrants)
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
         say(f"profiling {entrant.name}")
-        entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0])
+        entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path)
     return best
 
 
-def key_metrics(entrant: Entrant, sandbox: Sandbox, case: dict) -> dict | None:
+def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> dict | None:
     """KEY_METRICS of the kernel that takes most of a call; None, with the reason in `error`, where they cannot be read."""
     report = Path(sandbox.new_folder("profile"), "report.ncu-rep")
     try:
-        ncu.collect(sandbox, entrant.file, case, report, "cold", PROFILE_S, False)
-        main = max(ncu.read(report), key=lambda kernel: kernel["duration_us"])
+        ncu.collect(sandbox, entrant.file, inputs, report, "cold", PROFILE_S, False)
+        main = max(ncu.read(report), key=lambda kernel: kernel.duration_us or 0)
     except ToolError as error:
         entrant.error = f"not profiled: {error}"
         return None
-    return {"kernel": main["name"], **{name: main["metrics"].get(name) for name in KEY_METRICS}}
+    return {"kernel": main.name, **{name: main.metrics.get(name) for name in KEY_METRICS}}
 
 
 def entered(plan: Plan, scratch: Path) -> list[Entrant]:
@@ -109,36 +111,34 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
 
 def prepared(plan: Plan, sandbox: Sandbox, server) -> Starter:
     """The inputs of two seeds, and the oracle at work on them."""
-    subject, seeds = plan.subject, [verify.secret_seed() for _ in range(SEEDS)]
+    target, seeds = plan.target, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
-    made = verify.prepare(
+    made = cases.prepare(
         sandbox,
-        subject.reference,
-        subject.dtype,
+        target.reference,
+        target.dtype,
         [plan.workload],
         seeds,
         plan.budget_s,
         with_variants=False,
         folder=folder,
     )
-    if "error" in made:
-        raise Refused(f"the reference fails: {made['error']['message'].strip()}")
     arguments = {
-        "reference": str(subject.reference.resolve()),
-        "dtype": subject.dtype,
+        "reference": str(target.reference.resolve()),
+        "dtype": target.dtype,
         "workload": plan.workload,
         "seeds": seeds,
-        "tolerances": verify.tolerances(sandbox.device, subject.tolerance),
+        "tolerances": verify.tolerances(sandbox.device, target.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, server, "judge", arguments, 3600), plan.budget_s)
-    return Starter(sandbox, server, made["cases"], judge, subject.libraries, plan.candidate_s)
+    return Starter(sandbox, server, made, judge, target.libraries, plan.candidate_s)
 
 
-def live_at_once(sandbox: Sandbox, inputs: list[dict]) -> int:
+def live_at_once(sandbox: Sandbox, inputs: list[Case]) -> int:
     """How many processes fit on the device beside each other, each with its inputs, outputs and temporaries."""
     if sandbox.gpu is None:
         return MANY
-    held = 3 * sum(Path(case["path"]).stat().st_size for case in inputs) + CONTEXT_BYTES
+    held = 3 * sum(Path(case.path).stat().st_size for case in inputs) + CONTEXT_BYTES
     free = gpu.free_bytes() or 16 << 30
     return max(2, int(MEMORY_SHARE * free / held))
 
@@ -251,4 +251,4 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Pl
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:
     """Best first: what was not dropped before what was, failures last."""
-    return sorted(entrants, key=lambda one: (one.status != "OK", one.dropped, median_of(one)))
+    return sorted(entrants, key=lambda one: (one.status != Status.OK, one.dropped, median_of(one)))

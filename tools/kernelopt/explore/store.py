@@ -8,6 +8,7 @@ from pathlib import Path
 from .. import bundle
 from ..errors import UsageError
 from ..session.workspace import Workspace
+from ..statuses import Status
 from . import halving
 from .entrants import Entrant
 
@@ -98,7 +99,7 @@ def find(workspace: Workspace, name: str) -> tuple[str, dict, Path]:
 def keep(workspace: Workspace, name: str) -> str:
     """Make a candidate the workspace's kernel.py: what to say. UsageError when it is wrong, or its file was changed."""
     exploration, candidate, file = find(workspace, name)
-    if candidate["status"] != "OK":
+    if candidate["status"] != Status.OK:
         raise UsageError(f"{candidate['name']} of {exploration} is {candidate['status']}; nothing was written")
     content = bundle.read_bytes(file)
     if hashlib.sha256(content).hexdigest() != candidate["kernel_sha256"]:

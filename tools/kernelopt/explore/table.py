@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from ..statuses import Status
+
 MOST_CHARACTERS = 60  # of a candidate's name
 
 
@@ -35,7 +37,7 @@ def cells_of(row: dict) -> tuple[str, ...]:
     name = row["name"] if len(row["name"]) <= MOST_CHARACTERS else f"{row['name'][: MOST_CHARACTERS - 1]}…"
     return (
         name + ("*" if row["dropped"] else ""),
-        "opponent" if row["opponent"] and row["status"] == "OK" else row["status"],
+        "opponent" if row["opponent"] and row["status"] == Status.OK else row["status"],
         f"{time['median']:.2f}" if time else "",
         f"{time['p20']:.2f}-{time['p80']:.2f}" if time else "",
         f"{ratio['point']:.3f}x" if ratio else "",
