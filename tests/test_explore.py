@@ -6,10 +6,13 @@ import time
 
 import pytest
 from conftest import tool_json
+from kernelopt.audit import workspace_audit
 from kernelopt.device import standing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, entrants, halving, store
+from kernelopt.session.record_store import RecordStore
+from kernelopt.worker import faults
 
 SPACE = """
 import torch
@@ -134,6 +137,17 @@ def test_the_first_error_of_a_compiler_is_what_is_shown():
     assert entrants.first_lines(log).splitlines()[0] == 'a.cu(7): error: identifier "foo" is undefined'
 
 
+def test_a_message_of_a_compiler_begins_with_its_first_error():
+    """nvcc's command lines and the warnings before would push it out of what a report keeps."""
+    log = (
+        "RuntimeError: Error building extension 'k': [1/2] nvcc "
+        + "-I/x " * 900
+        + "\nk.cu(3): error: no foo\n1 error detected"
+    )
+    assert faults.describe(RuntimeError(log))["message"] == "k.cu(3): error: no foo\n1 error detected"
+    assert faults.describe(RuntimeError(log))["status"] == "COMPILE_ERROR"
+
+
 # --- processes that stay ---------------------------------------------------------------------------------------
 
 
@@ -195,6 +209,14 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
     done = run_here("explore_kernels.py", "--workspace", ready.root, "--keep", "space[UNUSED=2]")
     assert done.returncode == 0 and "explore/e1.json#space[UNUSED=2]" in done.stdout
     assert "UNUSED = 2\n" in ready.kernel.read_text() and "SPACE" not in ready.kernel.read_text()
+    ready.plan("v1").write_text(
+        "explore/e1.json#space[UNUSED=2] and `explore/e1.json#space[UNUSED=9]`, explore/e4.json#x\n"
+    )
+    audited = workspace_audit.of_workspace(ready, ready.task(), RecordStore(ready)).problems
+    assert [problem.message for path, problem in audited if path == ready.plan("v1")] == [
+        "explore/e1.json has no row 'space[UNUSED=9]'",
+        "explore/e4.json has no row 'x'",
+    ]
     file = store.find(ready, "e1#space[UNUSED=1]")[2]
     file.write_text(file.read_text() + "# changed\n")
     with pytest.raises(UsageError, match="was changed since e1"):

@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """Rounds without a person: an agent's command gets a brief on stdin, leaves kernel.py and a plan; verify, gate, record.
 
-The command runs in a git clone of its own, in the folder for temporary files. It may write kernel.py and plan.md there,
-nothing else; where bubblewrap works, the workspace is read-only to it. Needs an accepted v0 and a GPU.
-State lies in W/.loop; a killed run goes on with --resume.
-exit 0: the targets are met; exit 1: it stopped for another reason."""
+The command runs in a git clone of its own, outside the workspace, and may write kernel.py and plan.md there. Needs an
+accepted v0 and a GPU. exit 0: the targets are met; exit 1: it stopped for another reason."""
 
 import sys
 from pathlib import Path
@@ -19,7 +17,6 @@ EXAMPLES = """examples:
   optimize_kernel.py --workspace W --agent 'claude -p --permission-mode acceptEdits --allowedTools Bash'
   optimize_kernel.py --workspace W --agent 'codex exec --sandbox workspace-write -' --rounds 12 --budget-minutes 90
   optimize_kernel.py --workspace W --agent 'gemini --approval-mode=yolo --skip-trust' --resume"""
-
 
 SIDE_BY_SIDE = 64  # each is an agent, its clone and its verifications
 
@@ -92,7 +89,7 @@ def arguments():
     parser.add_argument("--refinements", type=cli.natural, default=2, help="times an error is handed back (default 2)")
     parser.add_argument("--agent-timeout", type=cli.positive_float, default=1200, help="seconds a call (default 1200)")
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that did not end")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was killed")
     cli.add_json(parser)
     return parser.parse_args()
 

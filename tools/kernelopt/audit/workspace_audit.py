@@ -21,7 +21,7 @@ from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
 from ..session.workspace import TASK_BLOCK, Workspace, parse_task
-from . import pieces, sources
+from . import exploration_rows, pieces, sources
 from .citations import CALIBRATION, Context, Found, Piece, Problem, Recorded
 from .claims import audit
 
@@ -72,6 +72,10 @@ def of_workspace(workspace: Workspace, task: Task, store: RecordStore, hints: bo
         found.problem(workspace.readme, "platform", message)
     for path in texts(workspace.root):
         of_file(path, context, found)
+    for path in sorted(workspace.root.glob("plans/*.md")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        cited = list(exploration_rows.problems(text, workspace.root))
+        found.add(path, Found(len(cited), cited))
     for record in written:
         of_record(record, store.path(record["version"]), context, found)
     sound = {record.version for record in records}

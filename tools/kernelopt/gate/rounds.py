@@ -78,9 +78,7 @@ def judge(
     return settle(start, version, plan, measurement, diagnosis)
 
 
-def measure(
-    start: RoundStart, timeout_s: float, say: Callable[[str], None], sandbox_kind: str = "auto"
-) -> Measurement:
+def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], sandbox_kind: str = "auto") -> Measurement:
     """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded.
 
     A copy of kernel.py is judged, against the reference.py that the session began with, so that editing either

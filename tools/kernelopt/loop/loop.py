@@ -80,7 +80,9 @@ class Loop:
         if resume and not unfinished:
             self.say("no run is unfinished here: this one begins anew")
         if unfinished and unfinished.waiting:
-            history.put_best_back(self.workspace, self.records.best())  # it may have been killed with a candidate in its place
+            history.put_best_back(
+                self.workspace, self.records.best()
+            )  # it may have been killed with a candidate in its place
         else:
             check_untouched(self.workspace, self.records)
         recorded = {fingerprint(text) for text in recorded_kernels(self.workspace, self.records)}

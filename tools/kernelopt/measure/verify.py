@@ -283,7 +283,11 @@ def check_timed(
 
 
 def verdict(
-    sandbox: Sandbox, target: KernelUnderTest, results: list[CaseResult], fault: Fault | None, outcome: Outcome | None = None
+    sandbox: Sandbox,
+    target: KernelUnderTest,
+    results: list[CaseResult],
+    fault: Fault | None,
+    outcome: Outcome | None = None,
 ) -> Verdict:
     """The verdict on a kernel: the fault, else the first bad case's status, else OK when there are cases."""
     own_work = correctness.own_work(results, target.libraries)

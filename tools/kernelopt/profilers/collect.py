@@ -133,7 +133,7 @@ def theoretical_occupancy(
         return None
 
 
-def write_source(folder: Path, kernels: list[ncu_source.KernelSource]) -> None:
+def write_source(folder: Path, kernels: tuple[ncu_source.KernelSource, ...]) -> None:
     """hotspots.json, and per kernel its SASS and its source, each line behind its share of the samples."""
     hotspots = []
     for kernel in kernels:

@@ -4,7 +4,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..device import gpu, outcomes, programs
 from ..device.sandbox import Outcome, Sandbox
@@ -21,6 +23,7 @@ FAILURES = {
     "driver resource was unavailable": "another profiler holds the counters: stop it (DCGM: dcgmi profile --pause)",
     "Failed to save memory for replay": "the problem is too large for kernel replay: profile a smaller workload",
 }
+Launch = TypeVar("Launch")  # what a caller of read_launches reads from one profiled launch
 GLOBAL = 2  # ncu_report's type of an estimated speed-up that is one of the whole kernel
 INSTALL_ROOTS = ("/opt/nvidia/nsight-compute", "/usr/local/NVIDIA-Nsight-Compute")
 
@@ -176,27 +179,36 @@ def installed_readers() -> list[Path]:
 
 def read(report: Path) -> tuple[KernelProfile, ...]:
     """The kernels of a report in launch order, metrics in the schema's units. Refused when there is no kernel."""
-    return tuple(_kernel(action) for action in actions(report))
+    return read_launches(report, _kernel)
 
 
-def actions(report: Path) -> list:
-    """The profiled launches of a report as ncu_report gives them, in order. Refused when there is none."""
-    try:
-        context = reader().load_report(str(report))
-    except EnvironmentLacks:
-        raise
-    except Exception as error:
-        raise Refused(f"{report} is no readable Nsight Compute report ({error})") from None
-    launches = [action for span in _ranges(context) for action in span]
+def read_launches(report: Path, read_action: Callable[[Any], Launch]) -> tuple[Launch, ...]:
+    """`read_action` of each profiled launch of a report, in order. Refused when there is none.
+
+    read_action: takes an action of ncu_report, and keeps nothing of it.
+    """
+    # The library owns what an action points to and frees it with the report's context, which Python does not know:
+    # an action whose context is collected crashes the process, in metric.unit() for one. So no action leaves this
+    # function, whose frames hold the context until the last range is read, and a range until its last action is.
+    context = _context(report)
+    ranges = map(context.range_by_idx, range(context.num_ranges()))
+    launches = tuple(launch for span in ranges for launch in _read_range(span, read_action))
     if not launches:
         raise Refused(f"{report} holds no kernel: nothing was profiled, or the file was cut off")
     return launches
 
 
-def _ranges(context):
-    for index in range(context.num_ranges()):
-        span = context.range_by_idx(index)
-        yield [span.action_by_idx(number) for number in range(span.num_actions())]
+def _context(report: Path):
+    try:
+        return reader().load_report(str(report))
+    except EnvironmentLacks:
+        raise
+    except Exception as error:
+        raise Refused(f"{report} is no readable Nsight Compute report ({error})") from None
+
+
+def _read_range(span, read_action: Callable[[Any], Launch]) -> list[Launch]:
+    return [read_action(action) for action in map(span.action_by_idx, range(span.num_actions()))]
 
 
 def _kernel(action) -> KernelProfile:

@@ -56,9 +56,9 @@ class SourceLine:
     excess_sectors: int
 
 
-def read(report: Path) -> list[KernelSource]:
+def read(report: Path) -> tuple[KernelSource, ...]:
     """The kernels of a report in launch order. Refused when it holds no kernel."""
-    return [_kernel(action) for action in ncu.actions(report)]
+    return ncu.read_launches(report, _kernel)
 
 
 def _kernel(action) -> KernelSource:

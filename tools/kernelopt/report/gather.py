@@ -130,9 +130,7 @@ def fitted(row: list[str], length: int) -> list[str]:
     )
 
 
-def profile_of(
-    workspace: Workspace, task: Task, version: str, gaps: list[str]
-) -> tuple[Profile, Diagnosis] | None:
+def profile_of(workspace: Workspace, task: Task, version: str, gaps: list[str]) -> tuple[Profile, Diagnosis] | None:
     """(profile, its diagnosis) of a version. None where it has no profile, or one that cannot be read, which goes to
     `gaps`."""
     folders = (workspace.profile(version, mode) for mode in MODES)

@@ -8,7 +8,7 @@ from .task import Target
 
 def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> Target:
     """`share_pct` of the attainable rate of whatever bounds the workload."""
-    if roofline.bound(work.flops, work.bytes_min, roof)["bound"] == "compute":
+    if roofline.bound(work.flops, work.bytes_min, roof).bound == "compute":
         row, metric, unit = roof.compute, "tflops", "TFLOPS"
     else:
         row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
@@ -17,8 +17,8 @@ def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHA
 
 
 def of_ceiling(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> Target:
-    """For a default workload that cannot reach its memory-bound floor: `share_pct` of what this GPU's memory gave to a kernel
-    that moves this problem's bytes and does no more."""
+    """For a default workload that cannot reach its memory-bound floor: `share_pct` of what this GPU's memory gave to a
+    kernel that moves this problem's bytes and does no more."""
     ceiling = round(ceiling_gbps, 1)
     return Target(
         workload="default",

@@ -1,6 +1,7 @@
 """What went wrong in a child process, as a status."""
 
 import contextlib
+import re
 
 from ..statuses import Status
 from . import problem
@@ -56,6 +57,7 @@ STATUS_OF_TYPE = {
     "MemoryError": Status.OOM,
 }
 MESSAGE_CHARACTERS = 2000
+ERROR_LINE = re.compile(r"\b(fatal )?error\b.*: |: (fatal )?error:")
 
 
 def describe(error: BaseException) -> dict:
@@ -66,11 +68,20 @@ def describe(error: BaseException) -> dict:
     by_sign = [status for sign, status in STATUS_OF_SIGN.items() if sign in text]
     status = own or next(iter(by_type + by_sign), Status.RUNTIME_ERROR)
     message = str(error) if own or isinstance(error, problem.ContractError) else text
+    if status == Status.COMPILE_ERROR:
+        message = from_first_error(message)
     if len(message) > MESSAGE_CHARACTERS:
         half = MESSAGE_CHARACTERS // 2
         message = f"{message[:half]} … {message[-half:]}"
     message = message.encode("utf-8", "backslashreplace").decode()  # half a character can be neither printed nor stored
     return {"status": status, "type": type(error).__name__, "message": message}
+
+
+def from_first_error(message: str) -> str:
+    """A compiler's output from its first error on: commands and warnings before it would push it out of the message."""
+    lines = message.splitlines()
+    first = next((number for number, line in enumerate(lines) if ERROR_LINE.search(line)), 0)
+    return "\n".join(lines[first:])
 
 
 @contextlib.contextmanager
