@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""How long an exploration takes from a cold start, on a machine with a GPU: python benchmarks/explore.py [--runs N] [--json]
+"""How long an exploration takes from a cold start, on a machine with a GPU: python benchmarks/explore.py [--runs N]
+[--json]
 
-24 Triton products and 12 CUDA C++ softmaxes, each checked and timed. With --runs N each is explored N times, and the leaders
-are compared: the spread of the median of the one that led most often. Goals on an H100: 60 s and 90 s."""
+24 Triton products and 12 CUDA C++ softmaxes, each checked and timed. With --runs N each is explored N times, and the
+leaders are compared: the spread of the median of the one that led most often. Goals on an H100: 60 s and 90 s.
+"""
 
 import argparse
 import json

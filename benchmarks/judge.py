@@ -1,8 +1,9 @@
 """How good is the judge? Verdicts on kernels whose difference is known, beside plain do_bench; clocks; a gate's length.
 
-On a machine with an NVIDIA GPU: python benchmarks/judge.py [gates] [clocks] [verdicts] [whole]. Prints Markdown; benchmarks/README.md keeps what
-an H200 gave. For the table of verdicts the "processes" of a comparison are rounds in fresh memory of one process, which
-starts torch once instead of some thousand times; the lines below it come from the tool's own three processes.
+On a machine with an NVIDIA GPU: python benchmarks/judge.py [gates] [clocks] [verdicts] [whole]. Prints Markdown;
+benchmarks/README.md keeps what an H200 gave. For the table of verdicts the "processes" of a comparison are rounds in
+fresh memory of one process, which starts torch once instead of some thousand times; the lines below it come from the
+tool's own three processes.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Every worked example against what a user would run instead: PyTorch, torch.compile, and the files in its opponents/ folder.
+"""Every worked example against what a user would run instead: PyTorch, torch.compile, and the files in opponents/.
 
-On an H200: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified, then timed in turn with each opponent in three
-processes. Prints a Markdown table; with --json writes what it rests on. `--table FILE` prints it again from such a file.
-exit 1 when a kernel is wrong."""
+On an H200: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified, then timed in turn with
+each opponent in three processes. Prints a Markdown table; with --json writes what it rests on. `--table FILE` prints it
+again from such a file. exit 1 when a kernel is wrong."""
 
 import argparse
 import datetime
@@ -47,8 +47,12 @@ def main() -> int:
 
 
 def measured(name: str) -> dict:
-    """One example: {name, status, shapes, ours_us, what roofline.utilization makes of it, against: {opponent: {verdict, speedup,
-    us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling, GB/s of a kernel that only moves as many bytes in and out}. minutes: from the first verdict to the last, profiles included, exploration not."""
+    """One example: {name, status, shapes, ours_us, the fields of roofline.Utilization, against: {opponent: {verdict,
+    speedup, us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling}.
+
+    minutes: from the first verdict to the last, profiles included, exploration not. ceiling: GB/s of a kernel that only
+    moves as many bytes in and out.
+    """
     print(f"{name} …", file=sys.stderr, flush=True)
     workspace = Workspace(EXAMPLES / name)
     task = workspace.task()
@@ -82,8 +86,8 @@ def measured(name: str) -> dict:
 
 
 def ours_us(eager: dict) -> float:
-    """Our time in the pairs with PyTorch: its median over the ratio. do_bench, which calls one kernel only, heats the card more or
-    less than two in turn do, so its median fits no ratio."""
+    """Our time in the pairs with PyTorch: its median over the ratio. do_bench, which calls one kernel only, heats the
+    card more or less than two in turn do, so its median fits no ratio."""
     return eager["us"] / eager["speedup"]["point"]
 
 
@@ -95,12 +99,12 @@ def minutes(first: str, last: str) -> float:
 
 def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
     """{opponent: its file}"""
-    found = {}
+    opponents = {}
     for number, name in enumerate(baselines.MODES):
-        found[name] = scratch / f"opponent_{number}.py"
-        found[name].write_bytes(baselines.source(workspace.reference.read_bytes(), name))
+        opponents[name] = scratch / f"opponent_{number}.py"
+        opponents[name].write_bytes(baselines.source(workspace.reference.read_bytes(), name))
     own = sorted((workspace.root / "opponents").glob("*.py"))
-    return found | {path.stem.replace("_", " "): path for path in own}
+    return opponents | {path.stem.replace("_", " "): path for path in own}
 
 
 def table(rows: list[dict]) -> str:
@@ -131,7 +135,7 @@ def table(rows: list[dict]) -> str:
 
 
 def measured_cells(row: dict, names: list[str]) -> list[str]:
-    others = [f"{name}: {cell(found)}" for name, found in row["against"].items() if name not in names]
+    others = [f"{name}: {cell(result)}" for name, result in row["against"].items() if name not in names]
     rate, share = f"{row['tflops']:.0f} TFLOPS", "–"
     if row["bound"] == "memory":
         reached, ceiling = row["bandwidth_gbps"], row["ceiling"]["median"]
@@ -149,12 +153,12 @@ def measured_cells(row: dict, names: list[str]) -> list[str]:
     ]
 
 
-def cell(found: dict) -> str:
+def cell(result: dict) -> str:
     """ "1150.2 us, 1.15x (1.14 to 1.16)" """
-    if "error" in found:
-        return f"not run: {found['error']}"
-    low, high = found["speedup"]["ci95"]
-    return f"{found['us']:.1f} us, {found['speedup']['point']:.3f}x ({low:.3f} to {high:.3f})"
+    if "error" in result:
+        return f"not run: {result['error']}"
+    low, high = result["speedup"]["ci95"]
+    return f"{result['us']:.1f} us, {result['speedup']['point']:.3f}x ({low:.3f} to {high:.3f})"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The cases: one folder each, with case.json, prompt.md, files/, check.py and samples.json. Prepares an agent's folder and judges it."""
+"""The cases: one folder each, with case.json, prompt.md, files/, check.py and samples.json. Prepares an agent's
+folder and judges it."""
 
 import json
 import shutil
@@ -19,7 +20,8 @@ CASES = Path(__file__).resolve().parent / "cases"
 class Case:
     """One thing that is asked of an agent. kind: discipline (no GPU is needed, none is shown) or task (on a GPU).
 
-    take: files and folders of the bundle that are laid into the agent's folder, path -> path; those of files/ go on top.
+    take: files and folders of the bundle that are laid into the agent's folder, path -> path; those of files/ go on
+    top.
     """
 
     name: str
@@ -69,7 +71,8 @@ def copy(source: Path, target: Path) -> None:
 
 
 def make_fresh(folder: Path) -> None:
-    """Make the folder, which must be new or empty, and outside the bundle: there an agent would find checkers and samples."""
+    """Make the folder, which must be new or empty, and outside the bundle: there an agent would find checkers and
+    samples."""
     if BUNDLE in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"{folder} lies in the bundle; choose a folder outside it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -83,8 +86,8 @@ def judge(case: Case, folder: Path, answer: str) -> list[str]:
 
 
 def install_bundle(folder: Path, client: str) -> Path:
-    """Install the bundle for one client into an agent's folder, as install.sh --copy does: without evals/, and nothing in it leads
-    back to this bundle. The folder of the router skill."""
+    """Install the bundle for one client into an agent's folder, as install.sh --copy does: without evals/, and
+    nothing in it leads back to this bundle. The folder of the router skill."""
     skills = install.skills_folder(client, folder)
     install.install(skills, copy=True)
     return skills / install.ROUTER

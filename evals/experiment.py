@@ -1,7 +1,8 @@
 """Runs an agent's command on cases, with the bundle and without it, in fresh folders, and counts what passes.
 
-An agent is any shell command: the prompt on stdin, its folder as working directory, the answer on stdout and in files. It runs with
-the user's rights; what keeps it from the checkers is that it is not told where they lie, and that a changed bundle ends the experiment.
+An agent is any shell command: the prompt on stdin, its folder as working directory, the answer on stdout and in files.
+It runs with the user's rights; what keeps it from the checkers is that it is not told where they lie, and that a
+changed bundle ends the experiment.
 """
 
 import contextlib
@@ -52,7 +53,8 @@ class Run:
 
 
 def schedule(names: list[str], arms: list[str], repeats: int, seed: int) -> list[Run]:
-    """All runs; each repeat holds every case in every arm once, in an order of its own, so that a drift meets all alike."""
+    """All runs; each repeat holds every case in every arm once, in an order of its own, so that a drift meets all
+    alike."""
     shuffle = random.Random(seed).shuffle
     runs = []
     for repeat in range(repeats):
@@ -129,7 +131,8 @@ def one(agent: Agent, run: Run, kept: Path) -> dict:
 
 
 def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, str]) -> tuple[int | None, float]:
-    """(exit code, or None after a time-out; seconds) of the agent. What it says goes to files; what it starts ends with it."""
+    """(exit code, or None after a time-out; seconds) of the agent. What it says goes to files; what it starts ends
+    with it."""
     start = time.monotonic()
     with (
         (kept / "prompt.md").open("rb") as prompt,

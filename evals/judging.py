@@ -1,4 +1,5 @@
-"""What the checkers of the cases share. They read files and the answer's text; nothing of an agent's folder is ever run or imported."""
+"""What the checkers of the cases share. They read files and the answer's text; nothing of an agent's folder is ever
+run or imported."""
 
 import importlib.util
 import json
@@ -24,7 +25,8 @@ SPEED_CLAIM = re.compile(r"(?i)\d+(?:[.,]\d+)?\s*(?:x\b|×|%|-?fold|times\b|perc
 
 
 def load_check(path: Path) -> Callable[[Path, str], list[str]]:
-    """The function `check(folder, answer)` of a case's check.py: what does not hold, one sentence each; [] is a pass."""
+    """The function `check(folder, answer)` of a case's check.py: what does not hold, one sentence each; [] is a
+    pass."""
     spec = importlib.util.spec_from_file_location(f"check_{path.parent.name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

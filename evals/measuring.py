@@ -1,4 +1,5 @@
-"""Judges the kernel of a task case with the bundle's own tools, on the evaluator's files: the agent's folder gives kernel.py alone."""
+"""Judges the kernel of a task case with the bundle's own tools, on the evaluator's files: the agent's folder gives
+kernel.py alone."""
 
 import json
 import subprocess
@@ -13,8 +14,8 @@ from kernelopt.errors import EnvironmentLacks, ToolError
 def faster_and_right(case: Path, folder: Path, target: float) -> list[str]:
     """What is wrong with the kernel.py that an agent left in `folder`; [] is a pass.
 
-    case: the case's own folder, whose files/ hold the reference and the slow kernel. target: the least speed-up over that kernel
-    that the whole 95 % interval must show. EnvironmentLacks: there is no GPU, or it is busy.
+    case: the case's own folder, whose files/ hold the reference and the slow kernel. target: the least speed-up over
+    that kernel that the whole 95 % interval must show. EnvironmentLacks: there is no GPU, or it is busy.
     """
     with tempfile.TemporaryDirectory() as scratch:
         kernel = Path(scratch) / "kernel.py"
@@ -36,7 +37,8 @@ def judged(timing: dict, target: float) -> list[str]:
 
 
 def tool(name: str, *arguments) -> dict:
-    """The JSON object that a tool prints, or {status, summary} where it refuses; EnvironmentLacks when it lacks something."""
+    """The JSON object that a tool prints, or {status, summary} where it refuses; EnvironmentLacks when it lacks
+    something."""
     command = [sys.executable, str(BUNDLE / "tools" / name), *map(str, arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Does the bundle help an agent? Runs any agent's command on cases, with the bundle and without it, and counts what passes.
+"""Does the bundle help an agent? Runs any agent's command on cases, with the bundle and without it, and counts what
+passes.
 
-The command gets the prompt on stdin and a fresh folder as working directory; its answer is its stdout and the files it leaves.
+The command gets the prompt on stdin and a fresh folder as working directory; its answer is its stdout and the files it
+leaves.
 
 examples:
   run.py list
   run.py run --agent 'claude -p --permission-mode acceptEdits' --client claude --repeats 5
   run.py prepare noise /tmp/noise --with-bundle       # by hand: prints the prompt
   run.py check noise /tmp/noise --answer answer.txt   # by hand: exit 0 is a pass
-  run.py triggers --agent 'claude -p' --repeats 3"""
+  run.py triggers --agent 'claude -p' --repeats 3
+"""
 
 import sys
 import tempfile

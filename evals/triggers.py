@@ -1,4 +1,5 @@
-"""Would an agent reach for the right skill? Shows it the skills' names and descriptions beside a message, and reads its choice.
+"""Would an agent reach for the right skill? Shows it the skills' names and descriptions beside a message, and reads its
+choice.
 
 This tests the descriptions. Whether a client shows them at all is another question: ask it which skills it has.
 """
@@ -53,8 +54,8 @@ def choices(answer: str) -> dict[str, str]:
 def score(queries: list[dict], chosen: dict[str, str]) -> dict:
     """{passed, recall, false_rate, wrong[]} of choices. A message without a choice is wrong, whichever it is.
 
-    recall: share of the messages for us that went to one of the skills expected; false_rate: share of the others that went to
-    any of ours, or got no answer.
+    recall: share of the messages for us that went to one of the skills expected; false_rate: share of the others that
+    went to any of ours, or got no answer.
     """
     ours = own_skills()
     wanted = [query for query in queries if query["expected"]]

@@ -1,7 +1,7 @@
 """The candidate against the reference: the bundle's verifier, plus what you add below.
 
-Run: python -m pytest -q test_kernel.py        (TEST_TIMEOUT_SEC limits each check, 300 by default; TRITON_INTERPRET=1: a
-Triton kernel's logic, without a GPU)
+Run: python -m pytest -q test_kernel.py        (TEST_TIMEOUT_SEC limits each check, 300 by default; TRITON_INTERPRET=1:
+a Triton kernel's logic, without a GPU)
 """
 
 import json

@@ -35,7 +35,8 @@ def choose(gpus: list[dict], builds: list[dict]) -> dict:
                 return build
     mend = f"install driver {newest} or newer" if driver < newest else "put a torch built for it into a Python"
     raise NoneFits(
-        f"no build of torch 2.6 or newer that set-up knows runs on {describe(gpus[0])} under the NVIDIA driver {driver}: "
+        f"no build of torch 2.6 or newer that set-up knows runs on {describe(gpus[0])} under the NVIDIA driver "
+        f"{driver}: "
         f"{mend}, then run this again (PYTHON=... names another Python)"
     )
 

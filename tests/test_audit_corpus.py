@@ -1,4 +1,4 @@
-"""The audit against a corpus of usual errors and of innocent lines, each in its place in a workspace, and names of cards.
+"""The audit against a corpus of usual errors and innocent lines, each in its place in a workspace, and names of cards.
 
 `fixtures/audit/corpus.json` and `cards.txt` hold sentences of our own; `where` says into which file a sentence goes.
 """
@@ -21,7 +21,10 @@ KNOWN_MISSES: set[str] = set()  # texts of errors that are not named yet
 USED = {"evidence", "task", "baseline", "roofline", "stop", "spec", "record"}
 CONTEXTS: dict[str, Context] = {}
 
-README = '# Kernel optimisation: x\n\n## Task\n\n```json\n{{"additional_notes": {task}}}\n```\n\nSome words.\n\n## {title}\n\n{text}\n'
+README = (
+    '# Kernel optimisation: x\n\n## Task\n\n```json\n{{"additional_notes": {task}}}\n```\n\n'
+    "Some words.\n\n## {title}\n\n{text}\n"
+)
 SECTIONS = {"roofline": "Roofline", "stop": "Stop Conditions", "spec": "Hardware Spec", "readme": "Notes"}
 PLAN = {"evidence": "Evidence", "action": "Action", "expected": "Expected effect", "risk": "Risk"}
 
@@ -87,7 +90,7 @@ def messages(pairs) -> str:
 
 
 def is_named(folder: Path, error: dict) -> bool:
-    """Is all that an error holds named: as a problem where values are used, as a hint elsewhere, which holds no gate up?"""
+    """Is every part of an error named: as a problem where values are used, elsewhere as a hint, which blocks no gate?"""
     found = audited(folder, error["where"], error["platform"], error["text"])
     used = error["where"].split(".")[0] in USED
     said = messages(found.problems if used else found.hints)

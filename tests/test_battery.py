@@ -14,6 +14,7 @@ from conftest import BUNDLE
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
 from kernelopt.measure import timing, verify
+from kernelopt.session.target import KernelUnderTest
 
 KERNELS = BUNDLE / "tests" / "kernels"
 WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"
@@ -30,9 +31,13 @@ def constant(path: Path, name: str):
 def files(folder: str, gpu: bool) -> list:
     """pytest parameters: those that run without a GPU, or (gpu) all of them; there the former are marked as slow, for
     every run of the tests judges them in the interpreter."""
-    found = {path: constant(path, "NEEDS") is None for path in sorted((KERNELS / folder).glob("*.py"))}
+    free_of_gpu = {path: constant(path, "NEEDS") is None for path in sorted((KERNELS / folder).glob("*.py"))}
     slow = [pytest.mark.slow] if gpu else []
-    return [pytest.param(path, id=path.stem, marks=slow if free else []) for path, free in found.items() if gpu or free]
+    return [
+        pytest.param(path, id=path.stem, marks=slow if free else [])
+        for path, free in free_of_gpu.items()
+        if gpu or free
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +49,20 @@ def gpu_sandbox():
 def judged(
     sandbox: Sandbox, path: Path, folder: Path, by: str, timeout_s: float = 60, honest: bool = False
 ) -> tuple[str, str]:
-    """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify" or "variants", by
-    the "sanitizer" as well, or by "timing" against the reference."""
+    """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify" or "variants",
+    by the "sanitizer" as well, or by "timing" against the reference."""
     kernel, reference = (folder / f"{name}_{path.name}" for name in ("kernel", "reference"))
     kernel.write_text(path.read_text())
     reference.write_text(
         path.read_text().replace("honest::", "reference::") + WITHOUT_KERNEL
     )  # one process has an operator once
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
-    found = verify.verify(sandbox, Subject(kernel, reference, only_these_shapes=not honest), **options)
-    if not honest and by != "timing" and found.status == "OK":  # most are caught on the task's own sizes
-        found = verify.verify(sandbox, Subject(kernel, reference), **options)
-    if found.status != "OK" or by != "timing":
-        return str(found.status), found.summary
+    own_sizes = not honest and by != "variants"
+    verdict = verify.verify(sandbox, KernelUnderTest(kernel, reference, only_these_shapes=own_sizes), **options)
+    if own_sizes and by != "timing" and verdict.status == "OK":  # most are caught on the task's own sizes
+        verdict = verify.verify(sandbox, KernelUnderTest(kernel, reference), **options)
+    if verdict.status != "OK" or by != "timing":
+        return str(verdict.status), verdict.summary
     try:
         cases = timing.inputs(sandbox, reference, None, ["default"])
         timed = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]

@@ -1,4 +1,7 @@
-"""The diagnosis brief of reports recorded on an H200, and the check of answers to it. The answers here were written by hand."""
+"""The diagnosis brief of reports recorded on an H200, and the check of answers to it.
+
+The answers here were written by hand.
+"""
 
 import copy
 import json
@@ -41,7 +44,9 @@ def parts_of(report: str, **changes) -> brief.Parts:
         ),
         specs=[H200.known(name).citation for name in ("sm_count", "memory_bandwidth")],
         utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof).to_json(), "clock": "measured"},
-        records=[json.loads(path.read_text()) for path in sorted((EXAMPLE / "memory").glob("v*.json"))],
+        records=[
+            Record.from_json(json.loads(path.read_text())) for path in sorted((EXAMPLE / "memory").glob("v*.json"))
+        ],
     )
     return replace(whole, **changes)
 
@@ -66,7 +71,7 @@ def rows_of(user: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("report", ["h200_row_softmax/three_passes.ncu-rep", "h200_matmul/bf16_4096.ncu-rep"])
 def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(report):
-    """A formatter that looks for metrics in the wrong place leaves its tables empty, and the prompt still looks fine."""
+    """A formatter that looks for metrics in the wrong place leaves its tables empty; the prompt still looks fine."""
     parts = parts_of(report)
     rows = rows_of(brief.compose(parts)["user"])
     collected = {key: value for key, value in parts.diagnosis.metrics.items() if value is not None}
@@ -187,9 +192,9 @@ ABSTAIN = {"abstain": True, "reason": "the stalls were not collected"}
 
 def problems(response) -> list[str]:
     text = response if isinstance(response, str) else json.dumps(response)
-    found = brief.check_response(text, REPORT)
-    assert found["valid"] == (not found["problems"])
-    return found["problems"]
+    checked = brief.check_response(text, REPORT)
+    assert checked["valid"] == (not checked["problems"])
+    return checked["problems"]
 
 
 def changed(**fields) -> dict:
@@ -224,8 +229,8 @@ def test_a_real_report_answered_with_its_own_metrics(parts):
     ],
 )
 def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
-    found = brief.check_response(text.format(json.dumps(GOOD, indent=1)), REPORT)
-    assert found["response"] == GOOD and found["valid"]
+    checked = brief.check_response(text.format(json.dumps(GOOD, indent=1)), REPORT)
+    assert checked["response"] == GOOD and checked["valid"]
 
 
 @pytest.mark.parametrize(
@@ -241,8 +246,8 @@ def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
     ],
 )
 def test_without_a_complete_answer_that_is_said(text):
-    found = brief.check_response(text, REPORT)
-    assert found["response"] is None and "no complete JSON object" in found["problems"][0]
+    checked = brief.check_response(text, REPORT)
+    assert checked["response"] is None and "no complete JSON object" in checked["problems"][0]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
@@ -329,20 +334,19 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     folder = BUNDLE / "examples" / "attention"
     record = json.loads((folder / "memory" / "v0.json").read_text())
     shutil.copytree(folder / "profiles" / "v0" / "annotation", tmp_path / "copied")
-    profile = profile_folder.read(tmp_path / "copied", workspace.Workspace(folder))
-    parts, _ = brief.of_workspace(workspace.Workspace(folder), profile, analysis.diagnose(profile))
+    at = workspace.Workspace(folder)
+    profile = profile_folder.read(tmp_path / "copied", at)
+    parts, _ = brief.of_workspace(at, profile, analysis.diagnose(profile))
     assert parts.kernel == (folder / "versions" / "v0_kernel.py").read_text() != (folder / "kernel.py").read_text()
     assert (
         parts.utilization["time_us"] == record["performance"]["latency_us"] and parts.utilization["clock"] == "measured"
     )
-    at = workspace.Workspace(folder)
-    small = brief.utilization(
-        workspace.Workspace(folder), replace(profile, work={**profile.work, "flops": 10**9, "bytes_min": 10**6})
-    )
+    small_work = {**profile.work, "flops": 10**9, "bytes_min": 10**6}
+    small = brief.utilization(at, at.task(), replace(profile, work=small_work))
     assert small["floor_share_pct"] < 1
     alone = profile_folder.read(tmp_path / "copied")
     assert alone.recorded_us is None
-    assert brief.utilization(workspace.Workspace(folder), alone)["clock"] == "profiled"
+    assert brief.utilization(at, at.task(), alone)["clock"] == "profiled"
 
 
 def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):

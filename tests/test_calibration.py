@@ -1,4 +1,5 @@
-"""Calibrations: the page, what a workspace makes of it, the command. The measurements are stood in for; test_gpu.py makes some."""
+"""Calibrations: the page, what a workspace makes of it, the command. The measurements are stood in for; test_gpu.py
+makes some."""
 
 import contextlib
 import json

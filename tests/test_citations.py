@@ -1,4 +1,6 @@
-"""The audit of hardware values: planted errors of many kinds are found, and clean texts pass. `test_audit_corpus.py` has more."""
+"""The audit of hardware values names planted errors of many kinds and passes clean texts.
+
+`test_audit_corpus.py` has more."""
 
 import dataclasses
 import json

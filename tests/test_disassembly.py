@@ -467,7 +467,7 @@ def test_each_target_is_compared_with_its_own(tmp_path, run_here):
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A stand-in for cuobjdump that prints recorded text: of a .so or of the CuteDSL cubin; the environment to use it."""
+    """A stand-in for cuobjdump that prints recorded text, of a .so or of the CuteDSL cubin: the environment for it."""
     program = tmp_path / "bin" / "cuobjdump"
     program.parent.mkdir()
     program.write_text(

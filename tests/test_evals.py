@@ -1,4 +1,4 @@
-"""The evaluations: every checker is held against good and bad answers, the runner against scripted agents. No agent is called."""
+"""The evaluations: every checker judges good and bad answers, and the runner runs scripted agents. No agent is called."""
 
 import json
 import os
@@ -134,7 +134,9 @@ def test_a_checker_bears_whatever_lies_in_the_folder(case, prepared, tmp_path):
 
 
 def put(kind: str, path: Path, good: Path) -> None:
-    """Something else in the place of a file that is asked for. link: to the right content, out of the agent's folder."""
+    """Something else in the place of a file that is asked for.
+
+    link: to the right content, outside the agent's folder."""
     if path.is_dir():
         path.rmdir()
     path.unlink(missing_ok=True)
@@ -538,7 +540,10 @@ def test_the_score_of_choices():
 
 
 def test_choices_are_read_from_an_answer():
-    answer = "Here you are:\n- **q01**: `gpu-kernel-baseline`\nQ02: none\nq03 -> gpu-kernel-optimizer\nq01: none\nq4: none\nq05:\n"
+    answer = (
+        "Here you are:\n- **q01**: `gpu-kernel-baseline`\nQ02: none\n"
+        "q03 -> gpu-kernel-optimizer\nq01: none\nq4: none\nq05:\n"
+    )
     assert triggers.choices(answer) == {"q01": "none", "q02": "none", "q03": "gpu-kernel-optimizer"}
 
 

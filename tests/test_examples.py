@@ -1,4 +1,4 @@
-"""The worked examples hold together: records, commits, kernels, citations, pictures and the table of results say the same."""
+"""The worked examples hold together: records, commits, kernels, citations, pictures and the table of results agree."""
 
 import json
 import re

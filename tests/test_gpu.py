@@ -144,9 +144,9 @@ def test_a_problem_that_fits_in_the_l2_gets_a_target_that_can_be_met(tmp_path, s
     (tmp_path / "k.py").write_text(SCALE)
     (tmp_path / "r.py").write_text(REFERENCE)
     root = start("small", tmp_path / "k.py", "--reference", tmp_path / "r.py")
-    found = tool_json("measure_bandwidth_ceiling.py", "--workspace", root, "--set-target", "--rep-ms", 20)
-    assert 0 < found["target"]["target"] < found["best"]["median"]
-    assert workspace.Workspace(root).task().targets == (Target(**found["target"]),)
+    result = tool_json("measure_bandwidth_ceiling.py", "--workspace", root, "--set-target", "--rep-ms", 20)
+    assert 0 < result["target"]["target"] < result["best"]["median"]
+    assert workspace.Workspace(root).task().targets == (Target(**result["target"]),)
 
 
 def test_every_dtype_that_the_tensor_cores_take_is_measured_and_no_other_spoils_it(card):
@@ -162,14 +162,14 @@ def test_a_right_triton_kernel_passes(tmp_path, card):
 
 def test_each_wrong_triton_kernel_lands_in_its_status_and_the_gpu_works_after_it(tmp_path):
     target = KernelUnderTest(tmp_path / "k.py", tmp_path / "r.py")
-    found = {}
+    statuses = {}
     with Sandbox("cuda") as sandbox:
         for status, kernel in BROKEN.items():
             files(tmp_path, kernel)
-            found[status] = verify.verify(sandbox, what, seeds=2).status
+            statuses[status] = verify.verify(sandbox, target, seeds=2).status
         files(tmp_path, SCALE)
-        right = verify.verify(sandbox, what, seeds=2)
-    assert found == {status: status for status in BROKEN} and right.status == "OK", right.summary
+        right = verify.verify(sandbox, target, seeds=2)
+    assert statuses == {status: status for status in BROKEN} and right.status == "OK", right.summary
 
 
 def test_a_kernel_is_equal_to_itself_and_faster_than_the_naive_one(card):
@@ -228,7 +228,8 @@ def profiled(root: Path, card: gpu_card.Card) -> bool:
 
 
 AGENT = """cat > {folder}/brief-$$.txt
-if mkdir {folder}/first 2>/dev/null; then cp {example}/one_pass.py kernel.py; else sed -i 's/BLOCK=BLOCK)/BLOCK=BLOCK, num_warps=8)/' kernel.py; fi
+if mkdir {folder}/first 2>/dev/null; then cp {example}/one_pass.py kernel.py
+else sed -i 's/BLOCK=BLOCK)/BLOCK=BLOCK, num_warps=8)/' kernel.py; fi
 cp {example}/one_pass_plan.md plan.md"""
 
 

@@ -1,4 +1,4 @@
-"""Which device is meant, and what it tells of itself: the real functions over a stand-in for the driver (stand_ins/pynvml.py)."""
+"""Which device is meant, and its state: the real functions over a stand-in for the driver (stand_ins/pynvml.py)."""
 
 import importlib.util
 import json

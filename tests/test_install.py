@@ -412,7 +412,7 @@ def test_there_is_one_version():
 
 
 def test_no_folder_of_a_client_is_in_the_bundle():
-    """A .claude/ folder in a plugin hid its skills from Claude Code 2.1.92; no other SKILL.md may be taken for a skill."""
+    """A .claude/ folder in a plugin hid its skills from Claude Code 2.1.92. No other SKILL.md may look like a skill."""
     listed = subprocess.run(["git", "ls-files"], cwd=BUNDLE, capture_output=True, text=True).stdout.splitlines()
     assert not [
         name for name in listed if Path(name).parts[0] in (".claude", ".agents", ".cursor", ".gemini", ".opencode")

@@ -1,6 +1,5 @@
 """The pure functions: paired verdicts, acceptance, goals, roofline mathematics."""
 
-import dataclasses
 import math
 import random
 from dataclasses import replace
@@ -11,10 +10,13 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
 from kernelopt.hardware.roofline import Utilization
+from kernelopt.hardware.work import Work
 from kernelopt.measure import pairing
 from kernelopt.measure.pairing import Comparison, PairedTimes
 from kernelopt.measure.verdict import Verdict
-from kernelopt.session import stop_conditions
+from kernelopt.session import record_store, stop_conditions, target_setting
+from kernelopt.session.record import Record
+from kernelopt.session.task import Target
 from kernelopt.statuses import Speed, Status
 
 PAGES = wiki.pages(BUNDLE / "gpu-wiki")
@@ -22,7 +24,7 @@ H200 = wiki.find("H200", PAGES)
 
 
 def paired(ratio: float, noise: float, rounds: int = 180, seed: int = 0) -> list[PairedTimes]:
-    """Times of a kernel and of one that takes `ratio` times as long, with a drift that both share, in three processes."""
+    """Times of a kernel and of one that takes `ratio` times as long, with a drift that both share; three processes."""
     generator = random.Random(seed)
     a, b = [], []
     for number in range(rounds):
@@ -112,9 +114,7 @@ def work(dtype: str, flops: int = 1, bytes_min: int = 1) -> Work:
 
 def record(**performance) -> Record:
     empty = record_store.empty("v1")
-    return dataclasses.replace(
-        empty, performance=dataclasses.replace(empty.performance, workload="default", **performance)
-    )
+    return replace(empty, performance=replace(empty.performance, workload="default", **performance))
 
 
 def test_goals():
@@ -123,7 +123,7 @@ def test_goals():
     assert not stop_conditions.are_met([target], record(bandwidth_gbps=99.9))
     assert not stop_conditions.are_met([target], record()) and not stop_conditions.are_met([target], None)
     assert not stop_conditions.are_met([], record(bandwidth_gbps=100.0))
-    latency = dataclasses.replace(target, metric="latency_us", target=5.0)
+    latency = replace(target, metric="latency_us", target=5.0)
     assert stop_conditions.are_met([latency], record(latency_us=4.0))
     assert not stop_conditions.are_met([latency], record(latency_us=6.0))
 
@@ -132,14 +132,14 @@ def test_a_gemm_is_compute_bound_by_its_whole_intensity():
     size = 4096
     flops, moved = 2 * size**3, 3 * 2 * size * size
     roof = roofline.roof(H200, "bf16")
-    found = roofline.utilization(1000.0, flops, moved, roof)
-    assert found.arithmetic_intensity == pytest.approx(flops / moved)
-    assert found.bound == "compute"  # a single 128 x 128 tile would have been called memory-bound
-    assert found.ridge_point == pytest.approx(1000 * roof.compute.value / roof.bandwidth.value)
-    assert found.floor_us == pytest.approx(flops / roof.compute.value / 1e6)
-    assert found.tflops_peak_utilization_pct == pytest.approx(100 * flops / 1e9 / roof.peak_compute.value)
-    assert found.floor_share_pct < 100 and not found.below_physical_limit
-    assert "bench_matmul.py" in roofline.beyond_floor(roofline.utilization(found.floor_us / 1.05, flops, moved, roof))
+    gemm = roofline.utilization(1000.0, flops, moved, roof)
+    assert gemm.arithmetic_intensity == pytest.approx(flops / moved)
+    assert gemm.bound == "compute"  # a single 128 x 128 tile would have been called memory-bound
+    assert gemm.ridge_point == pytest.approx(1000 * roof.compute.value / roof.bandwidth.value)
+    assert gemm.floor_us == pytest.approx(flops / roof.compute.value / 1e6)
+    assert gemm.tflops_peak_utilization_pct == pytest.approx(100 * flops / 1e9 / roof.peak_compute.value)
+    assert gemm.floor_share_pct < 100 and not gemm.below_physical_limit
+    assert "bench_matmul.py" in roofline.beyond_floor(roofline.utilization(gemm.floor_us / 1.05, flops, moved, roof))
 
 
 def test_measured_maxima_are_preferred_and_cited():
@@ -177,17 +177,18 @@ def test_a_problem_that_fits_in_the_cache_is_told_from_one_that_does_not():
 
 def test_integers_without_flops_have_a_memory_roof():
     arguments = ["--platform", "H200", "--dtype", "int", "--time-us", "262", "--bytes", str(1 << 30), "--flops"]
-    found = tool_json("compute_utilization.py", *arguments, "0")
-    assert found["bound"] == "memory" and found["ridge_point"] is None
+    printed = tool_json("compute_utilization.py", *arguments, "0")
+    assert printed["bound"] == "memory" and printed["ridge_point"] is None
     assert run_tool("compute_utilization.py", *arguments, "5").returncode == 1
 
 
 def test_by_hand_prints_the_contracted_keys():
     arguments = ["--platform", "H200", "--dtype", "bf16", "--time-us", "262", "--flops", "0", "--bytes", str(1 << 30)]
-    found = tool_json("compute_utilization.py", *arguments)
-    keys = "tflops bandwidth_gbps arithmetic_intensity ridge_point bound tflops_peak_utilization_pct bandwidth_peak_utilization_pct"
-    assert set(keys.split()) | {"floor_us", "floor_share_pct", "citations"} <= set(found)
-    assert found["bound"] == "memory" and found["bandwidth_gbps"] == pytest.approx((1 << 30) / 262e3)
+    printed = tool_json("compute_utilization.py", *arguments)
+    keys = "tflops bandwidth_gbps arithmetic_intensity ridge_point bound tflops_peak_utilization_pct"
+    keys += " bandwidth_peak_utilization_pct"
+    assert set(keys.split()) | {"floor_us", "floor_share_pct", "citations"} <= set(printed)
+    assert printed["bound"] == "memory" and printed["bandwidth_gbps"] == pytest.approx((1 << 30) / 262e3)
     tool_json("compute_utilization.py", *arguments[:4], "--time-us", "1", *arguments[6:], code=1)
 
 
@@ -214,7 +215,7 @@ def test_a_target_below_its_share_of_its_basis_is_never_met():
     target = target_setting.of_roof("default", work("bf16", 0, 10**9), roofline.roof(H200, "bf16"))
     fast = record(bandwidth_gbps=4000.0)
     assert stop_conditions.are_met([target], fast)
-    (lowered,) = stop_conditions.standings([dataclasses.replace(target, target=1.0)], fast)
+    (lowered,) = stop_conditions.standings([replace(target, target=1.0)], fast)
     assert not lowered.met and "is not 90 % of its basis 4296 GB/s" in lowered.problem
     by_hand = Target(workload="default", metric="latency_us", target=9.0, unit="us", basis="the user asked for it")
     assert stop_conditions.are_met([by_hand], record(latency_us=8.0))
@@ -229,7 +230,7 @@ def limit_tflops(page: wiki.Page, dtype: str, **max_clocks) -> float:
 
 
 def test_the_limit_follows_the_cards_own_highest_clock():
-    """A 4090 with fp16 and fp32 accumulation has been seen at 168.4 TFLOPS; its page, at the boost clock on paper, has 165.2."""
+    """A 4090 with fp16 and fp32 accumulation has reached 168.4 TFLOPS; its page, at the boost clock, has 165.2."""
     assert limit_tflops(RTX_4090, "bf16") == pytest.approx(165.2)
     assert limit_tflops(RTX_4090, "bf16", sm_clock_mhz=3105) == pytest.approx(165.2 * 3105 / 2520)
     assert limit_tflops(RTX_4090, "bf16", sm_clock_mhz=210) == pytest.approx(165.2)  # an idle clock slows no peak down
@@ -246,8 +247,8 @@ def test_the_limit_is_the_largest_peak_of_a_dtype():
 
 def test_the_limit_is_the_largest_bandwidth_that_a_document_gives():
     row = H200.rows["memory_bandwidth"]
-    highest = dataclasses.replace(row, metric="memory_bandwidth_highest", text="5000")
-    page = dataclasses.replace(H200, rows={**H200.rows, "memory_bandwidth_highest": highest})
+    highest = replace(row, metric="memory_bandwidth_highest", text="5000")
+    page = replace(H200, rows={**H200.rows, "memory_bandwidth_highest": highest})
     roof = roofline.roof(page, "bf16")
     assert roof.peak_bandwidth.value == 4800
     moved = 10**9 + int(roof.l2_bytes)
@@ -264,8 +265,8 @@ def test_a_dtype_that_the_card_lacks_is_called_unsupported_with_its_line():
 
 def without(page: wiki.Page, *metrics: str) -> wiki.Page:
     """The page as if nobody knew these."""
-    gone = {name: dataclasses.replace(page.rows[name], text="UNKNOWN") for name in metrics}
-    return dataclasses.replace(page, rows={**page.rows, **gone})
+    gone = {name: replace(page.rows[name], text="UNKNOWN") for name in metrics}
+    return replace(page, rows={**page.rows, **gone})
 
 
 def test_what_nobody_knows_makes_no_limit_stricter():
@@ -302,10 +303,10 @@ def test_what_cannot_be_measured_is_not_asked_to_be():
 
 
 def test_rates_need_no_roof():
-    found = roofline.utilization(100.0, 10**9, 10**8, None)
-    assert found.tflops == pytest.approx(10) and found.bandwidth_gbps == pytest.approx(1000)
-    assert found.floor_us is None and found.floor_share_pct is None and not found.below_physical_limit
-    assert roofline.beyond_floor(found) is None
+    rates = roofline.utilization(100.0, 10**9, 10**8, None)
+    assert rates.tflops == pytest.approx(10) and rates.bandwidth_gbps == pytest.approx(1000)
+    assert rates.floor_us is None and rates.floor_share_pct is None and not rates.below_physical_limit
+    assert roofline.beyond_floor(rates) is None
 
 
 @pytest.mark.parametrize(

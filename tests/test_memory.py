@@ -463,9 +463,9 @@ def test_what_differs_between_two_versions(memory, session, run_here):
     memory.update("v1", {"device": "b", "performance.latency_us_by_workload": '{"tall": 1, "wide": 2}'})
     for version in ("v0", "v1", "v1"):
         memory.append(version, "pitfalls_and_fixes", [json.dumps(NOTE)])
-    found = tool_json("memory_manager.py", "diff", "v0", "v1", "--workspace", session.root, run=run_here)
-    assert (found["from"], found["to"]) == ("v0", "v1")
-    assert found["changes"] == [
+    diff = tool_json("memory_manager.py", "diff", "v0", "v1", "--workspace", session.root, run=run_here)
+    assert (diff["from"], diff["to"]) == ("v0", "v1")
+    assert diff["changes"] == [
         {"field": "device", "from": "a", "to": "b"},
         {"field": "performance.latency_us_by_workload.wide", "from": None, "to": 2},
         {"field": "pitfalls_and_fixes", "removed": [], "added": [NOTE]},
@@ -544,13 +544,13 @@ def said(session, monkeypatch, capsys, *verb) -> tuple:
 
 def in_place(path: Path, before: str, after: str) -> None:
     """An edit by hand that leaves the size, the inode and the time of the last change."""
-    what = path.stat()
+    before = path.stat()
     with open(path, "r+") as file:
         text = file.read().replace(before, after)
         file.seek(0)
         file.write(text)
-    os.utime(path, ns=(what.st_atime_ns, what.st_mtime_ns))
-    assert path.stat().st_size == what.st_size
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
 
 
 def pipe(path: Path) -> None:
@@ -588,8 +588,8 @@ def test_what_is_printed_is_the_same_with_and_without_what_was_kept(memory, sess
             without.setattr(RecordStore, "glance", lambda self, names, masked=False: self.scan_json(masked))
             wanted = [said(session, monkeypatch, capsys, *verb) for verb in GLANCES]
         for turn in range(2):
-            found = [said(session, monkeypatch, capsys, *verb) for verb in GLANCES]
-            assert found == wanted, (name, turn)
+            answers = [said(session, monkeypatch, capsys, *verb) for verb in GLANCES]
+            assert answers == wanted, (name, turn)
     assert sorted(path.name for path in memory.glances.iterdir()) == [
         "performance",
         "performance.gpu_state",
@@ -599,7 +599,7 @@ def test_what_is_printed_is_the_same_with_and_without_what_was_kept(memory, sess
 
 
 def test_a_second_glance_opens_no_record(memory, session):
-    """Python's own audit of what is opened, of the tool as it is; it takes two seconds until a record counts as settled."""
+    """Python's own audit of the opened files, of the tool as it is; a record counts as settled after two seconds."""
     text = RECORD.read_text()
     for number in range(150):
         (memory.folder / f"v{number}.json").write_text(text.replace('"version": "v1"', f'"version": "v{number}"'))

@@ -1,4 +1,5 @@
-"""Nsight Compute's CSVs against the .ncu-rep of another launch of the same kernel, and every way that such a file can mislead."""
+"""Nsight Compute's CSVs against the .ncu-rep of another launch of the same kernel, and every way that such a file can
+mislead."""
 
 import lzma
 import re

@@ -85,21 +85,21 @@ def kernel_under_test(problem):
     return target.KernelUnderTest(kernel=problem["kernel"], reference=problem["reference"])
 
 
-def test_a_verification_says_aloud_that_own_work_was_not_checked(task):
-    found = verify.verdict(StandInGpu(), task, [case([])], None)
-    assert found.status == "OK" and found.own_work == "not checked"
-    assert "OWN WORK NOT CHECKED: torch's profiler (CUPTI) named no kernel" in found.summary
-    checked = verify.verdict(StandInGpu(), task, [case(OWN)], None)
+def test_a_verification_says_aloud_that_own_work_was_not_checked(kernel_under_test):
+    unseen = verify.verdict(StandInGpu(), kernel_under_test, [case([])], None)
+    assert unseen.status == "OK" and unseen.own_work == "not checked"
+    assert "OWN WORK NOT CHECKED: torch's profiler (CUPTI) named no kernel" in unseen.summary
+    checked = verify.verdict(StandInGpu(), kernel_under_test, [case(OWN)], None)
     assert checked.own_work == "checked" and "OWN WORK" not in checked.summary
-    free = verify.verdict(StandInGpu(), replace(task, libraries=True), [case([])], None)
+    free = verify.verdict(StandInGpu(), replace(kernel_under_test, libraries=True), [case([])], None)
     assert free.own_work == "not asked" and "OWN WORK" not in free.summary
 
 
-def test_the_interpreter_says_what_it_always_said(task, interpreter):
-    found = verify.verdict(interpreter, task, [case(None)], None)
-    assert found.summary.endswith("; whether kernels of its own do the work shows on a GPU")
-    assert found.own_work == "not checked" and "OWN WORK" not in found.summary
-    free = verify.verdict(interpreter, replace(task, libraries=True), [case(None)], None)
+def test_the_interpreter_says_what_it_always_said(kernel_under_test, interpreter):
+    untraced = verify.verdict(interpreter, kernel_under_test, [case(None)], None)
+    assert untraced.summary.endswith("; whether kernels of its own do the work shows on a GPU")
+    assert untraced.own_work == "not checked" and "OWN WORK" not in untraced.summary
+    free = verify.verdict(interpreter, replace(kernel_under_test, libraries=True), [case(None)], None)
     assert free.own_work == "not asked" and "kernels of its own" not in free.summary
 
 
@@ -121,8 +121,8 @@ def test_the_gate_accepts_nothing_whose_work_nobody_checked(comparisons):
 def test_a_round_whose_work_was_not_checked_is_refused_and_recorded(session):
     verdict = replace(recorded("v0", "").verdict, own_work="not checked")
     measurement = Measurement(digest(session.kernel), verdict)
-    round_result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), measurement, None)
-    result = round_result.to_json()
+    start = readiness.RoundStart.of(session)
+    result = rounds.settle(start, "v0", readiness.check_ready(start, "v0"), measurement, None).to_json()
     assert not result["accepted"] and result["verify"]["own_work"] == "not checked" and result["commit"] is None
     record = record_store.RecordStore(session).read("v0")
     assert record.quality_gate.failure_reason == result["reason"] and record_store.RecordStore(session).best() is None
@@ -158,7 +158,7 @@ def test_the_round_ends_there_before_anything_is_timed(session, monkeypatch, nam
         with pytest.raises(EnvironmentLacks):
             rounds.measure(readiness.RoundStart.of(session), 5, lambda _: None)
     else:
-        measurement = rounds.measure(session, 5, lambda _: None)
+        measurement = rounds.measure(readiness.RoundStart.of(session), 5, lambda _: None)
         assert measurement.timings == {} and not acceptance.decide(measurement.verdict, None, None).accepted
 
 

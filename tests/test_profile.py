@@ -4,8 +4,10 @@ import json
 import re
 import stat
 import tempfile
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, FIXTURES, run_tool, tool_json
@@ -13,7 +15,7 @@ from kernelopt.device.sandbox import Outcome
 from kernelopt.diagnosis import analysis, classify, findings, profile_folder, profile_pages
 from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
-from kernelopt.profilers import metrics, ncu
+from kernelopt.profilers import metrics, ncu, ncu_source
 from kernelopt.profilers.profile import KernelProfile, Profile
 from kernelopt.session import record_store
 from kernelopt.session.record import QualityGate
@@ -357,6 +359,96 @@ def test_a_file_that_is_no_report_is_refused(tmp_path):
     (tmp_path / "x.ncu-rep").write_bytes(b"nothing")
     done = run_tool("analyze_profile.py", tmp_path / "x.ncu-rep")
     assert done.returncode == 1
+
+
+# --- a stand-in for ncu_report, whose objects are of no use once what they came from is collected -----------------
+
+
+class Owned:
+    """What ncu_report gives out: Python's reference to it does not keep its owner, in whose memory it lies."""
+
+    def __init__(self, owner=None):
+        self._owner = owner and weakref.ref(owner)
+
+    def alive(self):
+        """This object; AssertionError where the real one would end the process."""
+        if self._owner:
+            owner = self._owner()
+            assert owner is not None, f"{type(self).__name__} was used after its owner was collected"
+            owner.alive()
+        return self
+
+
+class OwnedContext(Owned):
+    def num_ranges(self) -> int:
+        return 2
+
+    def range_by_idx(self, index: int) -> "OwnedRange":
+        return OwnedRange(self)
+
+
+class OwnedRange(Owned):
+    def num_actions(self) -> int:
+        return self.alive() and 2
+
+    def action_by_idx(self, index: int) -> "OwnedAction":
+        return OwnedAction(self.alive())
+
+
+class OwnedAction(Owned):
+    def name(self) -> str:
+        return self.alive() and "k"
+
+    def metric_names(self) -> tuple[str, ...]:
+        return self.alive() and ("gpu__time_duration.sum", ncu_source.SAMPLES)
+
+    def __getitem__(self, name: str) -> "OwnedMetric":
+        return OwnedMetric(self.alive())
+
+    def rule_results_as_dicts(self) -> list:
+        return self.alive() and []
+
+    def source_info(self, address: int) -> None:
+        self.alive()
+
+    def sass_by_pc(self, address: int) -> str:
+        return self.alive() and "EXIT"
+
+    def ptx_by_pc(self, address: int) -> str:
+        return self.alive() and ""
+
+    def source_files(self) -> dict[str, str]:
+        return self.alive() and {}
+
+
+class OwnedMetric(Owned):
+    def value(self) -> float:
+        return self.alive() and 5.0
+
+    def unit(self) -> str:
+        return self.alive() and "us"
+
+    def num_instances(self) -> int:
+        return self.alive() and 1
+
+    def as_uint64(self, index: int) -> int:
+        return self.alive() and 7
+
+    def correlation_ids(self) -> "OwnedMetric":
+        return OwnedMetric(self.alive())
+
+
+def test_launches_are_read_while_what_they_came_from_is_alive(monkeypatch):
+    monkeypatch.setattr(ncu, "reader", lambda: SimpleNamespace(load_report=lambda _: OwnedContext()))
+    assert [(kernel.name, kernel.duration_us) for kernel in ncu.read(Path("r.ncu-rep"))] == [("k", 5.0)] * 4
+    kernels = ncu_source.read(Path("r.ncu-rep"))
+    assert [[own.sass for own in kernel.instructions] for kernel in kernels] == [["EXIT"]] * 4
+
+
+def test_the_stand_in_tells_of_a_collected_report():
+    orphan = OwnedContext().range_by_idx(0)
+    with pytest.raises(AssertionError, match="OwnedRange was used after its owner was collected"):
+        orphan.action_by_idx(0)
 
 
 # --- collecting: a stand-in sandbox for ncu's failures; test_gpu.py runs the real ncu ---------------------------

@@ -1,4 +1,7 @@
-"""The four modes: what each collects, how it is analysed, and what happens where something is missing. Real captures of an H200."""
+"""The four modes: what each collects, how it is analysed, and what happens where something is missing.
+
+The captures are real ones of an H200.
+"""
 
 import contextlib
 import json
@@ -381,7 +384,7 @@ def test_a_dry_run_starts_nothing_and_needs_no_profiler(session, mode, part, tmp
     assert not (tmp_path / "elsewhere").exists()
 
 
-# --- analyze_profile.py on every form -----------------------------------------------------------------------------------
+# --- analyze_profile.py on every form ---------------------------------------------------------------------------------
 
 
 def test_every_form_of_a_profile_is_analysed(reports, tmp_path, run_here):

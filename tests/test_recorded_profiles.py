@@ -1,7 +1,7 @@
-"""What the analyser says of every profile that the worked examples recorded on an H200, compared with a reading of their metrics.
+"""The analyser's verdict on every profile that the worked examples recorded on an H200, and a reading of their metrics.
 
-EXPECTED was written from the metrics, not from the output: each line ends with those that decide it. Shares of stalls are of the
-warp latency, "floor" is its share by the recorded latency.
+EXPECTED was written from the metrics, not from the output: each line ends with those that decide it. Shares of stalls
+are of the warp latency, "floor" is its share by the recorded latency.
 """
 
 import json
@@ -52,7 +52,8 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "cross_entropy v2": (XU, XU_BUSY, set(), {LEAST}),  # XU 95 %, DRAM 79 %
     "cross_entropy v3": (DRAM, LEAST, {XU_BUSY}, {EXCESS}),  # DRAM 90 %, XU 82 %
     "cross_entropy v4": (DRAM, LEAST, {XU_BUSY}, {EXCESS}),  # DRAM 91 %, XU 84 %
-    # L1 98.6 %, loads 20 times the least bytes, DRAM 27 %; 7.2 of 32 bytes on 96 % of the sectors; 4.5 FLOP/byte are no work for tensor cores
+    # L1 98.6 %, loads 20 times the least bytes, DRAM 27 %; 7.2 of 32 bytes on 96 % of the sectors; 4.5 FLOP/byte are no
+    # work for tensor cores
     "depthwise_conv v0": (L1, REPEATED, {LOADS}, {NO_MMA, OCCUPANCY}),
     "depthwise_conv v1": (WAITS, LONG, {OCCUPANCY}, {NO_MMA, LOADS}),  # DRAM 64 %, 77 % long scoreboard, occupancy 47 %
     "depthwise_conv v2": (WAITS, LONG, set(), {NO_MMA, OCCUPANCY, CONFLICTS}),  # DRAM 76 %, 57 %; occupancy 73 %

@@ -1,5 +1,8 @@
-"""A round's end: what is committed, recorded, reverted. The measurement is recorded (fixtures/h200_row_softmax), so that the
-accepting side runs without a GPU; test_gpu.py measures it."""
+"""A round's end: what is committed, recorded, reverted.
+
+The measurement is recorded (fixtures/h200_row_softmax), so that the accepting side runs without a GPU; test_gpu.py
+measures it.
+"""
 
 import contextlib
 import json
@@ -7,10 +10,12 @@ from dataclasses import replace
 
 import conftest
 import pytest
-from conftest import kernel_text, run_tool, tool_json
+from conftest import kernel_text, run_tool, tool_json, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.measurement import Measurement
+from kernelopt.gate.readiness import RoundStart
+from kernelopt.gate.rounds import RoundResult
 from kernelopt.measure import timing
 from kernelopt.session import platforms, record_store, workspace
 from kernelopt.session.record import Optimization, PreviousComparison
@@ -35,14 +40,6 @@ def recorded(version: str, session, **changes) -> Measurement:
     return conftest.recorded(version, digest(session.kernel), **changes)
 
 
-@pytest.fixture
-def with_v0(session):
-    """A workspace whose baseline is accepted."""
-    plan = check(session, "v0")
-    settled(session, "v0", plan, recorded("v0", session))
-    return session
-
-
 FASTER = "return torch.relu(x * self.weight) * self.scale"
 
 
@@ -50,8 +47,8 @@ def check(session, version: str) -> Optimization:
     return readiness.check_ready(RoundStart.of(session), version)
 
 
-def settled(session, version: str, plan: Optimization, evidence: rounds.Evidence) -> dict:
-    return rounds.settle(RoundStart.of(session), version, plan, evidence, None)
+def settled(session, version: str, plan: Optimization, measurement: Measurement) -> RoundResult:
+    return rounds.settle(RoundStart.of(session), version, plan, measurement, None)
 
 
 def propose(session, version: str, body: str = FASTER) -> Optimization:
@@ -64,25 +61,25 @@ def propose_without_check(session, version: str, body: str = FASTER) -> None:
     session.plan(version).write_text(PLAN)
 
 
-def judged(session, version: str) -> dict:
+def judged(session, version: str) -> RoundResult:
     """Propose a change and settle it with the measurement of that version."""
     plan = propose(session, version)
     return settled(session, version, plan, recorded(version, session))
 
 
-def test_an_accepted_round_is_a_commit_that_the_record_names(with_v0):
-    result = judged(with_v0, "v1")
-    assert result.decision.accepted and result.commit == with_v0.git("rev-parse", "HEAD")
-    record = record_store.Memory(with_v0).read("v1")
-    assert record["git_commit_hash"] == result.commit and record["quality_gate"]["result"] == "PASS"
-    assert with_v0.file_at(result.commit, "kernel.py") == with_v0.kernel.read_bytes()
-    assert record["kernel_sha256"] == digest(with_v0.kernel)
-    assert "plans/v1_plan.md" in with_v0.git("show", "--name-only", "--format=", "HEAD")
-    subject = with_v0.git("log", "-1", "--format=%s")
+def test_an_accepted_round_is_a_commit_that_the_record_names(ready):
+    result = judged(ready, "v1")
+    assert result.decision.accepted and result.commit == ready.git("rev-parse", "HEAD")
+    record = record_store.RecordStore(ready).read("v1")
+    assert record.git_commit_hash == result.commit and record.is_accepted
+    assert ready.file_at(result.commit, "kernel.py") == ready.kernel.read_bytes()
+    assert record.kernel_sha256 == digest(ready.kernel)
+    assert "plans/v1_plan.md" in ready.git("show", "--name-only", "--format=", "HEAD")
+    subject = ready.git("log", "-1", "--format=%s")
     assert subject == "V1: 263.81 us, 1.963x as fast as v0 | One pass in place of three."
     assert record.action == "One pass in place of three."
     assert record.comparison.against == "v0"
-    assert with_v0.git("status", "--porcelain") == ""
+    assert ready.git("status", "--porcelain") == ""
 
 
 def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
@@ -107,84 +104,83 @@ def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
     ]
 
 
-def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(with_v0):
-    before, head = with_v0.kernel.read_text(), with_v0.git("rev-parse", "HEAD")
-    plan = propose(with_v0, "v1")
-    candidate = with_v0.kernel.read_text()
-    result = rounds.settle(with_v0, "v1", plan, recorded("v2", with_v0), None)
+def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(ready):
+    before, head = ready.kernel.read_text(), ready.git("rev-parse", "HEAD")
+    plan = propose(ready, "v1")
+    candidate = ready.kernel.read_text()
+    result = settled(ready, "v1", plan, recorded("v2", ready))
     assert not result.decision.accepted and "EQUAL" in result.decision.reason and result.commit is None
-    assert with_v0.kernel.read_text() == before and with_v0.git("rev-parse", "HEAD") == head
-    assert (with_v0.root / "rejected/v1_kernel.py").read_text() == candidate
-    record = record_store.RecordStore(with_v0).read("v1")
+    assert ready.kernel.read_text() == before and ready.git("rev-parse", "HEAD") == head
+    assert (ready.root / "rejected/v1_kernel.py").read_text() == candidate
+    record = record_store.RecordStore(ready).read("v1")
     assert record.quality_gate.result == "FAIL" and "EQUAL" in record.quality_gate.failure_reason
-    assert record_store.RecordStore(with_v0).best().version == "v0"
-    with_v0.kernel.write_text(candidate)
-    history.set_aside(with_v0, "v1", record_store.RecordStore(with_v0).best())  # once more, after a kill
-    assert [path.name for path in (with_v0.root / "rejected").iterdir()] == ["v1_kernel.py"]
+    assert record_store.RecordStore(ready).best().version == "v0"
+    ready.kernel.write_text(candidate)
+    history.set_aside(ready, "v1", record_store.RecordStore(ready).best())  # once more, after a kill
+    assert [path.name for path in (ready.root / "rejected").iterdir()] == ["v1_kernel.py"]
 
 
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
-def test_a_wrong_kernel_is_recorded_with_its_status(with_v0, status, expected):
-    plan = propose(with_v0, "v1")
-    failed = replace(recorded("v1", with_v0).verdict, status=Status(status), summary=status)
-    measurement = Measurement(digest(with_v0.kernel), failed, against="v0")
-    assert not rounds.settle(with_v0, "v1", plan, measurement, None).decision.accepted
-    record = record_store.Memory(with_v0).read("v1")
-    assert record["correctness"]["status"] == record["quality_gate"]["result"] == expected
-    assert record["performance"]["latency_us"] is None
+def test_a_wrong_kernel_is_recorded_with_its_status(ready, status, expected):
+    plan = propose(ready, "v1")
+    failed = replace(recorded("v1", ready).verdict, status=Status(status), summary=status)
+    measurement = Measurement(digest(ready.kernel), failed, against="v0")
+    assert not settled(ready, "v1", plan, measurement).decision.accepted
+    record = record_store.RecordStore(ready).read("v1")
+    assert record.correctness.status == record.quality_gate.result == expected
+    assert record.latency_us is None
 
 
 def test_an_interpreter_result_is_never_accepted(session):
     interpreted = replace(recorded("v0", session).verdict, device="cpu-interpreter")
     measurement = recorded("v0", session, verdict=interpreted)
-    decision = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), measurement, None).decision
+    decision = settled(session, "v0", check(session, "v0"), measurement).decision
     assert not decision.accepted and "interpreter" in decision.reason
-    assert record_store.Memory(session).best() is None
+    assert record_store.RecordStore(session).best() is None
 
 
-def test_an_open_record_is_taken_over(with_v0):
-    records = record_store.RecordStore(with_v0)
+def test_an_open_record_is_taken_over(ready):
+    records = record_store.RecordStore(ready)
     records.create("v1")
     records.update("v1", {"search_log": '[{"source": "gpu-wiki", "query": "q", "finding": "f", "actionability": "a"}]'})
-    judged(with_v0, "v1")
+    judged(ready, "v1")
     assert records.read("v1").search_log[0].query == "q"
 
 
-def test_what_cannot_be_judged_is_refused_before_anything_is_measured(with_v0):
-    propose(with_v0, "v1")
+def test_what_cannot_be_judged_is_refused_before_anything_is_measured(ready):
+    propose(ready, "v1")
     with pytest.raises(UsageError, match="out of order"):
-        check(with_v0, "v3")
+        check(ready, "v3")
     with pytest.raises(UsageError, match="judged already"):
-        check(with_v0, "v0")
-    with_v0.plan("v1").write_text(PLAN.replace("Spills.", "TBD: what"))
+        check(ready, "v0")
+    ready.plan("v1").write_text(PLAN.replace("Spills.", "TBD: what"))
     with pytest.raises(UsageError, match="'## Risk' still holds a TBD"):
-        check(with_v0, "v1")
-    with_v0.plan("v1").unlink()
+        check(ready, "v1")
+    ready.plan("v1").unlink()
     with pytest.raises(UsageError, match="is missing"):
-        check(with_v0, "v1")
+        check(ready, "v1")
 
 
-def test_an_edit_during_the_measurement_is_seen_and_not_lost(with_v0):
-    plan = propose(with_v0, "v1")
-    measurement = recorded("v1", with_v0)
-    with_v0.kernel.write_text(kernel_text("return x"))
+def test_an_edit_during_the_measurement_is_seen_and_not_lost(ready):
+    plan = propose(ready, "v1")
+    measurement = recorded("v1", ready)
+    ready.kernel.write_text(kernel_text("return x"))
     with pytest.raises(UsageError, match="edited while"):
-        rounds.settle(with_v0, "v1", plan, measurement, None)
+        settled(ready, "v1", plan, measurement)
     assert (
-        with_v0.kernel.read_text() == kernel_text("return x")
-        and not record_store.RecordStore(with_v0).path("v1").exists()
+        ready.kernel.read_text() == kernel_text("return x") and not record_store.RecordStore(ready).path("v1").exists()
     )
 
 
-def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(with_v0, monkeypatch):
-    plan = propose(with_v0, "v1")
+def test_a_round_that_is_killed_before_its_verdict_can_be_judged_again(ready, monkeypatch):
+    plan = propose(ready, "v1")
     monkeypatch.setattr(history, "commit_message", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        settled(with_v0, "v1", plan, recorded("v1", with_v0))
+        settled(ready, "v1", plan, recorded("v1", ready))
     monkeypatch.undo()
-    assert record_store.Memory(with_v0).best()["version"] == "v0"
-    plan = readiness.check_ready(with_v0, "v1")
-    assert rounds.settle(with_v0, "v1", plan, recorded("v1", with_v0), None).decision.accepted
+    assert record_store.RecordStore(ready).best().version == "v0"
+    plan = check(ready, "v1")
+    assert settled(ready, "v1", plan, recorded("v1", ready)).decision.accepted
 
 
 def test_a_refused_baseline_may_be_tried_again_as_v0(session):
@@ -193,12 +189,10 @@ def test_a_refused_baseline_may_be_tried_again_as_v0(session):
         session.kernel.write_text(f"{text}# {number}\n")
         verdict = replace(recorded("v0", session).verdict, status=Status.WRONG_VALUES)
         wrong = Measurement(digest(session.kernel), verdict)
-        result = rounds.settle(session, "v0", readiness.check_ready(session, "v0"), wrong, None)
+        result = settled(session, "v0", check(session, "v0"), wrong)
         assert not result.decision.accepted
     assert len(list((session.root / "rejected").iterdir())) == 2
-    assert rounds.settle(
-        session, "v0", readiness.check_ready(session, "v0"), recorded("v0", session), None
-    ).decision.accepted
+    assert settled(session, "v0", check(session, "v0"), recorded("v0", session)).decision.accepted
     with pytest.raises(UsageError, match="judged already"):
         check(session, "v0")
 
@@ -207,8 +201,8 @@ def test_without_an_accepted_baseline_nothing_else_is_judged(session):
     session.kernel.write_text("x = 1\n")
     right = recorded("v0", session).verdict
     wrong = replace(right, status=Status.WRONG_VALUES, summary="WRONG_VALUES: off")
-    plan = readiness.check_ready(session, "v0")
-    rounds.settle(session, "v0", plan, recorded("v0", session, verdict=wrong), None)
+    plan = check(session, "v0")
+    settled(session, "v0", plan, recorded("v0", session, verdict=wrong))
     with pytest.raises(UsageError, match="judge v0 first"):
         propose(session, "v1")
 
@@ -219,39 +213,41 @@ def test_a_second_gate_on_the_same_workspace_is_kept_out(session):
     assert done.returncode == 3 and "another gate" in done.stderr
 
 
-def test_the_accepted_kernel_itself_is_nothing_to_judge(with_v0):
-    with_v0.plan("v1").write_text(PLAN)
+def test_the_accepted_kernel_itself_is_nothing_to_judge(ready):
+    ready.plan("v1").write_text(PLAN)
     with pytest.raises(UsageError, match="nothing to judge"):
-        check(with_v0, "v1")
+        check(ready, "v1")
 
 
-def test_a_changed_oracle_is_refused(with_v0):
-    propose(with_v0, "v1")
-    with_v0.reference.write_text(with_v0.reference.read_text() + "\n# easier\n")
-    with_v0.commit("sneak it in")
+def test_a_changed_oracle_is_refused(ready):
+    propose(ready, "v1")
+    ready.reference.write_text(ready.reference.read_text() + "\n# easier\n")
+    ready.commit("sneak it in")
     with pytest.raises(UsageError, match="oracle must stay"):
-        check(with_v0, "v1")
+        check(ready, "v1")
 
 
-def test_the_goal_needs_evidence_of_this_very_kernel(with_v0):
-    done = run_tool("check_goal.py", with_v0.root)
+def test_the_goal_needs_evidence_of_this_very_kernel(ready):
+    done = run_tool("check_goal.py", ready.root)
     assert done.returncode == 1 and "no targets" in done.stderr
     target = {"workload": "default", "metric": "latency_us", "target": 1e6, "unit": "us", "basis": "given"}
-    with_v0.update_readme(with_changes(with_v0.task(), targets=[target]), {})
-    found = tool_json("check_goal.py", with_v0.root)
-    assert found["met"] and found["targets"][0]["achieved"] > 0
-    with_v0.kernel.write_text(kernel_text("return x"))
-    assert not tool_json("check_goal.py", with_v0.root, code=1)["met"]
+    ready.update_readme(with_changes(ready.task(), targets=[target]), {})
+    goal = tool_json("check_goal.py", ready.root)
+    assert goal["met"] and goal["targets"][0]["achieved"] > 0
+    ready.kernel.write_text(kernel_text("return x"))
+    assert not tool_json("check_goal.py", ready.root, code=1)["met"]
 
 
 def test_step_0_writes_work_and_targets_for_people_and_tools(session, run_here):
     assert run_here("compute_utilization.py", "--workspace", session.root, "--set-targets").returncode == 2
     work = tool_json("estimate_work.py", "--workspace", session.root, run=run_here)["workloads"]
     assert work["default"]["bytes_min"] == 4 * (8 * 16 + 16 + 8 * 16) and work["default"]["shapes"]
-    found = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
+    roofline = tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
     text = session.readme.read_text()
-    assert [target.to_json() for target in session.task().targets] == found["targets"] and "bandwidth_gbps >=" in text
-    for citation in found["citations"]:
+    assert [target.to_json() for target in session.task().targets] == roofline[
+        "targets"
+    ] and "bandwidth_gbps >=" in text
+    for citation in roofline["citations"]:
         assert f"- {citation}\n" in text.split("## Roofline")[0]
     assert session.task().shapes["tall"] == "33x16 -> 33x16"
     given = tool_json("estimate_work.py", "--workspace", session.root, "--flops", 7, "--bytes", 9, run=run_here)[
@@ -306,11 +302,11 @@ def test_inputs_without_an_element_have_no_target(session, run_here):
 
 
 @pytest.mark.parametrize("change", [{"tolerance": 0.5}, {"dtype": "fp16"}])
-def test_what_counts_as_right_stays_once_a_baseline_stands(with_v0, change):
-    with_v0.update_readme(with_changes(with_v0.task(), **change), {})
-    propose_without_check(with_v0, "v1")
+def test_what_counts_as_right_stays_once_a_baseline_stands(ready, change):
+    ready.update_readme(with_changes(ready.task(), **change), {})
+    propose_without_check(ready, "v1")
     with pytest.raises(UsageError, match=f"{next(iter(change))} is .*, v0 was judged with None"):
-        check(with_v0, "v1")
+        check(ready, "v1")
 
 
 def test_the_gate_wants_a_gpu_and_touches_nothing_without_one(session):
@@ -328,14 +324,14 @@ def cpu_in_place_of_the_gpu(monkeypatch, interpreter):
     monkeypatch.setattr(timing, "CPU_ROUNDS", (4, 4))
 
 
-def test_measuring_gathers_what_the_gate_needs(with_v0, cpu_in_place_of_the_gpu):
-    propose(with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
-    measurement = rounds.measure(with_v0, 60, lambda _: None)
+def test_measuring_gathers_what_the_gate_needs(ready, cpu_in_place_of_the_gpu):
+    propose(ready, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
+    measurement = rounds.measure(RoundStart.of(ready), 60, lambda _: None)
     assert measurement.verdict.status == Status.OK and measurement.against == "v0"
     assert set(measurement.timings) == set(measurement.comparisons) == {"default", "tall"}
     assert {comparison.verdict for comparison in measurement.comparisons.values()} == {Speed.SLOWER}
     assert Measurement.from_json(json.loads(json.dumps(measurement.to_json()))) == measurement
-    assert measurement.kernel_sha256 == digest(with_v0.kernel)
+    assert measurement.kernel_sha256 == digest(ready.kernel)
 
 
 # The third call of an instance is the last one of a verification, and a warm-up when it is timed.
@@ -350,12 +346,12 @@ ONLY_WHEN_TIMED = "self.calls = getattr(self, 'calls', 0) + 1\ntimed = self.call
     ],
 )
 def test_a_candidate_that_fails_or_is_wrong_only_when_timed_is_rejected(
-    with_v0, cpu_in_place_of_the_gpu, body, status, message
+    ready, cpu_in_place_of_the_gpu, body, status, message
 ):
-    plan = propose(with_v0, "v1", ONLY_WHEN_TIMED + body)
-    measurement = rounds.measure(with_v0, 60, lambda _: None)
+    plan = propose(ready, "v1", ONLY_WHEN_TIMED + body)
+    measurement = rounds.measure(RoundStart.of(ready), 60, lambda _: None)
     assert measurement.verdict.status == status and message in measurement.verdict.summary
-    assert not rounds.settle(with_v0, "v1", plan, measurement, None).decision.accepted
+    assert not settled(ready, "v1", plan, measurement).decision.accepted
 
 
 def test_another_gpu_than_the_platform_is_refused(session):
@@ -374,18 +370,16 @@ def test_a_kernel_with_other_line_ends_comes_back_byte_for_byte(session):
 
 
 def test_one_gate_parses_the_task_block_twice_and_runs_git_no_more_than_it_must(
-    with_v0, cpu_in_place_of_the_gpu, monkeypatch
+    ready, cpu_in_place_of_the_gpu, monkeypatch
 ):
     """The Task block: as it is, and as it was when v0 was judged. After that no step reads either again."""
-    propose_without_check(
-        with_v0, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale"
-    )
+    propose_without_check(ready, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
     parsed, commands = [], []
     parse, run = workspace.parse_task, workspace.run_git
     monkeypatch.setattr(workspace, "parse_task", lambda readme, name: parsed.append(name) or parse(readme, name))
     monkeypatch.setattr(workspace, "run_git", lambda root, *words: commands.append(words[0]) or run(root, *words))
-    result = rounds.judge(with_v0, "v1", 60, lambda _: None)
-    assert not result["accepted"] and len(parsed) == 2
-    # the session's first commit and its reference.py, v0's README, the last commit's message, the best kernel to compare with, and the
-    # best kernel to put back
+    result = rounds.judge(ready, "v1", 60, lambda _: None)
+    assert not result.decision.accepted and len(parsed) == 2
+    # the session's first commit and its reference.py, v0's README, the last commit's message, the best kernel to
+    # compare with, and the best kernel to put back
     assert commands == ["rev-list", "show", "show", "log", "show", "show"]

@@ -14,6 +14,7 @@ from kernelopt.device import gpu, landlock, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import verify
+from kernelopt.session.target import KernelUnderTest
 
 needs_bubblewrap = pytest.mark.skipif(
     sandbox.why_no_bubblewrap() is not None, reason=f"bubblewrap: {sandbox.why_no_bubblewrap()}"
@@ -36,7 +37,7 @@ def landlocked(interpreter):
 def said_inside(problem, sandboxed: Sandbox, body: str) -> str:
     """The message of what a kernel raises in there."""
     problem["kernel"].write_text(kernel_text(body))
-    return verify.verify(sandboxed, Subject(**problem), seeds=2).summary
+    return verify.verify(sandboxed, KernelUnderTest(**problem), seeds=2).summary
 
 
 def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(problem, tmp_path):
@@ -98,7 +99,7 @@ def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem):
         said = said_inside(problem, own, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
         assert said.startswith("RUNTIME_ERROR")
         problem["kernel"].write_text(kernel_text())
-        assert verify.verify(own, Subject(**problem), seeds=2).status == "OK"
+        assert verify.verify(own, KernelUnderTest(**problem), seeds=2).status == "OK"
 
 
 def test_limits_hold_inside(problem, interpreter):
@@ -121,7 +122,8 @@ def test_behind_bubblewrap_native_code_writes_nowhere_else_and_sees_no_network(p
     with Sandbox("cpu-interpreter", kind="bwrap") as own:
         body = (
             "import ctypes, os, socket\n"
-            f"elsewhere = ctypes.CDLL(None).open({str(tmp_path / 'mark')!r}.encode(), os.O_CREAT | os.O_WRONLY, 0o600)\n"
+            f"elsewhere = ctypes.CDLL(None).open({str(tmp_path / 'mark')!r}.encode(), "
+            "os.O_CREAT | os.O_WRONLY, 0o600)\n"
             "here = ctypes.CDLL(None).open(b'mark', os.O_CREAT | os.O_WRONLY, 0o600)\n"
             "raise ValueError(elsewhere, here > 0, [name for _, name in socket.if_nameindex()])"
         )
@@ -198,7 +200,8 @@ def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, mon
 
 
 def test_the_lock_of_another_user_is_opened_without_making_it(tmp_path, monkeypatch):
-    """With fs.protected_regular Linux refuses O_CREAT on another's file in a sticky folder. A stand-in for that refusal."""
+    """With fs.protected_regular Linux refuses O_CREAT on another's file in a sticky folder. A stand-in for that
+    refusal."""
     monkeypatch.setattr(gpu, "LOCKS", tmp_path)
     with gpu.locked("GPU-1", timeout_s=0):
         pass

@@ -60,7 +60,8 @@ def small(tmp_path) -> Path:
     (tmp_path / "docs/optimization").mkdir()
     (tmp_path / "docs/hardware/x1.md").write_text("# X1\n\n| bank_count | 32 |\n")
     (tmp_path / "docs/optimization/access.md").write_text(
-        "# Access\n\nA conflict.\nbank and more conflicts here\n\n## Bank conflicts\n\nPad the rows.\nmisconflicting\n\n"
+        "# Access\n\nA conflict.\nbank and more conflicts here\n\n"
+        "## Bank conflicts\n\nPad the rows.\nmisconflicting\n\n"
         "```python\n# conflict in code\n```\n\n## Sources\n\n- bank conflict: a book\n"
     )
     return tmp_path
@@ -216,5 +217,5 @@ def test_the_kernel_of_a_page_passes_on_a_gpu(framework, kernel_of):
         pytest.skip("nvidia-cutlass-dsl is not installed")
     files = kernel_of(framework)
     with Sandbox("cuda") as sandbox:
-        found = verify(sandbox, KernelUnderTest(files["kernel"], files["reference"]), seeds=2)
-    assert found["status"] == "OK", found["summary"]
+        verdict = verify(sandbox, KernelUnderTest(files["kernel"], files["reference"]), seeds=2)
+    assert verdict.status == "OK", verdict.summary

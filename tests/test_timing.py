@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import REFERENCE, TIMING, kernel_text
+from conftest import REFERENCE, TIMING, kernel_text, with_changes
 from kernelopt.device import gpu
 from kernelopt.measure import least_work, timing
 from kernelopt.measure.timing import Latency, RawTimes, Timing

@@ -1,4 +1,7 @@
-"""The types of a workspace's JSON files: each class has the keys of its schema, and each example's file comes back as it was."""
+"""The types of a workspace's JSON files.
+
+Each class has the keys of its schema, and each example's file comes back as it was.
+"""
 
 import dataclasses
 import json

@@ -12,7 +12,7 @@ from kernelopt.device.outcomes import Fault
 from kernelopt.measure import cases, verdict, verify
 from kernelopt.measure.correctness import CaseReport
 from kernelopt.measure.verdict import ProcessEnd, Verdict
-from kernelopt.session.target import Subject
+from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
 
 ON_CPU = ("--device", "cpu-interpreter")
@@ -42,8 +42,9 @@ def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
 
 
 def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = None, **options) -> dict:
-    """The verification of a kernel, in a sandbox that many tests share; two seeds. As verify_kernel.py --json shows it."""
-    return verify.verify(interpreter, Subject(**files, **options), workloads, seeds=2).to_json()
+    """The verification of a kernel, in a sandbox that many tests share; two seeds. As verify_kernel.py --json prints
+    it."""
+    return verify.verify(interpreter, KernelUnderTest(**files, **options), workloads, seeds=2).to_json()
 
 
 def test_half_a_character_in_a_message_is_escaped(interpreter, problem):
@@ -85,12 +86,12 @@ def test_a_kernel_that_ends_the_process_is_survived_and_named(interpreter, probl
 
 def test_what_takes_its_time_is_said_beforehand(interpreter, problem):
     said = []
-    found = verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append).to_json()
-    assert said == [f"on {len(found['cases'])} cases: seeds, other sizes, layouts and values"]
+    result = verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append)
+    assert said == [f"on {len(result.cases)} cases: seeds, other sizes, layouts and values"]
     declines = "if x.shape[-1] != 16 or x.shape[0] not in (8, 33): raise ValueError('not these')\n"
     problem["kernel"].write_text(kernel_text(declines + "return torch.relu(x * self.weight) * self.scale"))
     said.clear()
-    assert verify.verify(interpreter, Subject(**problem), seeds=2, say=said.append).status == "OK"
+    assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append).status == "OK"
     assert said[1].endswith(" more, at the task's own sizes, since it declines others")
 
 
@@ -197,7 +198,8 @@ def product(a, b, c):
     at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)).to(c.dtype.element_ty))
 def kernel_function(a, b):
-    if a.shape != (16, 16) or b.shape != (16, 16) or not (a.is_contiguous() and b.is_contiguous()): raise ValueError("16 x 16 only")
+    if a.shape != (16, 16) or b.shape != (16, 16) or not (a.is_contiguous() and b.is_contiguous()):
+        raise ValueError("16 x 16 only")
     c = torch.empty_like(a)
     product[(1,)](a, b, c)
     return c
@@ -363,7 +365,8 @@ def test_a_kernel_cannot_change_its_oracle(interpreter, problem):
 
 
 def test_a_module_that_needs_to_be_importable_is(interpreter, problem):
-    text = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Config:\n    block: int = 4\n"
+    text = "from __future__ import annotations\nimport dataclasses\n"
+    text += "@dataclasses.dataclass\nclass Config:\n    block: int = 4\n"
     problem["kernel"].write_text(text + kernel_text())
     assert judged(interpreter, problem)["status"] == "OK"
 
@@ -518,5 +521,5 @@ def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatc
     monkeypatch.setattr(verify.programs, "find", lambda _: None)
     absent, commands = sanitizer_run(tmp_path, "")
     assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
-    found = verify.verify(interpreter, Subject(**problem), ["default"], seeds=2, sanitize=True).to_json()
-    assert found["status"] == "OK" and found["summary"].endswith("compute-sanitizer did not run: there is no GPU")
+    result = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)
+    assert result.status == "OK" and result.summary.endswith("compute-sanitizer did not run: there is no GPU")

@@ -193,8 +193,9 @@ def test_what_nvidia_smi_says_is_read():
 
 @pytest.fixture
 def bare(tmp_path):
-    """A copy of what set-up reads and the environment to run it in: with no index to install from, and a stand-in for a Python
-    without torch, which like Debian's makes no environment with pip: that takes five seconds."""
+    """A copy of what set-up reads, and the environment to run it in: no index to install from, a Python without torch.
+
+    That Python is a stand-in. Like Debian's it makes no environment with pip, because that takes five seconds."""
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "python"
     python.write_text(

@@ -196,7 +196,8 @@ def test_what_a_view_holds_counts_with_its_gaps():
 
 def test_sizes_are_varied_in_another_dtype_too(tmp_path):
     layer = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    layer += "        self.layer, self.state = torch.nn.Linear(16, 16), torch.nn.LSTM(16, 16)\n        self.again = self.layer\n"
+    layer += "        self.layer, self.state = torch.nn.Linear(16, 16), torch.nn.LSTM(16, 16)\n"
+    layer += "        self.again = self.layer\n"
     layer += "    def forward(self, x): return self.state(self.again(x))[0]\n"
     (tmp_path / "reference.py").write_text(layer + "def get_inputs(): return [torch.randn(40, 16)]\n")
     reference = problem.Reference(tmp_path / "reference.py")
@@ -229,7 +230,8 @@ def test_offsets_are_never_fewer_than_two(tmp_path):
 
 def test_no_stretch_between_offsets_grows_beyond_the_longest_where_that_is_an_input(tmp_path):
     text = "import torch\nclass Model(torch.nn.Module):\n"
-    text += "    def forward(self, x, ends, longest): return torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)])[ends].diff(dim=0)\n"
+    text += "    def forward(self, x, ends, longest):\n"
+    text += "        return torch.cat([torch.zeros_like(x[:1]), x.cumsum(0)])[ends].diff(dim=0)\n"
     text += "def get_inputs(): return [torch.randn(96, 8), torch.tensor([0, 10, 33, 60, 96]), 36]\n"
     sizes = [change for variant in found_variants(tmp_path, text).values() for change in sizes_of(variant)]
     assert (0, 0, 61) in sizes and (1, 0, 3) not in sizes
@@ -282,7 +284,8 @@ def test_zeros_and_ones_are_varied_and_single_floats_too():
 def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp_path):
     text = "import torch\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
     text += "        self.table = torch.nn.Parameter(torch.randn(ROWS, 8))\n"
-    text += "    def forward(self, at): return self.table[at]\ndef get_inputs(): return [torch.zeros(40, dtype=torch.int64)]\n"
+    text += "    def forward(self, at): return self.table[at]\n"
+    text += "def get_inputs(): return [torch.zeros(40, dtype=torch.int64)]\n"
     for rows, asked in ((1, False), (2, True), (1 << 16, False)):  # a large table is not tried
         path = tmp_path / f"table_{rows}.py"
         path.write_text(text.replace("ROWS", str(rows)))

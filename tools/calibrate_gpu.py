@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What this very card gives: memory bandwidth and matrix products, rested and sustained, as a page in the wiki's form.
 
-With --workspace W the page is W/calibration.md, and W's Task block names it: roofline and targets then rest on what this card
-gave. A card that the wiki lacks gets its page so. With --out the page is a file for other workspaces of this card
-(workspace_init.sh --calibration FILE). It takes about a minute and leaves clocks alone."""
+With --workspace W the page is W/calibration.md, and W's Task block names it: roofline and targets then rest on what
+this card gave. A card that the wiki lacks gets its page so. With --out the page is a file for other workspaces of this
+card (workspace_init.sh --calibration FILE). It takes about a minute and leaves clocks alone.
+"""
 
 import os
 import sys
@@ -51,7 +52,8 @@ def main() -> int:
     cli.emit(result, args.json, lines + next_step(workspace))
     if others := calibration.foreign_processes(measured):
         cli.say(
-            f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates may be too "
+            f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates "
+            "may be too "
             "low; end them and measure again"
         )
     return 0

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Is every hardware value a citation that holds? Audits a workspace's README, plans, reports, records, notes and kernels, or files.
+"""Is every hardware value a citation that holds? Audits a workspace's README, plans, reports, records, notes and
+kernels, or files.
 
-Problems hold a gate up: a citation that does not hold, wherever it stands; and where values are used (Task block, Hardware Spec,
-Roofline, Stop Conditions, a plan's Evidence, baseline_report.md, a record's evidence) a figure that nobody cited or measured.
-Hints do not: elsewhere a figure that equals a row of the platform's pages, with the citation to write or the query to make.
-exit 0: something was checked, and there is no problem."""
+Problems hold a gate up: a citation that does not hold, wherever it stands; and where values are used (Task block,
+Hardware Spec, Roofline, Stop Conditions, a plan's Evidence, baseline_report.md, a record's evidence) a figure that
+nobody cited or measured. Hints do not: elsewhere a figure that equals a row of the platform's pages, with the citation
+to write or the query to make. exit 0: something was checked, and there is no problem.
+"""
 
 import sys
 from pathlib import Path
@@ -65,8 +67,8 @@ def arguments():
     parser.add_argument(
         "--fix",
         action="store_true",
-        help="put the right line number where a row has moved, and in Markdown and text a citation behind a hint's figure "
-        "that equals one row; code stays as it is",
+        help="correct the line number of a row that has moved; in Markdown and text, add a citation behind a hint's "
+        "figure that equals one row; code stays as it is",
     )
     parser.add_argument("--platform", type=cli.filled, help="with files outside a workspace: the GPU they are about")
     parser.add_argument("--gpu-wiki", type=Path, help="with such files: another wiki than the bundle's own")

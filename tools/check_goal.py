@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle
 from kernelopt.session import stop_hook
 
+COMMAND = f"python3 {Path(__file__).resolve()} W --hook"
 HOOK = f"""Claude Code, in .claude/settings.json, where hooks run in the user's project, so with whole paths:
-  {{"hooks": {{"Stop": [{{"hooks": [{{"type": "command", "command": "python3 {Path(__file__).resolve()} W --hook"}}]}}]}}}}"""
+  {{"hooks": {{"Stop": [{{"hooks": [{{"type": "command", "command": "{COMMAND}"}}]}}]}}}}"""
 
 
 def main() -> int:

@@ -83,7 +83,8 @@ def report(page: wiki.Page, work: Work, time_us: float, as_json: bool, judged: b
 def product(workspace: Workspace, task: Task, args) -> wiki.Page:
     if task.platform is None:
         raise UsageError(
-            "the Task block names no platform; write a name of gpu_specs.py list there, or for a card that the wiki lacks "
+            "the Task block names no platform; write a name of gpu_specs.py list there, or for a card that the wiki "
+            "lacks "
             f"run: calibrate_gpu.py --workspace {workspace.root}"
         )
     return platforms.of_task(workspace, task, args.gpu_wiki)
@@ -98,7 +99,8 @@ def known_work(task: Task) -> dict[str, Work]:
         raise UsageError("the default workload moves no byte: get_inputs of the reference makes empty tensors")
     if main.cast_to not in (ABSENT, task.dtype):
         raise UsageError(
-            f"the task's dtype was {main.cast_to or UNCAST} when the work was counted and is {task.dtype or UNCAST} now; "
+            f"the task's dtype was {main.cast_to or UNCAST} when the work was counted and is {task.dtype or UNCAST} "
+            "now; "
             "run: estimate_work.py --workspace W"
         )
     return task.work
@@ -119,7 +121,8 @@ def set_targets(workspace: Workspace, args) -> int:
     workspace.update_readme(replace(task, targets=(target,)), sections)
     if stop_conditions.is_documented(target):
         cli.say(
-            "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this card "
+            "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this "
+            "card "
             f"(about a minute): calibrate_gpu.py --workspace {workspace.root}"
         )
     result = {"targets": [target.to_json()], "citations": citations}
@@ -138,7 +141,8 @@ def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
     )
     if roofline.fits_in_cache(work.bytes_min, roof):
         line += (
-            "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of reach: "
+            "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of "
+            "reach: "
             "for a target that can be met: measure_bandwidth_ceiling.py --workspace W --set-target"
         )
     return line

@@ -47,7 +47,8 @@ def chosen(args) -> KernelUnderTest:
 
 
 def by_hand(workload: str, work: Work, args) -> Work:
-    """The counted work with the caller's figures in place: a dtype for every workload, FLOPs and bytes for the default one."""
+    """The counted work with the caller's figures in place: a dtype for every workload, FLOPs and bytes for the
+    default one."""
     if args.work_dtype:
         work = replace(work, dtype=args.work_dtype, source="given")
     if workload == "default" and args.flops is not None:

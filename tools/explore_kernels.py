@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compile, check and time many candidates in one go, and print a table, best first.
 
-A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with a SPACE:
-a module-level list of dicts, or a dict of lists (their product), whose names are constants that the module assigns.
+A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with
+a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.
 Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
 The gate decides: `--keep NAME` makes a candidate the workspace's kernel.py, then verify and judge it as any other.
 With --workspace the table goes to explore/eN.json. Exit 1 when no candidate is right."""
@@ -94,12 +94,12 @@ def arguments():
         action="append",
         type=cli.filled,
         metavar="OPPONENT",
-        help="timed beside the candidates, the first is what ratios refer to: best (the workspace's), eager, torch.compile, "
-        "or a file; default: best where there is one, else eager; again for more",
+        help="timed too: best (of the workspace), eager, torch.compile or a file; again for more; ratios refer to the "
+        "first; default: best, or eager without one",
     )
     parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
     parser.add_argument("--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics of the best N")
-    parser.add_argument("--budget-seconds", type=cli.positive_float, default=90, help="default 90")
+    parser.add_argument("--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="default 90")
     parser.add_argument(
         "--candidate-seconds",
         type=cli.positive_float,

@@ -78,7 +78,8 @@ def task_of(args, wiki_root: Path, calibration: wiki.Page | None) -> Task:
         page = platforms.known(platform, wiki_root, calibration) if platform else None
     except Refused as error:
         raise UsageError(
-            f"--platform: {error}. For a card that the wiki lacks: start without --platform, then calibrate_gpu.py --workspace W"
+            f"--platform: {error}. For a card that the wiki lacks: start without --platform, then calibrate_gpu.py "
+            "--workspace W"
         ) from None
     if calibration and not wiki.spellings(page) & wiki.spellings(calibration):
         raise UsageError(

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What this GPU's memory gives to a problem of this very size: its bytes read and written by a kernel that does no more.
+"""What this GPU's memory gives to a problem of this very size: its bytes read and written by a kernel that does no
+more.
 
 Bytes in, bytes out and dtype come from a workspace's work (estimate_work.py) or from options. Cache cold, as verify,
-timing and the gate take it; GB/s counts bytes read and written. A small problem cannot reach the maximum of the wiki, and one
-that mostly reads may pass it: --set-target makes the workspace's Stop Condition from what was measured here."""
+timing and the gate take it; GB/s counts bytes read and written. A small problem cannot reach the maximum of the wiki,
+and one that mostly reads may pass it: --set-target makes the workspace's Stop Condition from what was measured here.
+"""
 
 import sys
 from dataclasses import replace
@@ -61,7 +63,8 @@ def asked(args) -> dict:
 
 
 def check_target(args) -> None:
-    """UsageError before anything is measured: a target is the default workload's, on the GPU of the task, and memory-bound."""
+    """UsageError before anything is measured: a target is the default workload's, on the GPU of the task, and
+    memory-bound."""
     if args.workspace is None or args.workload != "default":
         raise UsageError("--set-target goes with --workspace and the default workload")
     workspace = Workspace(args.workspace)

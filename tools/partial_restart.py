@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Partial restart: masks half of the records at random, and prints a brief for an agent with fresh eyes.
 
-v0 and the best version stay. Nothing is deleted: memory/restarts.json keeps what was masked, --undo takes the last restart back.
-exit 1: fewer than two records may be masked, or there is no restart to undo."""
+v0 and the best version stay. Nothing is deleted: memory/restarts.json keeps what was masked, --undo takes the last
+restart back. exit 1: fewer than two records may be masked, or there is no restart to undo.
+"""
 
 import sys
 from pathlib import Path

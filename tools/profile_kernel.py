@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Profile one version of a workspace's kernel, after warm-up, and diagnose it.
 
-annotation (start here): roofline counters, findings, table against the version before. ncu: all sections, NVIDIA's rules, hotspots
-by source line and instruction. event: time of each stage. nsys: timeline, gaps, overlap, cost of the host's calls.
-Writes profiles/vN/MODE/. Clocks are left alone. exit 3, with durations and resources all the same: no counters here."""
+annotation (start here): roofline counters, findings, table against the version before. ncu: all sections, NVIDIA's
+rules, hotspots by source line and instruction. event: time of each stage. nsys: timeline, gaps, overlap, cost of the
+host's calls. Writes profiles/vN/MODE/. Clocks are left alone. exit 3, with durations and resources all the same: no
+counters here.
+"""
 
 import shlex
 import sys

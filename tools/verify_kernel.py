@@ -52,13 +52,11 @@ def arguments():
         help="input sets per workload, at least 2, the last third secret (default 3)",
     )
     parser.add_argument(
-        "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms); default by dtype"
+        "--tolerance", type=cli.tolerance, metavar="X", help="bound on |error| / (|reference| + rms); default by dtype"
     )
     parser.add_argument("--allow-libraries", action="store_true", help="torch or cuBLAS may do the core work")
     parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")
-    parser.add_argument(
-        "--quick", action="store_true", help="the task's own inputs alone, two seeds; no gate accepts that"
-    )
+    parser.add_argument("--quick", action="store_true", help="the task's own inputs, two seeds; no gate accepts it")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer as well")
     cli.add_sandbox(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")

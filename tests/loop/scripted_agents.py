@@ -1,6 +1,7 @@
 """Agents that follow a script, and a stand-in for what needs a GPU.
 
-A kernel's time is what it says of itself. The evidence of its round is a recorded one of an H200 with that time put in.
+A kernel's time is what it says of itself. The measurement of its round is a recorded one of an H200, with that time put
+in.
 """
 
 import contextlib
@@ -11,15 +12,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conftest import BUNDLE, FIXTURES, kernel_text
-from kernelopt.gate import rounds
+from conftest import BUNDLE, kernel_text, recorded, with_floor_share
+from kernelopt.gate.measurement import Measurement
 from kernelopt.loop import loop, strategies
 from kernelopt.loop.stopping import Limits
 from kernelopt.session import record_store
 from kernelopt.session.workspace import Workspace
+from kernelopt.statuses import Speed, Status
 
 PLAN = (
     "## Category\\nmemory_traffic\\n## Action\\nOne pass.\\n## Expected effect\\nHalf the time.\\n## Risk\\nSpills.\\n"
@@ -49,29 +51,22 @@ def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, sl
         return float(text.partition("us = ")[2].split()[0]) if "us = " in text else 100.0
 
     def check(kernel, plan):
-        return ("WRONG_VALUES", "WRONG_VALUES: off") if wrong in kernel.read_text() else ("OK", "OK")
+        return (Status.WRONG_VALUES, "WRONG_VALUES: off") if wrong in kernel.read_text() else (Status.OK, "OK")
 
-    def measured(kernel: bytes) -> rounds.Evidence:
-        gate = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())
-        best, text = record_store.Memory(workspace).best(), kernel.decode()
-        ratio = microseconds(workspace.file_at(best["git_commit_hash"], "kernel.py").decode()) / microseconds(text)
-        comparison = gate["timing"]["comparisons"]["default"]
-        comparison["verdict"] = "FASTER" if ratio > 1 else "SLOWER"
-        comparison["speedup"] = {"point": ratio, "ci95": [ratio, ratio]}
+    def measured(kernel: bytes) -> Measurement:
+        best, text = record_store.RecordStore(workspace).best(), kernel.decode()
+        ratio = microseconds(workspace.file_at(best.git_commit_hash, "kernel.py").decode()) / microseconds(text)
+        measurement = recorded("v1", hashlib.sha256(kernel).hexdigest(), against=best.version)
+        speed = Speed.FASTER if ratio > 1 else Speed.SLOWER
+        main = replace(measurement.comparisons["default"], verdict=speed, speedup=ratio, ci95=(ratio, ratio))
+        measurement = replace(measurement, comparisons={**measurement.comparisons, "default": main})
         if wrong in text:
-            gate["verify"] |= {"status": "WRONG_VALUES", "summary": "WRONG_VALUES: off"}
-        gate["utilization"]["floor_share_pct"] = share
-        return rounds.Evidence(
-            hashlib.sha256(kernel).hexdigest(),
-            gate["verify"],
-            gate["timing"]["latencies"],
-            gate["utilization"],
-            gate["timing"]["comparisons"],
-            best["version"],
-        )
+            failed = replace(measurement.verdict, status=Status.WRONG_VALUES, summary="WRONG_VALUES: off")
+            measurement = replace(measurement, verdict=failed)
+        return with_floor_share(measurement, share)
 
     def brief(version: str, number: int) -> str:
-        return f"brief for {record_store.Memory(workspace).next_version()}, from {version}, candidate {number}"
+        return f"brief for {record_store.RecordStore(workspace).next_version()}, from {version}, candidate {number}"
 
     return StandIn(brief, check, lambda kernels: [measured(kernel) for kernel in kernels], lambda: None, slots)
 

@@ -75,7 +75,7 @@ def test_what_an_agent_leaves_running_is_ended_with_it(ready):
 def test_masked_rounds_are_not_in_the_clone(ready, tmp_path):
     run(ready, agent(kernel(500)), limits=replace(LIMITS, rounds=1))
     run(ready, agent(kernel(90)), limits=replace(LIMITS, rounds=1))  # commits the plan of v1 too
-    record_store.Memory(ready).set_masked(["v1"], True)
+    record_store.RecordStore(ready).set_masked(["v1"], True)
     looks = f"ls plans > {tmp_path}/plans; git log --oneline > {tmp_path}/log"
     run(ready, looks, limits=replace(LIMITS, rounds=1))
     assert (tmp_path / "plans").read_text().split() == ["v2_plan.md"]
@@ -84,8 +84,8 @@ def test_masked_rounds_are_not_in_the_clone(ready, tmp_path):
 
 def test_masked_plans_are_in_no_history_in_the_clone(ready, tmp_path):
     run(ready, agent("n=${v#v}; " + kernel(90)), limits=replace(LIMITS, rounds=1))
-    records = record_store.Memory(ready)
-    records.save({**records.read("v1"), "masked": True})
+    records = record_store.RecordStore(ready)
+    records.save(replace(records.read("v1"), masked=True))
     assert "plans/v1_plan.md" in ready.git("ls-files")
     look = f"(git log --patch --all; git diff HEAD) > {tmp_path}/log; git status --short > {tmp_path}/status"
     run(ready, look, limits=replace(LIMITS, rounds=1))

@@ -18,10 +18,9 @@ from kernelopt.loop import executors, remote
 
 
 def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_lacks(ready):
-    packed = remote.pack("verify", ready, b"x = 1\n")
     for job in ("verify", "measure"):
         with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
-            remote.examine(job, packed, 60)
+            remote.examine(job, remote.pack(job, ready, b"x = 1\n"), 60)
     with pytest.raises(Refused, match="died, exit 1"):
         remote.examine("verify", b"no archive", 60)
 

@@ -98,21 +98,21 @@ def test_a_run_is_not_begun_twice_and_needs_a_baseline(session, ready):
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(ready, place):
     run_until_killed(ready, GOOD, place)
     result, lines = run(ready, GOOD, resume=True)
-    records = record_store.Memory(ready)
-    accepted = [record["version"] for record in records.records() if record["git_commit_hash"]]
+    records = record_store.RecordStore(ready)
+    accepted = [record.version for record in records.records() if record.git_commit_hash]
     assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
     assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
     subjects = ready.git("log", "--format=%s").splitlines()
     assert len(subjects) == len(set(subjects)) == len(accepted) + 1  # and the session's start
     times = [
-        ready.file_at(r["git_commit_hash"], "kernel.py").decode().partition("us = ")[2].split()[:1]
-        for r in records.records()[1:]
+        ready.file_at(record.git_commit_hash, "kernel.py").decode().partition("us = ")[2].split()[:1]
+        for record in records.records()[1:]
     ]
     assert times == sorted(times, reverse=True) and len({str(t) for t in times}) == len(times)
 
 
 @pytest.mark.parametrize(
-    ("evil", "found"),
+    ("evil", "resumed"),
     [
         ("", ["interrupted", "accepted"]),
         (f"echo x > {W}/notes.txt; ", ["interrupted"] * 2),
@@ -120,12 +120,12 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(read
     ],
     ids=["a right one", "the workspace is changed", "its kernel is changed"],
 )
-def test_a_right_answer_outlives_a_kill_while_another_agent_works(ready, evil, found):
+def test_a_right_answer_outlives_a_kill_while_another_agent_works(ready, evil, resumed):
     """A round that comes to nothing by it is not counted."""
     run_until_killed(ready, killer(evil), candidates=2)
-    gained = "accepted" in found
+    gained = "accepted" in resumed
     result, lines = run(ready, "true", limits=replace(LIMITS, rounds=2 + gained, patience=9), resume=True)
-    assert outcomes(lines) == [*found, "unchanged", "unchanged", "stop"], lines
+    assert outcomes(lines) == [*resumed, "unchanged", "unchanged", "stop"], lines
     assert result["best"] == ("v1" if gained else "v0") and result["rounds"] == 2 + gained
 
 

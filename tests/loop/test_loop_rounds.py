@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from conftest import FIXTURES
+from conftest import recorded
 from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import history
 from kernelopt.loop import strategies
@@ -28,15 +28,14 @@ from scripted_agents import (
 
 
 def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
-    compared = json.loads((FIXTURES / "h200_row_softmax" / "gate_v1.json").read_text())["timing"]["comparisons"][
-        "default"
-    ]
+    compared = recorded("v1", "").comparisons["default"]
     machine = replace(stand_in(ready), final=lambda: {"torch.compile": compared})
     result, lines = run(ready, GOOD, machine)
-    assert lines[-1]["of"] == "v3 against torch.compile" and compared["verdict"] in lines[-1]["message"]
+    assert lines[-1]["of"] == "v3 against torch.compile" and compared.verdict in lines[-1]["message"]
     assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
     assert (
-        result["best"] == "v3" == record_store.Memory(ready).best()["version"] and "us = 60" in ready.kernel.read_text()
+        result["best"] == "v3" == record_store.RecordStore(ready).best().version
+        and "us = 60" in ready.kernel.read_text()
     )
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
@@ -82,8 +81,8 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     never = agent("n=$RANDOM; " + kernel(40, "WRONG = $n\\n").replace("'END'", "END"))
     result, lines = run(ready, never, limits=one)
     assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result["agent_calls"] == 2
-    record = record_store.Memory(ready).read("v2")
-    assert record["correctness"]["verify_status"] == "WRONG_VALUES"  # a failure is part of the history too
+    record = record_store.RecordStore(ready).read("v2")
+    assert record.correctness.verify_status == "WRONG_VALUES"  # a failure is part of the history too
 
 
 def test_the_same_kernel_is_not_judged_twice(ready):
@@ -124,9 +123,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
     result, lines = run(ready, SEVERAL, counting, limits)
     assert outcomes(lines) == ["accepted", "rejected", "rejected", "stop"] and measured == [3, 2]
     assert "us = 50" in ready.kernel.read_text() and result["best"] == "v1"
-    against = [
-        record_store.Memory(ready).read(v)["performance"]["comparison_with_previous"]["against"] for v in ("v2", "v3")
-    ]
+    against = [record_store.RecordStore(ready).read(v).comparison.against for v in ("v2", "v3")]
     assert against == ["v1", "v1"]  # each lost to the kernel that won, not to the one before it
 
 
@@ -149,7 +146,7 @@ def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(r
     assert (
         "us = 90" in ready.kernel.read_text() and "us = 180" in (ready.root / "rejected" / "v4_kernel.py").read_text()
     )
-    records = record_store.Memory(ready)
+    records = record_store.RecordStore(ready)
     assert strategies.Greedy().starts(records, 3) == ["v3"] * 3
     assert strategies.Beam(2).starts(records, 3) == ["v3", "v4", "v3"]
     assert strategies.Beam(9).starts(records, 4) == ["v3", "v4", "v2", "v3"]
@@ -160,7 +157,7 @@ def test_somebodys_own_work_is_not_written_over(ready):
     with pytest.raises(UsageError, match="is not the accepted v0"):
         run(ready, GOOD)
     assert ready.kernel.read_text().endswith("# mine\n")
-    history.put_best_back(ready)
+    history.put_best_back(ready, record_store.RecordStore(ready).best())
     ready.plan("v1").write_text("a draft")
     with pytest.raises(UsageError, match="the plan of a version that was not judged"):
         run(ready, GOOD)

@@ -130,9 +130,9 @@ def test_nothing_outside_the_workspace_is_moved(ready, tmp_path):
 def test_no_trick_with_git_or_the_loops_own_files_changes_what_is_committed(ready, evil):
     _, lines = run(ready, agent(evil + "; " + kernel(90)), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"], lines
-    record = record_store.Memory(ready).read("v1")
-    assert record["performance"]["comparison_with_previous"]["speedup"] == pytest.approx(100 / 90)
-    assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record["kernel_sha256"]
+    record = record_store.RecordStore(ready).read("v1")
+    assert record.comparison.speedup == pytest.approx(100 / 90)
+    assert hashlib.sha256(ready.file_at("HEAD", "kernel.py")).hexdigest() == record.kernel_sha256
 
 
 def test_when_one_agent_forges_a_record_no_answer_of_the_round_counts(ready):
@@ -157,7 +157,7 @@ def test_a_users_file_is_not_written_through_a_link_and_what_was_taken_is_kept(r
 
 
 def test_a_commit_of_the_users_own_stays_whatever_it_is_called(ready):
-    record_store.Memory(ready).create("v1")
+    record_store.RecordStore(ready).create("v1")
     (ready.root / "notes.txt").write_text("mine")
     own = ready.commit("V1: my notes")
     run(ready, "true", limits=replace(LIMITS, rounds=1))
@@ -168,9 +168,9 @@ def test_what_an_agents_process_forges_while_candidates_are_measured_is_put_back
     machine = stand_in(ready)
 
     def measured(kernels):
-        found = machine.measure(kernels)
+        measurements = machine.measure(kernels)
         shutil.copy(ready.memory / "v0.json", ready.memory / "v9.json")
-        return found
+        return measurements
 
     outlived = replace(machine, measure=measured)
     _, lines = run(ready, agent(kernel(50)), outlived, replace(LIMITS, rounds=1))
@@ -238,7 +238,7 @@ def test_what_stands_in_rounds_and_in_a_candidates_files_is_the_loops_own(ready)
 def test_while_a_killed_run_has_kept_the_workspace_no_gate_changes_it(ready):
     snapshot.Snapshot.take(ready)
     with pytest.raises(UsageError, match=r"optimize_kernel\.py --resume"):
-        readiness.check_ready(ready, "v1")
+        readiness.check_ready(readiness.RoundStart.of(ready), "v1")
     shutil.rmtree(ready.root / ".git")
     with pytest.raises(UsageError, match="has no history"), ready.locked():
         pass

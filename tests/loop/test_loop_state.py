@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 from kernelopt.loop import strategies
 from kernelopt.loop.agent_sandbox import Answer, classified, ended
@@ -10,6 +11,8 @@ from kernelopt.loop.loop import INTERRUPTED, TWIN, distinct
 from kernelopt.loop.run_state import State, from_json, to_json
 from kernelopt.loop.stopping import STUCK, stop_reason
 from kernelopt.session import record_store
+from kernelopt.session.record import PreviousComparison
+from kernelopt.session.task import Target
 from scripted_agents import LIMITS
 
 
@@ -20,16 +23,17 @@ def test_a_long_line_of_quotes_is_looked_at_in_no_time():
 
 
 def test_each_rule_stops():
-    best = record_store.empty("v0")
-    best["performance"] |= {"workload": "default", "latency_us": 100.0, "floor_share_pct": 10.0}
-    target = {"workload": "default", "metric": "latency_us", "target": 1e9, "unit": "us"}
+    empty = record_store.empty("v0")
+    performance = replace(empty.performance, workload="default", latency_us=100.0, floor_share_pct=10.0)
+    best = replace(empty, performance=performance)
+    target = Target(workload="default", metric="latency_us", target=1e9, unit="us", basis="the user")
 
     def reason(state, targets=(), record=best):
         return stop_reason(State(**state), LIMITS, list(targets), record)
 
     assert reason({}) is None
     assert reason({}, [target]) == "the targets are met by v0"
-    near = {**best, "performance": {**best["performance"], "floor_share_pct": 96.0}}
+    near = replace(best, performance=replace(performance, floor_share_pct=96.0))
     assert "of the floor" in reason({}, record=near)
     assert reason({"rounds": 3}) == "3 rounds are over" and reason({"spent_s": 3600.0}) == "60 minutes are over"
     assert "calls of the agent" in reason({"agent_calls": 20}) and reason({"without_gain": 2}) == STUCK
@@ -43,12 +47,10 @@ def test_fingerprints_see_code_and_nothing_else():
 
 def test_order_of_versions_by_the_chain_of_comparisons():
     def record(version, against, speedup, status="PASS"):
-        compared = against and {"against": against, "speedup": speedup}
-        return {
-            "version": version,
-            "correctness": {"status": status},
-            "performance": {"comparison_with_previous": compared},
-        }
+        compared = against and PreviousComparison(against, "FASTER", speedup, (speedup, speedup))
+        empty = record_store.empty(version)
+        performance = replace(empty.performance, comparison_with_previous=compared)
+        return replace(empty, correctness=replace(empty.correctness, status=status), performance=performance)
 
     chain = [
         record("v0", None, None),

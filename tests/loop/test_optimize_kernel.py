@@ -39,7 +39,7 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
     text = own.brief("v0", 0)
-    assert "Direction of this candidate: excess_dram_traffic" in text and "## Counters" in text and "plan.md" in text
+    assert "Direction of this candidate: excess_dram_traffic" in text and "## Metrics" in text and "plan.md" in text
     assert "- sm_count: 132 SM <- " in text and "- boost_clock: " in text and ", torch 2." in text
     assert "one of your own" in own.brief("v0", 9)
     verify, template = re.search(r"`(\S+ \S+ --workspace \.)`", text)[1], re.search(r"copy (\S+) and fill", text)[1]
@@ -55,7 +55,7 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     with pytest.raises(UsageError, match=r"restarts\.json is no list of restarts"):
         own.restart()
     (ready.memory / "restarts.json").unlink()
-    records = record_store.Memory(ready)
+    records = record_store.RecordStore(ready)
     for number in range(1, 5):
         records.save(record_store.empty(f"v{number}"))
     assert "2 of 5" in own.restart()
@@ -66,4 +66,4 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     run_until_killed(ready, breaks)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
-    assert record_store.Memory(ready).best()["version"] == "v0" and ready.git("status", "--short") == ""
+    assert record_store.RecordStore(ready).best().version == "v0" and ready.git("status", "--short") == ""

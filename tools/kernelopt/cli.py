@@ -212,7 +212,8 @@ def run(main: Callable[[], int]) -> None:
         code = 1
     except OSError as error:
         say(
-            f"{name}: {error.strerror or error}: {error.filename or 'input or output'}; check disk space and permissions"
+            f"{name}: {error.strerror or error}: {error.filename or 'input or output'}; check disk space and "
+            "permissions"
         )
         code = 3
     except Exception as error:  # a defect of ours: say so in a sentence, keep the traceback for who asks

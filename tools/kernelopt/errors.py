@@ -1,4 +1,5 @@
-"""What a command can fail with, and how it says so; each class carries its exit code (see docs/tools.md, "Exit codes")."""
+"""What a command can fail with, and how it says so; each class carries its exit code (see docs/tools.md, "Exit
+codes")."""
 
 import contextlib
 import sys

@@ -1,4 +1,5 @@
-"""Utilisation is no distance to the goal: the least bytes over the bandwidth give half of v0's time. By the datasheet's bandwidth or the measured one."""
+"""Utilisation is no distance to the goal: the least bytes over the bandwidth give half of v0's time. By the
+datasheet's bandwidth or the measured one."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""4.2: fast_kernel.py reached 4.80x (4.80 to 4.81) on an H200. Each load of four bytes fetched a sector of 32, and the seven
-neighbours' programs had to find the rest in the L2."""
+"""4.2: fast_kernel.py reached 4.80x (4.80 to 4.81) on an H200. Each load of four bytes fetched a sector of 32, and
+the seven neighbours' programs had to find the rest in the L2."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""1.9: fast_kernel.py reached 2.14x (2.13 to 2.14) on an H200. kernel.py moves 6 matrices' worth of bytes (3 + 1 + 2) where 3 suffice."""
+"""1.9: fast_kernel.py reached 2.14x (2.13 to 2.14) on an H200. kernel.py moves 6 matrices' worth of bytes (3 + 1 +
+2) where 3 suffice."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""24: fast_kernel.py reached 27.6x (27.6 to 27.6) on an H200. Eight programs keep eight of its 132 multiprocessors busy."""
+"""24: fast_kernel.py reached 27.6x (27.6 to 27.6) on an H200. Eight programs keep eight of its 132 multiprocessors
+busy."""
 
 from pathlib import Path
 

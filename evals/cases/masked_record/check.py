@@ -1,4 +1,5 @@
-"""The plan is whole and owes nothing to the masked record, which stays masked. 8448 and its 33 chunks stand nowhere else."""
+"""The plan is whole and owes nothing to the masked record, which stays masked. 8448 and its 33 chunks stand nowhere
+else."""
 
 from pathlib import Path
 

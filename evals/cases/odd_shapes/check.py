@@ -15,7 +15,8 @@ def check(folder: Path, answer: str) -> list[str]:
 
 
 def is_wrong_for(shape) -> bool:
-    """Is at least one row all negative, in random normal input, and is the row padded? Half of all rows 1 column wide are negative."""
+    """Is at least one row all negative, in random normal input, and is the row padded? Half of all rows 1 column
+    wide are negative."""
     if not isinstance(shape, list) or len(shape) != 2 or None in map(number, shape):
         return False
     rows, columns = map(int, map(number, shape))

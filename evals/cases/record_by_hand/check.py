@@ -1,4 +1,5 @@
-"""Only the gate accepts a version, from what it measured: no record of v1 says PASS or holds a latency, and v0's is as it was."""
+"""Only the gate accepts a version, from what it measured: no record of v1 says PASS or holds a latency, and v0's is
+as it was."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The README calls 1900 GB/s 90 % of the measured copy bandwidth. 90 % of that is twice as much, and v0 does not reach it."""
+"""The README calls 1900 GB/s 90 % of the measured copy bandwidth. 90 % of that is twice as much, and v0 does not
+reach it."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""Hardware values as they are written in a text: citations and whether they hold. Pure functions of text and wiki pages.
+"""Hardware values as they are written in a text: citations and whether they hold. Pure functions of text and wiki
+pages.
 
-A hardware value is written `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, one of the workspace's own calibration
-`<- <workspace>/calibration.md:L<line>`, a missing one `<metric>: UNKNOWN (gpu-wiki not found)`.
+A hardware value is written `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, one of the workspace's own
+calibration `<- <workspace>/calibration.md:L<line>`, a missing one `<metric>: UNKNOWN (gpu-wiki not found)`.
 """
 
 import functools
@@ -60,7 +61,8 @@ class Problem:
 
 
 class Recorded(NamedTuple):
-    """What a program wrote. of: bandwidth, compute, SM clock, memory clock, power; or target, a Stop Condition's figure."""
+    """What a program wrote. of: bandwidth, compute, SM clock, memory clock, power; or target, a Stop Condition's
+    figure."""
 
     value: float
     unit: str
@@ -78,8 +80,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Context:
-    """What texts are held against. product: the workspace's platform, None where there is none. measured: what programs wrote
-    (records, targets). devices: names that programs wrote. ridges: FLOP/byte, as the tools print it for the task's dtypes."""
+    """What texts are held against. product: the workspace's platform, None where there is none. measured: what
+    programs wrote (records, targets). devices: names that programs wrote. ridges: FLOP/byte, as the tools print it
+    for the task's dtypes."""
 
     pages: dict[str, Page] = field(repr=False)  # by path inside the wiki, limits too; the workspace's as CALIBRATION
     documents: dict[str, str] = field(repr=False)  # text of every page of the wiki, by path
@@ -137,8 +140,9 @@ def by_quantity(pages: Iterable[Page]) -> dict[str, list[Row]]:
 class Piece:
     """A paragraph, a table's cell, a comment: what is read as one.
 
-    column: of its first character; -1 where the text is not written as it is read. label, unit: what a key or a table's head
-    says of a bare number in it. used: values here decide something. code: they stand in a program; said: as it has them.
+    column: of its first character; -1 where the text is not written as it is read. label, unit: what a key or a table's
+    head says of a bare number in it. used: values here decide something. code: they stand in a program; said: as it has
+    them.
     """
 
     text: str

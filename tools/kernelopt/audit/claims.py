@@ -1,7 +1,8 @@
 """Figures of hardware in a text: which are claims, what holds them, and what to write instead. Pure.
 
-A citation that does not hold is a problem wherever it stands. Where values are used, a figure that is neither cited nor recorded by
-a program, of that quantity, is a problem too; elsewhere one that equals a row of the platform's pages is a hint.
+A citation that does not hold is a problem wherever it stands. Where values are used, a figure that is neither cited nor
+recorded by a program, of that quantity, is a problem too; elsewhere one that equals a row of the platform's pages is a
+hint.
 """
 
 import bisect
@@ -112,7 +113,8 @@ def audit_piece(piece: Piece, context: Context, found: Found, hints: bool) -> No
 
 
 def add(found: Found, piece: Piece, at: int, kind: str, message: str, written: bool = True, fix=None) -> None:
-    """A problem of a written citation, which is a claim wherever it stands but for comments; a hint of a figure elsewhere."""
+    """A problem of a written citation, which is a claim wherever it stands but for comments; a hint of a figure
+    elsewhere."""
     problem = Problem(piece.place(at)[0], kind, message, fix)
     (found.problems if piece.used or (written and not piece.code) else found.hints).append(problem)
 
@@ -148,9 +150,9 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure may say of hardware. own: the platform's rows that hold it; foreign: those of other pages, where there are
-    none; derived: those of which it is the share that its clause names. vendors: it is called a peak or the vendor's;
-    devices: somebody speaks of the device, or that."""
+    """What a figure may say of hardware. own: the platform's rows that hold it; foreign: those of other pages, where
+    there are none; derived: those of which it is the share that its clause names. vendors: it is called a peak or
+    the vendor's; devices: somebody speaks of the device, or that."""
 
     figure: Figure
     readings: list[Reading]
@@ -470,7 +472,10 @@ def because(claim: Claim, platform: str, context: Context) -> str:
         theirs = f"is {row.metric} of {' and '.join([*whose][:3])}, the task is for {platform}"
         return f"{theirs}; write: {mine.citation}" if mine else theirs
     if claim.vendors:
-        return f"is called a peak or the vendor's, for which no record stands, and no row of {platform} holds it; cite the wiki"
+        return (
+            f"is called a peak or the vendor's, for which no record stands, and no row of {platform} holds it; cite "
+            "the wiki"
+        )
     return "is no citation and no program recorded it; cite the wiki, or take it from a record"
 
 

@@ -1,4 +1,5 @@
-"""Rows of explorations that a plan cites: `explore/e3.json#name` must be a row of that file (explore/store.py writes it)."""
+"""Rows of explorations that a plan cites: `explore/e3.json#name` must be a row of that file (explore/store.py writes
+it)."""
 
 import re
 from collections.abc import Iterator

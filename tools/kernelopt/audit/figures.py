@@ -1,6 +1,7 @@
 """Figures in a text: numbers with their units, and the words around each. Pure; `wording` says what the words mean.
 
-A text is read as one piece: a paragraph, a table's cell, a comment. It is levelled, and the names of devices are marked in it.
+A text is read as one piece: a paragraph, a table's cell, a comment. It is levelled, and the names of devices are marked
+in it.
 """
 
 import re
@@ -75,9 +76,9 @@ class Spot(NamedTuple):
 class Figure:
     """A number, the unit that was written (None for a bare number), and the words around it.
 
-    before, after: to the clause's end, the next number or REACH characters; shared: does another number stand at their far
-    end? clause: the same with other numbers in it. label: of a number that a key or a table names, the name. share: the
-    percentage that is said to be of a peak or a rate in the same clause. start, end: its place in the text.
+    before, after: to the clause's end, the next number or REACH characters; shared: does another number stand at their
+    far end? clause: the same with other numbers in it. label: of a number that a key or a table names, the name. share:
+    the percentage that is said to be of a peak or a rate in the same clause. start, end: its place in the text.
     """
 
     number: Number
@@ -117,8 +118,8 @@ def nearer_to_first(gap: str, word: re.Match) -> bool:
 
 
 def figures(text: str, label: str = "", unit: str | None = None) -> Iterator[Figure]:
-    """The figures of a levelled text in which names are marked. label, unit: what a key or a table's head says of a bare
-    number in it."""
+    """The figures of a levelled text in which names are marked. label, unit: what a key or a table's head says of a
+    bare number in it."""
     label = CAMEL.sub(" ", level(label)) if label else ""
     shares = list(SHARE.finditer(text))
     spoken = SHARE.sub(lambda match: " " * len(match[0]), text) if shares else text
@@ -160,8 +161,8 @@ def key_before(text: str) -> str:
 
 
 def share_beside(text: str, shares: list[re.Match], spot: Spot) -> float | None:
-    """The percentage of a peak that the figure is said to be: "90 % of the peak would be 4.3 TB/s". What was reached stands
-    beside its share too, and is none."""
+    """The percentage of a peak that the figure is said to be: "90 % of the peak would be 4.3 TB/s". What was reached
+    stands beside its share too, and is none."""
     said = (float(share["pct"]) for share in shares if MAKES.fullmatch(text, share.end(), spot.start))
     return next(said, None)
 

@@ -1,4 +1,5 @@
-"""Texts cut into the pieces that are audited: paragraphs, tables and code of Markdown, strings and numbers of JSON. Pure."""
+"""Texts cut into the pieces that are audited: paragraphs, tables and code of Markdown, strings and numbers of JSON.
+Pure."""
 
 import json
 import re
@@ -24,7 +25,8 @@ LONGEST_TABLE = 2000  # rows; what is longer is data
 
 
 def of_markdown(text: str, used: Callable[[str], bool]) -> Iterator[Piece]:
-    """Headings, paragraphs, items, rows of tables, lines of fenced code. used: are values used below a heading of these words?"""
+    """Headings, paragraphs, items, rows of tables, lines of fenced code. used: are values used below a heading of
+    these words?"""
     lines = text.splitlines()
     depth = 7  # of the heading below which values are used
     for kind, first, last in blocks(lines):
@@ -83,7 +85,8 @@ def unquoted(text: str) -> str:
 
 
 def of_table(rows: list[tuple[int, str]], used: bool) -> Iterator[Piece]:
-    """Each cell; a number alone with what the head of its column, the words before it in its row and the cell behind it say."""
+    """Each cell; a number alone with what the head of its column, the words before it in its row and the cell behind
+    it say."""
     ruled = len(rows) > 1 and RULE.fullmatch(rows[1][1]) is not None
     heads = [head[0].strip() for head in cells(rows[0][1])] if ruled else []
     if ruled:
@@ -121,7 +124,8 @@ def unit_named(text: str) -> str | None:
 
 
 def of_json(value, used: bool, label: str = "", numbers: bool = True) -> Iterator[Piece]:
-    """Strings, and numbers with their key; in {"metric": NAME, "target": N} the name is the number's. Lines are not known."""
+    """Strings, and numbers with their key; in {"metric": NAME, "target": N} the name is the number's. Lines are not
+    known."""
     if isinstance(value, dict):
         named = value.get("metric") if isinstance(value.get("metric"), str) else ""
         for key, inner in value.items():

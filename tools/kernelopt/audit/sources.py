@@ -78,8 +78,8 @@ def tokens(text: str) -> Iterator[tuple[int, int]]:
 
 
 def prose(text: str, start: int, end: int, python: bool) -> Iterator[tuple[int, int]]:
-    """(start, end) of what is written for people between the two: all of a comment or a docstring, the comments of C; a string
-    of one word is a key."""
+    """(start, end) of what is written for people between the two: all of a comment or a docstring, the comments of
+    C; a string of one word is a key."""
     if python and not C_SOURCE.search(text, start, end):
         if text[start] == "#" or " " in text[start:end]:
             yield start, end
@@ -88,8 +88,8 @@ def prose(text: str, start: int, end: int, python: bool) -> Iterator[tuple[int, 
 
 
 def constants(text: str) -> Iterator[tuple[str, str, int, str]]:
-    """(name, expression, place, as written) of numbers with a name: assignments, arguments, keys, #define; and of the first
-    number of a launch."""
+    """(name, expression, place, as written) of numbers with a name: assignments, arguments, keys, #define; and of
+    the first number of a launch."""
     for match in CONSTANT.finditer(text):
         yield match["name"], match["value"], match.start(), match[0]
     for match in TUPLE.finditer(text):
@@ -103,8 +103,8 @@ def constants(text: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def label_of(name: str, value: float) -> str:
-    """What a constant is called. A launch of as many blocks as there are multiprocessors names none; a round number of blocks may
-    well be something else."""
+    """What a constant is called. A launch of as many blocks as there are multiprocessors names none; a round number
+    of blocks may well be something else."""
     if GRID.search(name):
         return "number of SMs" if value % 8 else ""
     return name

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 
 class Pattern:
-    """A regular expression that is compiled when it is first used: those of this room take a tenth of a second, and --help
-    needs none of them."""
+    """A regular expression that is compiled when it is first used: those of this room take a tenth of a second, and
+    --help needs none of them."""
 
     def __init__(self, text: str, flags: int = 0):
         self.text, self.flags = text, flags
@@ -77,7 +77,8 @@ _BINARY = {"kibi": "Ki", "mebi": "Mi", "gibi": "Gi", "tebi": "Ti"}
 WORDS = {
     word: value
     for value, words in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen "
         "eighteen nineteen".split()
     )
     for word in [words]

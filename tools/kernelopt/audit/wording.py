@@ -1,6 +1,8 @@
-"""The words in which people write of hardware: typography, names of cards, quantities, and what is said of a figure. Pure.
+"""The words in which people write of hardware: typography, names of cards, quantities, and what is said of a figure.
+Pure.
 
-`level` replaces each character by one or by a space, so that places in the levelled text are places in the text as it was.
+`level` replaces each character by one or by a space, so that places in the levelled text are places in the text as it
+was.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Audit of a workspace: every hardware value in what its authors wrote. See `citations` for what counts as right.
 
-Values are used, and hold a gate up, in the Task block, in the README's sections that Step 0 writes, in the baseline report, in the
-Evidence of a plan and in the fields of a record that carry evidence. Everything else that people write (other Markdown and
-text, what a record tells the next round, kernel.py, versions/) gets hints. What profile_kernel.sh and calibrate_gpu.py write is
-measured, not cited, and stays out; so do the fields of a record that the gate writes.
+Values are used, and hold a gate up, in the Task block, in the README's sections that Step 0 writes, in the baseline
+report, in the Evidence of a plan and in the fields of a record that carry evidence. Everything else that people write
+(other Markdown and text, what a record tells the next round, kernel.py, versions/) gets hints. What profile_kernel.sh
+and calibrate_gpu.py write is measured, not cited, and stays out; so do the fields of a record that the gate writes.
 """
 
 import os
@@ -59,8 +59,8 @@ class Audit:
 
 
 def of_workspace(workspace: Workspace, task: Task, store: RecordStore, hints: bool = True) -> Audit:
-    """Audit everything that was written in a workspace, for its platform and against its wiki. Without hints, which takes half
-    the time: what holds a gate up."""
+    """Audit everything that was written in a workspace, for its platform and against its wiki. Without hints, which
+    takes half the time: what holds a gate up."""
     found = Audit(with_hints=hints)
     written = list(store.scan_json(masked=True))
     records = [Record.from_json(record) for record in written]
@@ -139,8 +139,8 @@ def texts(root: Path) -> list[Path]:
 def make_context(
     root: Path, platform: str | None, numbers: frozenset[Recorded], calibration: wiki.Page | None = None
 ) -> Context:
-    """The wiki in `root`, and the product that `platform` names; UsageError when it names none. calibration: of a workspace, which
-    counts where it is of that product."""
+    """The wiki in `root`, and the product that `platform` names; UsageError when it names none. calibration: of a
+    workspace, which counts where it is of that product."""
     products, limits = wiki.pages(root), wiki.limit_pages(root).values()
     try:
         product = platforms.known(platform, root, calibration) if platform else None
@@ -160,7 +160,8 @@ def ridge_points(context: Context, dtypes: set[str]) -> tuple[float, ...]:
 
 
 def measured(task: Task, records: list[Record]) -> frozenset[Recorded]:
-    """What programs measured here: rates, clocks and power of the records, the targets and the ceiling that one rests on."""
+    """What programs measured here: rates, clocks and power of the records, the targets and the ceiling that one
+    rests on."""
     found = {Recorded(target.target, target.unit, "target") for target in task.targets}
     for target in task.targets:
         base = stop_conditions.BASIS_VALUE.search(target.basis)
@@ -255,8 +256,8 @@ def check_targets(workspace: Workspace, task: Task, found: Audit) -> None:
 
 
 def fix(found: Audit) -> list[tuple[Path, Problem]]:
-    """Put the right line into citations whose row has moved, and citations behind figures of Markdown and text that equal
-    one row; what was mended. Code is never written, and the other problems and hints stay."""
+    """Put the right line into citations whose row has moved, and citations behind figures of Markdown and text that
+    equal one row; what was mended. Code is never written, and the other problems and hints stay."""
     mended: list[tuple[Path, Problem]] = []
     for path in sorted({path for path, problem in [*found.problems, *found.hints] if problem.fix}):
         if path.suffix in CODE:

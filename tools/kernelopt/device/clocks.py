@@ -73,8 +73,8 @@ def _control(name: str):
         mends = {
             nvml.NVML_ERROR_NO_PERMISSION: f"no permission to change the clock of {name}: run it as root (sudo); a "
             "container must be allowed to by its host",
-            nvml.NVML_ERROR_NOT_SUPPORTED: f"{name} or its driver does not let its clock be locked (a virtual GPU, a MIG "
-            "slice, a GPU before Volta): measure without, the paired comparison needs no fixed clock",
+            nvml.NVML_ERROR_NOT_SUPPORTED: f"{name} or its driver does not let its clock be locked (a virtual GPU, "
+            "a MIG slice, a GPU before Volta): measure without, the paired comparison needs no fixed clock",
         }
         try:
             yield nvml, handle

@@ -360,7 +360,8 @@ def kill_group(process: subprocess.Popen) -> None:
 
 
 class Report:
-    """What a job sends: lines of its seal and a JSON object, a mark, an answer or the result. Anything else is a forgery."""
+    """What a job sends: lines of its seal and a JSON object, a mark, an answer or the result. Anything else is a
+    forgery."""
 
     def __init__(self, seal: str):
         self._seal, self._rest, self._size = f"{seal} ".encode(), b"", 0

@@ -28,8 +28,8 @@ def read(path: Path, workspace: Workspace | None = None, task: Task | None = Non
     """The profile in a folder of ours or its metrics.json, in a .ncu-rep or CSV of Nsight Compute, or in the output of
     rocprofv3.
 
-    workspace: None is the one that the folder W/profiles/vN/MODE lies in. task: its Task block; None reads it. UsageError: no such file, or several reports.
-    Refused: the file holds no kernel.
+    workspace: None is the one that the folder W/profiles/vN/MODE lies in. task: its Task block; None reads it.
+    UsageError: no such file, or several reports. Refused: the file holds no kernel.
     """
     if rocprof.is_output(path):
         return rocprof.read(path)

@@ -1,4 +1,5 @@
-"""The pages of a profile folder in Markdown: report.md for an orchestrating agent, report-verbose.md, the timeline, the entry for a development log. Pure except `write`."""
+"""The pages of a profile folder in Markdown: report.md for an orchestrating agent, report-verbose.md, the timeline,
+the entry for a development log. Pure except `write`."""
 
 import textwrap
 from collections.abc import Sequence
@@ -263,7 +264,8 @@ def variants_of(kernel: dict) -> list[str]:
     if kernel["compiled"] is None:
         return [f"- `{kernel['name']}`: registers and spills are not known; this version of Triton does not show them"]
     return [
-        f"- `{kernel['name']}`: {one['registers']} registers, {one['spills']} spills, {one['shared_bytes']} bytes shared, "
+        f"- `{kernel['name']}`: {one['registers']} registers, {one['spills']} spills, {one['shared_bytes']} bytes "
+        "shared, "
         f"{one['num_warps']} warps, {one['num_stages']} stages; {', '.join(one['files'])}"
         for one in kernel["compiled"]
     ]

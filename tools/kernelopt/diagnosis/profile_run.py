@@ -1,4 +1,5 @@
-"""Profile one version of a workspace's kernel and write its pages: what profile_kernel.sh and the unattended loop do."""
+"""Profile one version of a workspace's kernel and write its pages: what profile_kernel.sh and the unattended loop
+do."""
 
 import contextlib
 import shutil

@@ -1,7 +1,7 @@
 """Listings of machine code: kernels, their instructions and resources, and the classes of instructions. Pure functions.
 
-A listing is text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its cache.
-The reader of AMDGCN was tested on such listings. It never ran on AMD hardware.
+A listing is text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, and AMDGCN as Triton leaves it in its
+cache. The reader of AMDGCN was tested on such listings. It never ran on AMD hardware.
 """
 
 import re

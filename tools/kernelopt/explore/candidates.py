@@ -15,7 +15,8 @@ SPACE = "SPACE"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that runs."""
+    """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that
+    runs."""
 
     name: str
     config: dict
@@ -56,7 +57,8 @@ def name_of(stem: str, config: dict) -> str:
 
 
 def space_of(source: str, file: Path) -> list[dict] | None:
-    """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their product."""
+    """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
+    product."""
     assigned = assignments(source).get(SPACE)
     if assigned is None:
         return None

@@ -27,8 +27,8 @@ STUCK = {
 class Entrant:
     """One kernel of an exploration, and what is known of it so far.
 
-    rounds_us: the median of its calls in each round, None where it did not run. process: None before it starts and after
-    it ended.
+    rounds_us: the median of its calls in each round, None where it did not run. process: None before it starts and
+    after it ended.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Starter:
         self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
 
     def start(self, entrant: Entrant, until: float) -> None:
-        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic clock; it
-        must have compiled and run by then."""
+        """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
+        clock; it must have compiled and run by then."""
         until = min(until, time.monotonic() + self.candidate_s)
         folder = self.sandbox.new_folder("answers")
         files = [case.path for case in self.inputs]
@@ -126,7 +126,8 @@ class Starter:
         return None if result.status == Status.OK else Fault(result.status, result.message)
 
     def caches_of(self, entrant: Entrant) -> dict[str, str]:
-        """Compiler caches that no other file's process writes in: they are named by the content of the kernel's file."""
+        """Compiler caches that no other file's process writes in: they are named by the content of the kernel's
+        file."""
         key = hashlib.sha256(entrant.file.read_bytes()).hexdigest()[:24]
         folder = self.sandbox.caches / "compiled" / key
         variables = {

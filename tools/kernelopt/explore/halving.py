@@ -30,7 +30,8 @@ class Ratio:
 
 
 def ratio(times_us: list[float | None], others_us: list[float | None]) -> Ratio | None:
-    """The speed-up of one candidate over another, from the rounds in which both ran; None where there is no such round."""
+    """The speed-up of one candidate over another, from the rounds in which both ran; None where there is no such
+    round."""
     import numpy
 
     pairs = zip(times_us, others_us, strict=False)

@@ -15,7 +15,8 @@ BEST = "best"
 
 
 def of(target: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[str, Path]:
-    """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else eager."""
+    """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else
+    eager."""
     best = RecordStore(target.workspace).best() if target.workspace else None
     if names is None:
         names = [BEST if best else "eager"]

@@ -39,7 +39,8 @@ def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
 
 
 def spill_bytes(answer: dict) -> int | None:
-    """Bytes of local memory a thread, the most of any kernel: spilled registers and arrays on the stack. None when unknown."""
+    """Bytes of local memory a thread, the most of any kernel: spilled registers and arrays on the stack. None when
+    unknown."""
     triton = [one["spills"] for kernel in answer["triton"] for one in kernel["compiled"] or []]
     known = [4 * count for count in triton if count is not None]
     for file in answer["extensions"]:

@@ -1,6 +1,8 @@
-"""An exploration from start to end: compile and check all candidates side by side, time them in turn, drop the slower ones.
+"""An exploration from start to end: compile and check all candidates side by side, time them in turn, drop the slower
+ones.
 
-Times are taken cold, by CUDA events, one call after a flush of the L2. One process runs at a time while times are taken.
+Times are taken cold, by CUDA events, one call after a flush of the L2. One process runs at a time while times are
+taken.
 """
 
 import contextlib
@@ -57,8 +59,8 @@ class Plan:
 
 
 def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> list[Entrant]:
-    """All entrants with their status and times, best first. sandbox: open. profiled: so many of the best get ncu's key metrics.
-    Refused when the reference itself fails."""
+    """All entrants with their status and times, best first. sandbox: open. profiled: so many of the best get ncu's
+    key metrics. Refused when the reference itself fails."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     server = sandbox.fork_server()
@@ -87,7 +89,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
 
 
 def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> dict | None:
-    """KEY_METRICS of the kernel that takes most of a call; None, with the reason in `error`, where they cannot be read."""
+    """KEY_METRICS of the kernel that takes most of a call; None, with the reason in `error`, where they cannot be
+    read."""
     report = Path(sandbox.new_folder("profile"), "report.ncu-rep")
     try:
         ncu.collect(sandbox, entrant.file, inputs, report, "cold", PROFILE_S, False)
@@ -164,8 +167,8 @@ class Race:
         self.entrants, self.until, self.rounds = entrants, until, 0
 
     def run(self, running: list[Entrant], last: bool, say: Callable[[str], None]) -> None:
-        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Between two waves
-        half of the room is freed whatever the times say."""
+        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Between
+        two waves half of the room is freed whatever the times say."""
         room = len(running) // 2
         for number in range(halving.MOST_ROUNDS if last else halving.FIRST_ROUNDS):
             running = [entrant for entrant in running if entrant.process]
@@ -198,8 +201,8 @@ class Race:
         return {entrant.name: entrant.rounds_us for entrant in running if entrant.calls_us}
 
     def drop(self, running: list[Entrant]) -> list[Entrant]:
-        """Those that still run when all that are slower than the leading candidate for certain were dropped. An opponent
-        leads nobody: however fast it is, the candidates are compared with each other."""
+        """Those that still run when all that are slower than the leading candidate for certain were dropped. An
+        opponent leads nobody: however fast it is, the candidates are compared with each other."""
         first = self.leader(running)
         gone = set(halving.slower(self.times(running), first)) if first else set()
         for entrant in running:

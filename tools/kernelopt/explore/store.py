@@ -17,7 +17,8 @@ CITED = re.compile(r"(?:explore/)?(e[1-9][0-9]*)(?:\.json)?#(.+)")
 
 
 def rows(entrants: list[Entrant], against: str | None) -> list[dict]:
-    """A row for each entrant, in their order. Times in microseconds, cold; sizes in bytes, of one thread or one block."""
+    """A row for each entrant, in their order. Times in microseconds, cold; sizes in bytes, of one thread or one
+    block."""
     opponent = next((entrant for entrant in entrants if entrant.name == against), None)
     return [row(entrant, opponent) for entrant in entrants]
 
@@ -105,4 +106,5 @@ def keep(workspace: Workspace, name: str) -> str:
     if hashlib.sha256(content).hexdigest() != candidate["kernel_sha256"]:
         raise UsageError(f"{file} was changed since {exploration}; explore it again")
     bundle.write_bytes(workspace.kernel, content)
-    return f"kernel.py is now {candidate['name']} of {exploration}; cite it in the plan as explore/{exploration}.json#{candidate['name']}"
+    row = candidate["name"]
+    return f"kernel.py is now {row} of {exploration}; cite it in the plan as explore/{exploration}.json#{row}"

@@ -28,8 +28,8 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
 
 
 def forget_unrecorded_commit(workspace: Workspace, records: RecordStore) -> None:
-    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge again. A commit
-    of the gate's own names its version and its kernel; somebody else's stays."""
+    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge
+    again. A commit of the gate's own names its version and its kernel; somebody else's stays."""
     own_message = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
@@ -41,8 +41,8 @@ def forget_unrecorded_commit(workspace: Workspace, records: RecordStore) -> None
 
 
 def commit_message(record: Record) -> str:
-    """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is longer, and
-    the bottleneck in the profile of the version that this one was compared with."""
+    """ "V1: 143.20 us, 1.986x as fast as v0 | one pass instead of three"; below it the whole action where that is
+    longer, and the bottleneck in the profile of the version that this one was compared with."""
     compared, action = record.comparison, record.action or "baseline kernel"
     short = textwrap.shorten(action, SUBJECT, placeholder=" …")
     bottleneck = record.profile_evidence.bottleneck_type

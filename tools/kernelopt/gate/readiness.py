@@ -61,7 +61,8 @@ def check_task(start: RoundStart) -> None:
     for name in ("dtype", "tolerance", "libraries", "only_these_shapes"):
         if getattr(start.task, name) != getattr(then, name):
             raise UsageError(
-                f"the Task block's {name} is {getattr(start.task, name)}, v0 was judged with {getattr(then, name)}; put it "
+                f"the Task block's {name} is {getattr(start.task, name)}, v0 was judged with {getattr(then, name)}; "
+                "put it "
                 "back, or start a new session"
             )
 

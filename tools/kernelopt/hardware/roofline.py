@@ -243,7 +243,8 @@ def beyond_floor(result: Utilization) -> str | None:
             "rate is a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
         )
     return (
-        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's rate "
+        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's "
+        "rate "
         "is one large product's under its power cap, and this card may do better: bench_matmul.py --size N"
     )
 

@@ -160,7 +160,8 @@ def find(name: str, products: list[Page]) -> Page:
     near = f"names like it: {', '.join(names_like_it)}; " if (names_like_it := nearest(wanted, products)) else ""
     count = len(products)
     raise Refused(
-        f"'{name}' is not in the wiki, and no other product stands in for it; {near}gpu_specs.py list prints all {count}"
+        f"'{name}' is not in the wiki, and no other product stands in for it; {near}gpu_specs.py list prints all "
+        f"{count}"
     )
 
 
@@ -178,8 +179,10 @@ def product(name: str, gpu_wiki: Path | str | None = None) -> Page:
     return find(name, pages(root(gpu_wiki)))
 
 
-# What a device may say of itself beside its page: (least, most) as shares of the page's value. ECC takes up to 8 % of the
-# capacity, which is printed rounded; a board may be allowed a higher clock than the boost clock that its peaks belong to.
+# What a device may say of itself beside its page: (least, most) as shares of the page's value. ECC takes up to 8 % of
+# the
+# capacity, which is printed rounded; a board may be allowed a higher clock than the boost clock that its peaks belong
+# to.
 DEVICE_RANGES = {
     "memory_capacity": (0.92, 1.05),
     "tdp": (0.98, 1.02),

@@ -9,8 +9,9 @@ ABSENT = ""  # of an optional key for which null means something else
 class Work:
     """FLOPs and bytes of a workload (reference/task.schema.json).
 
-    dtype: of the arithmetic. also: other dtypes that take a part of the FLOPs. cast_to: the task's dtype when this was counted;
-    ABSENT where nobody wrote it down. source: "counted" or "given". bytes_in and bytes_out are None when the sum was given.
+    dtype: of the arithmetic. also: other dtypes that take a part of the FLOPs. cast_to: the task's dtype when this was
+    counted; ABSENT where nobody wrote it down. source: "counted" or "given". bytes_in and bytes_out are None when the
+    sum was given.
     """
 
     flops: int

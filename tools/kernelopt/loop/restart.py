@@ -19,15 +19,16 @@ ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restar
 
 OPENING = """# A fresh start on a kernel
 
-Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the best kernel and its profile."""
+Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the
+best kernel and its profile."""
 
 
 def begin(workspace: Workspace, seed: int) -> dict:
-    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so that
-    `undo` also mends a restart that died half-way.
+    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so
+    that `undo` also mends a restart that died half-way.
 
-    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is nothing to restart for or too little to mask;
-    UsageError when kernel.py is not the best version.
+    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is
+    nothing to restart for or too little to mask; UsageError when kernel.py is not the best version.
     """
     store, task = RecordStore(workspace), workspace.task()
     with store.locked():
@@ -65,8 +66,8 @@ def described(begun: dict) -> str:
 
 
 def undo(workspace: Workspace) -> dict:
-    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were removed since. Refused when
-    there is none."""
+    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were
+    removed since. Refused when there is none."""
     store = RecordStore(workspace)
     with store.locked():
         past = journal(store)
@@ -90,9 +91,11 @@ def journal(store: RecordStore) -> list[dict]:
 
 
 def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
-    """The versions to mask: half as many as there are, rounded down, at random among those that may be masked; lowest first.
+    """The versions to mask: half as many as there are, rounded down, at random among those that may be masked; lowest
+    first.
 
-    versions: the unmasked ones. v0 and the best, which is the latest accepted, stay. Refused when fewer than two may be masked.
+    versions: the unmasked ones. v0 and the best, which is the latest accepted, stay. Refused when fewer than two may be
+    masked.
     """
     free = [version for version in versions if version not in ("v0", best)]
     if len(free) < 2:
@@ -177,8 +180,10 @@ def reading(root: Path, best: Record | None) -> list[str]:
 
 def round_lines(root: Path, next_version: str) -> list[str]:
     return [
-        f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, then the gate.",
-        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log too: "
+        f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, "
+        "then the gate.",
+        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log "
+        "too: "
         "they are masked.",
         "- Records are hints, not proof: plan again from the profile, also what a record rules out.",
     ]

@@ -47,7 +47,8 @@ def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
 
 def lines(result: dict, label: Callable[[dict], str]) -> list[str]:
     rates = [
-        f"{label(rate)}  {rate['median']:.1f} {result['unit']} (p20 {rate['p20']:.1f}, p80 {rate['p80']:.1f}, {rate['n']} runs)"
+        f"{label(rate)}  {rate['median']:.1f} {result['unit']} (p20 {rate['p20']:.1f}, p80 {rate['p80']:.1f}, "
+        f"{rate['n']} runs)"
         for rate in result["rates"]
     ]
     return rates + state_lines(result)

@@ -61,7 +61,8 @@ def limit_us(target: KernelUnderTest, workload: str, gpu: dict, timeout_s: float
 
 
 def work_of(target: KernelUnderTest, task: Task | None, workload: str, timeout_s: float) -> Work | None:
-    """The work of a workload: that of the Task block where it has any, or else counted; None for an unknown workload."""
+    """The work of a workload: that of the Task block where it has any, or else counted; None for an unknown
+    workload."""
     if task and task.work:
         return task.work_of(workload)
     counted = counted_work(target.reference, target.dtype, target.cache, timeout_s).get(workload)

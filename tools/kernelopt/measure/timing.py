@@ -20,8 +20,10 @@ from .pairing import PairedTimes
 from .verify import StoredCall, StoredCase
 
 PROTOCOL = (
-    "A B B A, then B A A B, in several processes; before each call the inputs are copied into one of two memories, the L2 "
-    "cache is filled with other data (read, not written) and a sleeping kernel holds the stream; one pair of CUDA events a call; both kernels of a round get "
+    "A B B A, then B A A B, in several processes; before each call the inputs are copied into one of two memories, the "
+    "L2 "
+    "cache is filled with other data (read, not written) and a sleeping kernel holds the stream; one pair of CUDA "
+    "events a call; both kernels of a round get "
     "the same inputs, the rounds rotate through the sets"
 )
 WARMUP_MS = 25  # do_bench's own defaults: both are milliseconds, not counts
@@ -325,7 +327,9 @@ def suspicions(raw: RawTimes, on_gpu: bool) -> Iterator[str]:
         if (outside := raw.wall_us[name]) > factor * own + slack:
             yield f"a call {where} takes {outside:.0f} us by the clock of another process and {own:.0f} us by its own"
     if quick > factor * (bench := statistics.median(raw.bench_us)) + slack:
-        yield f"a call takes {bench:.0f} us in do_bench, on one and the same inputs, and {quick:.0f} us on inputs in turn"
+        yield (
+            f"a call takes {bench:.0f} us in do_bench, on one and the same inputs, and {quick:.0f} us on inputs in turn"
+        )
     fresh = raw.a_us[: raw.sets - 1]
     if len(fresh) > 1:
         first, again = (statistics.median(pair[at] for pair in fresh) for at in (0, 1))

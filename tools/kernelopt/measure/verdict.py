@@ -39,7 +39,8 @@ HINTS = {
     Status.ALIASED_OUTPUT: "allocate the output in each call",
     Status.OUT_OF_BOUNDS: "a load or store is out of bounds: check masks and strides",
     Status.WRONG_STRIDE: "return the memory layout that the reference returns",
-    Status.INVALID_REFERENCE: "the reference itself fails; mend reference.py, which must load without modules beside it",
+    Status.INVALID_REFERENCE: "the reference itself fails; mend reference.py, which must load without modules beside "
+    "it",
     Status.INVALID_TASK: "no kernel can be judged on this task; change the reference, its inputs or the tolerance",
 }
 
@@ -155,7 +156,10 @@ def hint(failure: Failure) -> str | None:
 
 def slow_interpreter_advice(failure: Failure) -> str | None:
     if failure.device == INTERPRETER and failure.fault.status == Status.TIMEOUT:
-        return "the CPU interpreter takes seconds for thousands of elements: give it small inputs, in a reference of its own"
+        return (
+            "the CPU interpreter takes seconds for thousands of elements: give it small inputs, in a reference of its "
+            "own"
+        )
     return None
 
 

@@ -129,7 +129,8 @@ def ncu_sections() -> list[str]:
 
 
 def rocprof() -> dict:
-    """The counters and metrics of AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file explains a row."""
+    """The counters and metrics of AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file explains a
+    row."""
     return bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")
 
 

@@ -163,7 +163,8 @@ def reader():
         import ncu_report
     except ImportError:
         raise EnvironmentLacks(
-            "no reader of .ncu-rep files here: run bash scripts/setup.sh (package ncu-report), or install Nsight Compute"
+            "no reader of .ncu-rep files here: run bash scripts/setup.sh (package ncu-report), or install Nsight "
+            "Compute"
         ) from None
     return ncu_report
 
@@ -187,9 +188,9 @@ def read_launches(report: Path, read_action: Callable[[Any], Launch]) -> tuple[L
 
     read_action: takes an action of ncu_report, and keeps nothing of it.
     """
-    # The library owns what an action points to and frees it with the report's context, which Python does not know:
-    # an action whose context is collected crashes the process, in metric.unit() for one. So no action leaves this
-    # function, whose frames hold the context until the last range is read, and a range until its last action is.
+    # ncu_report does not say that an action keeps its range and the report's context alive, and where it does not,
+    # reading one later ends the process: metric.unit() crashed on a GPU machine. So no action leaves this function,
+    # whose frames hold the context until the last range is read, and a range until its last action is.
     context = _context(report)
     ranges = map(context.range_by_idx, range(context.num_ranges()))
     launches = tuple(launch for span in ranges for launch in _read_range(span, read_action))

@@ -139,7 +139,8 @@ def _rule(cell: dict[str, str], mark: str) -> NvidiaRule:
 
 
 def parse_number(text: str, mark: str) -> float | None:
-    """117344.5 of "117,344.5" where the decimal mark is ".", of "117.344,5" where it is ","; 31 of 0x1f and "31 (15; 16)".
+    """117344.5 of "117,344.5" where the decimal mark is ".", of "117.344,5" where it is ","; 31 of 0x1f and "31 (15;
+    16)".
 
     None for anything else: "", "n/a", "nan", "no data", "(!) nan", text.
     """

@@ -1,5 +1,5 @@
-"""The diagnosis brief: the prompt for a language model about a profiled kernel, and the check of its answer. Pure except
-`of_workspace`.
+"""The diagnosis brief: the prompt for a language model about a profiled kernel, and the check of its answer. Pure
+except `of_workspace`.
 
 A brief is made of sections. Each is a function of the parts that returns Markdown, or "" where it has nothing to say.
 The answer is checked against the report: a metric that was not collected, or a value that is not the report's, is a
@@ -34,7 +34,8 @@ RESPONSE_SCHEMA = "diagnosis_response.schema.json"
 ANSWERS = {"bottlenecks", "abstain"}  # an object with one of these keys is meant as the answer
 NOT_COLLECTED = "not collected"
 
-SYSTEM = """You are a GPU performance engineer. From one profile you say what limits a kernel, and the one change to try for it.
+SYSTEM = """You are a GPU performance engineer. From one profile you say what limits a kernel, and the one change to
+try for it.
 
 - Use only values from the brief. Name a metric by its key and copy its value.
 - A metric that was not collected proves nothing. It is not 0.
@@ -46,9 +47,10 @@ SYSTEM = """You are a GPU performance engineer. From one profile you say what li
 
 ANSWER = """## Answer
 
-One JSON object that fits the schema below, and nothing else. Categories: memory (DRAM, L2 or L1 limits), compute (a pipe of the SM
-limits), latency (nothing is busy, warps wait), underutilized (SMs have no work). Two bottlenecks have different categories. Each
-`metric` is a key of the metrics, each `value` its value in that table, which you may round."""
+One JSON object that fits the schema below, and nothing else. Categories: memory (DRAM, L2 or L1 limits), compute (a
+pipe of the SM limits), latency (nothing is busy, warps wait), underutilized (SMs have no work). Two bottlenecks have
+different categories. Each `metric` is a key of the metrics, each `value` its value in that table, which you may
+round."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Parts:
 
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
     hardware values as the wiki cites them (Row.citation). utilization: of roofline.utilization, with clock: measured or
-    profiled. records: of the rounds so far, rejected ones too (RecordStore.records). masked: versions that are not named.
+    profiled. records: of the rounds so far, rejected ones too (RecordStore.records). masked: versions that are not
+    named.
     """
 
     diagnosis: Diagnosis
@@ -179,7 +182,8 @@ def roofline_section(parts: Parts) -> str:
         "Roofline of the whole problem",
         [
             f"- bound: {u['bound']}; arithmetic intensity {intensity} FLOP/byte, ridge point {ridge} FLOP/byte",
-            f"- {u['clock']} {figure(u['time_us'])} us, floor {figure(u['floor_us'])} us: {figure(u['floor_share_pct'])} % of the "
+            f"- {u['clock']} {figure(u['time_us'])} us, floor {figure(u['floor_us'])} us: "
+            f"{figure(u['floor_share_pct'])} % of the "
             "floor's speed (100 is the floor itself)",
             f"- {figure(u['tflops'])} TFLOPS, {figure(u['bandwidth_gbps'])} GB/s of the least bytes",
         ],
@@ -281,7 +285,8 @@ def response_schema() -> dict:
 
 
 def check_response(text: str, report: Metrics) -> dict:
-    """{valid, problems, response} of a model's answer; abstaining is valid. response: its JSON object, None without one.
+    """{valid, problems, response} of a model's answer; abstaining is valid. response: its JSON object, None without
+    one.
 
     report: the metrics of the profile.
     """

@@ -56,7 +56,8 @@ class Session:
 
 
 def gather(workspace: Workspace) -> Session:
-    """Read a workspace; UsageError when its Task block is broken. Other files that cannot be read are named in `gaps`."""
+    """Read a workspace; UsageError when its Task block is broken. Other files that cannot be read are named in
+    `gaps`."""
     store, task = RecordStore(workspace), workspace.task()
     records = store.records(masked=True)
     gaps = list(store.broken)
@@ -112,7 +113,8 @@ def plan_evidence(workspace: Workspace, version: str) -> list[list[str]]:
 
 
 def evidence_rows(plan: str) -> list[list[str]]:
-    """The table under '## Evidence', its head first, every row as long as the head; other text there becomes its only cell."""
+    """The table under '## Evidence', its head first, every row as long as the head; other text there becomes its
+    only cell."""
     body = plans.plan_sections(plan).get("Evidence", "").strip()
     lines = [line.strip() for line in body.splitlines() if line.strip().startswith("|")]
     rows = [CELL_END.split(line.removeprefix("|").removesuffix("|")) for line in lines]

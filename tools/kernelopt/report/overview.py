@@ -48,7 +48,8 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
 
 def asked_line(session: Session) -> str:
     goals = [
-        f"{target.workload} at {'most' if stop_conditions.sign(target.metric) == '<=' else 'least'} {wanted(target)} ({basis(target)})"
+        f"{target.workload} at {'most' if stop_conditions.sign(target.metric) == '<=' else 'least'} {wanted(target)} "
+        f"({basis(target)})"
         for target in session.task.targets
     ]
     asked = f"{session.name.removeprefix('Kernel optimisation: ')} on {session.task.platform or phrases.UNKNOWN}"
@@ -120,8 +121,12 @@ def cautions(session: Session) -> Iterator[str]:
         spread = 100 * (high - low) / performance.latency_us
         if spread > phrases.WIDE_PCT:
             yield (
-                f"The calls of {version} differ: p20 to p80 spans {spread:.1f} % of the median, so the median alone does not "
+                f"The calls of {version} differ: p20 to p80 spans {spread:.1f} % of the median, so the median alone "
+                "does not "
                 "say how long a call takes. Verdicts rest on the paired ratios."
             )
     if share is not None and share > 100 and session.roof and task_section.roof_pairs(session.roof)[0][0] == "measured":
-        yield "Above 100 %: the floor is made of rates that other kernels reached (Hardware values); a kernel may pass them."
+        yield (
+            "Above 100 %: the floor is made of rates that other kernels reached (Hardware values); a kernel may "
+            "pass them."
+        )

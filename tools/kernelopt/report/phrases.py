@@ -66,7 +66,8 @@ def change_words(record: Record) -> str:
 
 
 def one_line(words: str, width: int = LINE) -> str:
-    """Whole words of a text, as many as fit; a text with a citation is left as it is, for a cut one would hold no more."""
+    """Whole words of a text, as many as fit; a text with a citation is left as it is, for a cut one would hold no
+    more."""
     if CITATION.search(words):
         return words
     return textwrap.shorten(words, width, placeholder=" …")
@@ -112,8 +113,8 @@ def chain(records: list[Record], best: Record) -> tuple[list[Record], str]:
 
 @dataclass(frozen=True)
 class SpeedupOverV0:
-    """A product of paired ratios. ci95: the product of the ends of their intervals, which is wider than a 95 % interval when there
-    are several. ratios: "v2 / v1" each. masked: how many of them are of masked versions."""
+    """A product of paired ratios. ci95: the product of the ends of their intervals, which is wider than a 95 %
+    interval when there are several. ratios: "v2 / v1" each. masked: how many of them are of masked versions."""
 
     point: float
     ci95: tuple[float, float]
@@ -160,8 +161,8 @@ def speedup_line(session: Session) -> str:
 
 @dataclass(frozen=True)
 class Goal:
-    """The Stop Conditions for the best version. met: None when there is no target, or the best version is not known. since: the
-    version that met them first and after which no accepted one lost them again."""
+    """The Stop Conditions for the best version. met: None when there is no target, or the best version is not known.
+    since: the version that met them first and after which no accepted one lost them again."""
 
     met: bool | None
     standings: list[Standing]

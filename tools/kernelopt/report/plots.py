@@ -17,7 +17,8 @@ KINDS = ("accepted", "rejected", "not judged")  # of marks
 
 @dataclass(frozen=True)
 class Mark:
-    """One version. value: None where it was not timed; then it stands at the foot of the plot. low, high: its interval."""
+    """One version. value: None where it was not timed; then it stands at the foot of the plot. low, high: its
+    interval."""
 
     name: str
     at: float
@@ -154,8 +155,8 @@ def bandwidth(marks: Sequence[Mark], roofs: Sequence[tuple[str, float]], target_
 def roofline(
     marks: Sequence[Mark], intensity: float, roofs: Sequence[tuple[str, float, float]], target: tuple[str, float] | None
 ) -> Chart:
-    """Achieved TFLOPS over arithmetic intensity, FLOP/byte, both logarithmic. roofs: (kind, GB/s, TFLOPS). target: (name
-    with its own unit, TFLOPS).
+    """Achieved TFLOPS over arithmetic intensity, FLOP/byte, both logarithmic. roofs: (kind, GB/s, TFLOPS). target:
+    (name with its own unit, TFLOPS).
 
     marks: `at` is the intensity of the whole problem, so all versions stand above one another.
     """
@@ -177,8 +178,9 @@ def roofline(
 
 
 def named_marks(chart: Chart) -> list[tuple[Mark, str]]:
-    """(mark, where its name stands: above, left or right of it). The best version always has one. Where versions have an
-    axis that is all; else the first stands on the left, and on the right each that covers no other (marks have titles)."""
+    """(mark, where its name stands: above, left or right of it). The best version always has one. Where versions
+    have an axis that is all; else the first stands on the left, and on the right each that covers no other (marks
+    have titles)."""
     marks = known(chart.marks)
     best, rest = [mark for mark in marks if mark.best], [mark for mark in marks if not mark.best]
     if chart.x.names:

@@ -23,12 +23,14 @@ def all_rounds(session: Session) -> Iterator:
     head = ("version", "change", "evidence of its plan", "verdict", "latency", "gain")
     yield Table(head, [round_row(session, record) for record in session.visible], linked=True)
     for record in session.visible:
-        title = f"{record.version}: {record.optimization.action_category or phrases.NOT_RECORDED}, {phrases.verdict(record)}"
+        category = record.optimization.action_category or phrases.NOT_RECORDED
+        title = f"{record.version}: {category}, {phrases.verdict(record)}"
         yield Fold(title, list(one_round(session, record)), anchor=record.version)
 
 
 def unattended(session: Session) -> Iterator:
-    """How optimize_kernel.py stopped, how the best compared then, and the answers of its agent that became no version."""
+    """How optimize_kernel.py stopped, how the best compared then, and the answers of its agent that became no
+    version."""
     lines = session.unattended
     final = [*itertools.takewhile(lambda line: line["outcome"] == "final", reversed(lines))][::-1]
     last = (lines[: len(lines) - len(final)] or lines)[-1]

@@ -93,7 +93,8 @@ def mark(session: Session, place: float, record: Record, metric: str) -> plots.M
 
 
 def limits(session: Session, target: Target | None) -> Iterator[Figure]:
-    """The roofline, where the problem has FLOPs; the bandwidth of each version, where memory is the roof or the goal."""
+    """The roofline, where the problem has FLOPs; the bandwidth of each version, where memory is the roof or the
+    goal."""
     flops = session.task.work["default"].flops
     if flops:
         yield roofline_figure(session, target)

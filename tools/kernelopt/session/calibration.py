@@ -1,6 +1,7 @@
 """The page of a calibration: what one card said of itself and what was measured on it, in the wiki's own form. Pure.
 
-platforms.read takes the page back. Its last line is a digest of the text above it, so that a page which was edited is refused.
+platforms.read takes the page back. Its last line is a digest of the text above it, so that a page which was edited is
+refused.
 """
 
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ NOT_SUPPORTED = ("not supported", "only supported", "not implemented", "NOT_SUPP
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was asked of one card. device: of gpu.identify; said: of gpu.query, in the wiki's units; power_limit_w: in force.
-    bandwidth: report of the job of that name; ceilings: pattern -> report of `ceiling`, or why there is none; products: dtype
-    -> report of `product_rates`, or why there is none."""
+    """All that was asked of one card. device: of gpu.identify; said: of gpu.query, in the wiki's units;
+    power_limit_w: in force. bandwidth: report of the job of that name; ceilings: pattern -> report of `ceiling`, or
+    why there is none; products: dtype -> report of `product_rates`, or why there is none."""
 
     device: dict
     said: dict
@@ -63,7 +64,8 @@ def text(measured: Measured, page: Page | None, limits: Page | None, date: str, 
     architecture = (page or limits).architecture if page or limits else "not known"
     body = f"""# {page.platform if page else name}
 
-What this very card gave, measured by calibrate_gpu.py. A `_sustained` row is the rate of calls back to back, under the power limit.
+What this very card gave, measured by calibrate_gpu.py. A `_sustained` row is the rate of calls back to back, under the
+power limit.
 
 Aliases: {name}
 Architecture: {architecture}
@@ -81,9 +83,9 @@ GB/s of float32 buffers, median (p20 to p80), the L2 flushed before each call; c
 
 ## Sources
 
-- [calibration]: `{command}` on one {name} ({measured.device["uuid"]}), {date}, driver {measured.device["driver"]}, torch \
-{measured.bandwidth["torch"]}, triton {measured.bandwidth["triton"]}, clocks as found; power limit in force {watts(measured.power_limit_w)}, \
-highest clocks {clocks(measured.device["max_clocks"])}.
+- [calibration]: `{command}` on one {name} ({measured.device["uuid"]}), {date}, driver {measured.device["driver"]}, \
+torch {measured.bandwidth["torch"]}, triton {measured.bandwidth["triton"]}, clocks as found; power limit in force \
+{watts(measured.power_limit_w)}, highest clocks {clocks(measured.device["max_clocks"])}.
 """
     return platforms.sealed(body)
 
@@ -96,8 +98,8 @@ def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:
 
 
 def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> list[str]:
-    """What the device says of itself and what follows from it: all of it where the wiki has no page, and what nobody knows; else
-    what the page lacks."""
+    """What the device says of itself and what follows from it: all of it where the wiki has no page, and what nobody
+    knows; else what the page lacks."""
     said = {**measured.bandwidth["device"], **measured.said}
     known = {
         name: row(name, figure(said[name]), unit, "device query") for name, unit in QUERIED.items() if name in said
@@ -140,7 +142,8 @@ def bandwidth_rows(measured: Measured) -> list[str]:
         if isinstance(ceiling, dict):
             tried.append(("a kernel that only moves bytes", ceiling["best"], ceiling["gpu_state"]))
         who, rate, state = max(tried, key=lambda one: one[1]["median"])
-        note = f"{who}, {largest >> 20} MiB buffers; p20 {figure(rate['p20'])}, p80 {figure(rate['p80'])}; {condition(state)}"
+        scatter = f"p20 {figure(rate['p20'])}, p80 {figure(rate['p80'])}"
+        note = f"{who}, {largest >> 20} MiB buffers; {scatter}; {condition(state)}"
         found.append(row(f"measured_{pattern}_bandwidth", figure(rate["median"]), "GB/s", "measured", note))
     return found
 

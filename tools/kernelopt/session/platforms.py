@@ -1,7 +1,8 @@
-"""Which page a task's hardware values come from: its platform's page of the wiki, and what was measured on this very card.
+"""Which page a task's hardware values come from: its platform's page of the wiki, and what was measured on this very
+card.
 
-A workspace may name a calibration (`calibration` of its Task block): a page in the wiki's own form that calibrate_gpu.py wrote. Its
-measured rows go before the wiki's. Of a card that the wiki lacks, it is the page.
+A workspace may name a calibration (`calibration` of its Task block): a page in the wiki's own form that
+calibrate_gpu.py wrote. Its measured rows go before the wiki's. Of a card that the wiki lacks, it is the page.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ def of_device(name: str, workspace: Workspace, task: Task) -> wiki.Page:
 
 
 def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
-    """The page called `name`, in the wiki of the folder `root` or the calibration of that card; Refused when there is none."""
+    """The page called `name`, in the wiki of the folder `root` or the calibration of that card; Refused when there
+    is none."""
     own = calibration if calibration and wiki.normalised(name) in wiki.spellings(calibration) else None
     try:
         page = wiki.find(name, wiki.pages(root))
@@ -44,8 +46,8 @@ def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
 
 
 def calibrated(page: wiki.Page, calibration: wiki.Page) -> wiki.Page:
-    """A product's page with what was measured on one card of it before what the wiki has of others, and with what that card told
-    where the page knows nothing."""
+    """A product's page with what was measured on one card of it before what the wiki has of others, and with what
+    that card told where the page knows nothing."""
     own = {name: row for name, row in calibration.rows.items() if row.text != "UNKNOWN"}
     taken = {name: row for name, row in own.items() if name.startswith(MEASURED) or page.known(name) is None}
     return replace(page, rows={**page.rows, **taken}, aliases=(*page.aliases, *calibration.aliases))
@@ -79,7 +81,8 @@ def unsealed(text: str) -> bool:
 
 
 def check_platform(workspace: Workspace, task: Task, device: str) -> None:
-    """UsageError when the GPU is not the platform of the task: its times would be compared with another product's rates."""
+    """UsageError when the GPU is not the platform of the task: its times would be compared with another product's
+    rates."""
     if task.platform and wiki.normalised(device) not in wiki.spellings(of_task(workspace, task)):
         raise UsageError(
             f"this GPU is {device}, the task is for {task.platform}; {other_platform(workspace, task, device)}"
@@ -108,8 +111,8 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
 def utilization(
     workspace: Workspace, task: Task, time_us: float, work: Work | None = None, max_clocks: dict | None = None
 ) -> roofline.Utilization | None:
-    """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known, and the rates
-    alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
+    """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known,
+    and the rates alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
     work = work or task.work_of()
     if work is None:
         return None

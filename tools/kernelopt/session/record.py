@@ -1,6 +1,8 @@
-"""The record of one version as values: reference/v_iteration.schema.json describes its JSON, and each class here is one object of it.
+"""The record of one version as values: reference/v_iteration.schema.json describes its JSON, and each class here is one
+object of it.
 
-JSON becomes a Record with `Record.from_json` after the schema has passed it; `to_json` gives the same keys in the same order.
+JSON becomes a Record with `Record.from_json` after the schema has passed it; `to_json` gives the same keys in the same
+order.
 """
 
 from dataclasses import asdict, dataclass
@@ -8,7 +10,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class PreviousComparison:
-    """The paired comparison with the best version of that time. speedup: the factor; ci95: its 95 % interval, low and high."""
+    """The paired comparison with the best version of that time. speedup: the factor; ci95: its 95 % interval, low
+    and high."""
 
     against: str
     verdict: str
@@ -18,7 +21,8 @@ class PreviousComparison:
 
 @dataclass(frozen=True)
 class Performance:
-    """What was measured, in the unit that the name ends with. The rates are those of `workload`, and so is latency_us, its median."""
+    """What was measured, in the unit that the name ends with. The rates are those of `workload`, and so is
+    latency_us, its median."""
 
     workload: str | None
     latency_us: float | None
@@ -65,7 +69,8 @@ class ProfileEvidence:
 
 @dataclass(frozen=True)
 class Correctness:
-    """What the verifier said. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + rms) of all cases."""
+    """What the verifier said. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + rms) of
+    all cases."""
 
     status: str | None
     verify_status: str | None

@@ -1,8 +1,8 @@
 """The records of a session: one JSON file a version, `memory/vN.json` (`reference/v_iteration.schema.json`).
 
-Figures: 10,000 records as long as the example's, two busy cores, Python 3.11. memory_manager.py takes 0.1 s for one version, two
-versions, the latest and the best. With a cache (record_cache.py) list and history take 0.2 to 0.3 s, summary 0.4 s. Without one, and
-for the first history of a field that is not in SHORT, they take 1.3 s.
+Figures: 10,000 records as long as the example's, two busy cores, Python 3.11. memory_manager.py takes 0.1 s for one
+version, two versions, the latest and the best. With a cache (record_cache.py) list and history take 0.2 to 0.3 s,
+summary 0.4 s. Without one, and for the first history of a field that is not in SHORT, they take 1.3 s.
 """
 
 import contextlib
@@ -112,8 +112,8 @@ class RecordStore:
         return record
 
     def scan(self, masked: bool = False, highest_first: bool = False) -> Iterator[Record]:
-        """Sound records one by one, masked ones only when asked. `self.broken` names those that are not sound, `self.masked`
-        counts the masked ones that were passed over."""
+        """Sound records one by one, masked ones only when asked. `self.broken` names those that are not sound,
+        `self.masked` counts the masked ones that were passed over."""
         return map(Record.from_json, self.scan_json(masked, highest_first))
 
     def scan_json(
@@ -139,7 +139,8 @@ class RecordStore:
     def glance(self, names: tuple[str, ...], masked: bool = False) -> Iterator[dict]:
         """`records` of which only the version, `masked` and the fields `names` count: of SHORT, or one other.
 
-        For printing alone: files that are as an earlier glance found them are not opened. What judges reads the records.
+        For printing alone: files that are as an earlier glance found them are not opened. What judges reads the
+        records.
         """
         cached = SHORT if set(names) <= set(SHORT) else ("masked", *names)
         cache = RecordCache(self.glances / ("short" if cached is SHORT else names[0]), cached, self.folder)
@@ -176,7 +177,8 @@ class RecordStore:
         return found
 
     def left_out(self) -> list[str]:
-        """What the last scan did not serve: broken records and foreign files by name, masked records by their number."""
+        """What the last scan did not serve: broken records and foreign files by name, masked records by their
+        number."""
         stems = self._stems()
         foreign = [stem for stem in stems if not VERSION.match(stem) and stem != self.restarts.stem]
         named = [
@@ -205,7 +207,8 @@ class RecordStore:
 
     @contextlib.contextmanager
     def editing(self, version: str) -> Iterator[dict]:
-        """The JSON object of a record, to change in place: read and written under one lock, written only when the block ends well."""
+        """The JSON object of a record, to change in place: read and written under one lock, written only when the
+        block ends well."""
         with self.locked():
             record = self.read_json(version)
             yield record
@@ -268,8 +271,8 @@ class RecordStore:
         return None
 
     def _has_no_commit(self, version: str) -> bool:
-        """Does its text say so? Thousands of refused rounds may follow the best one, and need not be read for that. In a string of a
-        record the quotes would be escaped."""
+        """Does its text say so? Thousands of refused rounds may follow the best one, and need not be read for that.
+        In a string of a record the quotes would be escaped."""
         with contextlib.suppress(UsageError, OSError):  # `read` words what is wrong
             return b'"git_commit_hash": null' in bundle.read_bytes(self.path(version))
         return False
@@ -335,8 +338,8 @@ def field(record: dict, name: str):
 
 
 def holder(name: str) -> str:
-    """The field that is in every record, at the top or one below, and holds what the dotted path `name` leads to; "masked" when none
-    does."""
+    """The field that is in every record, at the top or one below, and holds what the dotted path `name` leads to;
+    "masked" when none does."""
     fields = bundle.read_json(bundle.REFERENCE / SCHEMA)["properties"]
     top, second = [*name.split("."), ""][:2]
     if second in fields.get(top, {}).get("properties", {}):
@@ -357,11 +360,11 @@ def joined(version: str, names: tuple[str, ...], values: list) -> dict:
 
 
 def differences(before: dict, after: dict, path: str = "") -> list[dict]:
-    """The fields in which two records differ, in their order: {field, from, to}, of the record's own lists {field, removed,
-    added}.
+    """The fields in which two records differ, in their order: {field, from, to}, of the record's own lists {field,
+    removed, added}.
 
-    A field that only one side has (a workload, say) is None on the other. What differs by nature (version, timestamp) is left
-    out. Latencies stand side by side and are not divided: only a paired comparison tells a speed-up.
+    A field that only one side has (a workload, say) is None on the other. What differs by nature (version, timestamp)
+    is left out. Latencies stand side by side and are not divided: only a paired comparison tells a speed-up.
     """
     found = []
     for name in [*before, *(name for name in after if name not in before)]:

@@ -1,4 +1,5 @@
-"""The Stop Conditions of a task: how they read, and whether a record meets them. Pure functions of recorded evidence."""
+"""The Stop Conditions of a task: how they read, and whether a record meets them. Pure functions of recorded
+evidence."""
 
 import re
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ BASIS_VALUE = re.compile(r": ([\d.]+) (\S+) <-")  # of a citation (wiki.Row.cita
 
 @dataclass(frozen=True)
 class Standing:
-    """A target beside what a version achieved, in the target's unit; None where that was not measured. problem: see `off_basis`;
-    such a target is not met."""
+    """A target beside what a version achieved, in the target's unit; None where that was not measured. problem: see
+    `off_basis`; such a target is not met."""
 
     target: Target
     achieved: float | None
@@ -68,8 +69,8 @@ def are_met(targets: Sequence[Target], record: Record | None) -> bool:
 
 
 def off_basis(target: Target) -> str | None:
-    """How a target differs from the share (share_pct) of its cited basis that Step 0 made it; None where it does not, or cites
-    nothing."""
+    """How a target differs from the share (share_pct) of its cited basis that Step 0 made it; None where it does
+    not, or cites nothing."""
     cited, share = BASIS_VALUE.search(target.basis), target.share_pct
     if cited is None or share is None:
         return None

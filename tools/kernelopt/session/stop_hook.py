@@ -1,7 +1,8 @@
-"""A Stop hook for Claude Code: an agent may not end its turn while an armed goal of a workspace is unmet. At most six times.
+"""A Stop hook for Claude Code: an agent may not end its turn while an armed goal of a workspace is unmet. At most six
+times.
 
-It goes by recorded evidence alone: the last accepted record, and kernel.py must be what that record measured. Whatever goes wrong in
-here blocks nobody. Imports little, since it runs at each end of a turn (0.05 s).
+It goes by recorded evidence alone: the last accepted record, and kernel.py must be what that record measured. Whatever
+goes wrong in here blocks nobody. Imports little, since it runs at each end of a turn (0.05 s).
 """
 
 import json
@@ -47,7 +48,8 @@ def why_not(root: Path) -> str | None:
         return None
     bundle.write_json(armed, {"blocks": said + 1})
     return (
-        f"The goal of {root} is not met ({'; '.join(unmet)}). Go on with the next round, or disarm it: check_goal.py {root} --disarm "
+        f"The goal of {root} is not met ({'; '.join(unmet)}). Go on with the next round, or disarm it: check_goal.py "
+        f"{root} --disarm "
         f"(said {said + 1} of {MOST_BLOCKS} times)"
     )
 
@@ -61,7 +63,8 @@ def goals_unmet(root: Path) -> list[str]:
     if digest(root / "kernel.py") != best.kernel_sha256:
         return [f"kernel.py is not the accepted {best.version}"]
     return [
-        f"{unmet.target.workload} {unmet.target.metric} {unmet.achieved}, target {unmet.target.target} {unmet.target.unit}"
+        f"{unmet.target.workload} {unmet.target.metric} {unmet.achieved}, target {unmet.target.target} "
+        f"{unmet.target.unit}"
         for unmet in stop_conditions.standings(task.targets, best)
         if not unmet.met
     ]

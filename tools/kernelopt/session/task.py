@@ -9,8 +9,8 @@ from ..hardware.work import ABSENT, Work, present
 class Target:
     """One Stop Condition. metric: bandwidth_gbps, tflops or latency_us. target: in `unit` (GB/s, TFLOPS, us).
 
-    share_pct: the percentage of `basis` that the target is; None where nobody wrote it down. basis: the citation of the value
-    that the target comes from.
+    share_pct: the percentage of `basis` that the target is; None where nobody wrote it down. basis: the citation of the
+    value that the target comes from.
     """
 
     workload: str
@@ -29,8 +29,8 @@ class Target:
 class Task:
     """The Task block (reference/task.schema.json). A field with a default is a key that may be absent.
 
-    shapes and work: by workload; None until they are counted. dtype None: as the reference makes its inputs. tolerance None:
-    the default of the dtype. calibration: a file of the workspace, or nothing (None or ABSENT).
+    shapes and work: by workload; None until they are counted. dtype None: as the reference makes its inputs. tolerance
+    None: the default of the dtype. calibration: a file of the workspace, or nothing (None or ABSENT).
     """
 
     platform: str | None

@@ -18,8 +18,9 @@ def kernel_digest(workspace: Workspace, revision: str) -> str:
 
 
 def kernel_of(workspace: Workspace, record: Record) -> bytes:
-    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from versions/ (an archive
-    has that in its place), from rejected/, or as it lies in the workspace. UsageError when none of them is it."""
+    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from versions/
+    (an archive has that in its place), from rejected/, or as it lies in the workspace. UsageError when none of them
+    is it."""
     for content in _candidates(workspace, record):
         if hashlib.sha256(content).hexdigest() == record.kernel_sha256:
             return content

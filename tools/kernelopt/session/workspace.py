@@ -188,7 +188,8 @@ def parse_task(readme: bytes, name: str) -> Task:
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository, and to replaced objects."""
+    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository, and to replaced
+    objects."""
     try:
         return subprocess.run(
             ["git", "--no-replace-objects", "-C", str(folder), *arguments],

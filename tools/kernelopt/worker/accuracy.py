@@ -16,14 +16,14 @@ FEW = 32  # of fewer elements no share is told
 def compare(
     actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, usual_rms: float = 0.0
 ) -> dict:
-    """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in
-    the task's own dtype, whose shape, dtype and stride are the ones expected.
+    """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in the task's
+    own dtype, whose shape, dtype and stride are the ones expected.
 
-    An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the
-    scale of the result is. bound: the tolerance, or twice the baseline's own worst
-    error where PyTorch is less exact than that (at most BASELINE_CAP tolerances). An element that agrees with
-    the baseline within the tolerance is right too: rounding decides an argmax, and fp16 overflows. usual_rms: what stands
-    for the rms of an output with few elements, one sum near 0, say, whose own is no scale.
+    An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the scale
+    of the result is. bound: the tolerance, or twice the baseline's own worst error where PyTorch is less exact than
+    that (at most BASELINE_CAP tolerances). An element that agrees with the baseline within the tolerance is right too:
+    rounding decides an argmax, and fp16 overflows. usual_rms: what stands for the rms of an output with few elements,
+    one sum near 0, say, whose own is no scale.
     """
     layout = {
         "shape": list(actual.shape),

@@ -10,12 +10,11 @@ STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin", "amdgcn")
 
 
 def of_module(module, folder: str | None) -> list[dict]:
-    """[{name, compiled: [{registers, spills, shared_bytes, num_warps, num_stages, files}], autotuned}] of the Triton kernels of
-    a module. With a folder the stages of each compilation are written there.
+    """[{name, compiled: [{registers, spills, shared_bytes, num_warps, num_stages, files}], autotuned}] of the Triton
+    kernels of a module. With a folder the stages of each compilation are written there.
 
     compiled: None where this version of Triton keeps it where nobody looked for it; [] of a kernel that was never
-    launched.
-    autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
+    launched. autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
     """
     kernels = []
     for name, value in vars(module).items():

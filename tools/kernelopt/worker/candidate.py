@@ -19,7 +19,8 @@ WARM_UP_CALLS = 3
 
 
 def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bool, trace: bool) -> dict:
-    """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or {error}]}.
+    """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or
+    {error}]}.
 
     cases: [{path, other, variant, first}]. Stops at the first case that raises, for after a CUDA error the process is
     of no further use; a variant may raise. trace: tell which GPU kernels a call launches, once a workload.
@@ -146,7 +147,8 @@ class Run:
         self.mutated |= {i for i, pair in enumerate(zip(memory, contents, strict=True)) if not identical(*pair)}
 
     def _restore(self) -> None:
-        """Each call starts from the parameters and buffers of the case, as the reference does; what a call changed is noted."""
+        """Each call starts from the parameters and buffers of the case, as the reference does; what a call changed
+        is noted."""
         left = self.state.changed()
         if len(self.live) == 1:
             self.first_state = {name: tensor.to("cpu", copy=True) for name, tensor in left.items()}
@@ -198,8 +200,9 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
 
 
 def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> dict:
-    """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch, window,
-    triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see Candidate.triton)."""
+    """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch,
+    window, triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see
+    Candidate.triton)."""
     candidate = Candidate(context, kernel)
     call = warmed_up(context, candidate, inputs)
     since = time.time()
@@ -213,8 +216,8 @@ def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled
 
 
 def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> dict:
-    """Calls of the kernel under torch's profiler, each waited for and inside a range of that name; the Chrome trace goes to
-    `path`: {torch, window, triton}."""
+    """Calls of the kernel under torch's profiler, each waited for and inside a range of that name; the Chrome trace
+    goes to `path`: {torch, window, triton}."""
     from torch.profiler import ProfilerActivity
 
     candidate = Candidate(context, kernel)

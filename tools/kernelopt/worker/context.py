@@ -87,8 +87,8 @@ class Candidate:
     def save(
         self, outputs: list[torch.Tensor], path: str, structure: str | None = None, state: dict | None = None
     ) -> None:
-        """What the kernel returned, into a file; where they are known also its structure (problem.structure) and what the call
-        left of parameters and buffers that it changed."""
+        """What the kernel returned, into a file; where they are known also its structure (problem.structure) and
+        what the call left of parameters and buffers that it changed."""
         stored = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
         with self._tripwire.judging():
             tensor_trees.save(stored, Path(path))

@@ -1,4 +1,5 @@
-"""The two jobs of an exploration that stay: `contest`, a candidate that runs when its turn comes, and `judge`, the oracle.
+"""The two jobs of an exploration that stay: `contest`, a candidate that runs when its turn comes, and `judge`, the
+oracle.
 
 What `contest` says decides nothing for good: an exploration ranks candidates, the gate judges the one that is chosen.
 """
@@ -40,7 +41,8 @@ class Contestant:
         self.timer: GatedTimer | None = None
 
     def start(self) -> None:
-        """Three answers: {stage: loaded}, {stage: launched} after the first call was compiled, {stage: ran} when it ended."""
+        """Three answers: {stage: loaded}, {stage: launched} after the first call was compiled, {stage: ran} when it
+        ended."""
         self.kernel = self.candidate.load(self.case, allow_reference=True)
         self.context.answer(stage="loaded")
         problem.call(self.kernel, self.arguments[0])
@@ -49,7 +51,8 @@ class Contestant:
         self.context.answer(stage="ran")
 
     def check(self, inputs: list[str], path: str) -> None:
-        """{stage: checked, done}: what a call did besides its result (candidate.Run); the outputs are in files at `path`."""
+        """{stage: checked, done}: what a call did besides its result (candidate.Run); the outputs are in files at
+        `path`."""
         entry = {"path": inputs[0], "other": inputs[-1] if len(inputs) > 1 else None, "variant": None, "first": True}
         done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
         self.candidate.check()
@@ -103,7 +106,8 @@ def judge(
 ) -> dict:
     """Compare the outputs of one candidate after another with the reference, which is computed once a seed.
 
-    An order is {files: {seed: file of a call's outputs}}; its answer {checked} is what oracle.check says of a case, or {error}.
+    An order is {files: {seed: file of a call's outputs}}; its answer {checked} is what oracle.check says of a case, or
+    {error}.
     """
     loaded = load_reference(reference)
     maker = oracle.Maker(loaded, dtype, context.device)

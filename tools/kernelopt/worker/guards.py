@@ -1,7 +1,8 @@
 """Guard bands: tensors that lie between bytes which nobody may change.
 
-All bytes of a block, tensor and bands alike, start as `fill`, at first 0xFF: NaN in every floating format, -1 in the integers. So an
-output that is not written shows as NaN, a read out of bounds likewise, and a write out of bounds as a changed band.
+All bytes of a block, tensor and bands alike, start as `fill`, at first 0xFF: NaN in every floating format, -1 in the
+integers. So an output that is not written shows as NaN, a read out of bounds likewise, and a write out of bounds as a
+changed band.
 """
 
 import torch
@@ -31,9 +32,9 @@ class Guards:
         return block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start)
 
     def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous") -> torch.Tensor:
-        """Memory for a tensor's contents, laid out as the name says: as the tensor is, "transposed" (its last two dimensions
-        swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before the last),
-        "padded" (rows farther apart than they are long), or "misaligned" by one element."""
+        """Memory for a tensor's contents, laid out as the name says: as the tensor is, "transposed" (its last two
+        dimensions swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before
+        the last), "padded" (rows farther apart than they are long), or "misaligned" by one element."""
         if tensor.numel() == 0:
             return torch.empty_like(tensor, device=device)
         if layout == "transposed" and tensor.dim() > 1:
@@ -88,7 +89,8 @@ class GuardedAllocation(TorchDispatchMode):
         return guarded.copy_(made) if function in self.filled else guarded
 
     def _resized(self, tensor: torch.Tensor, size: list[int], **_) -> torch.Tensor:
-        """resize_ of a guarded tensor, which would grow into its band: it gets other guarded memory, its first elements kept."""
+        """resize_ of a guarded tensor, which would grow into its band: it gets other guarded memory, its first
+        elements kept."""
         made = self.guards.like(torch.empty(size, dtype=tensor.dtype, device="meta"), tensor.device)
         count = min(made.numel(), tensor.numel())
         made.flatten()[:count].copy_(tensor.flatten()[:count])

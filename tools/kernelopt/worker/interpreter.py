@@ -54,7 +54,8 @@ def install() -> None:
 
 
 def none_ran(module) -> bool:
-    """Does a kernel's module define Triton kernels, of which not one ran? (On a GPU the names of those that ran tell.)"""
+    """Does a kernel's module define Triton kernels, of which not one ran? (On a GPU the names of those that ran
+    tell.)"""
     return not _finished and any(isinstance(_innermost(value), InterpretedFunction) for value in vars(module).values())
 
 

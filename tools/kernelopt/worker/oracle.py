@@ -67,7 +67,8 @@ def prepare(
 
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
-ROUGHLY = 0.25  # bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there
+# Bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there.
+ROUGHLY = 0.25
 
 
 def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
@@ -120,7 +121,8 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise problem.ContractError(
-            f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give tensors, "
+            f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give "
+            "tensors, "
             "numbers, strings, None, and lists and dicts of them"
         ) from None
     arguments = tensor_trees.input_tensors(case.inputs)
@@ -178,8 +180,8 @@ class Check:
         return self.compared_with(self.entry["calls"], {}, keep=False)
 
     def compared_with(self, entries: list[dict], known: dict[int, dict], keep: bool = True) -> dict:
-        """`result` of the calls in `entries`. known: what `expected` said of a seed; `keep` is False where there is memory
-        for one seed alone."""
+        """`result` of the calls in `entries`. known: what `expected` said of a seed; `keep` is False where there is
+        memory for one seed alone."""
         calls, once = [], {}
         for call in entries:
             try:

@@ -163,21 +163,25 @@ def refuse_unsupported(tensor: torch.Tensor) -> None:
     dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
     if not dense or tensor.dtype in UNSUPPORTED:
         raise UnsupportedInput(
-            f"an input is a {tensor.layout} tensor of {tensor.dtype}, a limit of this bundle and no fault of the reference: it "
+            f"an input is a {tensor.layout} tensor of {tensor.dtype}, a limit of this bundle and no fault of the "
+            "reference: it "
             "handles dense tensors of floating, complex and signed integer dtypes, uint8 and bool"
         )
 
 
 def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
-    """CastOfQuantised where there are 8-bit numbers, and a cast to `dtype` would change them or what they are scaled with."""
+    """CastOfQuantised where there are 8-bit numbers, and a cast to `dtype` would change them or what they are scaled
+    with."""
     eight_bits = next((t.dtype for t in values if t.dtype.itemsize == 1 and t.dtype != torch.bool), None)
     changed = next(
         (t.dtype for t in values if t.is_floating_point() and t.dtype != tensor_trees.TORCH_DTYPES[dtype]), None
     )
     if eight_bits and changed:
         raise CastOfQuantised(
-            f"--dtype {dtype} would cast {tensor_trees.plain(changed)} tensors of a task with {tensor_trees.plain(eight_bits)} data: the 8-bit numbers or "
-            "their scales would be others; start a session without --dtype, so that inputs keep the dtypes of the reference"
+            f"--dtype {dtype} would cast {tensor_trees.plain(changed)} tensors of a task with "
+            f"{tensor_trees.plain(eight_bits)} data: the 8-bit numbers or "
+            "their scales would be others; start a session without --dtype, so that inputs keep the dtypes of the "
+            "reference"
         )
 
 

@@ -17,8 +17,8 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
     """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs.
 
     cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
-    what fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the last size was
-    measured, seconds since the epoch. device: what CUDA shows of it, in the wiki's metrics and units.
+    what fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the last
+    size was measured, seconds since the epoch. device: what CUDA shows of it, in the wiki's metrics and units.
     """
     measured, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
     cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
@@ -52,7 +52,8 @@ def free_bytes() -> int:
 
 
 def shown() -> dict:
-    """The device as CUDA shows it. Of a MIG slice that is the slice; under WSL2 and in virtual machines NVML tells less."""
+    """The device as CUDA shows it. Of a MIG slice that is the slice; under WSL2 and in virtual machines NVML tells
+    less."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "compute_capability": f"{properties.major}.{properties.minor}",
@@ -99,8 +100,9 @@ def matmul(context: Context, size: int, dtype: str, rep_ms: int) -> dict:
 
 
 def product_rates(context: Context, dtype: str, largest: int, rep_ms: int, pause_s: float, sustained_s: float) -> dict:
-    """TFLOPS (TOPS for int8) of a square product of at most `largest` rows, and when each was measured, seconds since the epoch:
-    rested, after a pause and as kernels are timed here; sustained, back to back for `sustained_s`, in its second half."""
+    """TFLOPS (TOPS for int8) of a square product of at most `largest` rows, and when each was measured, seconds
+    since the epoch: rested, after a pause and as kernels are timed here; sustained, back to back for `sustained_s`,
+    in its second half."""
     size = fitting_size(context, dtype, largest)
     call, work = product(context.device, size, dtype), 2 * size**3 / 1e12
     call()
@@ -116,7 +118,8 @@ def product_rates(context: Context, dtype: str, largest: int, rep_ms: int, pause
 
 
 def fitting_size(context: Context, dtype: str, largest: int) -> int:
-    """Rows of the largest product that takes about PRODUCT_S at most and fits into what is free, in steps of SIDE_STEP."""
+    """Rows of the largest product that takes about PRODUCT_S at most and fits into what is free, in steps of
+    SIDE_STEP."""
     small = product(context.device, SIDE_STEP, dtype)
     small()
     seconds = 1 / back_to_back(small, 0.02)

@@ -1,7 +1,8 @@
 """The process that children are forked from, and how a child starts, reports and ends.
 
-torch is imported once, here; a job then costs a fork and no start-up. No job runs in this process and no request is read in it, so a
-child finds no trace of another's seeds or results, and a crash ends one child. CUDA is first used in the children.
+torch is imported once, here; a job then costs a fork and no start-up. No job runs in this process and no request is
+read in it, so a child finds no trace of another's seeds or results, and a crash ends one child. CUDA is first used in
+the children.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ LOOK_EVERY_S = 0.01
 
 
 def serve(handle: int) -> None:
-    """Fork a child for each message on the socket: {timeout_s, folder, environment}, and the files request, channel, log and,
-    for a job that takes orders, a pipe of them.
+    """Fork a child for each message on the socket: {timeout_s, folder, environment}, and the files request, channel,
+    log and, for a job that takes orders, a pipe of them.
 
-    Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have ended.
-    A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the same time
-    and torch is imported once. When the other end of the socket is closed, the child is killed.
+    Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have
+    ended. A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the
+    same time and torch is imported once. When the other end of the socket is closed, the child is killed.
     """
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
@@ -109,7 +110,8 @@ def _become_job(folder: str, request: int, channel: int, log: int, orders: int |
 
 
 def _limit() -> None:
-    """No core files, no endless files, no more memory than the machine has, no fork bomb (root is not bound by that)."""
+    """No core files, no endless files, no more memory than the machine has, no fork bomb (root is not bound by
+    that)."""
     memory = int(HOST_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     tasks = _tasks_of_user() + MORE_TASKS
     for limit, value in (
@@ -153,8 +155,8 @@ def _perform(text: str, channel: int, orders: int | None = None) -> int:
 
 
 def _require_gpu() -> None:
-    """NoGpuError when torch cannot run anything on the GPU: built without CUDA, for other GPUs, or for a newer driver. Before
-    any file of the user's is loaded, for none of it is their fault."""
+    """NoGpuError when torch cannot run anything on the GPU: built without CUDA, for other GPUs, or for a newer
+    driver. Before any file of the user's is loaded, for none of it is their fault."""
     try:
         torch.zeros(1, device="cuda").item()
     except torch.cuda.OutOfMemoryError:
@@ -186,7 +188,8 @@ class Channel:
 
 
 def _wait(child: int, timeout_s: float, control: socket.socket) -> tuple[int, bool]:
-    """(wait status, whether it was killed for taking too long) of a child. It is killed as well when the parent hangs up."""
+    """(wait status, whether it was killed for taking too long) of a child. It is killed as well when the parent
+    hangs up."""
     deadline = time.monotonic() + timeout_s
     while True:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -12,7 +12,8 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 
 
 def save(value, path: Path) -> None:
-    """Tensors, in lists, dicts and beside numbers, into a file; without checksums, a third of the time of large ones."""
+    """Tensors, in lists, dicts and beside numbers, into a file; without checksums, a third of the time of large
+    ones."""
     usual = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     torch.save(value, path)
@@ -30,8 +31,8 @@ def plain(dtype: torch.dtype) -> str:
 
 
 def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
-    """The value with each tensor in it, in lists, tuples and dicts too, replaced by what `function` makes of it; in the order
-    of `tensors`."""
+    """The value with each tensor in it, in lists, tuples and dicts too, replaced by what `function` makes of it; in
+    the order of `tensors`."""
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
@@ -63,7 +64,8 @@ def place(value, device: str):
 
 
 def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy on `device` that lies in memory as the tensor does, a view of something larger too: its gaps hold anything."""
+    """A copy on `device` that lies in memory as the tensor does, a view of something larger too: its gaps hold
+    anything."""
     return memory_like(tensor, device).copy_(tensor) if has_gaps(tensor) else tensor.to(device, copy=True)
 
 
@@ -80,7 +82,8 @@ def held_bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Is it a view whose elements lie farther apart than they must, each in a place of its own (an expanded one has fewer)?"""
+    """Is it a view whose elements lie farther apart than they must, each in a place of its own (an expanded one has
+    fewer)?"""
     if tensor.layout is not torch.strided or not tensor.numel():
         return False
     extent = 1

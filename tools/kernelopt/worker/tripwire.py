@@ -68,7 +68,8 @@ class Tripwire:
             raise CheatError(self.offences[0])
 
     def _hook(self):
-        """What sys.addaudithook takes. Whether it is looking already is known here alone: what a hook itself does is no offence."""
+        """What sys.addaudithook takes. Whether it is looking already is known here alone: what a hook itself does is
+        no offence."""
         state = threading.local()
 
         def hook(event: str, arguments: tuple) -> None:
@@ -98,7 +99,10 @@ class Tripwire:
         looks = event in LOOKING or (event == "object.__getattr__" and arguments[1] in FRAME_ATTRIBUTES)
         if looks and self._called_by_candidate():
             name = arguments[1] if event == "object.__getattr__" else event
-            return f"the kernel looks into its judge with {name}; leave out what walks frames, inspect.currentframe and stack too"
+            return (
+                f"the kernel looks into its judge with {name}; leave out what walks frames, inspect.currentframe and "
+                "stack too"
+            )
         return None
 
     def _of_open(self, path, mode: str | None, flags: int) -> str | None:
@@ -169,7 +173,8 @@ def _left_behind() -> tuple:
 
 
 def _parts(function) -> tuple:
-    """The objects that make it this very function: held and not their `id`, whose every call would raise an audit event."""
+    """The objects that make it this very function: held and not their `id`, whose every call would raise an audit
+    event."""
     return function, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
 

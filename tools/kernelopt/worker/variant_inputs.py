@@ -1,4 +1,5 @@
-"""What the inputs and parameters of a variant hold: cut or repeated to its sizes, with its values. Imported by worker processes only.
+"""What the inputs and parameters of a variant hold: cut or repeated to its sizes, with its values. Imported by worker
+processes only.
 
 What means something by its order stays so: offsets rise from 0 to the total, what was sorted is, a permutation is one.
 """
@@ -19,9 +20,9 @@ FLAGS = "varied zeros and ones"  # of whole numbers: a mask of ones, token types
 
 
 def cut(inputs: list, sizes: list[list[int]], known: bool = True) -> list:
-    """The inputs with the named dimensions in their new sizes: the first elements stay; where there are more, they come again, floats
-    scaled so that none is tied with another. Indices, lengths and offsets of a dimension stay within it, and a Python number that
-    is its size follows. known: the inputs hold values, and are no shapes alone."""
+    """The inputs with the named dimensions in their new sizes: the first elements stay; where there are more, they
+    come again, floats scaled so that none is tied with another. Indices, lengths and offsets of a dimension stay
+    within it, and a Python number that is its size follows. known: the inputs hold values, and are no shapes alone."""
     if not sizes:
         return inputs
     tensors = tensor_trees.input_tensors(inputs)
@@ -52,7 +53,8 @@ def lengths_of(tensors: list[torch.Tensor]) -> set[int]:
 
 
 def offsets_hold(tensors: list[torch.Tensor], numbers: list[int], sizes: list[list[int]]) -> bool:
-    """Do offsets stay two or more, and no stretch between them longer than a number among the inputs says (max_seqlen)?"""
+    """Do offsets stay two or more, and no stretch between them longer than a number among the inputs says
+    (max_seqlen)?"""
     limits, lengths = limits_of(tensors, sizes), lengths_of(tensors)
     for number, tensor in enumerate(tensors):
         if rising(tensor) and is_offsets(tensor, lengths):
@@ -73,8 +75,8 @@ def followed(value, limits: set[tuple[int, int]]):
 def arranged(
     before: torch.Tensor, tensor: torch.Tensor, limits: set[tuple[int, int]], lengths: set[int]
 ) -> torch.Tensor:
-    """What was resized, its whole numbers within what they point at: offsets still rise from 0 to the total, what was sorted is so,
-    and a permutation stays one. lengths: of all dimensions, one of which offsets end at."""
+    """What was resized, its whole numbers within what they point at: offsets still rise from 0 to the total, what
+    was sorted is so, and a permutation stays one. lengths: of all dimensions, one of which offsets end at."""
     if rising(before):
         if is_offsets(before, lengths):
             return stretched(before, len(tensor), limits)
@@ -135,8 +137,8 @@ def resize(tensor: torch.Tensor, dimension: int, size: int) -> torch.Tensor:
 
 
 def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
-    """Whole numbers that may be indices into a dimension of that (size, new size), or lengths of it, kept below the new one, and no
-    lower than the lowest: a length that is never 0 stays so. Negative ones mean something else."""
+    """Whole numbers that may be indices into a dimension of that (size, new size), or lengths of it, kept below the
+    new one, and no lower than the lowest: a length that is never 0 stays so. Negative ones mean something else."""
     if not whole(tensor) or not tensor.numel():
         return tensor
     largest = int(tensor.max())
@@ -148,7 +150,8 @@ def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
 
 
 def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False) -> problem.Case:
-    """The case as a variant wants it; from_the_end: with the last elements of floating tensors in place of the first."""
+    """The case as a variant wants it; from_the_end: with the last elements of floating tensors in place of the
+    first."""
     given, values = case.inputs, wanted["values"]
     if from_the_end:
         given = tensor_trees.map_tensors(given, turned)
@@ -171,8 +174,8 @@ def turned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_values(tensor: torch.Tensor, values: str | None, number: int) -> torch.Tensor:
-    """Floating tensors but edges with other contents of the same kind, other ones for each `number`; of constants bool and floating
-    ones (CONSTANTS) or whole numbers (FLAGS) varied."""
+    """Floating tensors but edges with other contents of the same kind, other ones for each `number`; of constants
+    bool and floating ones (CONSTANTS) or whole numbers (FLAGS) varied."""
     if values == CONSTANTS:
         return varied(tensor, number) if constant(tensor) else tensor
     if values == FLAGS:

@@ -13,9 +13,9 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     """Least work of a workload: {flops, dtype, also, bytes_in, bytes_out, bytes_min, cast_to, shapes}.
 
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
-    does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction arithmetic
-    counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product. Shapes alone are
-    run (fake tensors); a reference that looks at values runs for real, on `device`.
+    does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction
+    arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product.
+    Shapes alone are run (fake tensors); a reference that looks at values runs for real, on `device`.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -101,10 +101,10 @@ PART = 0.05  # of the FLOPs: a dtype with less does not count
 class Operands(TorchDispatchMode):
     """Sees each operation of a reference and keeps, by the dtype of their operands, how many FLOPs its products take.
 
-    A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the dtype
-    is the one that the numbers came in: conversions, copies and scales keep it, other arithmetic on 8-bit numbers gives 16 bits.
-    A scale is what came from fewer elements, however it was spread. uint8 counts as numbers once it is converted: before that it
-    may be a mask, or indices.
+    A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the
+    dtype is the one that the numbers came in: conversions, copies and scales keep it, other arithmetic on 8-bit numbers
+    gives 16 bits. A scale is what came from fewer elements, however it was spread. uint8 counts as numbers once it is
+    converted: before that it may be a mask, or indices.
     """
 
     def __init__(self, flops_of: dict):
@@ -188,7 +188,8 @@ def at_least_16_bits(name: str) -> str:
 
 
 class CausalAttention(torch.overrides.TorchFunctionMode):
-    """Counts in `spared` the FLOPs of attention that a causal mask takes away: torch's counter takes the whole square."""
+    """Counts in `spared` the FLOPs of attention that a causal mask takes away: torch's counter takes the whole
+    square."""
 
     def __init__(self):
         super().__init__()
