@@ -1,5 +1,5 @@
-"""scripts/demo.py on cards and machines that are not here: a stand-in answers its commands, and the demo's own decisions
-are real."""
+"""scripts/demo.py on cards and machines that are not here: a stand-in answers its commands, and the demo's own
+decisions are real."""
 
 import importlib.util
 import json
