@@ -544,13 +544,13 @@ def said(session, monkeypatch, capsys, *verb) -> tuple:
 
 def in_place(path: Path, before: str, after: str) -> None:
     """An edit by hand that leaves the size, the inode and the time of the last change."""
-    before = path.stat()
+    unedited = path.stat()
     with open(path, "r+") as file:
         text = file.read().replace(before, after)
         file.seek(0)
         file.write(text)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(unedited.st_atime_ns, unedited.st_mtime_ns))
+    assert path.stat().st_size == unedited.st_size
 
 
 def pipe(path: Path) -> None:

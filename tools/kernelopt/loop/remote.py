@@ -46,7 +46,7 @@ def pack(job: str, workspace: Workspace, kernel: bytes) -> bytes:
 def examine(
     job: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
 ) -> dict | Measurement:
-    """{status, message} of the job "verify", Evidence of "measure", in a process of its own.
+    """{status, message} of the job "verify", the Measurement of "measure", in a process of its own.
 
     timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: its UUID;
     None takes the first visible one. Raises the ToolError that the process met, Refused when the process died.
