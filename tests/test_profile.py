@@ -546,3 +546,24 @@ def test_a_profile_of_another_session_is_named():
     done = run_tool("analyze_profile.py", profile, "--workspace", BUNDLE / "examples" / "attention", "--brief")
     assert "is it another session's?" in done.stderr and "## Kernel\n" not in done.stdout
     assert not run_tool("analyze_profile.py", profile, "--workspace", profile.parents[2], "--brief").stderr
+
+
+# --- the reader in a process of its own ------------------------------------------------------------------------
+
+
+def test_where_the_reader_would_crash_a_report_is_read_in_another_process(monkeypatch):
+    report = RECORDED / "one_pass.ncu-rep"
+    here = ncu.read(report)
+    monkeypatch.setattr(ncu, "crashes_here", lambda: True)
+    monkeypatch.setattr(ncu, "read_launches", None)  # not in this process
+    assert ncu.read(report) == here
+
+
+def test_what_the_other_process_says_of_a_broken_report_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(ncu, "crashes_here", lambda: True)
+    (tmp_path / "x.ncu-rep").write_bytes(b"no report")
+    with pytest.raises(Refused, match="cannot be read: .* holds no kernel"):
+        ncu.read(tmp_path / "x.ncu-rep")
+    monkeypatch.setattr(ncu.sys, "executable", "false")
+    with pytest.raises(Refused, match="its reader ended with 1"):
+        ncu.read(tmp_path / "x.ncu-rep")

@@ -1,5 +1,8 @@
 """Nsight Compute: collect a report of one marked call, and read a report into metrics."""
 
+import importlib.util
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -8,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import bundle
 from ..device import gpu, outcomes, programs
 from ..device.sandbox import Outcome, Sandbox
-from ..errors import EnvironmentLacks, Refused, TimedOut
+from ..errors import EnvironmentLacks, Refused, TimedOut, ToolError
 from . import metrics
 from .profile import KernelProfile, NvidiaRule
 
@@ -180,7 +184,28 @@ def installed_readers() -> list[Path]:
 
 def read(report: Path) -> tuple[KernelProfile, ...]:
     """The kernels of a report in launch order, metrics in the schema's units. Refused when there is no kernel."""
-    return read_launches(report, _kernel)
+    return read_apart(report) if crashes_here() else read_launches(report, _kernel)
+
+
+def crashes_here() -> bool:
+    """Would the reader end this process? The copy in Nsight Compute 2025.3.1 dies in metric.unit() beside numpy; seen on
+    an H200. The package from PyPI does not."""
+    spec = importlib.util.find_spec("ncu_report")
+    from_install = spec is None or Path(spec.origin).parent in installed_readers()
+    return "numpy" in sys.modules and from_install
+
+
+def read_apart(report: Path) -> tuple[KernelProfile, ...]:
+    """`read` in a process of its own. Refused with what that process said, also when it dies."""
+    command = [sys.executable, "-m", "kernelopt.profilers.ncu", str(report.resolve())]
+    environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode == EnvironmentLacks.exit_code:
+        raise EnvironmentLacks(done.stderr.strip())
+    if done.returncode:
+        why = done.stderr.strip() or f"its reader ended with {done.returncode}"
+        raise Refused(f"{report} cannot be read: {why}")
+    return tuple(map(KernelProfile.from_json, json.loads(done.stdout)))
 
 
 def read_launches(report: Path, read_action: Callable[[Any], Launch]) -> tuple[Launch, ...]:
@@ -230,3 +255,11 @@ def _rule(result: dict) -> NvidiaRule | None:
     estimate = result.get("speedup_estimation") or {}
     whole = estimate.get("type") == GLOBAL  # the others are of a part, of the pipes' use, say, and not of the time
     return NvidiaRule(result["name"], " ".join(text.split()), estimate["speedup"] if whole else None)
+
+
+if __name__ == "__main__":  # for read_apart
+    try:
+        print(json.dumps([kernel.to_json() for kernel in read_launches(Path(sys.argv[1]), _kernel)]))
+    except ToolError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
