@@ -55,6 +55,18 @@ class ModelNew(nn.Module):
         {body}
 """
 
+PLAN = """# Plan for v1
+## Category
+memory_traffic
+## Action
+One pass
+in place of three.
+## Expected effect
+Half the time.
+## Risk
+Spills.
+"""
+
 
 def kernel_text(body: str = "return torch.clamp(x * self.weight, min=0) * self.scale") -> str:
     """A candidate for REFERENCE with the given forward; torch on the CPU stands in for a GPU kernel."""

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import gpu_card
 import pytest
-from conftest import BUNDLE, REFERENCE, run_tool, tool_json
+from conftest import BUNDLE, PLAN, REFERENCE, run_tool, tool_json
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
 from kernelopt.session import platforms, workspace
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.session.task import Target
-from test_rounds import PLAN
 
 pytestmark = pytest.mark.gpu
 EXAMPLE = BUNDLE / "examples" / "row_softmax"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What this GPU's memory really gives: copy, read and write bandwidth per buffer size.
+"""Measures this GPU's memory: copy, read and write bandwidth per buffer size.
 
 Copy counts bytes read and bytes written; read and write count their one stream. Cold: the L2 is flushed before each
 call (triton.testing.do_bench), so DRAM answers. Warm: it is not (do_bench_cudagraph), so the knee at the L2 shows."""

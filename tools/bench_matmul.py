@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What this GPU's arithmetic really gives: TFLOPS of a square matrix product on random data, per dtype.
+"""Measures this GPU's arithmetic: TFLOPS of a square matrix product on random data, per dtype.
 
 torch's own library does the product, do_bench the timing. int8 counts integer operations, TOPS."""
 
@@ -27,16 +27,17 @@ def main() -> int:
 
 
 def measured(args) -> dict:
-    """Each dtype its own try: {device, unit, rates, gpu_state, failed{dtype: why}}; gpu_state: of all together."""
-    found, failed, state = [], {}, None
+    """Measure each dtype on its own: {device, unit, rates, gpu_state, failed{dtype: why}}; gpu_state: of all
+    together."""
+    rates, failed, state = [], {}, None
     with card_rates.jobs(args.timeout) as (device, measure):
         for dtype in args.dtype:
             try:
                 one = measure("matmul", size=args.size, dtype=dtype, rep_ms=args.rep_ms)
-                found, state = found + one["rates"], gpu.merged([state, one["gpu_state"]])
+                rates, state = rates + one["rates"], gpu.merged([state, one["gpu_state"]])
             except card_rates.Failed as error:
                 failed[dtype] = str(error)
-    return {"device": device["name"], "unit": "TFLOPS", "rates": found, "gpu_state": state, "failed": failed}
+    return {"device": device["name"], "unit": "TFLOPS", "rates": rates, "gpu_state": state, "failed": failed}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What this very card gives: memory bandwidth and matrix products, rested and sustained, as a page in the wiki's form.
+"""Calibrates this card: memory bandwidth and matrix products, rested and sustained, as a page in the wiki's form.
 
-With --workspace W the page is W/calibration.md, and W's Task block names it: roofline and targets then rest on what
-this card gave. A card that the wiki lacks gets its page so. With --out the page is a file for other workspaces of this
-card (workspace_init.sh --calibration FILE). It takes about a minute and leaves clocks alone.
+With --workspace W the page is W/calibration.md, and W's Task block names it: roofline and targets then use these
+measurements. This also gives a page to a card that the wiki lacks. With --out the page is a file for other workspaces
+of this card (workspace_init.sh --calibration FILE). It takes about a minute and leaves clocks alone.
 """
 
 import os
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None, wiki.Page | None]:
-    """(the wiki's page of the device, the limits of its compute capability), None for what the wiki lacks."""
+    """(the wiki's page of the device, the limits of its compute capability), each None when the wiki lacks it."""
     root = wiki.root(workspace.task().gpu_wiki_path if workspace else None)
     try:
         page = wiki.find(device, wiki.pages(root))
@@ -71,7 +71,7 @@ def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None
 
 
 def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> None:
-    """UsageError before anything is measured: the task is for another card, or the file is somebody's."""
+    """Raises UsageError before the measurement: the task is for another card, or the file is not ours."""
     if not os.access(target.parent, os.W_OK):
         raise UsageError(f"{target.parent} is no folder that can be written in")
     if workspace:
@@ -88,7 +88,7 @@ def is_calibration_of(path: Path, device: str) -> bool:
 
 
 def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
-    """Each dtype and each mix its own job and its own try: what fails loses nothing else."""
+    """Run each dtype and each mix as its own job, so that a failure loses no other result."""
     with card_rates.jobs(timeout_s) as (device, job):
         said, limit_w = gpu.query(), gpu.power_limit_w()
         cli.say(f"calibrate_gpu.py: measuring {device['name']}: bandwidth")
@@ -117,7 +117,7 @@ def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
 
 
 def tried(job: card_rates.Job, name: str, **arguments) -> dict | str:
-    """The job's report, or why there is none."""
+    """The job's report, or the reason why it failed."""
     try:
         return job(name, **arguments)
     except (card_rates.Failed, TimedOut) as error:

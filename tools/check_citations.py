@@ -2,9 +2,9 @@
 """Is every hardware value a citation that holds? Audits a workspace's README, plans, reports, records, notes and
 kernels, or files.
 
-Problems hold a gate up: a citation that does not hold, wherever it stands; and where values are used (Task block,
-Hardware Spec, Roofline, Stop Conditions, a plan's Evidence, baseline_report.md, a record's evidence) a figure that
-nobody cited or measured. Hints do not: elsewhere a figure that equals a row of the platform's pages, with the citation
+Problems block the gate: a citation that does not hold, wherever it stands; and where values are used (Task block,
+Hardware Spec, Roofline, Stop Conditions, a plan's Evidence, baseline_report.md, a record's evidence) a figure without a
+citation or measurement. Hints do not: elsewhere a figure that equals a row of the platform's pages, with the citation
 to write or the query to make. exit 0: something was checked, and there is no problem.
 """
 
@@ -22,14 +22,14 @@ from kernelopt.session.workspace import Workspace
 
 def main() -> int:
     args = arguments()
-    found = audited(args)
-    fixed = workspace_audit.fix(found) if args.fix else []
-    result = {"checked": found.checked, "fixed": len(fixed), "fixes": rows(fixed)}
-    result |= {"problems": rows(found.problems), "hints": rows(found.hints)}
+    audit = audited(args)
+    fixed = workspace_audit.fix(audit) if args.fix else []
+    result = {"checked": audit.checked, "fixed": len(fixed), "fixes": rows(fixed)}
+    result |= {"problems": rows(audit.problems), "hints": rows(audit.hints)}
     cli.emit(result, args.json, lines(result))
-    if not found.checked:
+    if not audit.checked:
         cli.say("check_citations.py: no hardware value was found, so nothing was checked; Step 0 writes them")
-    return 0 if found.checked and not found.problems else 1
+    return 0 if audit.checked and not audit.problems else 1
 
 
 def audited(args) -> workspace_audit.Audit:
@@ -44,9 +44,9 @@ def audited(args) -> workspace_audit.Audit:
     return workspace_audit.of_files(args.path, wiki.root(args.gpu_wiki), args.platform)
 
 
-def rows(found: list) -> list[dict]:
+def rows(issues: list) -> list[dict]:
     """{file, line, kind, message} of each, by file and line."""
-    ordered = sorted(found, key=lambda pair: (str(pair[0]), pair[1].line))
+    ordered = sorted(issues, key=lambda pair: (str(pair[0]), pair[1].line))
     return [
         {"file": str(path), "line": problem.line, "kind": problem.kind, "message": problem.message}
         for path, problem in ordered

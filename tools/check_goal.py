@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def arm(root: Path, on: bool) -> int:
-    """Let --hook block, or no longer."""
+    """Switch the blocking of --hook on or off."""
     armed = root / stop_hook.ARMED
     if on:
         bundle.write_text(armed.parent / ".gitignore", "*\n")
@@ -60,10 +60,10 @@ def arm(root: Path, on: bool) -> int:
 def arguments(cli):
     parser = cli.parser(f"{__doc__}\n\n{HOOK}")
     parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--hook", action="store_true", help="answer as Claude Code's Stop hook; always exit 0")
-    what.add_argument("--arm", action="store_true", help="from now on --hook blocks until the goal is met")
-    what.add_argument("--disarm", action="store_true", help="no longer")
+    hook_mode = parser.add_mutually_exclusive_group()
+    hook_mode.add_argument("--hook", action="store_true", help="answer as Claude Code's Stop hook; always exit 0")
+    hook_mode.add_argument("--arm", action="store_true", help="from now on --hook blocks until the goal is met")
+    hook_mode.add_argument("--disarm", action="store_true", help="no longer")
     cli.add_json(parser)
     return parser.parse_args()
 

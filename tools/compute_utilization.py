@@ -62,7 +62,7 @@ def of_version(workspace: Workspace, args) -> int:
 
 
 def report(page: wiki.Page, work: Work, time_us: float, as_json: bool, judged: bool = False) -> int:
-    """judged: the gate has found the time possible, by the card's own clocks, which are not known here."""
+    """judged: the gate has found the time possible, by the card's own clocks, which are unknown here."""
     roof = roofline.roof_for(page, work)
     utilization = roofline.utilization(time_us, work.flops, work.bytes_min, roof)
     if judged:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The least work of a problem, per workload: FLOPs by torch's own counter, bytes of what goes in and comes out.
+"""The least work of a problem, per workload: FLOPs by torch's own counter, bytes of the inputs and outputs.
 
 The counter knows matrix products, convolutions and attention; element-wise and reduction arithmetic counts 0.
 The dtype of the work is that of the products' operands: an fp8 product with bf16 output is fp8 work.
@@ -59,7 +59,7 @@ def by_hand(workload: str, work: Work, args) -> Work:
 
 
 def record(workspace: Workspace, workloads: dict[str, CountedWorkload]) -> None:
-    """Write shapes and work into the Task block; targets that rest on other work go."""
+    """Write shapes and work into the Task block; remove targets that were computed from other work."""
     before = workspace.task()
     shapes = {name: shape_text(each.shapes) for name, each in workloads.items()}
     task = replace(before, shapes=shapes, work={name: each.work for name, each in workloads.items()})

@@ -28,17 +28,17 @@ def main() -> int:
     if args.keep and not args.kernels:
         print(store.keep(workspace_of(args), args.keep))
         return 0
-    found = candidates.from_paths(args.kernels)
+    entries = candidates.from_paths(args.kernels)
     target = target_of(args)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(target, args.against, Path(folder))
         started = time.monotonic()
         with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
-            cli.say(f"exploring {len(found)} candidates on {sandbox.device_name}")
+            cli.say(f"exploring {len(entries)} candidates on {sandbox.device_name}")
             product = opponents.page_of(sandbox.device_name, target.workspace)
             plan = run.Plan(
                 target,
-                found,
+                entries,
                 others,
                 next(iter(others), None),
                 args.workload,
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def target_of(args) -> KernelUnderTest:
-    """What the candidates are checked against: a workspace's reference, or a reference alone."""
+    """The target that the candidates are checked against: a workspace's reference, or a reference alone."""
     if args.workspace:
         if args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --reference and --dtype")

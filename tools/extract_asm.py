@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SASS, PTX or AMDGCN of a kernel: what it holds, how much of that runs in loops, and what stands out.
+"""SASS, PTX or AMDGCN of a kernel: its contents, the part that runs in loops, and the findings.
 
 Counts registers, stack and shared memory; loads and stores by access width; spills; tensor instructions, barriers and
 atomics. Needs no GPU; cubins and extensions need cuobjdump (CUDA toolkit, or the copy in Triton's wheel). Of a folder,

@@ -55,7 +55,7 @@ def arguments():
 
 
 def page_of(args, products: list[wiki.Page]) -> wiki.Page:
-    """The page that is asked for, as the workspace knows it where one is named."""
+    """The requested page, from the workspace when one is named."""
     if args.workspace is None:
         return wiki.find(args.platform, products)
     from kernelopt.session import platforms
@@ -66,9 +66,9 @@ def page_of(args, products: list[wiki.Page]) -> wiki.Page:
 
 
 def list_products(products: list[wiki.Page], as_json: bool) -> int:
-    found = [{"platform": p.platform, "vendor": p.vendor, "architecture": p.architecture} for p in products]
-    lines = [f"{p['platform']:16} {p['vendor']} {p['architecture']}" for p in found]
-    cli.emit({"platforms": found}, as_json, lines)
+    platforms = [{"platform": p.platform, "vendor": p.vendor, "architecture": p.architecture} for p in products]
+    lines = [f"{p['platform']:16} {p['vendor']} {p['architecture']}" for p in platforms]
+    cli.emit({"platforms": platforms}, as_json, lines)
     return 0
 
 
@@ -87,8 +87,8 @@ def describe(page: wiki.Page, row: wiki.Row) -> dict:
 
 
 def show(page: wiki.Page, as_json: bool) -> int:
-    found = [describe(page, row) for row in page.all_rows().values()]
-    cli.emit({"platform": page.platform, "values": found}, as_json, [value["citation"] for value in found])
+    values = [describe(page, row) for row in page.all_rows().values()]
+    cli.emit({"platform": page.platform, "values": values}, as_json, [value["citation"] for value in values])
     return 0
 
 
@@ -119,14 +119,14 @@ def detect(products: list[wiki.Page], as_json: bool) -> int:
         raise Refused(
             f"{error}. It says of itself: {told or 'nothing'}. Measure it: calibrate_gpu.py --workspace W"
         ) from None
-    found = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
+    description = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
     lines = [f"{page.platform}: " + ", ".join(value for value in device.values() if isinstance(value, str))]
     lines += [f"{metric}: {shown(value)}" for metric, value in said.items()]
     lines += [
         f"DISAGREES: the device says {d['metric']} {d['device']}, the wiki {d['citation']}"
-        for d in found["disagreements"]
+        for d in description["disagreements"]
     ]
-    cli.emit(found, as_json, lines)
+    cli.emit(description, as_json, lines)
     return 0
 
 
@@ -137,10 +137,12 @@ def shown(value: int | float | str) -> str:
 def check(root: Path, as_json: bool) -> int:
     from kernelopt.hardware import wiki_checks
 
-    found = wiki_checks.problems(root)
+    problems = wiki_checks.problems(root)
     count = len(wiki.pages(root))
-    cli.emit({"products": count, "problems": found}, as_json, [*found, f"{count} products, {len(found)} problems"])
-    return 1 if found or not count else 0
+    cli.emit(
+        {"products": count, "problems": problems}, as_json, [*problems, f"{count} products, {len(problems)} problems"]
+    )
+    return 1 if problems or not count else 0
 
 
 if __name__ == "__main__":

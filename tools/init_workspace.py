@@ -23,7 +23,7 @@ def main() -> int:
     calibration = platforms.read(args.calibration) if args.calibration else None
     task = task_of(args, wiki_root, calibration)
     made = workspace.create(args.root, args.name, args.kernel, args.reference, task, beside(args))
-    with contextlib.suppress(OSError):  # a convenience link; a name that is taken stays as it is
+    with contextlib.suppress(OSError):  # a convenience link; an existing name stays as it is
         Path("/tmp/gpu-wiki").symlink_to(wiki_root)
     for lacking in unsaid(args):
         cli.say(f"workspace_init.sh: {lacking}")
@@ -32,13 +32,13 @@ def main() -> int:
 
 
 def unsaid(args) -> list[str]:
-    """What the session will miss, and how to put it right."""
-    found = []
+    """The warnings about missing parts of the session, with remedies."""
+    warnings = []
     if args.platform is None and args.calibration is None:
-        found.append("no --platform: there is no roofline and no target before calibrate_gpu.py --workspace W")
+        warnings.append("no --platform: there is no roofline and no target before calibrate_gpu.py --workspace W")
     if args.framework is not None and args.framework not in FRAMEWORKS:
-        found.append(f"no page of the wiki is about {args.framework}; it has {', '.join(FRAMEWORKS)}")
-    return found
+        warnings.append(f"no page of the wiki is about {args.framework}; it has {', '.join(FRAMEWORKS)}")
+    return warnings
 
 
 def arguments():
@@ -68,7 +68,7 @@ def arguments():
 
 
 def beside(args) -> dict[str, Path]:
-    """Files that the workspace takes under these names."""
+    """The extra files for the workspace, by name."""
     return {platforms.CALIBRATION: args.calibration} if args.calibration else {}
 
 

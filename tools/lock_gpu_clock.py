@@ -6,8 +6,8 @@ lock -- COMMAND    while COMMAND runs, however it ends; the exit code is COMMAND
 reset              give back what lock took; without a lock of ours nothing is changed
 
 Without --clock: the highest clock that is at most 80 % of the highest one and at most the default applications clock.
-The GPU is the first of CUDA_VISIBLE_DEVICES (sudo -E keeps that variable). A lock that somebody else set does not come
-back: NVML does not tell of it. exit 1: locked already, or the GPU does not keep to the clock."""
+The GPU is the first of CUDA_VISIBLE_DEVICES (sudo -E keeps that variable). A lock of another user is not restored,
+because NVML does not report it. exit 1: locked already, or the GPU does not keep to the clock."""
 
 import contextlib
 import os
@@ -71,8 +71,8 @@ def run_locked(command: list[str], clock: int | None) -> int:
 
 
 class Relay:
-    """Passes the signals that end a program on to the command. This process itself outlives them, so that none can come
-    between it and giving the clock back."""
+    """Passes terminating signals on to the command. This process survives them, so that it always releases the
+    clock."""
 
     def __init__(self):
         self.taken: list[int] = []
@@ -93,7 +93,7 @@ class Relay:
             return 128 + self.taken[0]
         # A session of its own: the terminal's Ctrl-C reaches the command once, through here.
         self.child = subprocess.Popen(command, start_new_session=True)
-        for number in list(self.taken):  # came while it was started
+        for number in list(self.taken):  # signals that came during the start
             self.pass_on(number)
         code = self.child.wait()
         return code if code >= 0 else 128 - code

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What this GPU's memory gives to a problem of this very size: its bytes read and written by a kernel that does no
-more.
+"""Measures this GPU's memory on a problem's size: a kernel reads and writes the problem's bytes and does nothing else.
 
 Bytes in, bytes out and dtype come from a workspace's work (estimate_work.py) or from options. Cache cold, as verify,
 timing and the gate take it; GB/s counts bytes read and written. A small problem cannot reach the maximum of the wiki,
-and one that mostly reads may pass it: --set-target makes the workspace's Stop Condition from what was measured here.
+and one that mostly reads may pass it: --set-target makes the workspace's Stop Condition from this measurement.
 """
 
 import sys
@@ -63,7 +62,7 @@ def asked(args) -> dict:
 
 
 def check_target(args) -> None:
-    """UsageError before anything is measured: a target is the default workload's, on the GPU of the task, and
+    """Raises UsageError before the measurement: a target is the default workload's, on the GPU of the task, and
     memory-bound."""
     if args.workspace is None or args.workload != "default":
         raise UsageError("--set-target goes with --workspace and the default workload")
@@ -82,7 +81,7 @@ def check_target(args) -> None:
 
 
 def set_target(workspace: Workspace, target: Target) -> None:
-    """In place of the target of that workload and metric; others stay."""
+    """Replace the target of that workload and metric; others stay."""
     task = workspace.task()
     others = [old for old in task.targets if (old.workload, old.metric) != (target.workload, target.metric)]
     targets = (target, *others)

@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def check_possible(limit_us: float | None, time_us: float) -> None:
-    """KernelFailed when a time is below what the hardware allows. limit_us: None where that is not known."""
+    """KernelFailed when a time is below what the hardware allows. limit_us: None when it is unknown."""
     if limit_us is not None and time_us < limit_us:
         raise timing.KernelFailed(Status.IMPOSSIBLE_TIME, acceptance.impossible(time_us, limit_us))
 

@@ -102,7 +102,7 @@ def run_read(store: RecordStore, args) -> int:
 
 
 def require(store: RecordStore, rows: list, kind: str = "unmasked record") -> list:
-    """The rows that were made of the records; Refused when there are none."""
+    """The rows that were made of the records; Refused when there are no rows."""
     if not rows:
         left_out = "".join(f"; left out: {message}" for message in store.left_out())
         raise Refused(f"{store.folder} holds no {kind}{left_out}")
@@ -177,14 +177,14 @@ def run_diff(store: RecordStore, args) -> int:
 
 
 def change_lines(change: dict) -> list[str]:
-    """What was there behind a minus, what is there behind a plus."""
+    """The old value after a minus, the new value after a plus."""
     old, new = (change["removed"], change["added"]) if "removed" in change else ([change["from"]], [change["to"]])
     signed = [("-", value) for value in old] + [("+", value) for value in new]
     return [f"{change['field']}: {sign} {shown(value)}" for sign, value in signed]
 
 
 def shown(value) -> str:
-    """A field's value on one line: a text as it is, all else as JSON."""
+    """A field's value on one line: text unchanged, other values as JSON."""
     return " ".join(value.split()) if isinstance(value, str) else ONE_LINE.encode(value)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Partial restart: masks half of the records at random, and prints a brief for an agent with fresh eyes.
 
-v0 and the best version stay. Nothing is deleted: memory/restarts.json keeps what was masked, --undo takes the last
-restart back. exit 1: fewer than two records may be masked, or there is no restart to undo.
+v0 and the best version stay. Nothing is deleted: memory/restarts.json lists the masked records, and --undo reverts the
+last restart. exit 1: fewer than two records may be masked, or there is no restart to undo.
 """
 
 import sys
@@ -38,14 +38,14 @@ def main() -> int:
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
         "--seed",
         type=cli.natural,
         default=restart.random_seed(),
         help="the same seed masks the same records (default: random, and told)",
     )
-    what.add_argument("--undo", action="store_true", help="unmask what the last restart masked")
+    action.add_argument("--undo", action="store_true", help="unmask what the last restart masked")
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def dry_run(folder: Path, args) -> int:
-    """Say what would be started, and where its files would go."""
+    """Print the commands that would run, and the places of their files."""
     commands = {
         "annotation": lambda: ncu.command(folder / "report.ncu-rep", args.cache),
         "ncu": lambda: ncu.command(folder / "report.ncu-rep", args.cache, everything=True),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A workspace as one HTML file: what was asked, what was reached, plots, every round with its evidence, what remains.
+"""A workspace as one HTML file: the task, the result, plots, every round with its evidence, and the open points.
 
 The file needs nothing but itself: no network, no script. Values come from records; missing ones are named."""
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def is_report(path: Path) -> bool:
-    """May this file be replaced: there is none yet, or it looks like a page of ours?"""
+    """May this file be replaced: it does not exist yet, or it looks like one of our pages?"""
     if not path.exists():
         return True
     start = path.read_bytes()[:1000].decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 """The one way into a workspace's history: verify kernel.py, time it against the best version, accept or revert.
 
 Accepted: a commit, and a record that names it. Rejected: a record of why, kernel.py as it was, the refused kernel in
-rejected/. Needs plans/vN_plan.md (from v1 on) and a GPU: what ran in the CPU interpreter is never accepted."""
+rejected/. Needs plans/vN_plan.md (from v1 on) and a GPU: a run in the CPU interpreter is never accepted."""
 
 import sys
 from pathlib import Path

@@ -19,14 +19,14 @@ EXAMPLES = """examples:
 def main() -> int:
     args = arguments()
     root = wiki.root(args.gpu_wiki)
-    found, unknown = wiki_search.search(root, " ".join(args.words))
-    shown = found[: wiki_search.LINES_SHOWN]
+    lines, unknown = wiki_search.search(root, " ".join(args.words))
+    shown = lines[: wiki_search.LINES_SHOWN]
     if unknown:
         cli.say(f"search_wiki.py: no page has: {', '.join(unknown)}")
     result = {
         "gpu_wiki": str(root),
         "unknown_words": unknown,
-        "lines_found": len(found),
+        "lines_found": len(lines),
         "lines": [
             {"page": line.page, "line": line.number, "headings": line.headings, "text": line.text} for line in shown
         ],

@@ -1,8 +1,8 @@
-"""Hardware values as they are written in a text: citations and whether they hold. Pure functions of text and wiki
-pages.
+"""Citations of hardware values, and checks of them against wiki pages. All functions are pure.
 
-A hardware value is written `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, one of the workspace's own
-calibration `<- <workspace>/calibration.md:L<line>`, a missing one `<metric>: UNKNOWN (gpu-wiki not found)`.
+A citation has the form `<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`. A value of the workspace's own
+calibration ends with `<- <workspace>/calibration.md:L<line>`. A missing value is written `<metric>: UNKNOWN (gpu-wiki
+not found)`.
 """
 
 import functools
@@ -42,7 +42,7 @@ HEDGE_REACH = 60  # characters before a figure
 
 
 class Fix(NamedTuple):
-    """What stands in a line, from that column on (-1: anywhere), and what belongs there."""
+    """A replacement in a line. It applies at the given column, or anywhere in the line if the column is -1."""
 
     line: int
     column: int
@@ -52,7 +52,7 @@ class Fix(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """One value that is not as it must be, or a hint about one."""
+    """A wrong or uncited value, or a hint about a value."""
 
     line: int
     kind: str
@@ -61,8 +61,8 @@ class Problem:
 
 
 class Recorded(NamedTuple):
-    """What a program wrote. of: bandwidth, compute, SM clock, memory clock, power; or target, a Stop Condition's
-    figure."""
+    """A value that a program wrote. of: bandwidth, compute, SM clock, memory clock or power; target for the figure
+    of a Stop Condition."""
 
     value: float
     unit: str
@@ -71,7 +71,7 @@ class Recorded(NamedTuple):
 
 @dataclass
 class Found:
-    """What an audit of texts found: how many values it looked at, what holds a gate up, and what does not."""
+    """The result of an audit: the number of checked values, the problems that block a gate, and the hints."""
 
     checked: int = 0
     problems: list[Problem] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Context:
-    """What texts are held against. product: the workspace's platform, None where there is none. measured: what
-    programs wrote (records, targets). devices: names that programs wrote. ridges: FLOP/byte, as the tools print it
-    for the task's dtypes."""
+    """The values that texts are checked against. product: the workspace's platform, or None. measured: values that
+    programs wrote to records and targets. devices: device names that programs wrote. ridges: the ridge points of the
+    task's dtypes in FLOP/byte, as the tools print them."""
 
     pages: dict[str, Page] = field(repr=False)  # by path inside the wiki, limits too; the workspace's as CALIBRATION
     documents: dict[str, str] = field(repr=False)  # text of every page of the wiki, by path
@@ -94,12 +94,12 @@ class Context:
 
     @functools.cached_property
     def own(self) -> dict[str, Page]:
-        """Pages that hold the platform's values."""
+        """The pages that hold the platform's values."""
         product = [self.product, self.product.limits] if self.product else []
         return {page.file: page for page in (*product, self.pages.get(CALIBRATION)) if page}
 
     def is_common(self, row: Row) -> bool:
-        """Do all pages of its vendor that have the metric hold the same?"""
+        """Return whether all pages of the vendor that have the metric hold the same value."""
         vendor = self.pages[row.page].vendor
         rows = [page.known(row.metric) for page in self.pages.values() if page.vendor == vendor]
         values = [other.text for other in rows if other]
@@ -107,14 +107,15 @@ class Context:
 
     @functools.cached_property
     def rows(self) -> dict[str, list[Row]]:
-        """The platform's rows that are numbers, by their quantity."""
+        """The numeric rows of the platform, by quantity."""
         return by_quantity(self.own.values())
 
     @functools.cached_property
     def foreign(self) -> dict[str, list[Row]]:
-        """Those of the other pages, without a platform of all pages; but for what was measured on one card there."""
-        found = by_quantity(page for name, page in self.pages.items() if name not in self.own)
-        return {name: [row for row in rows if "measured" not in row.metric] for name, rows in found.items()}
+        """The numeric rows of the other pages, by quantity. Without a platform, these are the rows of all pages.
+        Rows that were measured on one card are left out."""
+        foreign_rows = by_quantity(page for name, page in self.pages.items() if name not in self.own)
+        return {name: [row for row in rows if "measured" not in row.metric] for name, rows in foreign_rows.items()}
 
     @functools.cached_property
     def names(self) -> Pattern | None:
@@ -124,11 +125,11 @@ class Context:
 
     @functools.cached_property
     def recorded(self) -> dict[tuple[str, str], list[float]]:
-        """What programs recorded, in order, by what it is of and its unit."""
-        found: dict[tuple[str, str], list[float]] = {}
+        """The values that programs recorded, sorted, by their kind and unit."""
+        values_by_kind: dict[tuple[str, str], list[float]] = {}
         for value, unit, of in self.measured:
-            found.setdefault((of, unit), []).append(value)
-        return {key: sorted(values) for key, values in found.items()}
+            values_by_kind.setdefault((of, unit), []).append(value)
+        return {key: sorted(values) for key, values in values_by_kind.items()}
 
 
 def by_quantity(pages: Iterable[Page]) -> dict[str, list[Row]]:
@@ -138,11 +139,11 @@ def by_quantity(pages: Iterable[Page]) -> dict[str, list[Row]]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A paragraph, a table's cell, a comment: what is read as one.
+    """A unit of text that is audited: a paragraph, a table cell or a comment.
 
-    column: of its first character; -1 where the text is not written as it is read. label, unit: what a key or a table's
-    head says of a bare number in it. used: values here decide something. code: they stand in a program; said: as it has
-    them.
+    column: the column of the first character, or -1 if the source spells the text differently. label, unit: the name
+    and the unit that a key or a table head gives to a bare number. used: whether values in this piece decide something.
+    code: whether the piece comes from a program. said: the number as the program spells it.
     """
 
     text: str
@@ -155,7 +156,7 @@ class Piece:
     said: str = ""
 
     def place(self, at: int) -> tuple[int, int]:
-        """(line, column) of a character of the text."""
+        """Return the (line, column) of a character of the text."""
         lines = self.text.count("\n", 0, at)
         start = self.text.rfind("\n", 0, at) + 1
         column = -1 if self.column < 0 else at - start + (0 if lines else self.column)
@@ -166,7 +167,7 @@ class Piece:
 
 
 def check_citation(match: re.Match, context: Context) -> tuple | None:
-    """(kind, message[, fix]) when page, line, metric, value or unit do not hold; None when they do."""
+    """Return (kind, message[, fix]) if the page, line, metric, value or unit is wrong, and None otherwise."""
     metric, page_name, place = match["metric"], match["page"], match["place"]
     if page_name == CALIBRATION and CALIBRATION not in context.pages:
         return "no page", f"this workspace has no {CALIBRATION}; calibrate_gpu.py writes it"
@@ -196,7 +197,8 @@ def check_citation(match: re.Match, context: Context) -> tuple | None:
 
 
 def check_section(place: str, page_name: str, context: Context) -> tuple | None:
-    """A citation may name a heading of the page in place of the line, as its first word or as a link does."""
+    """Check a citation that names a heading instead of a line. The name is the start of the heading or its link
+    anchor."""
     headings = re.findall(r"^#+ (.+)$", context.documents.get(page_name, ""), re.MULTILINE)
     wanted = wiki.normalised(place)
     if any(wiki.normalised(heading).startswith(wanted) for heading in headings):
@@ -205,7 +207,7 @@ def check_section(place: str, page_name: str, context: Context) -> tuple | None:
 
 
 def check_value(match: re.Match, row: Row) -> tuple | None:
-    if not row.known:  # what the hardware lacks may be cited, what the wiki lacks may not
+    if not row.known:  # UNSUPPORTED may be cited, UNKNOWN may not
         if match["value"] == row.text == "UNSUPPORTED":
             return None
         return "wrong value", f"the wiki has {row.metric} as {row.text}; write: {row.citation}"
@@ -224,13 +226,14 @@ def check_value(match: re.Match, row: Row) -> tuple | None:
 
 
 def rate_of(unit: str) -> str:
-    """The canonical unit; TFLOPS for a TFLOP, which is what a rate is called in haste."""
-    found = canonical(unit) or unit
-    return f"{found}S" if found in WORK else found
+    """Return the canonical unit. A unit of work such as TFLOP is read as a rate, TFLOPS."""
+    known_unit = canonical(unit) or unit
+    return f"{known_unit}S" if known_unit in WORK else known_unit
 
 
 def malformed(text: str, context: Context) -> list[tuple[str, str]]:
-    """What looks like a citation and is none; a plain mention of a page needs only the page."""
+    """Return the problems of a text that looks like a citation but does not parse. A mention of a page is valid if
+    the page exists."""
     mention = MENTION.fullmatch(text)
     if mention is None:
         return [("malformed", "no citation of the form <metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>")]
@@ -245,10 +248,11 @@ def malformed(text: str, context: Context) -> list[tuple[str, str]]:
 
 
 def hedge_of(text: str, start: int, end: int) -> str | None:
-    """The hedge beside what stands there: nothing with a figure is between the two."""
+    """Return the hedge next to the text between start and end. No other figure stands between the hedge and the
+    text."""
     before = re.split(r"[.;|](?:\s|$)", text[max(0, start - HEDGE_REACH) : start])[-1]
-    found = HEDGE.search(before)
-    if found and PART.search(before, found.end("hedge")):
-        found = None  # "about half of it" hedges the half
-    found = found or HEDGE_AFTER.search(text[end : end + HEDGE_REACH])
-    return found["hedge"] if found else None
+    hedge = HEDGE.search(before)
+    if hedge and PART.search(before, hedge.end("hedge")):
+        hedge = None  # "about half of it" hedges the half
+    hedge = hedge or HEDGE_AFTER.search(text[end : end + HEDGE_REACH])
+    return hedge["hedge"] if hedge else None

@@ -1,8 +1,7 @@
-"""Figures of hardware in a text: which are claims, what holds them, and what to write instead. Pure.
+"""Claims: figures in a text that state a hardware value, and the checks of them. All functions are pure.
 
-A citation that does not hold is a problem wherever it stands. Where values are used, a figure that is neither cited nor
-recorded by a program, of that quantity, is a problem too; elsewhere one that equals a row of the platform's pages is a
-hint.
+A wrong citation is always a problem. Where values are used, a figure is also a problem if no citation and no program
+gives it for that quantity. Elsewhere, a figure that equals a row of the platform's pages is a hint.
 """
 
 import bisect
@@ -50,11 +49,11 @@ from .wording import (
     scope_of_metric,
 )
 
-LONG_WORD = Pattern(r"\S{1000,}")  # no citation, and the patterns would take seconds over it
-SOMETHING = Pattern(r"[\d<]|UNKNOWN")  # a text without holds nothing to check, or a number in words
-SAME = 0.001  # how far a figure may be from a row and still be taken for it
-ROUNDED = 0.05  # the same, where the text says whose figure it is, and the figure has no more digits
-RECORDED = 0.01  # how far a rounded figure may be from what a program recorded
+LONG_WORD = Pattern(r"\S{1000,}")  # not a citation; the patterns would take seconds on it
+SOMETHING = Pattern(r"[\d<]|UNKNOWN")  # other texts hold only numbers in words, or nothing to check
+SAME = 0.001  # largest relative difference between a figure and its row
+ROUNDED = 0.05  # the same for a rounded figure whose device the text names
+RECORDED = 0.01  # largest relative difference between a rounded figure and a recorded value
 SHARE_OF_CITED = Pattern(r"(\d+(?:\.\d+)?)\s?% of [`'\"(]*$")
 CAPACITY = Pattern(r"(?i)hbm|gddr|vram|capacity|size|\bGi?B\b|total")
 METRIC_NAME = Pattern(
@@ -63,7 +62,7 @@ METRIC_NAME = Pattern(
 WHICH_CLOCK = Pattern(r"(?i)\b(?:(?P<memory>mem(?:ory)?|hbm|dram)|sm|core|graphics|shader)[ _-]clock")
 PEAK_REACH, RUN_REACH, LIMIT_REACH = 45, 30, 45  # characters between such a word and its figure
 
-# What a kernel asks in place of a constant (torch's _CudaDeviceProperties).
+# The property that a kernel queries instead of a constant (torch's _CudaDeviceProperties).
 QUERIES = {
     "sm_count": "multi_processor_count",
     "cu_count": "multi_processor_count",
@@ -82,66 +81,66 @@ QUERIES = {
 
 
 def audit(pieces: Iterable[Piece], context: Context, hints: bool = True) -> Found:
-    """Every hardware value of the pieces; without hints only what may hold a gate up."""
-    found = Found()
+    """Audit every hardware value of the pieces. Without hints, only find what can block a gate."""
+    findings = Found()
     for piece in pieces:
         if SOMETHING.search(piece.text) or SPOKEN.search(piece.text):
-            audit_piece(piece, context, found, hints)
-    return found
+            audit_piece(piece, context, findings, hints)
+    return findings
 
 
-def audit_piece(piece: Piece, context: Context, found: Found, hints: bool) -> None:
+def audit_piece(piece: Piece, context: Context, findings: Found, hints: bool) -> None:
     text = LONG_WORD.sub(lambda match: " " * len(match[0]), piece.text) if len(piece.text) > 1000 else piece.text
     citations = list(CITATION.finditer(text)) if "<-" in text else []
     missing = list(MISSING.finditer(text)) if "UNKNOWN" in text else []
     for match in citations:
-        audit_citation(match, piece, context, found)
+        audit_citation(match, piece, context, findings)
     for match in missing:
         row = context.product.known(match["metric"]) if context.product else None
         if row:
-            add(found, piece, match.start(), "known", f"the wiki holds it: {row.citation}")
+            add(findings, piece, match.start(), "known", f"the wiki holds it: {row.citation}")
     rest = blank(text, [*citations, *missing])
     if "<-" in rest or "<" in rest or "UNKNOWN" in rest:
         for match in ARROW.finditer(rest):
             for kind, message in malformed(match[0], context):
-                add(found, piece, match.start(), kind, message, written=True)
-    found.checked += len(citations) + len(missing)
+                add(findings, piece, match.start(), kind, message, written=True)
+    findings.checked += len(citations) + len(missing)
     if not (piece.used or hints):
         return
     for figure in figures(blank_names(level(rest), context.names), piece.label, piece.unit):
-        audit_figure(figure, piece, text, citations, context, found)
+        audit_figure(figure, piece, text, citations, context, findings)
 
 
-def add(found: Found, piece: Piece, at: int, kind: str, message: str, written: bool = True, fix=None) -> None:
-    """A problem of a written citation, which is a claim wherever it stands but for comments; a hint of a figure
-    elsewhere."""
+def add(findings: Found, piece: Piece, at: int, kind: str, message: str, written: bool = True, fix=None) -> None:
+    """Add a problem or a hint. A written citation is a problem everywhere except in comments. Any other figure is a
+    hint unless values are used there."""
     problem = Problem(piece.place(at)[0], kind, message, fix)
-    (found.problems if piece.used or (written and not piece.code) else found.hints).append(problem)
+    (findings.problems if piece.used or (written and not piece.code) else findings.hints).append(problem)
 
 
 def blank(text: str, matches: list) -> str:
-    """The text with the matches replaced by bars, which end what is said of a figure; columns stay."""
+    """Replace the matches by bars and keep the columns. A bar ends the clause of a figure."""
     for match in matches:
         text = text[: match.start()] + "|".ljust(match.end() - match.start()) + text[match.end() :]
     return text
 
 
-def audit_citation(match: re.Match, piece: Piece, context: Context, found: Found) -> None:
-    """Does it hold, and does it stand without a hedge?"""
+def audit_citation(match: re.Match, piece: Piece, context: Context, findings: Found) -> None:
+    """Check that a citation is right and has no hedge."""
     if problem := check_citation(match, context):
         kind, message, *mended = problem
         fix = Fix(*piece.place(match.start("page")), *mended[0]) if mended else None
-        add(found, piece, match.start("page"), kind, message, fix=fix)
+        add(findings, piece, match.start("page"), kind, message, fix=fix)
     if hedge := hedge_of(piece.text, match.start(), match.end()):
         message = f"'{hedge}' beside {match['metric']}: a hardware value is exact or UNKNOWN"
-        add(found, piece, match.start(), "hedge", message, written=False)
+        add(findings, piece, match.start(), "hedge", message, written=False)
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
 class Reading(NamedTuple):
-    """One way to take a figure: so much, in a canonical unit, of that quantity."""
+    """One interpretation of a figure: a value in a canonical unit, of a quantity."""
 
     value: float
     unit: str
@@ -150,9 +149,9 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure may say of hardware. own: the platform's rows that hold it; foreign: those of other pages, where
-    there are none; derived: those of which it is the share that its clause names. vendors: it is called a peak or
-    the vendor's; devices: somebody speaks of the device, or that."""
+    """The rows that a figure may state. own: rows of the platform with this value. foreign: rows of other pages, if
+    `own` is empty. derived: rows of which the figure is the share that its clause names. vendors: whether the text
+    calls it a peak or the vendor's figure. devices: whether the text speaks of the device, or `vendors` is true."""
 
     figure: Figure
     readings: list[Reading]
@@ -171,29 +170,29 @@ class Claim:
         return self.quantity in MEASURABLE
 
 
-def audit_figure(figure: Figure, piece: Piece, text: str, citations: list, context: Context, found: Found) -> None:
-    """A figure outside citations: nothing holds it, or it is hedged."""
+def audit_figure(figure: Figure, piece: Piece, text: str, citations: list, context: Context, findings: Found) -> None:
+    """Audit a figure outside citations. It is wrong if nothing supports it or if it has a hedge."""
     said = piece.said or " ".join(text[figure.start : figure.end].split())
     if off := off_ridge(figure, context):
-        found.checked += 1
-        add(found, piece, figure.start, "ridge", f"'{said}' {off}", written=False)
+        findings.checked += 1
+        add(findings, piece, figure.start, "ridge", f"'{said}' {off}", written=False)
         return
     claim = claim_of(figure, piece, context)
     if claim is None or not is_meant(claim, piece):
         return
-    found.checked += 1
+    findings.checked += 1
     cited = is_held(claim, text, citations, context)
     if not cited:
         kind, message = uncited(said, claim, piece, context)
-        add(found, piece, figure.start, kind, message, written=False, fix=citing(claim, text, piece, context))
+        add(findings, piece, figure.start, kind, message, written=False, fix=citing(claim, text, piece, context))
     hedge = hedge_of(text, figure.start, figure.end)
     if hedge and piece.used and (claim.own or not cited):
         message = f"'{hedge}' beside {said}: a hardware value is exact or UNKNOWN"
-        add(found, piece, figure.start, "hedge", message, written=False)
+        add(findings, piece, figure.start, "hedge", message, written=False)
 
 
 def claim_of(figure: Figure, piece: Piece, context: Context) -> Claim | None:
-    """What a figure may say of hardware; None when it is of no quantity that the wiki knows."""
+    """Return the claim of a figure, or None if the wiki does not know its quantity."""
     readings = readings_of(figure)
     if not readings:
         return None
@@ -203,14 +202,14 @@ def claim_of(figure: Figure, piece: Piece, context: Context) -> Claim | None:
     devices = vendors or figure.says("device")
     own = matching(figure, readings, context.rows, ROUNDED if devices else SAME)
     if piece.code and own and all(map(context.is_common, own)):
-        return None  # what all cards of a vendor have (a warp of 32) is no card's
+        return None  # a value of all cards of a vendor, such as a warp of 32, names no card
     foreign = [] if own else matching(figure, readings, context.foreign, SAME)
     derived = shares_of(figure, readings, context) if figure.share and quantity in MEASURABLE and not own else []
     return Claim(figure, readings, likeliest(own, figure), foreign, derived, vendors, devices)
 
 
 def readings_of(figure: Figure) -> list[Reading]:
-    """What a figure may be; nothing when it is of no hardware quantity."""
+    """Return the interpretations of a figure. The list is empty if the figure is not a hardware quantity."""
     value = figure.number.value
     if figure.unit is None:
         named = quantities_named(figure.label)
@@ -233,7 +232,8 @@ def readings_of(figure: Figure) -> list[Reading]:
 
 @functools.lru_cache(4096)
 def quantities_named(label: str) -> tuple[Quantity, ...]:
-    """What a key can be of. Memory alone ("| Memory | … | 16 |") is too little to be a capacity."""
+    """Return the quantities that a key can name. The word "memory" alone ("| Memory | … | 16 |") does not name a
+    capacity."""
     named = tuple(quantity for quantity in QUANTITIES if quantity.words.search(label))
     return tuple(quantity for quantity in named if quantity.name != "memory" or CAPACITY.search(label))
 
@@ -242,19 +242,20 @@ def quantities_named(label: str) -> tuple[Quantity, ...]:
 
 
 def matching(figure: Figure, readings: list[Reading], rows: dict[str, list[Row]], within: float) -> list[Row]:
-    """The rows of the figure's quantity that hold it."""
+    """Return the rows of the figure's quantity that hold its value."""
     scope = scope_of(figure)
-    found = [
+    matches = [
         row
         for reading in readings
         for row in rows[reading.quantity]
         if scope in (None, scope_of_metric(row.metric) or scope) and holds(row, reading, figure, within)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(matches))
 
 
 def holds(row: Row, reading: Reading, figure: Figure, within: float) -> bool:
-    """Is the row's value the figure's, or one that the figure rounds, by `within` at most? A count is not rounded."""
+    """Return whether the row's value equals the figure or rounds to it, with a difference of at most `within`. A
+    count is not rounded."""
     if not convertible(reading.unit, row.unit):
         return False
     measurable = reading.quantity in MEASURABLE
@@ -267,18 +268,18 @@ def holds(row: Row, reading: Reading, figure: Figure, within: float) -> bool:
 
 
 def rounding(figure: Figure) -> float:
-    """By how much a value may differ that is written as this figure."""
+    """Return the largest difference between the figure and a value that rounds to it."""
     return figure.number.step * (1 + SAME)
 
 
 def shares_of(figure: Figure, readings: list[Reading], context: Context) -> list[Row]:
-    """The rows of which it is the share that its clause speaks of."""
+    """Return the rows of which the figure is the share that its clause names."""
     whole = [reading._replace(value=100 * reading.value / figure.share) for reading in readings]
     return matching(figure, whole, context.rows, SAME)
 
 
 def likeliest(rows: list[Row], figure: Figure) -> list[Row]:
-    """Of rows that hold the same figure those whose dtype, sparsity or memory the words beside it name."""
+    """Of rows with the same value, return those whose dtype, sparsity or memory the surrounding words name."""
     words = set(re.findall(r"[a-z]+\d*", f"{figure.label} {figure.around}".lower()))
     if not any(word.startswith("spars") for word in words):
         rows = [row for row in rows if not row.metric.endswith("_sparse")] or rows
@@ -291,7 +292,7 @@ def likeliest(rows: list[Row], figure: Figure) -> list[Row]:
 
 
 def is_meant(claim: Claim, piece: Piece) -> bool:
-    """Does a figure speak of the hardware, and not of data, work or a run alone?"""
+    """Return whether a figure describes the hardware, and not only data, work or a run."""
     if claim.figure.unit is None and not claim.own:
         return piece.used and METRIC_NAME.search(claim.figure.label) is not None
     if claim.measurable:
@@ -302,7 +303,8 @@ def is_meant(claim: Claim, piece: Piece) -> bool:
 
 
 def rate_is_meant(claim: Claim, piece: Piece) -> bool:
-    """A rate, a clock or a power. Where values are used any that is written with its unit is meant."""
+    """Return whether a rate, a clock or a power describes the hardware. Where values are used, any figure with a
+    unit does."""
     figure = claim.figure
     if figure.unit is None:  # a key: "peak_bw: 4.8e12"
         return equals_no_chance(claim)
@@ -320,7 +322,8 @@ def rate_is_meant(claim: Claim, piece: Piece) -> bool:
 
 
 def equals_no_chance(claim: Claim) -> bool:
-    """Two digits equal some row by chance: then the text must name the device or the row's own dtype."""
+    """Return whether the match is more than chance. Figures of two digits often equal some row, so the text must
+    then name the device or the dtype of the row."""
     few = claim.figure.number.digits <= 2
     return bool(claim.own) and (not few or claim.devices or any(is_named(row, claim.figure) for row in claim.own))
 
@@ -332,7 +335,8 @@ def is_named(row: Row, figure: Figure) -> bool:
 
 
 def was_run(claim: Claim) -> bool:
-    """Is it a figure of a run that was? The present tense is so of what a program could measure here, too."""
+    """Return whether the figure is a result of a past run. The present tense also counts for a quantity that a
+    program can measure here."""
     figure = claim.figure
     if claim.vendors or figure.says("modal", RUN_REACH) or figure.says("most", RUN_REACH):
         return False
@@ -341,7 +345,7 @@ def was_run(claim: Claim) -> bool:
 
 
 def size_is_meant(claim: Claim, piece: Piece) -> bool:
-    """The capacity of a memory, or the number of multiprocessors."""
+    """Return whether a figure is the capacity of a memory or the number of multiprocessors."""
     figure = claim.figure
     if claim.own:
         return True
@@ -354,7 +358,8 @@ def size_is_meant(claim: Claim, piece: Piece) -> bool:
 
 
 def limit_is_meant(claim: Claim) -> bool:
-    """255 registers, 2048 threads, 48 KB: a kernel has them too. A limit is of an SM, or is called one."""
+    """Return whether 255 registers, 2048 threads or 48 KB is a limit of the hardware. A kernel has such figures too,
+    so the text must name an SM or a limit."""
     figure = claim.figure
     if not (claim.own or claim.foreign) or is_counter(figure) or DATA_BEFORE.search(figure.before):
         return False
@@ -370,23 +375,24 @@ def limit_is_meant(claim: Claim) -> bool:
 
 
 def is_counter(figure: Figure) -> bool:
-    """Is it named as the profiler's report names it ("registers_per_thread = 255 register"), which is of a launch?"""
+    """Return whether the text names the figure as the profiler's report does ("registers_per_thread = 255
+    register"). Such a figure belongs to a launch."""
     name = (figure.label or key_before(figure.before)).lower()
     return not figure.says("most", LIMIT_REACH) and any(counter in name for counter in counters())
 
 
 @functools.cache
 def counters() -> frozenset[str]:
-    """Keys and labels of the profiler's schema, in words."""
+    """Return the keys and labels of the profiler's schema, as words."""
     schema = metrics.schema()
     return frozenset(name.lower() for metric in schema for name in (metric.key.replace("_", " "), metric.label))
 
 
-# --- what holds a figure -------------------------------------------------------------------------------------------
+# --- support of a figure -------------------------------------------------------------------------------------------
 
 
 def is_held(claim: Claim, text: str, citations: list, context: Context) -> bool:
-    """Does a citation of the same piece say it, or did a program record it, of that quantity?"""
+    """Return whether a citation in the same piece or a recorded value supports the figure."""
     if any(says(cited, text, reading) for cited in citations for reading in claim.readings):
         return True
     if not claim.measurable:
@@ -397,7 +403,7 @@ def is_held(claim: Claim, text: str, citations: list, context: Context) -> bool:
 
 
 def says(cited: re.Match, text: str, reading: Reading) -> bool:
-    """Does a citation say the figure, or is it the share of it ("90 % of memory_bandwidth: …")?"""
+    """Return whether a citation states the figure, or the figure is a share of it ("90 % of memory_bandwidth: …")."""
     given, unit = number(cited["value"]), rate_of(cited["unit"] or "-")
     if given is None or not convertible(reading.unit, unit):
         return False
@@ -407,8 +413,8 @@ def says(cited: re.Match, text: str, reading: Reading) -> bool:
 
 
 def is_recorded(reading: Reading, figure: Figure, vendors: bool, context: Context) -> bool:
-    """Did a program write this figure, of its quantity, or one that rounds to it? A Stop Condition's stands for itself
-    alone, and nothing else for the vendor's figure."""
+    """Return whether a program wrote this figure for its quantity, or a value that rounds to it. A Stop Condition
+    supports only its own figure. Only a Stop Condition supports a vendor's figure."""
     kinds = ["target"]
     if not vendors:
         kinds += clocks_meant(figure) if reading.quantity == "clock" else [reading.quantity]
@@ -431,7 +437,7 @@ def clocks_meant(figure: Figure) -> list[str]:
 
 
 def off_ridge(figure: Figure, context: Context) -> str | None:
-    """What is wrong with a ridge point: the tools compute it, nobody else."""
+    """Return the problem of a ridge point that the tools did not compute, or None."""
     if figure.unit not in (None, "FLOP/byte") or not context.ridges or not RIDGE.search(figure.before):
         return None
     value, step = figure.number.value, rounding(figure)
@@ -441,11 +447,11 @@ def off_ridge(figure: Figure, context: Context) -> str | None:
     return f"is not the ridge point that compute_utilization.py prints for this task: {tools}"
 
 
-# --- what to write -------------------------------------------------------------------------------------------------
+# --- advice --------------------------------------------------------------------------------------------------------
 
 
 def uncited(said: str, claim: Claim, piece: Piece, context: Context) -> tuple[str, str]:
-    """(kind, message) for a figure that nothing holds."""
+    """Return the (kind, message) of a figure that nothing supports."""
     rows = claim.own or claim.derived
     platform = context.product.platform if context.product else "this card"
     if piece.code and rows:
@@ -455,7 +461,7 @@ def uncited(said: str, claim: Claim, piece: Piece, context: Context) -> tuple[st
 
 
 def because(claim: Claim, platform: str, context: Context) -> str:
-    """What is wrong with a figure that nothing holds, and what to write."""
+    """Return the problem of a figure that nothing supports, and the text to write instead."""
     if claim.own:
         return f"is no citation and no program recorded it; write: {', or: '.join(row.citation for row in claim.own)}"
     if claim.derived:
@@ -480,7 +486,7 @@ def because(claim: Claim, platform: str, context: Context) -> str:
 
 
 def query(row: Row, platform: str) -> str:
-    """What a program does in place of holding the value."""
+    """Return the query that a program uses instead of a constant."""
     name = QUERIES.get(row.metric)
     if name:
         return f"ask the device: torch.cuda.get_device_properties(0).{name}"
@@ -488,7 +494,7 @@ def query(row: Row, platform: str) -> str:
 
 
 def citing(claim: Claim, text: str, piece: Piece, context: Context) -> Fix | None:
-    """The citation behind a hint's figure, where one row alone can be meant and is what the figure says."""
+    """Return the citation to insert after a hint's figure, if exactly one row matches."""
     figure = claim.figure
     if piece.used or piece.code or piece.column < 0 or len(claim.own) != 1:
         return None

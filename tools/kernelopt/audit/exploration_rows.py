@@ -1,5 +1,5 @@
-"""Rows of explorations that a plan cites: `explore/e3.json#name` must be a row of that file (explore/store.py writes
-it)."""
+"""Checks of the exploration rows that a plan cites. `explore/e3.json#name` must name a row of that file, which
+explore/store.py writes."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ CITED = re.compile(r"\bexplore/(?P<file>e[1-9]\d{0,6}\.json)#(?P<name>[\w.+-]+(?
 
 
 def problems(text: str, root: Path) -> Iterator[Problem]:
-    """A problem for each row that a text cites and the workspace `root` does not have."""
+    """Yield a problem for each cited row that the workspace `root` does not have."""
     for cited in CITED.finditer(text):
         if cited["name"] not in names(root / "explore" / cited["file"]):
             line = text.count("\n", 0, cited.start()) + 1
@@ -22,7 +22,7 @@ def problems(text: str, root: Path) -> Iterator[Problem]:
 
 
 def names(file: Path) -> set[str]:
-    """The candidates of an exploration; empty where the file cannot be read as one."""
+    """Return the candidates of an exploration. The result is empty if the file is not a valid exploration."""
     try:
         return {row["name"] for row in bundle.read_json(file)["rows"]}
     except (ToolError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Figures in a text: numbers with their units, and the words around each. Pure; `wording` says what the words mean.
+"""Figures in a text: numbers with their units and the words around them. All functions are pure; `wording` defines the
+meaning of the words.
 
-A text is read as one piece: a paragraph, a table's cell, a comment. It is levelled, and the names of devices are marked
-in it.
+A text is one piece: a paragraph, a table cell or a comment. It is levelled, and device names are marked in it.
 """
 
 import re
@@ -29,9 +29,9 @@ from .wording import (
     level,
 )
 
-REACH = 70  # characters to either side of a figure that can speak of it
-LEAST_SPELLED = 20  # a number in words without a unit; below are words of their own
-SCOPE_REACH = 40  # and that say whether it is of an SM, a block or a thread
+REACH = 70  # characters on each side of a figure that can describe it
+LEAST_SPELLED = 20  # least number in words without a unit; smaller ones are common words
+SCOPE_REACH = 40  # the same, for the words SM, block and thread
 CLAUSE = Pattern(r"(?<!\bi\.e)(?<!\be\.g)(?<!\bvs)(?<!\bapprox)[.;!?|](?=\s|$)|\n\s*\n")
 SEPARATOR = Pattern(r"[,:()]|\b(?:and|but|while|where|against|of)\b")
 
@@ -40,9 +40,9 @@ _range = r"\s*(?:-|/|…|\.{2,3}|\bto\b|\band\b|\bor\b|\bthrough\b)\s*"
 NUMBERS = Pattern(rf"{_start}(?:{DIGITS})(?:{_range}(?:{DIGITS}))*|{SPELLED}")
 NUMBER = Pattern(rf"(?:{DIGITS})|{SPELLED}")
 SPOKEN = Pattern(SPELLED)
-VERSIONED = Pattern(r"[A-Z]\w*\s$")  # "NVLink 4 900 GB/s" is no 4900
+VERSIONED = Pattern(r"[A-Z]\w*\s$")  # "NVLink 4 900 GB/s" does not contain 4900
 BEFORE_UNIT = Pattern(r"[ \t\n]{0,8}(?:-[ \t\n]{0,2})?")
-# What stands before a bare number that has a name.
+# The text before a bare number that has a name.
 LINKED = Pattern(
     r"(?i)(?:[:=(]|\b(?:of|is|are|was|at|ridge|points?|lies|near|about|around|be|to|value))[\s\"',*({\[~≈]*$"
 )
@@ -64,7 +64,7 @@ MAKES = Pattern(
 
 
 class Spot(NamedTuple):
-    """A number and where it stands. unit: None where none follows."""
+    """A number and its place. unit: None if no unit follows."""
 
     number: Number
     unit: str | None
@@ -74,11 +74,11 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, the unit that was written (None for a bare number), and the words around it.
+    """A number, its written unit (None for a bare number), and the words around it.
 
-    before, after: to the clause's end, the next number or REACH characters; shared: does another number stand at their
-    far end? clause: the same with other numbers in it. label: of a number that a key or a table names, the name. share:
-    the percentage that is said to be of a peak or a rate in the same clause. start, end: its place in the text.
+    before, after: the text up to the end of the clause, the next number or REACH characters. shared: whether another
+    number ends that text. clause: the same text, with other numbers in it. label: the name that a key or a table gives
+    to the number. share: the percentage of a peak or a rate in the same clause. start, end: the place in the text.
     """
 
     number: Number
@@ -93,7 +93,7 @@ class Figure:
     share: float | None = None
 
     def says(self, cue: str, near: int = REACH) -> bool:
-        """Is it said of this figure, in `near` characters of it, rather than of the number beside it?"""
+        """Return whether the cue describes this figure, within `near` characters, and not the number next to it."""
         for match in CUE[cue].finditer(self.before):
             theirs = self.shared[0] and nearer_to_first(self.before, match)
             if len(self.before) - match.end() <= near and not theirs:
@@ -110,7 +110,8 @@ class Figure:
 
 
 def nearer_to_first(gap: str, word: re.Match) -> bool:
-    """Does a word between two numbers belong to the first? A comma or its like decides, or else the distance."""
+    """Return whether a word between two numbers belongs to the first. A comma or similar mark decides, and otherwise
+    the distance."""
     before, after = SEPARATOR.search(gap[: word.start()]), SEPARATOR.search(gap[word.end() :])
     if bool(before) != bool(after):
         return after is not None
@@ -118,8 +119,8 @@ def nearer_to_first(gap: str, word: re.Match) -> bool:
 
 
 def figures(text: str, label: str = "", unit: str | None = None) -> Iterator[Figure]:
-    """The figures of a levelled text in which names are marked. label, unit: what a key or a table's head says of a
-    bare number in it."""
+    """Return the figures of a levelled text with marked names. label, unit: the name and unit that a key or a table
+    head gives to a bare number."""
     label = CAMEL.sub(" ", level(label)) if label else ""
     shares = list(SHARE.finditer(text))
     spoken = SHARE.sub(lambda match: " " * len(match[0]), text) if shares else text
@@ -134,7 +135,7 @@ def figures(text: str, label: str = "", unit: str | None = None) -> Iterator[Fig
 
 
 def with_words(text: str, spot: Spot, left: int, right: int, label: str, unit: str | None) -> Figure:
-    """The figure at a spot; left, right: where the numbers beside it end and begin."""
+    """Return the figure at a spot. left, right: where the neighbouring numbers end and begin."""
     start, end = spot.start, spot.end
     before, after = text[max(left, start - REACH) : start], text[end : min(right, end + REACH)]
     shared = (left > max(0, start - REACH), right < min(len(text), end + REACH))
@@ -148,12 +149,12 @@ def with_words(text: str, spot: Spot, left: int, right: int, label: str, unit: s
 
 
 def counts_something(after: str) -> bool:
-    """15.6 instructions, 19 cases: a number of its own, whatever is named before it."""
+    """Return whether the number counts the noun after it, as in "15.6 instructions" or "19 cases"."""
     return COUNTS.match(after) is not None
 
 
 def key_before(text: str) -> str:
-    """What names a bare number: "SM count" of "with an SM count of", "num sms" of '"num_sms":'."""
+    """Return the name before a bare number: "SM count" for "with an SM count of", "num sms" for '"num_sms":'."""
     if RIDGE.search(text):
         return "ridge point"
     match = KEY.search(text)
@@ -161,14 +162,15 @@ def key_before(text: str) -> str:
 
 
 def share_beside(text: str, shares: list[re.Match], spot: Spot) -> float | None:
-    """The percentage of a peak that the figure is said to be: "90 % of the peak would be 4.3 TB/s". What was reached
-    stands beside its share too, and is none."""
+    """Return the percentage of a peak that the figure is: "90 % of the peak would be 4.3 TB/s". An achieved rate may
+    also have a share next to it; it does not count."""
     said = (float(share["pct"]) for share in shares if MAKES.fullmatch(text, share.end(), spot.start))
     return next(said, None)
 
 
 def spots_of(text: str) -> Iterator[Spot]:
-    """All numbers; those of a range share the unit of its last one. Numbers in words count where a unit follows."""
+    """Yield the spots of all numbers. Numbers of a range share the unit of the last one. A number in words counts
+    only if a unit follows."""
     for group in NUMBERS.finditer(text):
         unit, end = unit_after(text, group.end())
         if unit is None and text[group.end() : group.end() + 1].isalnum():
@@ -185,7 +187,7 @@ def spots_of(text: str) -> Iterator[Spot]:
 
 
 def thousands(text: str, group: re.Match) -> Iterator[Spot]:
-    """64K registers; anything else with a letter behind it is part of a word."""
+    """Return the multiplier of "64K registers". Any other number with a letter after it is part of a word."""
     unit, end = unit_after(text, group.end() + 1)
     number = read_number(group[0])
     if text[group.end()] in "kK" and unit in COUNTED and number:
@@ -197,17 +199,18 @@ def unit_after(text: str, at: int) -> tuple[str | None, int]:
 
 
 def scope_of(figure: Figure) -> str | None:
-    """Whether it is a figure of an SM, of a block or of a thread, by the nearest words beside it."""
-    found = []
+    """Return whether the figure is of an SM, a block or a thread, from the nearest words."""
+    scopes = []
     for scope, pattern in SCOPES.items():
-        found += [(len(figure.before) - match.end(), scope) for match in pattern.finditer(figure.before)]
-        found += [(match.start(), scope) for match in pattern.finditer(figure.after)]
-    near = [(far, scope) for far, scope in found if far <= SCOPE_REACH]
+        scopes += [(len(figure.before) - match.end(), scope) for match in pattern.finditer(figure.before)]
+        scopes += [(match.start(), scope) for match in pattern.finditer(figure.after)]
+    near = [(far, scope) for far, scope in scopes if far <= SCOPE_REACH]
     return min(near)[1] if near else ("sm" if SM_HAS.search(figure.clause) else None)
 
 
 def sizes_of(figure: Figure) -> list[str]:
-    """Of which memories a size is the capacity, by the words beside it; none where data is spoken of."""
+    """Return the memories whose capacity a size can be, from the words around it. The list is empty if the text
+    speaks of data."""
     named = [BY_NAME[name] for name in SIZES_OF]
     if figure.label:
         return [quantity.name for quantity in named if quantity.words.search(figure.label)]

@@ -1,5 +1,4 @@
-"""Texts cut into the pieces that are audited: paragraphs, tables and code of Markdown, strings and numbers of JSON.
-Pure."""
+"""Functions that cut Markdown and JSON into the pieces that are audited. All functions are pure."""
 
 import json
 import re
@@ -18,15 +17,15 @@ ITEM = Pattern(r"\s*(?:[-*+]|\d+[.)])\s")
 QUOTED = Pattern(r"(?m)^\s*(?:>\s?)+")
 RULE = Pattern(r"\s*\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*")
 CELL = Pattern(r"(?:\\.|[^|\\])+")
-ALONE = Pattern(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number, with a unit or a word or two at most
+ALONE = Pattern(r"[^\w]*\d[\d.,_' +^x*eE-]*[^\d\n]{0,16}")  # a number with a unit or at most two words
 UNIT_NAMED = Pattern(r"\(([^()]*)\)|\[([^\[\]]*)\]|,\s*([^,]+)$|\bin\s+(\S+)$")
 WORDS_OF_ROW = 2  # cells of words that name the numbers behind them
-LONGEST_TABLE = 2000  # rows; what is longer is data
+LONGEST_TABLE = 2000  # rows; a longer table is data
 
 
 def of_markdown(text: str, used: Callable[[str], bool]) -> Iterator[Piece]:
-    """Headings, paragraphs, items, rows of tables, lines of fenced code. used: are values used below a heading of
-    these words?"""
+    """Yield headings, paragraphs, list items, table rows and lines of fenced code. used: whether values below a
+    given heading are used."""
     lines = text.splitlines()
     depth = 7  # of the heading below which values are used
     for kind, first, last in blocks(lines):
@@ -44,7 +43,8 @@ def of_markdown(text: str, used: Callable[[str], bool]) -> Iterator[Piece]:
 
 
 def blocks(lines: list[str]) -> Iterator[tuple[str, int, int]]:
-    """(heading, fence, table or text, first line, line after the last) of Markdown; lines between them are blank."""
+    """Yield (kind, first line, line after the last) of Markdown blocks. The kind is heading, fence, table or text.
+    Blank lines separate the blocks."""
     at = 0
     while at < len(lines):
         kind, end = "text", at + 1
@@ -72,7 +72,7 @@ def is_table(lines: list[str], at: int) -> bool:
 
 
 def goes_on(lines: list[str], at: int) -> bool:
-    """Does a line belong to the paragraph of the line before?"""
+    """Return whether a line continues the paragraph of the line before."""
     line = lines[at]
     return bool(line.strip()) and not (
         FENCE.match(line) or HEADING.match(line) or ITEM.match(line) or is_table(lines, at)
@@ -80,13 +80,13 @@ def goes_on(lines: list[str], at: int) -> bool:
 
 
 def unquoted(text: str) -> str:
-    """Without the marks of a quotation; columns stay."""
+    """Remove the marks of a quotation and keep the columns."""
     return QUOTED.sub(lambda match: " " * len(match[0]), text) if ">" in text else text
 
 
 def of_table(rows: list[tuple[int, str]], used: bool) -> Iterator[Piece]:
-    """Each cell; a number alone with what the head of its column, the words before it in its row and the cell behind
-    it say."""
+    """Yield each cell. A number alone gets the label from its column head, the words before it in its row and the
+    cell after it."""
     ruled = len(rows) > 1 and RULE.fullmatch(rows[1][1]) is not None
     heads = [head[0].strip() for head in cells(rows[0][1])] if ruled else []
     if ruled:
@@ -115,7 +115,7 @@ def cells(row: str) -> list[re.Match]:
 
 
 def unit_named(text: str) -> str | None:
-    """The unit that a table's head names: GB/s for "bandwidth (GB/s)", "bandwidth, GB/s" or "GB/s"."""
+    """Return the unit in a table head: GB/s for "bandwidth (GB/s)", "bandwidth, GB/s" or "GB/s"."""
     named = (part for match in UNIT_NAMED.finditer(level(text)) for part in match.groups())
     return next(filter(None, (canonical(part) for part in [level(text), *filter(None, named)])), None)
 
@@ -124,8 +124,8 @@ def unit_named(text: str) -> str | None:
 
 
 def of_json(value, used: bool, label: str = "", numbers: bool = True) -> Iterator[Piece]:
-    """Strings, and numbers with their key; in {"metric": NAME, "target": N} the name is the number's. Lines are not
-    known."""
+    """Yield strings, and numbers with their key. In {"metric": NAME, "target": N}, NAME is the label of N. The lines
+    are unknown."""
     if isinstance(value, dict):
         named = value.get("metric") if isinstance(value.get("metric"), str) else ""
         for key, inner in value.items():
@@ -141,7 +141,8 @@ def of_json(value, used: bool, label: str = "", numbers: bool = True) -> Iterato
 
 
 def located(pieces: list[Piece], text: str, line: int = 1) -> Iterator[Piece]:
-    """The pieces of a JSON text, in its order, with their lines; `line` is that of its first character."""
+    """Add line numbers to the pieces of a JSON text, which are in its order. `line` is the line of the first
+    character."""
     at = 0
     for piece in pieces:
         forms = (json.dumps(piece.text, ensure_ascii=False), json.dumps(piece.text), piece.text)

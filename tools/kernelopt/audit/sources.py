@@ -1,4 +1,5 @@
-"""Programs cut into the pieces that are audited: comments, docstrings and named constants. Pure."""
+"""Functions that cut programs into the pieces that are audited: comments, docstrings and named constants. All
+functions are pure."""
 
 import ast
 import bisect
@@ -31,11 +32,11 @@ LEAST = Pattern(
     r"(?:(?P<first>\d{2,4})\s*,|[^()\n]{0,60}(?:\([^()\n]{0,60}\))?[^()\n]{0,20},\s*(?P<last>\d{2,4})\s*\))"
 )
 GRID = Pattern(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
-LONGEST_CODE = 1 << 20  # characters; what is longer is data
+LONGEST_CODE = 1 << 20  # characters; a longer file is data
 
 
 def of_code(text: str, python: bool) -> Iterator[Piece]:
-    """Comments, docstrings and named constants of a program. The C code in strings of Python counts as code."""
+    """Yield the comments, docstrings and named constants of a program. C code in Python strings counts as code."""
     if len(text) > LONGEST_CODE:
         return
     whole = tokens(text) if python else [(0, len(text))]
@@ -59,7 +60,8 @@ def line_starts(text: str) -> list[int]:
 
 
 def tokens(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of strings and of comments, as far as the text is Python; comments of neighbouring lines are one."""
+    """Yield (start, end) of strings and comments, as far as the text is Python. Comments on adjacent lines form one
+    token."""
     starts = line_starts(text)
     last = None
     with contextlib.suppress(tokenize.TokenError, SyntaxError, IndexError):
@@ -78,8 +80,8 @@ def tokens(text: str) -> Iterator[tuple[int, int]]:
 
 
 def prose(text: str, start: int, end: int, python: bool) -> Iterator[tuple[int, int]]:
-    """(start, end) of what is written for people between the two: all of a comment or a docstring, the comments of
-    C; a string of one word is a key."""
+    """Yield (start, end) of the prose in a token: a whole comment or docstring, or the comments of embedded C. A
+    string of one word is a key."""
     if python and not C_SOURCE.search(text, start, end):
         if text[start] == "#" or " " in text[start:end]:
             yield start, end
@@ -88,8 +90,8 @@ def prose(text: str, start: int, end: int, python: bool) -> Iterator[tuple[int, 
 
 
 def constants(text: str) -> Iterator[tuple[str, str, int, str]]:
-    """(name, expression, place, as written) of numbers with a name: assignments, arguments, keys, #define; and of
-    the first number of a launch."""
+    """Yield (name, expression, place, source text) of named numbers: assignments, arguments, keys and #define. The
+    first number of a launch counts too."""
     for match in CONSTANT.finditer(text):
         yield match["name"], match["value"], match.start(), match[0]
     for match in TUPLE.finditer(text):
@@ -103,8 +105,8 @@ def constants(text: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def label_of(name: str, value: float) -> str:
-    """What a constant is called. A launch of as many blocks as there are multiprocessors names none; a round number
-    of blocks may well be something else."""
+    """Return the label of a constant. A launch grid counts as the number of SMs, unless it is a multiple of 8. Such
+    a grid has no label."""
     if GRID.search(name):
         return "number of SMs" if value % 8 else ""
     return name
@@ -119,7 +121,7 @@ OPERATORS = {
 
 
 def evaluated(expression: str) -> float | None:
-    """The value of products, powers and shifts of numbers; None for what is none."""
+    """Return the value of products, powers and shifts of numbers, or None for any other expression."""
     plain = re.sub(r"(?<=[\dA-Fa-f])[uUlL]+|(?<=[\d.])[fF]\b(?!.*0[xX])", "", expression.strip())
     with contextlib.suppress(SyntaxError, ValueError, TypeError, ZeroDivisionError, OverflowError, MemoryError):
         value = _evaluated(ast.parse(plain, mode="eval").body)

@@ -1,6 +1,6 @@
-"""Numbers and units of hardware figures, as people write them: how they are read, and when two figures are equal. Pure.
+"""Parsing and comparison of the numbers and units of hardware figures. All functions are pure.
 
-A unit is canonical when one of the tables below has it. All units of a table can be converted into each other.
+A unit is canonical if a table below contains it. The units of one table convert into each other.
 """
 
 import math
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 
 class Pattern:
-    """A regular expression that is compiled when it is first used: those of this room take a tenth of a second, and
-    --help needs none of them."""
+    """A regular expression that is compiled at its first use. The patterns of this package take 0.1 s to compile,
+    and --help needs none of them."""
 
     def __init__(self, text: str, flags: int = 0):
         self.text, self.flags = text, flags
 
     def __getattr__(self, name: str):
-        found = getattr(re.compile(self.text, self.flags), name)
-        setattr(self, name, found)
-        return found
+        attribute = getattr(re.compile(self.text, self.flags), name)
+        setattr(self, name, attribute)
+        return attribute
 
 
 RATES = {"bytes/s": 1e-9, "KB/s": 1e-6, "MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3, "PB/s": 1e6} | {
@@ -28,18 +28,25 @@ RATES = {"bytes/s": 1e-9, "KB/s": 1e-6, "MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3, 
     "TiB/s": 2**40 / 1e9,
 }
 FLOPS = {"FLOPS": 1e-12, "KFLOPS": 1e-9, "MFLOPS": 1e-6, "GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3}
-WORK = {"FLOP": 1e-12, "KFLOP": 1e-9, "MFLOP": 1e-6, "GFLOP": 1e-3, "TFLOP": 1.0, "PFLOP": 1e3}  # a rate too, in haste
+WORK = {
+    "FLOP": 1e-12,
+    "KFLOP": 1e-9,
+    "MFLOP": 1e-6,
+    "GFLOP": 1e-3,
+    "TFLOP": 1.0,
+    "PFLOP": 1e3,
+}  # people also write these for rates
 OPS = {"OPS": 1e-12, "GOPS": 1e-3, "TOPS": 1.0, "POPS": 1e3}
 CLOCKS = {"MHz": 1.0, "GHz": 1e3}
 POWER = {"W": 1.0, "kW": 1e3}
 SIZES = {"bytes": 1.0} | {f"{prefix}{b}": 10.0 ** (3 * n) for n, prefix in enumerate("KMGT", 1) for b in ("B", "iB")}
 INTENSITY = {"FLOP/byte": 1.0}
-SINGLE = "SM CU threads warps wavefronts blocks registers lanes bit".split()  # each a table of its own
+SINGLE = "SM CU threads warps wavefronts blocks registers lanes bit".split()  # each unit has its own table
 TABLES = (RATES, FLOPS, WORK, OPS, CLOCKS, POWER, SIZES, INTENSITY, *({unit: 1.0} for unit in SINGLE))
 TABLE_OF = {unit: table for table in TABLES for unit in table}
-EXACT = 1e-6  # two floats of one figure
+EXACT = 1e-6  # relative difference of two floats of one figure
 
-# How units are written. A pattern has one group, the prefix, where the unit takes one.
+# The spellings of units. A pattern has one group, the prefix, if the unit takes one.
 _PREFIX = r"(kilo|mega|giga|tera|peta|gibi|tebi|mebi|kibi|[KMGTP]i|[kKMGTPmg])"
 _BYTE = r"(?:[ -]?bytes?|B)"
 _A_SECOND = r"(?:\s*(?:/|\bper\b|\ba\b|\beach\b)\s*s(?:ec(?:onds?)?)?\b|ps\b|\s?[·.*]?\s?s(?:⁻¹|\^\{?-1\}?))"
@@ -94,8 +101,8 @@ DIGITS = (
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it was written. step: half of what its last digit that counts stands for; zeros at the end of a whole
-    number do not count. digits: how many do."""
+    """A number as written. step: half a unit of its last significant digit. digits: the number of significant
+    digits. Trailing zeros of a whole number are not significant."""
 
     value: float
     digits: int
@@ -103,13 +110,13 @@ class Number:
 
 
 def number(text: str) -> float | None:
-    """1979.5 for "1,979.5", 132 for "0x84"; None for anything else."""
-    found = read_number(text)
-    return found.value if found and re.fullmatch(DIGITS, text) else None
+    """Return 1979.5 for "1,979.5", 132 for "0x84", and None for anything else."""
+    parsed = read_number(text)
+    return parsed.value if parsed and re.fullmatch(DIGITS, text) else None
 
 
 def read_number(text: str) -> Number | None:
-    """A number in digits or in words; None when it is none."""
+    """Parse a number in digits or in words. Return None if the text is not a number."""
     if text[:1].isdigit():
         return _from_digits(text) if re.fullmatch(DIGITS, text) else None
     return _from_words(text.lower())
@@ -154,7 +161,8 @@ def _from_words(text: str) -> Number | None:
 
 
 def unit_at(text: str, at: int) -> tuple[str, int] | None:
-    """(canonical unit, its end) where one stands there. A count or a size may be per SM, a rate may not."""
+    """Return (canonical unit, end) of the unit at a position, or None. A count or a size may be per SM; a rate may
+    not."""
     match = UNIT.match(text, at)
     if match is None:
         return None
@@ -166,7 +174,7 @@ def unit_at(text: str, at: int) -> tuple[str, int] | None:
 
 
 def unit_of(match: re.Match) -> str:
-    """The canonical unit of a match of UNIT."""
+    """Return the canonical unit of a match of UNIT."""
     at = next(index for index in range(len(WRITTEN)) if match[f"u{index}"])
     name, text = WRITTEN[at][0], match[f"u{at}"]
     if name in SINGLE or name == "FLOP/byte":
@@ -194,20 +202,20 @@ def _prefix(text: str, name: str) -> str:
 
 
 def canonical(unit: str) -> str | None:
-    """The canonical unit of a text that is one and no more: TFLOPS for "TF/s"; None when it is none."""
+    """Return the canonical unit of a text that is exactly one unit: TFLOPS for "TF/s". Return None otherwise."""
     if unit in TABLE_OF:
         return unit
-    found = unit_at(unit.strip(), 0)
-    return found[0] if found and found[1] == len(unit.strip()) else None
+    parsed = unit_at(unit.strip(), 0)
+    return parsed[0] if parsed and parsed[1] == len(unit.strip()) else None
 
 
 def convertible(unit: str, other: str) -> bool:
-    """Both canonical."""
+    """Return whether two canonical units convert into each other."""
     return unit == other or (unit in TABLE_OF and TABLE_OF[unit] is TABLE_OF.get(other))
 
 
 def converted(value: float, unit: str, other: str) -> list[float]:
-    """What a figure is in another unit of its table; of a size both, counted by 1000 and by 1024 to the step."""
+    """Convert a figure to another unit of its table. A size gives two results, for steps of 1000 and of 1024."""
     if unit == other:
         return [value]
     table = TABLE_OF[unit]
@@ -220,8 +228,8 @@ def converted(value: float, unit: str, other: str) -> list[float]:
 
 
 def equal(value: float, unit: str, other: float, other_unit: str, within: float = EXACT) -> bool:
-    """Are two figures in convertible units the same, or so close by their larger one?"""
-    return any(close(found, other, within) for found in converted(value, unit, other_unit))
+    """Return whether two figures in convertible units differ by at most `within`, relative to the larger one."""
+    return any(close(candidate, other, within) for candidate in converted(value, unit, other_unit))
 
 
 def close(a: float, b: float, within: float) -> bool:

@@ -1,8 +1,7 @@
-"""The words in which people write of hardware: typography, names of cards, quantities, and what is said of a figure.
-Pure.
+"""The words that people use for hardware: typography, card names, quantities, and the words around a figure. All
+functions are pure.
 
-`level` replaces each character by one or by a space, so that places in the levelled text are places in the text as it
-was.
+`level` replaces each character by one character, so positions in the levelled text are positions in the original.
 """
 
 import re
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .units import CLOCKS, FLOPS, OPS, POWER, RATES, Pattern
 
-# --- one spelling for what is written in many ways -----------------------------------------------------------------
+# --- one spelling for each of many variants ------------------------------------------------------------------------
 
 SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u2008\u2009\u200a\u200b\u202f\u2060\u3000\ufeff`$\u0000"), " ")
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
@@ -26,7 +25,7 @@ DASH_MARKUP = Pattern(r"&[nm]dash;|(?<=\d)--(?=\d)")
 
 
 def level(text: str) -> str:
-    """The text without markup, entities and typography, each of them replaced by as many characters."""
+    """Replace markup, entities and typography. The text keeps its length."""
     if PLAIN.fullmatch(text):
         return text
     text = DASH_MARKUP.sub(lambda match: "-".ljust(len(match[0])), text.translate(TYPOGRAPHY))
@@ -53,14 +52,14 @@ DEVICE_MARK = "\x01"  # stands where a name was
 
 
 def blank_names(text: str, devices: Pattern | None) -> str:
-    """The text with the names of devices marked. devices: those that programs recorded, and the wiki's own."""
+    """Mark the names of devices. devices: the wiki's names and the names that programs recorded."""
     if devices:
         text = devices.sub(lambda match: DEVICE_MARK * len(match[0]), text)
     return NAME.sub(lambda match: DEVICE_MARK * len(match[0]), text)
 
 
 def pattern_of_names(names) -> Pattern | None:
-    """A pattern for these very names, whatever their case, the longest first; None of none."""
+    """Return a case-insensitive pattern for exactly these names, longest first. Return None if there are no names."""
     ordered = sorted((re.escape(name) for name in names if name), key=len, reverse=True)
     return Pattern(rf"(?i)(?<![\w-])(?:{'|'.join(ordered)})(?-i:(?:[ -]{_suffix})*)(?![\w/])") if ordered else None
 
@@ -73,8 +72,8 @@ CAMEL = Pattern(r"(?<=[a-z\d])(?=[A-Z])|_")  # between the words of an identifie
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a figure can be of. metrics: the wiki's rows; words: how prose and identifiers call it; units: what a bare
-    number of it may be in."""
+    """A kind of hardware value. metrics: the rows of the wiki. words: the names in prose and identifiers. units: the
+    possible units of a bare number."""
 
     name: str
     metrics: Pattern = field(repr=False)
@@ -130,8 +129,8 @@ QUANTITIES = (
     _quantity("lanes", r"fp32_lanes_per_sm", r"lanes|(?:cuda[_ ])?cores", "lanes"),
 )
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
-MEASURABLE = {"link", "bandwidth", "compute", "clock", "power"}  # a program can measure such a figure
-# Of which quantity a figure is by its unit alone. A size or a count of threads needs words.
+MEASURABLE = {"link", "bandwidth", "compute", "clock", "power"}  # programs can measure these
+# The quantities that a unit alone identifies. A size or a count of threads needs words.
 BY_TABLE = {id(RATES): "bandwidth", id(FLOPS): "compute", id(OPS): "compute", id(CLOCKS): "clock", id(POWER): "power"}
 COUNTED = {
     "SM": "multiprocessors",
@@ -144,7 +143,7 @@ COUNTED = {
     "lanes": "lanes",
     "bit": "bus",
 }
-# Of an SM, a block or a thread; a kernel has some of it, too.
+# Limits of an SM, a block or a thread. A kernel also has figures of these kinds.
 LIMITS = {"registers", "threads", "warps", "blocks", "lanes", "shared memory", "LDS", "L1", "register file"}
 
 _sm = r"(?:SMs?|CUs?|multi-?processors?|compute[ _]units?)"
@@ -164,11 +163,11 @@ METRIC_SCOPE = (
 
 
 def scope_of_metric(metric: str) -> str | None:
-    """sm, block or thread: of which a limit is."""
+    """Return the scope of a limit: sm, block or thread."""
     return next((scope for suffix, scope in METRIC_SCOPE if suffix in metric), None)
 
 
-# --- what is said of a figure --------------------------------------------------------------------------------------
+# --- the words around a figure -------------------------------------------------------------------------------------
 
 
 def _words(*lists: str) -> str:
@@ -177,7 +176,7 @@ def _words(*lists: str) -> str:
 
 
 CUES = {
-    # the vendor's figure: nobody measures it
+    # the vendor's figure, which is not measured
     "documented": _words(
         r"vendor\w*  manufacturer  data ?sheets?  spec(?:s|ifications?|ified)?(?: sheet)?  white ?paper  document(?:ed|s|ation)",
         r"official\w*  nominal\w*  advertised  rated  theoretical\w*  on paper  marketing  brochure  nameplate  product page",
@@ -198,7 +197,7 @@ CUES = {
         r"at least  more than  most  can(?:not)?  may  must  allow\w*  holds?  has  have  support\w*  fits?  budget  available",
         r"addressable",
     ),
-    # somebody speaks of the device
+    # the text speaks of the device
     "device": _words(
         DEVICE_MARK + "+",
         r"(?:the|this|our|a|an|that|each|every|one|whole|per|same|other|of) (?:\w+ )?"
@@ -214,7 +213,7 @@ CUES = {
         r"achieves?  reach(?:es)?  attains?  gets?  gives?  sustains?  runs?  running  hits  comes to  draws?  falls?  drops?",
         r"rises?  climbs?  goes  stays?  stands?  sits?  measured  measures?",
     ),
-    # a run could reach it, which says nothing of a run
+    # a run could reach it; no run has to
     "modal": _words(r"can(?:not|'t)?  could  would  should  might  may  never  will  must"),
     # data and work, not the device
     "data": _words(
@@ -226,9 +225,9 @@ CUES = {
     ),
 }
 CUE = {name: Pattern(rf"(?i)(?<![\w-])(?:{words})(?!\w)") for name, words in CUES.items()}
-# "It has 144 SMs": a count that follows such a word is of what has it.
+# "It has 144 SMs": a count after such a word belongs to the subject.
 HAS = Pattern(r"(?i)\b(?:has|have|offers?|comes? with|counts?|contains?)\s+(?:only |just |exactly )*$")
-# "92 % of peak" speaks of the percentage, not of the figure that stands beside it.
+# "92 % of peak" describes the percentage, not the figure next to it.
 SHARE = Pattern(
     rf"(?i)(?P<pct>\d+(?:\.\d+)?)\s?(?:%|percent|per cent) of (?:\w+'s |[a-z]+ |{DEVICE_MARK}+(?:'s)? ){{0,4}}?"
     r"(?:peaks?|roofs?|bandwidth|maximum|max|rate|floor|limit|tdp|throughput|figure|value)\b"
@@ -250,7 +249,7 @@ ONE_EACH = Pattern(
     rf"(?i)\bone (?:program |block |cta )?(?:per|for (?:each|every)|on (?:each|every)|an?|each) (?:of the )?{_sm}"
 )
 
-# --- sizes: a size is the hardware's only where the words beside it say so -------------------------------------------
+# --- sizes: a size is a hardware value only if the words around it say so --------------------------------------------
 
 SIZES_OF = ("infinity cache", "L2", "L1", "shared memory", "LDS", "register file", "memory")
 # Between a size and the memory behind it: "60 MB of unified L2".
@@ -269,7 +268,7 @@ LINK = Pattern(
     )
     + r")\b)*"
 )
-# What is used, read or moved is data, and so is what the word behind a size calls a buffer.
+# A size that is used, read or moved is data. A size before the word "buffer" is data too.
 DATA_BEFORE = Pattern(
     r"(?i)(?<!can )(?<!may )(?<!cannot )\b(?:"
     + _words(

@@ -1,9 +1,9 @@
-"""Audit of a workspace: every hardware value in what its authors wrote. See `citations` for what counts as right.
+"""The audit of a workspace: it checks every hardware value that the authors wrote. `citations` defines a valid value.
 
-Values are used, and hold a gate up, in the Task block, in the README's sections that Step 0 writes, in the baseline
-report, in the Evidence of a plan and in the fields of a record that carry evidence. Everything else that people write
-(other Markdown and text, what a record tells the next round, kernel.py, versions/) gets hints. What profile_kernel.sh
-and calibrate_gpu.py write is measured, not cited, and stays out; so do the fields of a record that the gate writes.
+Values in some texts are used and can block a gate: the Task block, the README sections of Step 0, the baseline report,
+the Evidence of a plan, and the evidence fields of a record. Other texts only get hints: Markdown and text files, the
+advice in a record, kernel.py and versions/. The output of profile_kernel.sh and calibrate_gpu.py is measured, so it is
+not audited. The record fields that the gate writes are not audited either.
 """
 
 import os
@@ -29,7 +29,7 @@ NOT_AUDITED = {"profiles", "rejected", "explore", ".cache", ".git", ".loop", "me
 TEXTS = (".md", ".txt")
 CODE = (".py", ".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")
 USED_OF_README = ("hardware spec", "roofline", "stop conditions")
-# Of a record: what carries evidence, and what tells the next round; the rest is written by the gate.
+# The fields of a record with evidence, and with advice for the next round. The gate writes the rest.
 EVIDENCE = ("profile_evidence", "search_log", "isa_metric_progress")
 TOLD = ("optimization", "pitfalls_and_fixes", "references")
 STATE = (("sm_clock_mhz", "MHz", "SM clock"), ("memory_clock_mhz", "MHz", "memory clock"), ("power_w", "W", "power"))
@@ -38,7 +38,7 @@ UNTIL_JUDGED = ("correctness", "quality_gate")
 
 @dataclass
 class Audit:
-    """What was found: how many values were looked at, each that is wrong, and each hint, as (file, problem)."""
+    """The result of an audit: the number of checked values, and the problems and hints as (file, problem)."""
 
     checked: int = 0
     problems: list[tuple[Path, Problem]] = field(default_factory=list)
@@ -49,45 +49,46 @@ class Audit:
         """Audit the pieces of a file."""
         self.add(path, audit(cut, context, self.with_hints))
 
-    def add(self, path: Path, found: Found) -> None:
-        self.checked += found.checked
-        self.problems += [(path, problem) for problem in found.problems]
-        self.hints += [(path, hint) for hint in found.hints if self.with_hints]
+    def add(self, path: Path, findings: Found) -> None:
+        self.checked += findings.checked
+        self.problems += [(path, problem) for problem in findings.problems]
+        self.hints += [(path, hint) for hint in findings.hints if self.with_hints]
 
     def problem(self, path: Path, kind: str, message: str) -> None:
         self.add(path, Found(1, [Problem(1, kind, message)]))
 
 
 def of_workspace(workspace: Workspace, task: Task, store: RecordStore, hints: bool = True) -> Audit:
-    """Audit everything that was written in a workspace, for its platform and against its wiki. Without hints, which
-    takes half the time: what holds a gate up."""
-    found = Audit(with_hints=hints)
+    """Audit every text of a workspace against its platform and its wiki. Without hints, the audit takes half the
+    time and only finds what can block a gate."""
+    result = Audit(with_hints=hints)
     written = list(store.scan_json(masked=True))
     records = [Record.from_json(record) for record in written]
     context, wrong = context_of(workspace, task, records)
     if wrong:
-        found.problem(workspace.readme, "platform", wrong)
+        result.problem(workspace.readme, "platform", wrong)
     if context.product and task.arch != context.product.architecture:
         message = f"arch is {task.arch}, {task.platform} is {context.product.architecture}"
-        found.problem(workspace.readme, "platform", message)
+        result.problem(workspace.readme, "platform", message)
     for path in texts(workspace.root):
-        of_file(path, context, found)
+        of_file(path, context, result)
     for path in sorted(workspace.root.glob("plans/*.md")):
         text = path.read_text(encoding="utf-8", errors="replace")
         cited = list(exploration_rows.problems(text, workspace.root))
-        found.add(path, Found(len(cited), cited))
+        result.add(path, Found(len(cited), cited))
     for record in written:
-        of_record(record, store.path(record["version"]), context, found)
+        of_record(record, store.path(record["version"]), context, result)
     sound = {record.version for record in records}
     for path in sorted(workspace.memory.glob("v*.json")):
         if path.stem not in sound:
-            of_file(path, context, found)
-    check_targets(workspace, task, found)
-    return found
+            of_file(path, context, result)
+    check_targets(workspace, task, result)
+    return result
 
 
 def context_of(workspace: Workspace, task: Task, records: list[Record]) -> tuple[Context, str | None]:
-    """What the texts of a workspace are held against, and what is wrong with its platform or its calibration."""
+    """Return the context for the texts of a workspace, and an error message if its platform or calibration is
+    invalid."""
     root, numbers = wiki.root(task.gpu_wiki_path), measured(task, records)
     wrong = None
     try:
@@ -101,8 +102,8 @@ def context_of(workspace: Workspace, task: Task, records: list[Record]) -> tuple
 
 
 def of_files(paths: list[Path], root: Path, platform: str | None) -> Audit:
-    """Audit single files. Their platform is that of the workspace they lie in, unless one is given."""
-    found = Audit()
+    """Audit single files. The platform is that of the workspace around each file, unless the caller gives one."""
+    result = Audit()
     for path in paths:
         home = next((folder for folder in path.resolve().parents if is_workspace(folder)), None)
         if home:
@@ -114,8 +115,8 @@ def of_files(paths: list[Path], root: Path, platform: str | None) -> Audit:
                 raise UsageError(wrong)
         else:
             context = make_context(root, platform, frozenset())
-        of_file(path, context, found)
-    return found
+        of_file(path, context, result)
+    return result
 
 
 def is_workspace(folder: Path) -> bool:
@@ -127,20 +128,20 @@ def is_workspace(folder: Path) -> bool:
 
 
 def texts(root: Path) -> list[Path]:
-    """The files that are audited beside the records, in a fixed order."""
-    found = []
+    """Return the files that are audited in addition to the records, in a fixed order."""
+    paths = []
     for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in NOT_AUDITED]  # whatever lies in those, however deep
-        found += [Path(folder, name) for name in names if name.endswith(TEXTS) and name not in NOT_AUDITED]
+        folders[:] = [name for name in folders if name not in NOT_AUDITED]  # skips their subfolders too
+        paths += [Path(folder, name) for name in names if name.endswith(TEXTS) and name not in NOT_AUDITED]
     kept = (path for path in (root / "versions").glob("*") if path.suffix in CODE)
-    return [*sorted(found), *sorted([root / "kernel.py", *kept, *root.glob("*.json")])]
+    return [*sorted(paths), *sorted([root / "kernel.py", *kept, *root.glob("*.json")])]
 
 
 def make_context(
     root: Path, platform: str | None, numbers: frozenset[Recorded], calibration: wiki.Page | None = None
 ) -> Context:
-    """The wiki in `root`, and the product that `platform` names; UsageError when it names none. calibration: of a
-    workspace, which counts where it is of that product."""
+    """Make the context from the wiki in `root` and the product that `platform` names. Raise UsageError if the name
+    is unknown. calibration: a workspace's calibration; it is used only if it belongs to that product."""
     products, limits = wiki.pages(root), wiki.limit_pages(root).values()
     try:
         product = platforms.known(platform, root, calibration) if platform else None
@@ -154,49 +155,49 @@ def make_context(
 
 
 def ridge_points(context: Context, dtypes: set[str]) -> tuple[float, ...]:
-    """FLOP/byte at which compute begins to bound, of each dtype of the task's work, as Step 0 prints it."""
+    """Return the ridge point in FLOP/byte for each dtype of the task's work, as Step 0 prints it."""
     roofs = [roofline.roof(context.product, dtype) for dtype in sorted(dtypes)] if context.product else []
     return tuple(roofline.bound(1, 1, roof).ridge_point for roof in roofs if roof.bandwidth and roof.compute)
 
 
 def measured(task: Task, records: list[Record]) -> frozenset[Recorded]:
-    """What programs measured here: rates, clocks and power of the records, the targets and the ceiling that one
-    rests on."""
-    found = {Recorded(target.target, target.unit, "target") for target in task.targets}
+    """Return the values that programs measured here: rates, clocks and power of the records, the targets, and the
+    ceiling of a target."""
+    recorded = {Recorded(target.target, target.unit, "target") for target in task.targets}
     for target in task.targets:
         base = stop_conditions.BASIS_VALUE.search(target.basis)
         if base and "gpu-wiki" not in target.basis:
-            found.add(Recorded(float(base[1]), base[2], "bandwidth"))
+            recorded.add(Recorded(float(base[1]), base[2], "bandwidth"))
     for record in records:
         performance = record.performance
         rates = [(performance.bandwidth_gbps, "GB/s", "bandwidth"), (performance.tflops, "TFLOPS", "compute")]
         state = performance.gpu_state or {}
         for name, unit, of in STATE:
             rates += [(value, unit, of) for value in (state.get(name) or {}).values()]
-        found |= {Recorded(*rate) for rate in rates if rate[0] is not None}
-    return frozenset(found)
+        recorded |= {Recorded(*rate) for rate in rates if rate[0] is not None}
+    return frozenset(recorded)
 
 
-def of_file(path: Path, context: Context, found: Audit) -> None:
-    """Audit one file; one that cannot be read is a problem of its own, but for code."""
-    if path.suffix in CODE and not found.with_hints:
+def of_file(path: Path, context: Context, result: Audit) -> None:
+    """Audit one file. A file that cannot be read is a problem, unless it is code."""
+    if path.suffix in CODE and not result.with_hints:
         return
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # a pipe would be waited for
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # reading a pipe would block
     except (OSError, UnicodeDecodeError) as error:
         if path.suffix not in CODE:
-            found.problem(path, "unreadable", f"it cannot be read: {error}")
+            result.problem(path, "unreadable", f"it cannot be read: {error}")
         return
     if path.suffix in CODE:
-        found.look(path, sources.of_code(text, path.suffix == ".py"), context)
+        result.look(path, sources.of_code(text, path.suffix == ".py"), context)
     elif path.suffix == ".json":
-        of_json(text, path, context, found)
+        of_json(text, path, context, result)
     else:
-        found.look(path, of_markdown(text, path), context)
+        result.look(path, of_markdown(text, path), context)
 
 
 def of_markdown(text: str, path: Path) -> Iterator[Piece]:
-    """The pieces of a page, by what the page is."""
+    """Return the pieces of a page, depending on the kind of page."""
     if path.name == "baseline_report.md":
         return pieces.of_markdown(text, lambda heading: True)
     if path.parent.name == "plans" or all(f"\n## {title}\n" in f"\n{text}" for title in ("Category", "Action")):
@@ -208,73 +209,74 @@ def of_markdown(text: str, path: Path) -> Iterator[Piece]:
 
 
 def of_readme(text: str, block: re.Match) -> Iterator[Piece]:
-    """A workspace's README; of the Task block what its author wrote."""
+    """Yield the pieces of a workspace's README. In the Task block, only the strings count."""
     start, end = block.span(1)
     lines = "\n" * text.count("\n", start, end)
     yield from pieces.of_markdown(text[:start] + lines + text[end:], lambda heading: heading.startswith(USED_OF_README))
     try:
         task_block = bundle.loads(block[1])
     except ValueError:
-        return  # nothing of the session works then, and the message says why
+        return  # no command works then; each one reports the error
     strings = list(pieces.of_json(task_block, used=True, numbers=False))
     yield from pieces.located(strings, block[1], text.count("\n", 0, start) + 1)
 
 
-def of_json(text: str, path: Path, context: Context, found: Audit) -> None:
-    """A record that lies apart or is broken, or any other JSON."""
+def of_json(text: str, path: Path, context: Context, result: Audit) -> None:
+    """Audit a JSON file: a record outside the store, a broken record, or any other JSON."""
     try:
         value = bundle.loads(text)
     except ValueError:
         used = path.parent.name == "memory"
-        found.look(path, [Piece(line, at, -1, used=used) for at, line in enumerate(text.splitlines(), 1)], context)
+        result.look(path, [Piece(line, at, -1, used=used) for at, line in enumerate(text.splitlines(), 1)], context)
         return
     if isinstance(value, dict) and set(EVIDENCE) <= value.keys():
-        of_record(value, path, context, found)
+        of_record(value, path, context, result)
     else:
-        found.look(path, pieces.located(list(pieces.of_json(value, used=False)), text), context)
+        result.look(path, pieces.located(list(pieces.of_json(value, used=False)), text), context)
 
 
-def of_record(record: dict, path: Path, context: Context, found: Audit) -> None:
-    """What the author of a record wrote: evidence, and what is told to the next round."""
+def of_record(record: dict, path: Path, context: Context, result: Audit) -> None:
+    """Audit the fields that the author of a record wrote: evidence and advice for the next round."""
     judged = (record.get("quality_gate") or {}).get("result") is not None
     told = set(TOLD) & record.keys()
     parts = [name for name in record if name in EVIDENCE or name in told or (name in UNTIL_JUDGED and not judged)]
     cut = [piece for name in parts for piece in pieces.of_json(record[name], name not in told, name, name in EVIDENCE)]
-    first = audit(cut, context, found.with_hints)
-    if first.problems or first.hints:  # only then their lines are looked for
-        found.look(path, pieces.located(cut, path.read_text(encoding="utf-8")), context)
+    first = audit(cut, context, result.with_hints)
+    if first.problems or first.hints:  # lines are located only then
+        result.look(path, pieces.located(cut, path.read_text(encoding="utf-8")), context)
     else:
-        found.add(path, first)
+        result.add(path, first)
 
 
-def check_targets(workspace: Workspace, task: Task, found: Audit) -> None:
-    """A target that rests on a citation is the share of it that Step 0 takes."""
+def check_targets(workspace: Workspace, task: Task, result: Audit) -> None:
+    """Check that a target with a citation is the share of the cited value that Step 0 takes."""
     for target in task.targets:
         share_pct = TARGET_SHARE_PCT if target.share_pct is None else target.share_pct
         if message := stop_conditions.off_basis(replace(target, share_pct=share_pct)):
-            found.problem(workspace.readme, "target", message)
+            result.problem(workspace.readme, "target", message)
 
 
-def fix(found: Audit) -> list[tuple[Path, Problem]]:
-    """Put the right line into citations whose row has moved, and citations behind figures of Markdown and text that
-    equal one row; what was mended. Code is never written, and the other problems and hints stay."""
+def fix(result: Audit) -> list[tuple[Path, Problem]]:
+    """Correct the line numbers of moved rows and insert missing citations in Markdown and text files. Return the
+    corrected problems. A citation is inserted only if one row matches the figure. Code is never written, and all
+    other problems and hints stay."""
     mended: list[tuple[Path, Problem]] = []
-    for path in sorted({path for path, problem in [*found.problems, *found.hints] if problem.fix}):
+    for path in sorted({path for path, problem in [*result.problems, *result.hints] if problem.fix}):
         if path.suffix in CODE:
             continue
-        own = [problem for other, problem in [*found.problems, *found.hints] if other == path and problem.fix]
+        own = [problem for other, problem in [*result.problems, *result.hints] if other == path and problem.fix]
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         for problem in sorted(own, key=lambda problem: problem.fix[:2], reverse=True):
             if mend(lines, problem):
                 mended.append((path, problem))
         bundle.write_text(path, "".join(lines))
-    found.problems = [pair for pair in found.problems if pair not in mended]
-    found.hints = [pair for pair in found.hints if pair not in mended]
+    result.problems = [pair for pair in result.problems if pair not in mended]
+    result.hints = [pair for pair in result.hints if pair not in mended]
     return mended
 
 
 def mend(lines: list[str], problem: Problem) -> bool:
-    """Put what belongs there into its line; False where the line does not hold what was found."""
+    """Replace the wrong text in its line. Return False if the line does not contain it."""
     number, column, wrong, right = problem.fix
     line = lines[number - 1]
     at = line.find(wrong) if column < 0 else column

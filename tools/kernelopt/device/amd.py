@@ -1,6 +1,6 @@
-"""AMD's GPUs of this machine, as amd-smi or rocm-smi tells them.
+"""The AMD GPUs of this machine, as amd-smi or rocm-smi reports them.
 
-Not run on AMD hardware: the readers are tested on output that others published.
+This module never ran on AMD hardware. Its readers are tested on published output.
 """
 
 import json
@@ -16,9 +16,9 @@ ANSWER_S = 30
 
 
 def identify() -> dict | None:
-    """{name, gfx_target} of the GPU that HIP calls device 0; None where there is no AMD GPU.
+    """{name, gfx_target} of the GPU that HIP calls device 0; None without an AMD GPU.
 
-    EnvironmentLacks when the environment hides all of them, or the GPU does not tell its name.
+    EnvironmentLacks when the environment hides all of them, or the GPU does not report its name.
     """
     cards = ask()
     if not cards:
@@ -37,7 +37,7 @@ def identify() -> dict | None:
 
 
 def ask() -> list[dict]:
-    """[{name, gfx_target, uuid}] of all AMD GPUs, in the order of their numbers, by the first program that knows of
+    """[{name, gfx_target, uuid}] of all AMD GPUs, in the order of their numbers, from the first program that lists
     one."""
     for command, read in ASKED:
         if shutil.which(command[0]):
@@ -52,16 +52,16 @@ def ask() -> list[dict]:
 
 def visible(cards: list[dict], environment: Mapping[str, str]) -> list[dict]:
     """The GPUs that HIP shows a process with this environment, in its order: ROCR_VISIBLE_DEVICES takes numbers or
-    UUIDs, and HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, takes numbers among what is left.
+    UUIDs, and HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, takes numbers among the remaining GPUs.
 
-    From: rocm.docs.amd.com, GPU isolation techniques. That amd-smi numbers the GPUs as HIP does is taken for granted.
+    From: rocm.docs.amd.com, GPU isolation techniques. This assumes that amd-smi numbers the GPUs as HIP does.
     """
     left = selected(cards, environment.get("ROCR_VISIBLE_DEVICES"))
     return selected(left, environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES")))
 
 
 def selected(cards: list[dict], names: str | None) -> list[dict]:
-    """The cards that a list of numbers and UUIDs names; what comes after a name that fits none does not count."""
+    """The cards that a list of numbers and UUIDs names; entries after a name that fits no card are ignored."""
     if names is None:
         return cards
     chosen: list[dict] = []
@@ -107,7 +107,7 @@ def read_rocm_smi(text: str) -> list[dict]:
 
 
 def card(name: str | None, target, uuid) -> dict:
-    """{name, gfx_target, uuid}, each None where it is not told. rocm-smi writes gfx90a as gfx9010."""
+    """{name, gfx_target, uuid}, each None when it is not reported. rocm-smi writes gfx90a as gfx9010."""
     known = told(target)
     if known and (parts := re.fullmatch(r"(gfx9\d)(1[0-5])", known)):
         known = f"{parts[1]}{int(parts[2]):x}"
@@ -116,7 +116,7 @@ def card(name: str | None, target, uuid) -> dict:
 
 
 def told(value, hexadecimal: bool = False) -> str | None:
-    """A text that says something: not "N/A", nor, where a name is wanted, a PCI number such as 0x738c."""
+    """The text, or None for "N/A". For a name, a PCI number such as 0x738c also counts as missing."""
     text = value.strip() if isinstance(value, str) else ""
     if text.lower() in ("", "n/a", "unknown", "none") or (not hexadecimal and re.fullmatch(r"0x[0-9a-fA-F]+", text)):
         return None
@@ -128,7 +128,7 @@ def number_of(value) -> int:
 
 
 def loaded(text: str):
-    """The JSON value of a program's output, which may say something before it; None where there is none."""
+    """The JSON value in a program's output, which may begin with other text. None when there is no JSON."""
     start = re.search(r"^\s*[\[{]", text, re.MULTILINE)
     try:
         return json.loads(text[start.start() :]) if start else None
@@ -138,5 +138,5 @@ def loaded(text: str):
 
 ASKED: tuple[tuple[list[str], Callable], ...] = (
     (["amd-smi", "static", "--asic", "--board", "--json"], read_amd_smi),
-    (["rocm-smi", "--showproductname", "--showuniqueid", "--json"], read_rocm_smi),  # older ROCm has it alone
+    (["rocm-smi", "--showproductname", "--showuniqueid", "--json"], read_rocm_smi),  # older ROCm has only this program
 )

@@ -1,8 +1,7 @@
 """The GPU's SM clock: locked for measurements, and given back to the driver.
 
-NVML does not tell whether a clock is locked, or by whom. So a lock leaves a note, one file per GPU, in a folder that
-only its owner can open, and only a lock with a note is given back. What somebody else had locked before is the driver's
-afterwards.
+NVML does not report whether a clock is locked, or by which user. So a lock leaves a note, one file per GPU, in a folder
+that only its owner can open. Only a lock with a note is released. A release also ends an earlier lock of another user.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from ..errors import EnvironmentLacks, Refused, UsageError
 from ..session.record_store import now
 from . import gpu
 
-SHARE = 0.8  # of the highest clock; ours: room below the power limit, and measurements show it where that is too little
+SHARE = 0.8  # of the highest clock; our choice: it leaves room below the power limit
 READS, INTERVAL_S = 20, 0.1  # how long a GPU may take to come down to its new clock
 SLACK_MHZ = 10  # a reading may be a few MHz off (NVML's manual); clocks are 15 MHz apart
 UNLOCK = "bash scripts/reset-gpu-clock.sh"
@@ -25,10 +24,10 @@ UNLOCK = "bash scripts/reset-gpu-clock.sh"
 def lock(asked_mhz: int | None = None) -> dict:
     """Lock the SM clock of the first visible GPU (see gpu.identify), at `asked_mhz` or at `sustainable`.
 
-    Returns the note, {uuid, device, clock_mhz, sm_clock_before_mhz, locked_at}, with sm_clock_mhz, what the clock reads
-    now: on an idle GPU it may be lower. Refused: a lock of ours is there, or the GPU does not keep the new one, which
-    is then undone. UsageError: the GPU has no such clock. EnvironmentLacks: no permission, not supported, or the GPU is
-    measuring.
+    Returns the note, {uuid, device, clock_mhz, sm_clock_before_mhz, locked_at}, with sm_clock_mhz, the current reading
+    of the clock, which may be lower on an idle GPU. Refused: we hold a lock already, or the GPU does not keep the new
+    one, which is then undone. UsageError: the GPU does not have this clock. EnvironmentLacks: no permission, not
+    supported, or the GPU is measuring.
     """
     device = gpu.identify()
     with gpu.locked(device["uuid"], timeout_s=0), _control(device["name"]) as (nvml, handle):
@@ -41,7 +40,7 @@ def lock(asked_mhz: int | None = None) -> dict:
         note |= {"sm_clock_before_mhz": sm_clock(nvml, handle), "locked_at": now()}
         bundle.write_json(
             path, note
-        )  # before the lock: whoever is killed in between leaves a note, not a forgotten lock
+        )  # before the lock: a process that is killed in between leaves a note, not a forgotten lock
         try:
             nvml.nvmlDeviceSetGpuLockedClocks(handle, clock, clock)
             return {**note, "sm_clock_mhz": settled(lambda: sm_clock(nvml, handle), clock)}
@@ -53,8 +52,8 @@ def lock(asked_mhz: int | None = None) -> dict:
 
 
 def release() -> dict | None:
-    """Undo `lock` on the first visible GPU; the note, or None when there is no lock of ours. It does not wait for a
-    running measurement: a GPU that stays locked is the greater harm."""
+    """Undo `lock` on the first visible GPU; the note, or None when we hold no lock. It does not wait for a running
+    measurement, because a GPU that stays locked is worse."""
     device = gpu.identify()
     path = note_of(device["uuid"])
     if not path.exists():
@@ -68,7 +67,7 @@ def release() -> dict | None:
 
 @contextlib.contextmanager
 def _control(name: str):
-    """(pynvml, handle) for changing a setting; what NVML refuses is one sentence with its mend."""
+    """(pynvml, handle) for changing a setting; an error of NVML becomes one sentence with its remedy."""
     with gpu.open_nvml() as (nvml, handle):
         mends = {
             nvml.NVML_ERROR_NO_PERMISSION: f"no permission to change the clock of {name}: run it as root (sudo); a "
@@ -83,7 +82,7 @@ def _control(name: str):
 
 
 def choose(clocks: list[int], default_mhz: int | None, asked_mhz: int | None) -> int:
-    """The clock to lock, in MHz; UsageError names the neighbours of one that the GPU does not have."""
+    """The clock to lock, in MHz; UsageError names the nearest clocks when the GPU does not have this one."""
     if asked_mhz is None:
         return sustainable(clocks, default_mhz)
     if asked_mhz not in clocks:
@@ -98,14 +97,14 @@ def choose(clocks: list[int], default_mhz: int | None, asked_mhz: int | None) ->
 def sustainable(clocks: list[int], default_mhz: int | None) -> int:
     """The highest clock that is at most SHARE of the highest one and at most the vendor's default for applications.
 
-    On several server GPUs that default is the highest clock, which they do not hold under load; others give none.
+    On several server GPUs that default is the highest clock, which they do not hold under load. Other GPUs report none.
     """
     limit = min(SHARE * max(clocks), default_mhz or max(clocks))
     return max((clock for clock in clocks if clock <= limit), default=min(clocks))
 
 
 def settled(read, clock_mhz: int) -> int:
-    """The first reading of `read()` (MHz) that keeps to the lock; Refused when none does."""
+    """The first reading of `read()` (MHz) that keeps to the lock; Refused when no reading does."""
     for _ in range(READS):
         reading = read()
         if reading <= clock_mhz + SLACK_MHZ:
@@ -121,7 +120,7 @@ def supported(nvml, handle) -> list[int]:
 
 
 def default_clock(nvml, handle) -> int | None:
-    """The vendor's default SM clock for applications, in MHz; None where NVML does not give it."""
+    """The vendor's default SM clock for applications, in MHz; None when NVML does not report it."""
     with contextlib.suppress(nvml.NVMLError):
         return nvml.nvmlDeviceGetDefaultApplicationsClock(handle, nvml.NVML_CLOCK_GRAPHICS)
     return None
@@ -137,6 +136,6 @@ def note_of(uuid: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # which is set for every link
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # these bits are set for every link
         raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it")
     return folder / f"{uuid}.json"

@@ -1,4 +1,4 @@
-"""The GPU of this machine as NVML tells it: which one, in what state, and the one lock that guards it.
+"""The GPU of this machine as NVML reports it: its identity, its state, and the one lock that guards it.
 
 No CUDA context is made here, so the parent process of a measurement stays out of the GPU.
 """
@@ -20,7 +20,7 @@ NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
     "verify_kernel.py --device cpu-interpreter)"
 )
-LOCKS = Path("/tmp")  # not $TMPDIR: whoever uses the GPU must meet the same lock
+LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
 FIGURES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
     ("nvmlClocksEventReasonSwPowerCap", "nvmlClocksThrottleReasonSwPowerCap"): "sw_power_cap",
@@ -34,7 +34,7 @@ THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names no
 
 @contextlib.contextmanager
 def open_nvml():
-    """(pynvml, handle of the first visible device); EnvironmentLacks when there is none."""
+    """(pynvml, handle of the first visible device); EnvironmentLacks without a device."""
     bundle.require("pynvml")
     import pynvml
 
@@ -51,7 +51,7 @@ def open_nvml():
 
 
 def _visible_handles(nvml) -> list:
-    """The devices that CUDA would show, in PCI order (see Sandbox): whole GPUs, and of a GPU in MIG mode its slices."""
+    """The devices that CUDA would show, in PCI order (see Sandbox): whole GPUs, or the slices of a GPU in MIG mode."""
     devices = [_as_cuda_sees(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     handles = [slices[0] for slices in devices if slices] if chosen is None else _chosen(nvml, devices, chosen)
@@ -67,12 +67,12 @@ def _why_none(chosen: str | None) -> str:
 
 
 def _as_cuda_sees(nvml, index: int) -> list:
-    """The GPU at an index, or its MIG slices when MIG mode is on; [] of one that does not answer."""
+    """The GPU at an index, or its MIG slices when MIG mode is on; [] when it does not answer."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError:  # it fell off the bus, or is another user's
         return []
-    with contextlib.suppress(nvml.NVMLError, AttributeError):  # a GPU or a binding that knows no MIG
+    with contextlib.suppress(nvml.NVMLError, AttributeError):  # a GPU or a binding without MIG
         if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
             return _slices(nvml, handle)
     return [handle]
@@ -87,7 +87,8 @@ def _slices(nvml, handle) -> list:
 
 
 def _chosen(nvml, devices: list[list], text: str) -> list:
-    """What CUDA_VISIBLE_DEVICES names. As CUDA does, it takes the entries before the first that names no device.
+    """The devices that CUDA_VISIBLE_DEVICES names. Like CUDA, it uses the entries before the first that names no
+    device.
 
     An entry is an index, or the beginning of one device's UUID.
     """
@@ -113,7 +114,7 @@ def visible() -> list[str]:
 def identify() -> dict:
     """{name, uuid, driver, max_clocks} of the device that children see as CUDA's device 0.
 
-    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not tell is left
+    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not report is left
     out.
     """
     with open_nvml() as (nvml, handle):
@@ -153,11 +154,11 @@ def _whole(nvml, handle):
 
 
 def query() -> dict:
-    """What the device says of itself, in the wiki's metrics and units; what it does not tell is left out.
+    """The device's own values, in the wiki's metrics and units. Values that it does not report are left out.
 
     From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in
-    GiB: vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are not told,
-    for they are the whole GPU's.
+    GiB: vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are left out,
+    because they belong to the whole GPU.
     """
     with open_nvml() as (nvml, handle):
         whole, a_slice = _whole(nvml, handle), _is_slice(nvml, handle)
@@ -177,8 +178,8 @@ def query() -> dict:
 
 
 def driver_attributes(bus_id: str | bytes | None) -> dict:
-    """{sm_count, l2_capacity in MiB} of the GPU in that PCI slot, by cuDeviceGetAttribute; {} where the driver library
-    cannot be asked. By its slot: CUDA counts the fastest GPU first, NVML by slot."""
+    """{sm_count, l2_capacity in MiB} of the GPU in that PCI slot, by cuDeviceGetAttribute; {} without a usable driver
+    library. The slot identifies the GPU, because CUDA counts the fastest GPU first and NVML counts by slot."""
     attributes = {"sm_count": (16, 1), "l2_capacity": (38, 2**20)}  # CU_DEVICE_ATTRIBUTE_…, unit
     if bus_id is None:
         return {}
@@ -197,7 +198,7 @@ def driver_attributes(bus_id: str | bytes | None) -> dict:
 
 
 def power_limit_w() -> float | None:
-    """The power limit in force, in W; None where the device does not tell it."""
+    """The power limit in force, in W; None when the device does not report it."""
     with open_nvml() as (nvml, handle):
         ask = {"limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(_whole(nvml, handle)) / 1000}
         return told(nvml, ask).get("limit")
@@ -205,7 +206,7 @@ def power_limit_w() -> float | None:
 
 def _sample(nvml, handle) -> dict:
     """One reading: processes with a context, clocks in MHz, power in W, temperature in degrees Celsius, reasons for
-    throttling. What this device or its driver does not tell is left out, and the rest is kept."""
+    throttling. Values that this device or its driver does not report are left out."""
     whole = _whole(nvml, handle)
     return told(
         nvml,
@@ -223,13 +224,13 @@ def _sample(nvml, handle) -> dict:
 def _throttle_reasons(nvml, handle) -> list[str]:
     try:
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (nvml.NVMLError, AttributeError):  # a driver or a binding before 535 has it under its former name
+    except (nvml.NVMLError, AttributeError):  # a driver or a binding before 535 uses its former name
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return [name for bits, name in THROTTLE_REASONS.items() if reasons & _bit(nvml, bits)]
 
 
 def _bit(nvml, names: tuple[str, ...]) -> int:
-    """The constant under the first of its names that this binding has; 0 where it has none."""
+    """The constant under the first of its names that this binding has; 0 when it has no such name."""
     return next((getattr(nvml, name) for name in names if hasattr(nvml, name)), 0)
 
 
@@ -259,8 +260,8 @@ class Watch:
 
     def state(self, window: list[float] | None = None) -> dict | None:
         """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
-        epoch, what the worker measured). A figure that the device does not tell is None, reasons likewise; None when
-        nothing was read."""
+        epoch, measured by the worker). A figure or a list of reasons that the device does not report is None. The
+        result is None when nothing was read."""
         since, until = window or (0, float("inf"))
         samples = [s for s in self.samples if since - self.INTERVAL_S <= s["at"] <= until + self.INTERVAL_S]
         if not samples:
@@ -278,7 +279,7 @@ class Watch:
 
 
 def free_bytes() -> int | None:
-    """Memory that is free on the first visible device; None where it does not tell."""
+    """Memory that is free on the first visible device; None when it does not report that."""
     with open_nvml() as (nvml, handle):
         try:
             return nvml.nvmlDeviceGetMemoryInfo(handle).free
@@ -309,8 +310,8 @@ def _merged_figure(figures: list[dict]) -> dict | None:
 
 
 def foreign(processes: list[int]) -> list[int]:
-    """Which of the processes on the GPU are not this one or descend from it. In a container NVML may give numbers of
-    the host's: one that is not in /proc is taken for our own."""
+    """The processes on the GPU that are neither this one nor its descendants. In a container NVML may give numbers of
+    the host. A number that is not in /proc counts as our own."""
     unknown = [pid for pid in processes if parent_of(pid) is None]
     return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
 
@@ -323,14 +324,14 @@ def descends(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent's number; None when there is no such process here."""
+    """The parent's number; None when this process does not exist here."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
 def describe(state: dict) -> str:
-    """A watched state in a line."""
+    """A watched state as one line."""
     clock, power, heat = state["sm_clock_mhz"], state["power_w"], state["temperature_c"]
     reasons = state["throttle_reasons"]
     parts = [
@@ -379,7 +380,7 @@ def _lock_file(path: Path) -> int:
 
 
 def user() -> str:
-    """The name of who runs this, or the number where there is no name, as in some containers."""
+    """The name of the current user, or the number when there is no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

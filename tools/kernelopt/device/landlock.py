@@ -18,13 +18,13 @@ SCOPE_ABSTRACT_SOCKET, SCOPE_SIGNAL = 1 << 0, 1 << 1  # neither of processes out
 
 
 def version() -> int:
-    """Landlock's version here; 0 where the kernel has none, or has it switched off."""
+    """Landlock's version here; 0 when the kernel lacks it, or has it switched off."""
     return max(0, _call(CREATE_RULESET, None, 0, ASK_VERSION))
 
 
 def confine(writable: list[str]) -> None:
-    """From now on change nothing outside `writable`, /dev and /proc, and as far as the kernel can forbid it open no TCP
-    connection (Linux 6.7) and signal no process outside (6.12). OSError when the kernel refuses."""
+    """Forbid this process to change files outside `writable`, /dev and /proc. Where the kernel can do it, also forbid
+    TCP connections (Linux 6.7) and signals to processes outside (6.12). OSError when the kernel refuses."""
     known = version()
     files = CHANGING | (REFER if known >= 2 else 0) | (TRUNCATE if known >= 3 else 0)
     handled = [

@@ -8,7 +8,7 @@ from ..errors import EnvironmentLacks
 from ..statuses import Status
 from .sandbox import Outcome
 
-# What a child process can report of itself; anything else in a report is forged.
+# The statuses that a child process can report; any other status in a report is forged.
 CANDIDATE_FAULTS = (
     Status.COMPILE_ERROR,
     Status.IMPORT_ERROR,
@@ -41,7 +41,7 @@ def fault_of(report: dict) -> Fault | None:
 
 
 def unless_disk_is_full(fault: Fault) -> Fault:
-    """The fault; EnvironmentLacks when the disk is full. A kernel may say so as well: then the fault is the
+    """The fault; EnvironmentLacks when the disk is full. A kernel may claim the same; then the fault is the
     kernel's."""
     if fault.status != Status.NO_SPACE:
         return fault
@@ -52,7 +52,7 @@ def unless_disk_is_full(fault: Fault) -> Fault:
 
 
 def failure(outcome: Outcome) -> Fault | None:
-    """Why a child left no sound result behind; None when it did."""
+    """The reason why a child left no sound result; None when it left one."""
     if outcome.timed_out:
         return Fault(Status.TIMEOUT, f"no answer after {outcome.wall_s:.0f} s")
     if outcome.forged:

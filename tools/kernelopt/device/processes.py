@@ -1,4 +1,4 @@
-"""What becomes of a process when its parent dies. Linux only; elsewhere nothing happens."""
+"""The fate of a process when its parent dies. This works on Linux only; elsewhere nothing happens."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ def die_with_parent(number: int, parent: int | None = None) -> None:
 
 
 def adopt_orphans() -> None:
-    """What leaves a child's session becomes a child of this process."""
+    """Make processes that leave a child's session children of this process."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

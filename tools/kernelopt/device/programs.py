@@ -11,12 +11,12 @@ PARTS = ("bin", "compute-sanitizer")  # of a toolkit, with programs
 
 def find(name: str) -> str | None:
     """The path of a program: on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual place), or in Triton's
-    wheel, which brings ptxas, cuobjdump and nvdisasm; None where it is in none of them."""
+    wheel, which brings ptxas, cuobjdump and nvdisasm; None when no place has it."""
     return next((path for folder in (None, *folders()) if (path := shutil.which(name, path=folder))), None)
 
 
 def folders() -> list[str]:
-    """Where programs lie that are not on the PATH."""
+    """The folders of programs that are not on the PATH."""
     toolkits = [root for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), CUDA) if root]
     triton = importlib.util.find_spec("triton")
     brought = [

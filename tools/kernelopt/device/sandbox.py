@@ -29,8 +29,8 @@ from . import gpu, landlock
 
 LOG_TAIL_BYTES = 8000
 REPORT_BYTES = 64 << 20
-ANSWER_GRACE_S = 30.0  # for a child to be killed, over the time that it was given
-# Names of environment variables that a candidate has no business with.
+ANSWER_GRACE_S = 30.0  # time to kill a child after its own time limit
+# Names of environment variables that a candidate must not see.
 SECRETS = re.compile(
     r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
 )
@@ -40,8 +40,8 @@ KINDS = ("auto", "bwrap", "landlock", "none")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended. `result` is what its job reported, None when it died before. marks: {name: seconds on this
-    process's clock}. forged: something came that the job did not send."""
+    """How a child ended. `result` is the report of its job, None when it died before. marks: {name: seconds on this
+    process's clock}. forged: a message came that the job did not send."""
 
     result: dict | None
     exit_code: int | None
@@ -60,12 +60,12 @@ class Sandbox:
     device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
     cache: kept between runs (a workspace's .cache); None keeps nothing. kind: "bwrap" puts the children behind
     bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes
-    the first of the two that works; see `isolation`. Children write in `open` and in the caches; what is judged lies in
-    `scratch`.
+    the first of the two that works; see `isolation`. Children write in `open` and in the caches; files to be judged lie
+    in `scratch`.
     """
 
     def __init__(self, device: str, cache: Path | None = None, kind: str = "auto"):
-        bundle.require(*WORKER_PACKAGES)  # or their absence would be blamed on the kernel
+        bundle.require(*WORKER_PACKAGES)  # otherwise the kernel would be blamed for their absence
         self.device = device
         self.isolation = isolation(kind)
         self.gpu = gpu.identify() if device == "cuda" else None
@@ -195,7 +195,7 @@ class Sandbox:
         for name in ("home", "tmp"):
             (self.open / name).mkdir(exist_ok=True)
         own = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
-        own["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home are found all the same
+        own["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home stay importable
         kept = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
         own |= {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
         environment = {**kept, **caches, **own}
@@ -210,7 +210,7 @@ BWRAP = ["bwrap", "--ro-bind", "/", "/"]
 
 
 def isolation(kind: str) -> str:
-    """ "bwrap", "landlock" or "none" for what --sandbox asks; EnvironmentLacks when what is demanded does not work."""
+    """ "bwrap", "landlock" or "none" for a value of --sandbox. EnvironmentLacks when the demanded one does not work."""
     if kind not in KINDS:
         raise UsageError(f"--sandbox is one of {', '.join(KINDS)}")
     if kind == "none":
@@ -256,7 +256,7 @@ def start_child(command: list[str], environment: dict, **options) -> subprocess.
 
 
 def run_to_end(command: list[str], environment: dict, folder: str, timeout_s: float) -> tuple[dict, str]:
-    """({exit_code, timed_out, wall_s}, end of the log) of a command and whatever it starts in its session."""
+    """({exit_code, timed_out, wall_s}, end of the log) of a command and all processes of its session."""
     start = time.monotonic()
     process = start_child(command, environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     log = Pump(process.stdout, Tail())
@@ -318,7 +318,7 @@ class Server:
         return answer, report.reader, log.reader.text()
 
     def _answer(self, timeout_s: float) -> dict | None:
-        """What the server says of a child that ended; None when the server itself is gone."""
+        """The server's answer about a child that ended; None when the server itself is gone."""
         ready, _, _ = select.select([self._socket], [], [], timeout_s + ANSWER_GRACE_S)
         line = self._socket.recv(1 << 16) if ready else b""
         if not line:
@@ -328,8 +328,8 @@ class Server:
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:
-    """A new folder in `home`, and the locked file in it that tells others that its owner lives. It is locked before it
-    has the name by which `remove_abandoned` of another process would find it."""
+    """A new folder in `home`, and the locked file in it that shows other processes that its owner lives. It is locked
+    before it has the name by which `remove_abandoned` of another process would find it."""
     unnamed = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
     alive = open(unnamed / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
     fcntl.flock(alive, fcntl.LOCK_EX)
@@ -353,15 +353,15 @@ def signal_name(number: int) -> str:
 
 
 def kill_group(process: subprocess.Popen) -> None:
-    """End the child and whatever it left running in its session."""
+    """End the child and all processes of its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 class Report:
-    """What a job sends: lines of its seal and a JSON object, a mark, an answer or the result. Anything else is a
-    forgery."""
+    """The messages of a job. A line holds its seal and a JSON object: a mark, an answer or the result. Any other line
+    is a forgery."""
 
     def __init__(self, seal: str):
         self._seal, self._rest, self._size = f"{seal} ".encode(), b"", 0
@@ -381,7 +381,7 @@ class Report:
             self._line(line, now)
 
     def unfinished(self) -> bool:
-        """Is there a rest that no job of ours began?"""
+        """Is there an unfinished line that does not begin with the seal?"""
         return bool(self._rest) and not self._rest.startswith(self._seal[: len(self._rest)])
 
     def _line(self, line: bytes, now: float) -> None:
@@ -401,7 +401,7 @@ class Report:
 
 
 class Tail:
-    """The last of what a child prints, read as it comes, so that a kernel that prints without end fills nothing."""
+    """The end of a child's output, read as it comes, so that a kernel that prints without end fills no memory."""
 
     def __init__(self):
         self._kept = b""
@@ -416,7 +416,7 @@ class Tail:
 class Pump:
     """Reads a pipe to its end in a thread of its own and hands each piece to a reader."""
 
-    GRACE_S = 2.0  # a process that got away may hold the pipe open
+    GRACE_S = 2.0  # a process that escaped may hold the pipe open
 
     def __init__(self, stream, reader):
         self.reader, self._stream = reader, stream
@@ -433,7 +433,7 @@ class Pump:
 
     @staticmethod
     def feeding(stream, content: bytes) -> threading.Thread:
-        """A thread that writes `content` to a process that may read it, or not, or die over it."""
+        """A thread that writes `content` to a process, which may ignore it or die meanwhile."""
 
         def feed() -> None:
             with contextlib.suppress(OSError), stream:

@@ -1,4 +1,4 @@
-"""Child processes that stay: each takes orders and answers them, beside others, until it is ended.
+"""Child processes that stay: each takes orders and answers them, beside others, until it ends.
 
 A standing process is forked from a server that has torch imported (worker.server), so starting one costs a fork. It is
 killed when its deadline passes, when `end` is called, and when this process dies.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .sandbox import Outcome, Report, Sandbox, Server, Tail, outcome, pumped
 
-LOOK_EVERY_S = 0.05  # whether the process has ended while an answer is waited for
+LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
 
 
 class Ended(Exception):
@@ -28,7 +28,7 @@ class Ended(Exception):
 
 
 class Standing:
-    """One job of `worker` in a process that stays. timeout_s: after which it is killed whatever it does."""
+    """One job of `worker` in a process that stays. timeout_s: the process is killed after this time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Standing:
         return self.answer(timeout_s)
 
     def end(self, timed_out: bool = False) -> Outcome:
-        """End the process, if it has not ended, and tell how it did."""
+        """End the process, if it still runs, and return its outcome."""
         if self._outcome is None:
             self._outcome = self._end(timed_out)
         return self._outcome

@@ -26,21 +26,21 @@ class Candidate:
 def from_paths(paths: list[Path]) -> list[Candidate]:
     """The candidates of the files and folders; UsageError says which cannot be one."""
     files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
-    found = [candidate for file in files for candidate in of_file(file)]
-    if not found:
+    candidates = [candidate for file in files for candidate in of_file(file)]
+    if not candidates:
         raise UsageError(
             f"no candidate in {', '.join(map(str, paths))}: pass .py files with ModelNew or kernel_function"
         )
-    if len(found) > MOST:
-        raise UsageError(f"{len(found)} candidates are more than {MOST}; make the SPACE smaller")
-    names = [candidate.name for candidate in found]
+    if len(candidates) > MOST:
+        raise UsageError(f"{len(candidates)} candidates are more than {MOST}; make the SPACE smaller")
+    names = [candidate.name for candidate in candidates]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"two candidates have the name {twice}; rename a file, or remove a repeated configuration")
-    return found
+    return candidates
 
 
 def of_file(file: Path) -> list[Candidate]:
-    """One candidate, or one a configuration of the file's SPACE."""
+    """One candidate, or one per configuration of the file's SPACE."""
     if not is_kernel(defined_names(file)):
         raise UsageError(f"{file} is no kernel: it must define ModelNew or kernel_function")
     source = file.read_text(encoding="utf-8")
@@ -79,17 +79,17 @@ def space_of(source: str, file: Path) -> list[dict] | None:
 
 def assignments(source: str) -> dict[str, ast.Assign | ast.AnnAssign]:
     """The last top-level assignment of each name of a module."""
-    found: dict[str, ast.Assign | ast.AnnAssign] = {}
+    assigned: dict[str, ast.Assign | ast.AnnAssign] = {}
     for node in ast.parse(source).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
-        found |= {target.id: node for target in targets if isinstance(target, ast.Name) and node.value is not None}
-    return found
+        assigned |= {target.id: node for target in targets if isinstance(target, ast.Name) and node.value is not None}
+    return assigned
 
 
 def with_constants(source: str, config: dict, file: Path) -> str:
-    """The source with the constants of a configuration in place of what the module assigns, and without its SPACE."""
+    """The source with the constants of a configuration in place of the module's assignments, and without its SPACE."""
     known = assignments(source)
     edits = {}
     for name, value in config.items():

@@ -25,7 +25,7 @@ STUCK = {
 
 @dataclass
 class Entrant:
-    """One kernel of an exploration, and what is known of it so far.
+    """One kernel of an exploration, and its results so far.
 
     rounds_us: the median of its calls in each round, None where it did not run. process: None before it starts and
     after it ended.
@@ -56,7 +56,7 @@ class Entrant:
             self.process = None
 
     def ask(self, timeout_s: float, **order) -> dict | None:
-        """The answer to an order; None when the process failed over it, which `status` then says."""
+        """The answer to an order; None when the process failed on it, and then `status` gives the fault."""
         try:
             return self.process.ask(timeout_s, **order)
         except standing.Ended as ended:
@@ -65,12 +65,12 @@ class Entrant:
 
 
 def fault_of(ended: standing.Ended) -> Fault:
-    """Why a process ended early."""
+    """The fault that ended a process early."""
     return outcomes.failure(ended.outcome) or Fault(Status.RUNTIME_ERROR, "the process ended early")
 
 
 def first_lines(message: str, most: int = 12) -> str:
-    """The compiler's first error and what follows it, or the start of any other message."""
+    """The compiler's first error and the text after it, or the start of any other message."""
     lines = [line for line in message.strip().splitlines() if line.strip()]
     first = next((at for at, line in enumerate(lines) if "error:" in line), 0)
     return "\n".join(lines[first : first + most])
@@ -88,7 +88,7 @@ class Starter:
         libraries: bool,
         candidate_s: float,
     ):
-        """candidate_s: that each entrant may take to load, compile and run."""
+        """candidate_s: the time for each entrant to load, compile and run."""
         self.sandbox, self.server, self.inputs = sandbox, server, inputs
         self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
 
@@ -118,7 +118,7 @@ class Starter:
             entrant.fail(fault)
 
     def fault_in(self, report: CaseReport, folder: str) -> Fault | None:
-        """What is wrong with the outputs in `folder`; None where nothing is."""
+        """The fault in the outputs in `folder`; None when there is no fault."""
         seeds = [case.seed for case in self.inputs]
         calls = [(seed, f"{folder}/output-{number}.pt") for number, seed in enumerate([*seeds, seeds[0]][:3])]
         calls = [call for call in calls if Path(call[1]).exists()]
@@ -141,14 +141,14 @@ class Starter:
 
 
 class Judge:
-    """The oracle in a process of its own, which computes the reference once a seed."""
+    """The oracle in a process of its own, which computes the reference once per seed."""
 
     def __init__(self, process: standing.Standing, timeout_s: float):
         self._process, self._timeout_s, self._turn = process, timeout_s, threading.Lock()
         self._ready = False
 
     def compare(self, calls: list[tuple[int, str]]) -> OracleCheck:
-        """What the oracle sees in the files that a case's calls left: [(seed, file)]."""
+        """The oracle's findings on the files that a case's calls left: [(seed, file)]."""
         with self._turn:
             if not self._ready:
                 self._process.answer(self._timeout_s)

@@ -1,4 +1,4 @@
-"""Who is still in the race: pure functions of times that were taken in turn.
+"""The candidates that stay in the race: pure functions of times that were taken in turn.
 
 All candidates are timed once a round. A round gives each a ratio to the leader of that same round, so drift of the card
 cancels out. Those that are slower for certain are dropped, and the time goes to the others.
@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass
 
 RESAMPLES = 400
-FIRST_ROUNDS = 5  # before anybody is dropped
+FIRST_ROUNDS = 5  # before any candidate is dropped
 MOST_ROUNDS = 40
 # A candidate is dropped when it is slower for certain by more than this.
 SLOWER = 0.01
@@ -19,7 +19,7 @@ KNOWN = 0.005
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast one candidate is as another, with a 95 % bootstrap interval of the median over rounds."""
+    """The speed-up of one candidate over another, with a 95 % bootstrap interval of the median over rounds."""
 
     point: float
     low: float
@@ -44,12 +44,12 @@ def ratio(times_us: list[float | None], others_us: list[float | None]) -> Ratio 
 
 
 def leader(rounds: dict[str, list[float | None]]) -> str:
-    """Who has the least median time. rounds: name -> one time a round, None where it did not run."""
+    """The candidate with the least median time. rounds: name -> one time a round, None where it did not run."""
     return min(rounds, key=lambda name: statistics.median(time for time in rounds[name] if time is not None))
 
 
 def slower(rounds: dict[str, list[float | None]], first: str) -> list[str]:
-    """Those that are slower than `first` for certain."""
+    """The candidates that are slower than `first` for certain."""
     ratios = {name: ratio(times, rounds[first]) for name, times in rounds.items() if name != first}
     return [name for name, speedup in ratios.items() if speedup and speedup.high < 1 / (1 + SLOWER)]
 

@@ -1,4 +1,5 @@
-"""What candidates are timed beside: the workspace's best version, PyTorch, torch.compile, or any file."""
+"""The opponents that candidates are timed against: the workspace's best version, PyTorch, torch.compile, or any
+file."""
 
 import contextlib
 from pathlib import Path
@@ -20,25 +21,25 @@ def of(target: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[s
     best = RecordStore(target.workspace).best() if target.workspace else None
     if names is None:
         names = [BEST if best else "eager"]
-    found: dict[str, Path] = {}
+    opponents: dict[str, Path] = {}
     for name in names:
         if name == BEST:
             if best is None:
                 raise UsageError("--against best: no version is accepted yet")
-            found[f"{BEST} ({best.version})"] = target.workspace.extract(best.git_commit_hash, folder)
+            opponents[f"{BEST} ({best.version})"] = target.workspace.extract(best.git_commit_hash, folder)
         elif name in baselines.MODES:
-            file = folder / f"opponent_{len(found)}.py"
+            file = folder / f"opponent_{len(opponents)}.py"
             file.write_bytes(baselines.source(target.reference.read_bytes(), name))
-            found[name] = file
+            opponents[name] = file
         elif Path(name).is_file():
-            found[Path(name).stem] = Path(name).resolve()
+            opponents[Path(name).stem] = Path(name).resolve()
         else:
             raise UsageError(f"--against {name}: it is no file; {BEST}, {', '.join(baselines.MODES)} are names")
-    return found
+    return opponents
 
 
 def page_of(device: str, workspace: Workspace | None) -> wiki.Page | None:
-    """The wiki page of the device; None where there is none."""
+    """The wiki page of the device; None when the wiki lacks it."""
     with contextlib.suppress(Refused):
         return platforms.of_device(device, workspace, workspace.task()) if workspace else wiki.product(device)
     return None

@@ -1,4 +1,4 @@
-"""What a candidate's compiled code takes of the GPU: registers, local memory, shared memory, occupancy."""
+"""The GPU resources of a candidate's compiled code: registers, local memory, shared memory, occupancy."""
 
 import contextlib
 import math

@@ -37,16 +37,15 @@ CALLS = (3, 10)  # in a turn: at least, at most
 SUSTAINED_S = 0.25
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
-MANY = 1 << 16  # without a GPU nothing is timed, and each process ends when it was checked
+MANY = 1 << 16  # without a GPU nothing is timed, and each process ends after its check
 PROFILE_S = 120.0  # of one process under ncu
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is explored. opponents: name -> file, timed beside the candidates. candidate_s: for each
-    to compile and run. against: the opponent that ratios
-    refer to. product: the page of the GPU, where there is one."""
+    """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
+    compile and run. against: the opponent that ratios refer to. product: the page of the GPU, where there is one."""
 
     target: KernelUnderTest
     candidates: list[Candidate]
@@ -59,8 +58,8 @@ class Plan:
 
 
 def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> list[Entrant]:
-    """All entrants with their status and times, best first. sandbox: open. profiled: so many of the best get ncu's
-    key metrics. Refused when the reference itself fails."""
+    """All entrants with their status and times, best first. sandbox: open. profiled: the number of best candidates that
+    get ncu's key metrics. Refused when the reference itself fails."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     server = sandbox.fork_server()
@@ -104,12 +103,12 @@ def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> dict | None:
 def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     """The opponents and the candidates, each in a file of its own."""
     folder = Path(tempfile.mkdtemp(prefix="candidates-", dir=scratch))
-    found = [Entrant(name, file, is_opponent=True) for name, file in plan.opponents.items()]
+    entrants = [Entrant(name, file, is_opponent=True) for name, file in plan.opponents.items()]
     for number, candidate in enumerate(plan.candidates):
         file = folder / f"candidate_{number}.py"
         file.write_text(candidate.source, encoding="utf-8")
-        found.append(Entrant(candidate.name, file, candidate.config))
-    return found
+        entrants.append(Entrant(candidate.name, file, candidate.config))
+    return entrants
 
 
 def prepared(plan: Plan, sandbox: Sandbox, server) -> Starter:
@@ -202,7 +201,7 @@ class Race:
 
     def drop(self, running: list[Entrant]) -> list[Entrant]:
         """Those that still run when all that are slower than the leading candidate for certain were dropped. An
-        opponent leads nobody: however fast it is, the candidates are compared with each other."""
+        opponent is never the leader: the candidates are compared with each other, however fast it is."""
         first = self.leader(running)
         gone = set(halving.slower(self.times(running), first)) if first else set()
         for entrant in running:
@@ -236,7 +235,7 @@ def median_of(entrant: Entrant) -> float:
 
 
 def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Plan) -> None:
-    """Sustained times, clocks while they were taken, and what was compiled, of all that still run."""
+    """Sustained times, clocks while they were taken, and the compiled code, of all entrants that still run."""
     living = [entrant for entrant in entrants if entrant.process]
     for entrant in sorted((one for one in living if not one.dropped), key=median_of):
         if taken := entrant.ask(30, do="sustain", seconds=SUSTAINED_S):
@@ -253,5 +252,5 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Pl
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:
-    """Best first: what was not dropped before what was, failures last."""
+    """Best first: entrants that stayed, then dropped ones, then failures."""
     return sorted(entrants, key=lambda one: (one.status != Status.OK, one.dropped, median_of(one)))

@@ -1,4 +1,4 @@
-"""What an exploration leaves in a workspace: explore/eN.json, and each candidate's file in explore/eN/."""
+"""The files of an exploration in a workspace: explore/eN.json, and each candidate's file in explore/eN/."""
 
 import hashlib
 import re
@@ -74,7 +74,8 @@ def save(workspace: Workspace, result: dict, entrants: list[Entrant]) -> Path:
 
 
 def file_name(name: str) -> str:
-    """A candidate's name as that of a file; names that differ in what a file name cannot hold stay different."""
+    """A candidate's name as that of a file; names stay different when they differ only in characters that a file name
+    cannot hold."""
     plain = re.sub(r"[^A-Za-z0-9_.=,-]", "_", name)[:120]
     return f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.py"
 
@@ -98,7 +99,8 @@ def find(workspace: Workspace, name: str) -> tuple[str, dict, Path]:
 
 
 def keep(workspace: Workspace, name: str) -> str:
-    """Make a candidate the workspace's kernel.py: what to say. UsageError when it is wrong, or its file was changed."""
+    """Make a candidate the workspace's kernel.py, and return the message for the user. UsageError when it is wrong, or
+    its file was changed."""
     exploration, candidate, file = find(workspace, name)
     if candidate["status"] != Status.OK:
         raise UsageError(f"{candidate['name']} of {exploration} is {candidate['status']}; nothing was written")

@@ -8,7 +8,7 @@ MOST_CHARACTERS = 60  # of a candidate's name
 
 
 def lines(result: dict, path: Path | None) -> list[str]:
-    """One line a row, best first; under it the whole error of each candidate that failed."""
+    """One line per row, best first; under it the whole error of each candidate that failed."""
     header = (
         "candidate",
         "status",

@@ -1,4 +1,4 @@
-"""May a candidate enter the history? Pure functions of what was measured."""
+"""May a candidate enter the history? Pure functions of the measurement."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ..measure.pairing import Comparison
 from ..measure.verdict import INTERPRETER, Verdict
 from ..statuses import Speed, Status
 
-# Another workload may lose so much before it counts as a regression.
+# The loss of another workload that does not yet count as a regression.
 MAX_LOSS = 0.02
 UNCHECKED_WORK = (
     f"{Status.OWN_WORK_NOT_CHECKED}: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
@@ -38,7 +38,7 @@ def decide(verdict: Verdict, utilization: Utilization | None, comparisons: dict[
 
 
 def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
-    """Why a candidate may not enter the history, however fast it is."""
+    """The reason why a candidate may not enter the history, at any speed."""
     if verdict.status != Status.OK:
         return verdict.summary
     if verdict.device == INTERPRETER:
@@ -51,7 +51,7 @@ def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
 
 
 def not_faster(comparisons: dict[str, Comparison]) -> str | None:
-    """Why a candidate is no gain over the best version."""
+    """The reason why a candidate is no gain over the best version."""
     main = comparisons["default"]
     if main.verdict != Speed.FASTER:
         return f"{main.verdict} against the best version: {main.describe()}"

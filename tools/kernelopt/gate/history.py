@@ -1,4 +1,4 @@
-"""What git keeps of a round: the commit of an accepted kernel, the refused kernel, the best version put back."""
+"""The git side of a round: the commit of an accepted kernel, the refused kernel, the best version put back."""
 
 import re
 import textwrap
@@ -29,7 +29,7 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
 
 def forget_unrecorded_commit(workspace: Workspace, records: RecordStore) -> None:
     """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge
-    again. A commit of the gate's own names its version and its kernel; somebody else's stays."""
+    again. A commit of the gate's own names its version and its kernel; other commits stay."""
     own_message = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
@@ -61,8 +61,8 @@ def set_aside(workspace: Workspace, version: str, best: Record | None) -> None:
     folder = workspace.root / "rejected"
     folder.mkdir(exist_ok=True)
     kernel = workspace.kernel.read_bytes()
-    refused = [path.read_bytes() for path in folder.glob(f"{version}_kernel*.py")]  # v0 may be so more than once
-    if kernel not in refused:  # it lies there where a gate was killed between this and its record
+    refused = [path.read_bytes() for path in folder.glob(f"{version}_kernel*.py")]  # v0 may be refused more than once
+    if kernel not in refused:  # it is there already when a gate was killed before its record
         name = f"{version}_kernel_{len(refused) + 1}.py" if refused else f"{version}_kernel.py"
         bundle.write_bytes(folder / name, kernel)
     put_best_back(workspace, best)

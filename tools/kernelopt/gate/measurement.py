@@ -1,4 +1,5 @@
-"""All that was measured of a candidate: what acceptance.decide judges, the record keeps, and a remote process sends."""
+"""All measurements of a candidate. acceptance.decide judges them, the record keeps them, a remote process sends
+them."""
 
 from dataclasses import dataclass, field
 

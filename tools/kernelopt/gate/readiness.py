@@ -13,7 +13,7 @@ from ..session.workspace import KEPT_FILE, Workspace, digest
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What one gate reads of its workspace, once, before it measures.
+    """The parts of a workspace that one gate reads, once, before it measures.
 
     best: the version to beat; None before a baseline is accepted. reference: reference.py as the session began with it.
     """
@@ -47,13 +47,13 @@ def check_ready(start: RoundStart, version: str) -> Optimization:
 
 
 def check_oracle(start: RoundStart) -> None:
-    """UsageError when reference.py is no longer what the session began with. Reads the file each time."""
+    """Raises UsageError when reference.py has changed since the session began. Reads the file each time."""
     if start.reference != start.workspace.reference.read_bytes():
         raise UsageError("reference.py was changed since the session began; the oracle must stay: git checkout it back")
 
 
 def check_task(start: RoundStart) -> None:
-    """UsageError when what counts as right was changed after v0 was accepted."""
+    """Raises UsageError when the definition of a right kernel changed after v0 was accepted."""
     first = start.records.read("v0") if "v0" in start.records.versions() else None
     if not first or not first.git_commit_hash:
         return

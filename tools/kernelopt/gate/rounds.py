@@ -36,7 +36,7 @@ GATE_RESULT = {Status.OK: "PASS", Status.TIMEOUT: "TIMEOUT_FAIL"}  # of any othe
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What became of one round. commit: of the accepted kernel, None where it was rejected."""
+    """The result of one round. commit: of the accepted kernel, None where it was rejected."""
 
     version: str
     decision: Decision
@@ -67,7 +67,8 @@ class RoundResult:
 def judge(
     workspace: Workspace, version: str, timeout_s: float, say: Callable[[str], None], sandbox_kind: str = "auto"
 ) -> RoundResult:
-    """One gate, whole: run_gate.py's result. UsageError when the round cannot be judged at all; see the four steps."""
+    """Run one whole gate and return run_gate.py's result. UsageError when the round cannot be judged at all; see the
+    four steps."""
     start = RoundStart.of(workspace)
     plan = readiness.check_ready(start, version)
     history.forget_unrecorded_commit(workspace, start.records)
@@ -97,7 +98,7 @@ def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], san
         if verdict.status != Status.OK:
             return measurement
         if sandbox.gpu and verdict.own_work == correctness.NOT_CHECKED:
-            verify.check_profiler(sandbox, timeout_s)  # is it this machine, or the candidate?
+            verify.check_profiler(sandbox, timeout_s)  # tells a fault of this machine from one of the candidate
             return measurement
         baseline = workspace.extract(best.git_commit_hash, sandbox.scratch) if best else None
         measurement, fault = timed(sandbox, measurement, judged, baseline, timeout_s, say)
@@ -118,7 +119,7 @@ def timed(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> tuple[Measurement, Fault | None]:
-    """The measurement of a right candidate with its timings and comparisons, and what went wrong in timed calls.
+    """The measurement of a right candidate with its timings and comparisons, and the faults of timed calls.
 
     A comparison that stays ambiguous is made once more, with more rounds.
     """
@@ -171,8 +172,8 @@ def settle(
 ) -> RoundResult:
     """Accept (commit, and a record that names it) or reject (record, kernel.py as before).
 
-    diagnosis: profile_evidence for the record. UsageError when kernel.py is no longer what was measured. The verdict is
-    recorded last, so a round that is killed here can be judged again.
+    diagnosis: profile_evidence for the record. Raises UsageError when kernel.py has changed since the measurement. The
+    verdict is recorded last, so a round that is killed here can be judged again.
     """
     workspace, records, best = start.workspace, start.records, start.best
     if digest(workspace.kernel) != measurement.kernel_sha256:
@@ -217,7 +218,7 @@ RATES += ("floor_us", "floor_share_pct")
 
 
 def performance(measurement: Measurement) -> Performance:
-    """What a record keeps of the times, rates and comparisons."""
+    """The times, rates and comparisons for a record."""
     main = measurement.timings.get("default")
     comparison = (measurement.comparisons or {}).get("default")
     return Performance(

@@ -1,7 +1,7 @@
-"""Theoretical occupancy from a launch's resources and the limits of its compute capability. Pure.
+"""Theoretical occupancy from a launch's resources and the limits of its compute capability. All functions are pure.
 
-The rules are those of NVIDIA's cuda_occupancy.h: registers are given out a warp at a time within a sub-partition of
-the SM, shared memory a block at a time; the unit of each is a row of the wiki.
+The rules follow NVIDIA's cuda_occupancy.h. Registers are allocated per warp within a sub-partition of the SM, and
+shared memory per block. The wiki has a row for each allocation unit.
 """
 
 import re
@@ -28,7 +28,8 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Of one launch on an SM. blocks_by_limit: how many blocks each limit allows. limiters: those that allow fewest."""
+    """The occupancy of one launch on an SM. blocks_by_limit: the number of blocks that each limit allows. limiters:
+    the limits that allow the fewest."""
 
     occupancy_pct: float
     warps_per_sm: int
@@ -38,16 +39,16 @@ class Occupancy:
 
 
 def plain_target(name: str) -> str:
-    """sm_90 for sm_90a, sm_100 for sm_100f: the suffix adds instructions and changes no limit."""
+    """Return sm_90 for sm_90a and sm_100 for sm_100f. The suffix adds instructions and changes no limit."""
     return re.sub(r"^(sm_?\d+|\d+\.\d)[af]$", r"\1", name, flags=re.IGNORECASE)
 
 
 def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """threads per block, registers per thread, bytes of shared memory per block (static and dynamic, without what the
-    driver reserves).
+    """Return the occupancy of a launch. threads: per block. registers: per thread. shared_bytes: static and dynamic
+    shared memory per block, without the driver's reserve.
 
-    Refused for AMD, whose allocation units no source of the wiki has, and where the wiki lacks a limit. UsageError
-    when a block cannot be launched at all.
+    Raise Refused for AMD, because no source of the wiki has its allocation units, and if the wiki lacks a limit. Raise
+    UsageError if a block cannot be launched.
     """
     if limits.vendor == "AMD":
         raise Refused(
@@ -82,14 +83,15 @@ def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> 
 
 
 def blocks_by_registers(limit: dict[str, int], warps: int, registers: int) -> int:
-    """Blocks whose registers fit: whole warps in each sub-partition."""
+    """Return the number of blocks whose registers fit. Each sub-partition holds whole warps."""
     of_a_warp = round_up(max(registers, 1) * limit["warp_size"], limit["register_allocation_unit"])
     partitions = limit["subpartitions_per_sm"]
     return partitions * (limit["registers_per_sm"] // partitions // of_a_warp) // warps
 
 
 def blocks_by_shared_memory(limit: dict[str, int], shared_bytes: int) -> int:
-    """Blocks whose shared memory fits, with what the driver reserves in each; the SM's array set up to hold most."""
+    """Return the number of blocks whose shared memory fits, with the driver's reserve in each. The SM is configured
+    for the most shared memory."""
     reserved = limit["shared_memory_reserved_per_block"] * 1024
     of_a_block = round_up(shared_bytes + reserved, limit["shared_memory_allocation_unit"])
     available = limit["shared_memory_per_sm"] * 1024

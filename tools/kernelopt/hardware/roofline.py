@@ -1,7 +1,7 @@
-"""Roofline mathematics for whole problems. Pure functions; every hardware value comes in as a wiki row.
+"""Roofline mathematics for whole problems. All functions are pure. Every hardware value comes from a wiki row.
 
-Intensity is FLOPs of the whole problem over its least bytes. A single tile's intensity says nothing about HBM,
-because tiles share what they read through the L2.
+Intensity is the FLOPs of the whole problem over its least bytes. The intensity of a single tile is no measure of HBM
+traffic, because tiles share their reads through the L2.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..errors import Refused, UsageError
 from . import wiki
 from .work import Work
 
-# Which row is the roof for arithmetic in a dtype, best first: measured before documented.
+# The rows for the compute roof of a dtype, best first. Measured rows come before documented rows.
 COMPUTE_ROWS = {
     "fp64": ("measured_fp64_matmul", "peak_fp64_tensor", "peak_fp64"),
     "fp32": ("measured_fp32_matmul", "peak_fp32"),
@@ -23,7 +23,7 @@ COMPUTE_ROWS = {
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
     "int": (),
 }
-# What no kernel can beat is the largest of these: any format that holds the numbers may do the work. fp32 work may run
+# The largest of these is the limit for any kernel, which may use any format that holds the numbers. fp32 work may run
 # as several tf32 products, and a narrower accumulator may be faster.
 HALF = ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate", "peak_bf16_tensor")
 LIMIT_ROWS = {
@@ -44,15 +44,15 @@ UNITS = {
     "int8": "TOPS",
 }  # of a row, by a word in its name; else TFLOPS
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
-LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two for one product
-BEYOND_PCT = 102.0  # a share of the floor; what the same row gave on one card in two runs lies within 2 %
+LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two values for one product
+BEYOND_PCT = 102.0  # percent of the floor; two runs on one card agree within 2 %
 TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, unless the user asks for another
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits that a problem is held against. bandwidth, compute: attainable, measured where it can be. peak_…:
-    documented. limit_…: the largest that any document gives. clocks: the clocks that the documented peaks belong to."""
+    """The limits of a product for a problem. bandwidth, compute: attainable, measured if possible. peak_…:
+    documented. limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
@@ -66,7 +66,7 @@ class Roof:
 
     @property
     def l2_bytes(self) -> float:
-        """Capacity of the L2 in bytes; 0 when it is not known."""
+        """The capacity of the L2 in bytes, or 0 if it is unknown."""
         return self.l2_capacity.value * 2**20 if self.l2_capacity else 0
 
     def citations(self) -> list[str]:
@@ -75,8 +75,8 @@ class Roof:
 
 
 def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
-    """The roof of a product for arithmetic in `dtype`; absent values are None. also: other dtypes that take a part of
-    the FLOPs, which the limit allows for."""
+    """Return the roof of a product for arithmetic in `dtype`. Absent values are None. also: other dtypes that do a
+    part of the FLOPs; the limit includes them."""
     compute = COMPUTE_ROWS.get(dtype, ())
     documented = [name for name in compute if name.startswith("peak")]
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
@@ -94,13 +94,13 @@ def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
 
 
 def _first(page: wiki.Page, names) -> wiki.Row | None:
-    """The first row that holds a value; UsageError when it is in a unit that these formulas do not take."""
+    """Return the first row that holds a value. Raise UsageError if its unit is not the expected one."""
     return next(iter(_rows(page, names)), None)
 
 
 def _limit(page: wiki.Page, names: list[str]) -> wiki.Row | None:
-    """The largest of these peaks; None where one is not known, for it might be larger. A page has no row for what a
-    card lacks, but for tensor peaks, which it then calls UNSUPPORTED."""
+    """Return the largest of these peaks, or None if one is unknown, because it could be larger. A page calls a
+    tensor peak that the card lacks UNSUPPORTED. It has no row for other peaks that the card lacks."""
     rows = [page.row(name) for name in names if not name.endswith("accumulate")]
     if any(row is None or row.text == "UNKNOWN" for row in rows):
         return None
@@ -121,8 +121,8 @@ def _rows(page: wiki.Page, names) -> list[wiki.Row]:
 
 
 def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
-    """Wiki lines for the values without which this problem has no roof: what is unknown, and what the
-    hardware lacks."""
+    """Return wiki lines for the missing values of a problem's roof. A value is missing if it is unknown or if the
+    hardware lacks it."""
     lines = []
     if roof.bandwidth is None:
         lines.append(wiki.missing("memory_bandwidth"))
@@ -135,7 +135,7 @@ def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
 
 
 def _remedy(work: Work, gaps: list[str]) -> str:
-    """About values that a roof lacks: what no card of this kind has cannot be measured."""
+    """Return advice about values that a roof lacks. Values that the hardware lacks cannot be measured."""
     in_another = f"the arithmetic is not in {work.dtype}: estimate_work.py --workspace W --work-dtype DTYPE"
     if any("UNSUPPORTED" in gap for gap in gaps):
         return f"This card has no such arithmetic; say so where {in_another}"
@@ -145,7 +145,7 @@ def _remedy(work: Work, gaps: list[str]) -> str:
 
 
 def roof_for(page: wiki.Page, work: Work) -> Roof:
-    """The roof of a product for a problem; Refused when it has none, naming the values that the wiki lacks."""
+    """Return the roof of a product for a problem. Raise Refused with the missing wiki values if there is no roof."""
     roof_of_work = roof(page, work.dtype, work.also or ())
     if gaps := lacking(page, roof_of_work, work):
         raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_remedy(work, gaps)}")
@@ -154,10 +154,10 @@ def roof_for(page: wiki.Page, work: Work) -> Roof:
 
 @dataclass(frozen=True)
 class Bound:
-    """What limits a problem on a roof.
+    """The limit of a problem on a roof.
 
-    arithmetic_intensity, ridge_point: in FLOP/byte, None where no byte moves or the roof has no compute row. bound:
-    "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute); no version of this algorithm runs much
+    arithmetic_intensity, ridge_point: in FLOP/byte, or None if no byte moves or the roof has no compute row. bound:
+    "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute). No version of this algorithm runs much
     faster.
     """
 
@@ -169,10 +169,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Utilization:
-    """What a time means. Without a roof all but the rates is None, and below_physical_limit False.
+    """The rates and shares for a measured time. Without a roof, below_physical_limit is False and all fields except the
+    rates are None.
 
-    bandwidth_gbps: of the least bytes. The next four: of Bound. …_pct: shares of the documented peaks, and of the floor
-    (100 is the floor itself). limit_us: of physical_limit_us.
+    bandwidth_gbps: from the least bytes. The next four fields are those of Bound. …_pct: shares of the documented
+    peaks, and of the floor (100 is the floor itself). limit_us: see physical_limit_us.
     """
 
     time_us: float
@@ -193,7 +194,8 @@ class Utilization:
 
 
 def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
-    """The bound of a problem. The roof has a bandwidth, and a compute row where there are FLOPs (see `roof_for`)."""
+    """Return the bound of a problem. The roof needs a bandwidth, and a compute row if there are FLOPs (see
+    `roof_for`)."""
     memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
     compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
     return Bound(
@@ -207,9 +209,9 @@ def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
 def utilization(
     time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: dict[str, float] | None = None
 ) -> Utilization:
-    """What a time in microseconds means for a problem.
+    """Return the utilization of a problem for a time in microseconds.
 
-    roof None: the rates alone, for they need no hardware value. max_clocks: see `physical_limit_us`.
+    roof: None gives only the rates, which need no hardware value. max_clocks: see `physical_limit_us`.
     """
     tflops = flops / time_us / 1e6
     gbps = bytes_min / time_us / 1e3
@@ -231,9 +233,10 @@ def utilization(
 
 
 def beyond_floor(result: Utilization) -> str | None:
-    """What to check when a time beats the floor by more than its uncertainty: the floor is wrong, or the kernel.
+    """Return advice for a time that beats the floor by more than its uncertainty, because the floor or the kernel is
+    then wrong.
 
-    None of any other time.
+    Return None for any other time.
     """
     if result.floor_share_pct is None or result.floor_share_pct <= BEYOND_PCT:
         return None
@@ -250,16 +253,17 @@ def beyond_floor(result: Utilization) -> str | None:
 
 
 def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
-    """The time that the documented peaks forbid to beat, at the clocks that this card can have.
+    """Return the least time that the documented peaks allow, at the highest clocks of this card.
 
-    max_clocks: the card's highest, {sm_clock_mhz, memory_clock_mhz}, as far as they are told (gpu.identify); None takes
-    the page's. The peaks on paper belong to a boost clock, which many boards exceed, so of a card whose clock is not
-    told arithmetic has no limit. Laxer than the floor on purpose: honest kernels read more than they write, skip bytes
-    that no output needs, and leave results in the L2. A time that beats this limit beats the hardware, or the work was
-    counted wrong."""
+    max_clocks: the card's highest clocks, {sm_clock_mhz, memory_clock_mhz}, as far as gpu.identify reports them; None
+    uses the page's clocks. The documented peaks belong to a boost clock, which many boards exceed. If the card's clock
+    is unknown, arithmetic has no limit. The limit is less strict than the floor on purpose: correct kernels may read
+    more than they write, skip unneeded bytes, and leave results in the L2. A faster time means an impossible rate or a
+    wrong count of the work.
+    """
     clocks = max_clocks or {}
     memory_us = compute_us = 0.0
-    if roof.limit_bandwidth and roof.l2_capacity:  # without the L2 nobody knows how much of a problem it holds
+    if roof.limit_bandwidth and roof.l2_capacity:  # an unknown L2 could hold any part of a problem
         rate = roof.limit_bandwidth.value * faster(roof.memory_clock, clocks.get("memory_clock_mhz"))
         memory_us = max(0, bytes_min - roof.l2_bytes) / (rate * 1e9) * 1e6
     told = max_clocks is None or (roof.sm_clock and clocks.get("sm_clock_mhz"))
@@ -270,10 +274,11 @@ def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[s
 
 
 def faster(page_clock: wiki.Row | None, highest_mhz: float | None) -> float:
-    """How many times the page's clock this card's highest one is; 1 where either is unknown, and never less."""
+    """Return the ratio of the card's highest clock to the page's clock. It is at least 1, and 1 if a clock is
+    unknown."""
     return max(1.0, highest_mhz / page_clock.value) if page_clock and highest_mhz else 1.0
 
 
 def fits_in_cache(bytes_min: int, roof: Roof) -> bool:
-    """A problem so small that the bandwidth measured on large buffers says little about it."""
+    """Return whether a problem is so small that the bandwidth of large buffers does not apply to it."""
     return 0 < bytes_min <= roof.l2_bytes

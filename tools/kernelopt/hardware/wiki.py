@@ -13,7 +13,7 @@ HEADER = "| metric | value | unit | source | kind | note |"
 
 @dataclass(frozen=True)
 class Row:
-    """One hardware value: a table row of a page, and the line it stands on (1 is the first)."""
+    """One hardware value: a table row of a page, and its line number (1 is the first)."""
 
     metric: str
     text: str
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def value(self) -> int | float | str | None:
-        """The value as a number where it is one; None where it is not known."""
+        """The value, as a number if it is one, or None if it is unknown."""
         if not self.known:
             return None
         for kind in (int, float):
@@ -43,8 +43,8 @@ class Row:
 
     @property
     def citation(self) -> str:
-        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>` (of a calibration <workspace>), or the line for a
-        missing value."""
+        """`<metric>: <value> <unit> <- <gpu-wiki>/<page>:L<line>`, with <workspace> for a calibration, or the line
+        for a missing value."""
         if self.text == "UNKNOWN":
             return missing(self.metric)
         unit = "" if self.unit == "-" else f" {self.unit}"
@@ -53,8 +53,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Page:
-    """One product: its name, the spellings it is known by, its rows, and the limits of its compute capability or
-    gfx target, a page of the same form (None on such a page itself)."""
+    """One product: its name, aliases and rows, and the limits of its compute capability or gfx target. The limits
+    are a page of the same form; on such a page, they are None."""
 
     platform: str
     aliases: tuple[str, ...]
@@ -65,18 +65,18 @@ class Page:
 
     @property
     def file(self) -> str:
-        """Its path inside the wiki."""
+        """The path inside the wiki."""
         return next(iter(self.rows.values())).page
 
     def all_rows(self) -> dict[str, Row]:
-        """Its own rows, then those of its limits; no metric stands on both pages (wiki_checks)."""
+        """The page's own rows, then those of its limits. No metric is on both pages (wiki_checks)."""
         return {**self.rows, **(self.limits.rows if self.limits else {})}
 
     def row(self, metric: str) -> Row | None:
         return self.all_rows().get(metric)
 
     def known(self, metric: str) -> Row | None:
-        """The row, when it holds a value."""
+        """Return the row if it holds a value."""
         row = self.row(metric)
         return row if row and row.known else None
 
@@ -89,12 +89,12 @@ class Page:
 
 
 def missing(metric: str) -> str:
-    """What is written in place of a value that the wiki does not hold."""
+    """Return the text that replaces a value that the wiki does not hold."""
     return f"{metric}: UNKNOWN (gpu-wiki not found)"
 
 
 def root(explicit: Path | str | None = None) -> Path:
-    """The wiki's folder: `explicit`, else $GPU_WIKI, else the bundle's own."""
+    """Return the wiki's folder: `explicit`, else $GPU_WIKI, else the bundle's own."""
     path = Path(explicit or os.environ.get("GPU_WIKI") or bundle.ROOT / "gpu-wiki")
     if not (path / "docs" / "hardware").is_dir():
         raise UsageError(f"{path} is no gpu-wiki: it has no docs/hardware")
@@ -102,14 +102,14 @@ def root(explicit: Path | str | None = None) -> Path:
 
 
 def pages(wiki: Path) -> list[Page]:
-    """All products of the wiki, in the order of their file names, each with its limits."""
+    """Return all products of the wiki, each with its limits, in the order of their file names."""
     limits = limit_pages(wiki)
     products = [read_page(path, wiki) for path in sorted((wiki / "docs" / "hardware").glob("*.md"))]
     return [replace(page, limits=limits.get(page.limits_key())) for page in products]
 
 
 def limit_pages(wiki: Path) -> dict[str, Page]:
-    """The limits of each compute capability and gfx target, by name: "sm_90", "gfx942"."""
+    """Return the limits of each compute capability and gfx target, by name: "sm_90", "gfx942"."""
     return {path.stem: read_page(path, wiki) for path in sorted((wiki / "docs" / "hardware" / "limits").glob("*.md"))}
 
 
@@ -118,7 +118,7 @@ def read_page(path: Path, wiki: Path) -> Page:
 
 
 def parse_page(text: str, page: str, root: str = "<gpu-wiki>") -> Page:
-    """Read one page, which lies at `page` below `root`; UsageError names the line that breaks the format."""
+    """Parse one page, which is at `page` below `root`. The UsageError names the line with the wrong format."""
     lines = text.splitlines()
     heads = dict(re.findall(r"^(Aliases|Architecture|Vendor): (.+)$", text, re.MULTILINE))
     if not lines or not lines[0].startswith("# ") or len(heads) != 3 or HEADER not in lines:
@@ -136,19 +136,19 @@ def parse_page(text: str, page: str, root: str = "<gpu-wiki>") -> Page:
 
 
 def normalised(name: str) -> str:
-    """Spelling without case, spaces and punctuation."""
+    """Return the name without case, spaces and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def spellings(page: Page) -> set[str]:
-    """All names of a product, normalised."""
+    """Return all names of a product, normalised."""
     return {normalised(alias) for alias in (page.platform, *page.aliases)}
 
 
 def find(name: str, products: list[Page]) -> Page:
-    """The one product called `name`. Never a similar one.
+    """Return the one product called `name`, and never a similar one.
 
-    Refused: several products could be meant (they are listed), or none is known (those with names like it are listed).
+    Raise Refused if several products match or none does. The message lists the matches, or products with similar names.
     """
     wanted = normalised(name)
     for page in products:
@@ -166,7 +166,7 @@ def find(name: str, products: list[Page]) -> Page:
 
 
 def nearest(wanted: str, products: list[Page]) -> list[str]:
-    """Up to three products with a name spelled like `wanted`, the nearest first."""
+    """Return up to three products with similar names, the nearest first."""
     import difflib  # for a wrong name alone
 
     platforms = {spelling: page.platform for page in products for spelling in spellings(page)}
@@ -175,14 +175,12 @@ def nearest(wanted: str, products: list[Page]) -> list[str]:
 
 
 def product(name: str, gpu_wiki: Path | str | None = None) -> Page:
-    """`find` in the wiki of that folder, or else in `root`'s."""
+    """Call `find` on the wiki in that folder, or on the default wiki of `root`."""
     return find(name, pages(root(gpu_wiki)))
 
 
-# What a device may say of itself beside its page: (least, most) as shares of the page's value. ECC takes up to 8 % of
-# the
-# capacity, which is printed rounded; a board may be allowed a higher clock than the boost clock that its peaks belong
-# to.
+# The accepted range of a device's value: (least, most) as shares of the page's value. ECC takes up to 8 % of the
+# capacity, and the page rounds the capacity. A board may allow a higher clock than the boost clock of its peaks.
 DEVICE_RANGES = {
     "memory_capacity": (0.92, 1.05),
     "tdp": (0.98, 1.02),
@@ -194,10 +192,10 @@ EXACTLY = (1.0, 1.0)
 
 
 def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
-    """[{metric, device, wiki, citation}] where what a device says of itself is not what its page says.
+    """Return [{metric, device, wiki, citation}] for each value of a device that differs from its page.
 
-    said: metric -> value in the page's unit; a metric that the page does not know is no disagreement. A row
-    `<metric>_lowest` is the least that boards of this product have.
+    said: metric -> value in the page's unit. A metric that the page does not have is no disagreement. A row
+    `<metric>_lowest` is the least value of all boards of this product.
     """
     differing = []
     for metric, value in said.items():

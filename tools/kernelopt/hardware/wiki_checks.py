@@ -1,6 +1,6 @@
-"""What must hold of the wiki's own pages: required rows, units, sources, plausible values, links, index.
+"""Checks of the wiki's own pages: required rows, units, sources, plausible values, links and index.
 
-Each check takes what it needs and returns sentences, one a defect; an empty list is a clean bill.
+Each check takes its inputs and returns one sentence per defect. An empty list means that there are no defects.
 """
 
 import re
@@ -75,7 +75,7 @@ AGREE_WITHIN = 0.02
 
 
 def problems(root: Path) -> list[str]:
-    """Every defect of the wiki in `root`; UsageError when a page cannot even be read."""
+    """Return every defect of the wiki in `root`. Raise UsageError if a page cannot be read."""
     products, limits = wiki.pages(root), wiki.limit_pages(root)
     defects = [f"{page.file}: {text}" for page in products for text in of_product(page)]
     defects += [f"{page.file}: {text}" for page in limits.values() for text in of_limits(page)]
@@ -123,7 +123,7 @@ def cells(page: Page) -> list[str]:
 
 
 def units(page: Page) -> list[str]:
-    """Rows in another unit than their name fixes."""
+    """Check that each row has the unit that its name requires."""
     defects = []
     for row in page.rows.values():
         unit = next((unit for name, unit in UNIT_OF.items() if re.fullmatch(name, row.metric)), row.unit)
@@ -133,8 +133,8 @@ def units(page: Page) -> list[str]:
 
 
 def variants(page: Page) -> list[str]:
-    """Rows beside another of the same thing: the highest documented bandwidth is above the one that is used, and a
-    peak with fp16 accumulation lies between the peak with fp32 accumulation and twice that."""
+    """Check rows that belong together. The highest documented bandwidth is above the used one. A peak with fp16
+    accumulation is one to two times the peak with fp32 accumulation."""
     defects = []
     highest, used = page.known("memory_bandwidth_highest"), page.known("memory_bandwidth")
     if highest and used and highest.value <= used.value:
@@ -149,7 +149,8 @@ def variants(page: Page) -> list[str]:
 
 
 def plausible(page: Page) -> list[str]:
-    """Values within the range that such a GPU can have; a sparse peak is twice the dense one, or says why not."""
+    """Check that values are within the possible range of a GPU. A sparse peak is twice the dense one, or a note
+    explains it."""
     defects = []
     for metric, (low, high) in RANGES.items():
         row = page.known(metric)
@@ -165,7 +166,8 @@ def plausible(page: Page) -> list[str]:
 
 
 def agreement(page: Page) -> list[str]:
-    """Bandwidth against bus and clock, fp32 peak against lanes and clock, within 2 %, or a note says `disagrees`."""
+    """Check the bandwidth against bus and clock, and the fp32 peak against lanes and clock. Both must agree within 2
+    %, unless a note says `disagrees`."""
     defects = []
     for metric, formula, expected in (
         ("memory_bandwidth", "memory_clock x 2 x memory_bus_width", bus_bandwidth(page)),
@@ -191,7 +193,7 @@ def lane_peak(page: Page) -> float | None:
 
 
 def sources(page: Page, text: str) -> list[str]:
-    """Sources that a row names and the page does not list, and the other way round."""
+    """Return the sources that a row names and the page does not list, and the listed sources that no row names."""
     listed = re.findall(r"^- (\[[a-z0-9-]+\]): \S", text, re.MULTILINE)
     named = {row.source for row in page.rows.values() if row.source != "-"}
     mentioned = set(re.findall(r"\[[a-z0-9-]+\](?!\()", text.partition("## Sources")[0]))
@@ -201,7 +203,7 @@ def sources(page: Page, text: str) -> list[str]:
 
 
 def same_name_twice(products: list[Page]) -> list[str]:
-    """Names that two products share."""
+    """Return the names that two products share."""
     owners: dict[str, str] = {}
     defects = []
     for page in products:
@@ -212,7 +214,7 @@ def same_name_twice(products: list[Page]) -> list[str]:
 
 
 def links(root: Path) -> list[str]:
-    """Relative links that lead nowhere."""
+    """Return the relative links to files that do not exist."""
     defects = []
     for path in sorted(root.rglob("*.md")):
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -223,7 +225,7 @@ def links(root: Path) -> list[str]:
 
 
 def index(root: Path) -> list[str]:
-    """Pages that the index leaves out."""
+    """Return the pages that the index omits."""
     text = (root / "README.md").read_text(encoding="utf-8") if (root / "README.md").is_file() else ""
     linked = {str(Path(target.partition("#")[0])) for target in re.findall(r"\]\(([^)\s]+)\)", text)}
     pages = sorted(str(path.relative_to(root)) for path in (root / "docs").rglob("*.md"))

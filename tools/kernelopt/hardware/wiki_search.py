@@ -1,5 +1,4 @@
-"""Finding lines of the wiki by words. The pages are read anew at each search: there is no index to build or to go
-stale."""
+"""Search for lines of the wiki by words. Each search reads the pages again, so there is no index to build or update."""
 
 import math
 import re
@@ -9,7 +8,7 @@ from pathlib import Path
 from ..errors import Refused, UsageError
 
 LINES_SHOWN = 40
-WHOLE, RELATED, PART = 3, 2, 1  # how well a word of the query is held: as it is, with another ending, inside a word
+WHOLE, RELATED, PART = 3, 2, 1  # grades of a match: the word itself, another ending, inside a word
 ENDINGS = ("ing", "ion", "ed", "es", "s", "e")
 SHORTEST_PART = 4  # letters; fewer are inside too many words
 PASSED_OVER = set("a an and are do does for how i in is it my of on or the to what when which why with".split())
@@ -18,7 +17,7 @@ FOLDERS = ("optimization", "pitfalls", "frameworks", "", "hardware")  # at equal
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a page, and the headings that it stands under (the page's title first)."""
+    """One line of a page, and its headings (the page's title first)."""
 
     page: str
     number: int
@@ -28,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the query in lower case, and the patterns that find it in a text in lower case."""
+    """A word of the query in lower case, and the patterns that match it in lower-case text."""
 
     text: str
     whole: re.Pattern
@@ -37,11 +36,12 @@ class Word:
 
 
 def search(wiki: Path, query: str) -> tuple[list[Line], list[str]]:
-    """(lines of the wiki that hold a word of the query, best first, words that no line holds).
+    """Return (matching lines, unknown words). The lines hold a word of the query, best first. No line holds an unknown
+    word.
 
-    Lines that hold all known words come first, alone or with their headings. Among these, and among the rest, weight
-    decides: each word adds how well the line holds it plus how well its headings do (WHOLE, RELATED or PART each),
-    times its rarity. Lists of sources come last. Refused when no word is known, UsageError when the query has none.
+    Lines that hold all known words come first, alone or with their headings. Within each group, lines are sorted by
+    weight. Each word adds its grade in the line and its grade in the headings (WHOLE, RELATED or PART), times its
+    rarity. Lists of sources come last. Raise Refused if no word is known, and UsageError if the query has no words.
     """
     words = words_of(query)
     if not words:
@@ -58,7 +58,8 @@ def search(wiki: Path, query: str) -> tuple[list[Line], list[str]]:
 
 
 def rank(line: Line, own: list[int], above: list[int], rarity: list[float]) -> tuple:
-    """The sort key of a line, the smaller the better; of each word: grade in the line, in its headings, rarity."""
+    """Return the sort key of a line; smaller is better. The arguments give the grade in the line, the grade in the
+    headings and the rarity of each word."""
     words = list(zip(own, above, rarity, strict=True))
     lacks_one = any(rare and not here and not over for here, over, rare in words)
     weight = sum(rare * (here + over) for here, over, rare in words)
@@ -67,13 +68,14 @@ def rank(line: Line, own: list[int], above: list[int], rarity: list[float]) -> t
 
 
 def words_of(query: str) -> list[Word]:
-    """The different words of a query, in its order. `num_stages` is one word, `split-K` are two."""
+    """Return the distinct words of a query, in order. `num_stages` is one word; `split-K` is two words."""
     texts = dict.fromkeys(re.findall(r"[^\W_](?:\w*[^\W_])?", query.lower()))
     return [word_of(text) for text in texts if text not in PASSED_OVER]
 
 
 def word_of(text: str) -> Word:
-    """In a page, an underscore ends a word: `conflict` is in `bank_conflicts`."""
+    """Return the word of a query with its patterns. In a page, an underscore ends a word: `conflict` is in
+    `bank_conflicts`."""
     root, edge = root_of(text), r"(?<![^\W_])(?:{})(?![^\W_])"
     endings = "|".join(ENDINGS)
     return Word(
@@ -85,7 +87,7 @@ def word_of(text: str) -> Word:
 
 
 def root_of(text: str) -> str:
-    """A word without its ending: tile, tiles and tiling have one root."""
+    """Return a word without its ending. The words tile, tiles and tiling have one root."""
     for ending in ENDINGS:
         if text.endswith(ending) and not text.endswith("ss") and len(text) - len(ending) >= 3:
             return text.removesuffix(ending)
@@ -93,13 +95,13 @@ def root_of(text: str) -> str:
 
 
 def grades_of(text: str, words: list[Word]) -> list[int]:
-    """How well a text holds each of the words."""
+    """Return how well a text matches each of the words."""
     text = text.lower()
     return [grade(word, text) for word in words]
 
 
 def grade(word: Word, text: str) -> int:
-    """How well a text in lower case holds a word: WHOLE, RELATED, PART or 0."""
+    """Return how well a text in lower case matches a word: WHOLE, RELATED, PART or 0."""
     if word.root not in text:
         return 0
     if word.whole.search(text):
@@ -110,7 +112,7 @@ def grade(word: Word, text: str) -> int:
 
 
 def lines_of(path: Path, wiki: Path) -> list[Line]:
-    """The lines of a page that are not blank. In a code block, # is no heading."""
+    """Return the lines of a page that are not blank. In a code block, # does not start a heading."""
     page, headings, in_code, lines = str(path.relative_to(wiki)), (), False, []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         in_code ^= text.startswith("```")
@@ -123,7 +125,7 @@ def lines_of(path: Path, wiki: Path) -> list[Line]:
 
 
 def near(unknown: list[str], lines: list[Line]) -> str:
-    """The wiki's words that are spelt like one of the unknown ones, as the end of a sentence."""
+    """Return the wiki's words with a spelling similar to an unknown word, as the end of a sentence."""
     import difflib
 
     known = {word for line in lines for word in re.findall(r"[a-z]{4,}", line.text.lower())}

@@ -1,17 +1,17 @@
-"""The least work of one workload: what any kernel has to compute and move for it."""
+"""The least work of one workload: the FLOPs and bytes that any kernel needs for it."""
 
 from dataclasses import MISSING, dataclass, fields
 
-ABSENT = ""  # of an optional key for which null means something else
+ABSENT = ""  # default of an optional key for which null has another meaning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """FLOPs and bytes of a workload (reference/task.schema.json).
 
-    dtype: of the arithmetic. also: other dtypes that take a part of the FLOPs. cast_to: the task's dtype when this was
-    counted; ABSENT where nobody wrote it down. source: "counted" or "given". bytes_in and bytes_out are None when the
-    sum was given.
+    dtype: the dtype of the arithmetic. also: other dtypes that do a part of the FLOPs. cast_to: the task's dtype at the
+    time of counting, or ABSENT if it is not recorded. source: "counted" or "given". bytes_in, bytes_out: None if only
+    the sum was given.
     """
 
     flops: int
@@ -25,7 +25,7 @@ class Work:
 
     @classmethod
     def from_json(cls, value: dict) -> "Work":
-        """Work from its JSON object, which its schema has passed."""
+        """Make Work from a JSON object that its schema has accepted."""
         also = value.get("also")
         return cls(**{**value, "also": None if also is None else tuple(also)})
 

@@ -1,5 +1,4 @@
-"""What a user would run instead of a kernel: the reference as it is, or behind torch.compile, as files that can be
-timed."""
+"""The alternatives to a kernel: the reference as it is, or behind torch.compile, as files that can be timed."""
 
 COMPILED = """
 

@@ -1,4 +1,4 @@
-"""Benchmarks of the GPU itself, which measured maxima in the wiki and in calibrations come from."""
+"""Benchmarks of the GPU itself, the source of measured maxima in the wiki and in calibrations."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,19 +12,20 @@ Job = Callable[..., dict]
 
 
 class Failed(EnvironmentLacks):
-    """This GPU, or the software on it, did not do what was measured."""
+    """This GPU, or its software, could not run the benchmark."""
 
 
 def run(job: str, arguments: dict, timeout_s: float) -> dict:
-    """{device, unit, rates, gpu_state} of one benchmark job of the worker; Failed says why there is none."""
+    """{device, unit, rates, gpu_state} of one benchmark job of the worker; Failed gives the reason when there is no
+    result."""
     with jobs(timeout_s) as (device, measure):
         return {"device": device["name"], **measure(job, **arguments)}
 
 
 @contextlib.contextmanager
 def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
-    """(what gpu.identify says, a function that runs a job by name) on the locked GPU. The function returns what the job
-    reports, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of
+    """(result of gpu.identify, a function that runs a job by name) on the locked GPU. The function returns the job's
+    report, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of
     its own; it raises Failed."""
     with Sandbox("cuda") as sandbox:
 
@@ -55,7 +56,7 @@ def lines(result: dict, label: Callable[[dict], str]) -> list[str]:
 
 
 def state_lines(result: dict) -> list[str]:
-    """The state of the GPU meanwhile, when NVML told it."""
+    """The state of the GPU during the measurement, when NVML reported it."""
     return [gpu.describe(result["gpu_state"])] if result["gpu_state"] else []
 
 

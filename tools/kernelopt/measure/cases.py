@@ -11,16 +11,16 @@ from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
 from ..statuses import Status
 
-INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are needed in any case
+INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are always needed
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Sizes, a layout or values that the task does not list, and that its reference takes as well.
+    """Sizes, a layout or values that the task does not list and that its reference takes.
 
     sizes: [[input, dimension, new size], …]. values: the name of a change, None for the task's own. instead_of: the
-    name of the variant whose refusal calls this one up."""
+    name of the variant whose refusal activates this one."""
 
     name: str
     sizes: list[list[int]]
@@ -55,12 +55,12 @@ class Case:
         return self.variant is not None and self.variant.instead_of is not None
 
     def for_candidate(self) -> dict:
-        """What the candidate's process gets to know: no seed."""
+        """The data for the candidate's process, which has no seed."""
         variant = self.variant and asdict(self.variant)
         return {"path": self.path, "other": self.other and self.other.path, "variant": variant, "first": self.first}
 
     def for_oracle(self) -> dict:
-        """What the process that runs the reference makes the inputs anew from."""
+        """The data from which the reference's process makes the inputs again."""
         variant = self.variant and asdict(self.variant)
         return {"workload": self.workload, "seed": self.seed, "variant": variant, "first": self.first}
 
@@ -76,7 +76,7 @@ class ReferenceFailed(Refused):
 def result_of_reference(outcome: Outcome) -> dict:
     """The result of a job that ran the reference and nothing of a candidate's.
 
-    ReferenceFailed when it crashed, TimedOut, UsageError when something was asked for that the reference lacks.
+    Raises ReferenceFailed when it crashed, TimedOut, or UsageError when the reference lacks a requested part.
     """
     if outcome.timed_out:
         raise TimedOut("the reference did not finish in time; --timeout raises the limit")
@@ -136,7 +136,7 @@ def called_up(cases: Iterable[Case], declined: set[str | None]) -> list[Case]:
 
 
 def draw_seeds(count: int) -> list[int]:
-    """0, 1, … and, last, a third of them (at least one) that nobody can know beforehand."""
+    """0, 1, … and, last, a third of them (at least one) that are secret."""
     secret = max(1, count // 3)
     return [*range(count - secret), *(secret_seed() for _ in range(secret))]
 

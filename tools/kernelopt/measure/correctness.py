@@ -1,5 +1,4 @@
-"""Is a case right? Pure functions: what a candidate's process reported and what the oracle compared in, a status
-out."""
+"""Is a case right? Pure functions from the report of a candidate's process and the oracle's comparison to a status."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -8,19 +7,19 @@ from ..device.outcomes import Fault
 from ..statuses import Status
 from .cases import Case, Variant, shown_seed
 
-# What a kernel may answer to a shape or layout that the task does not list: it is loud, so nobody takes it for a
-# result.
+# A kernel may raise these errors on a shape or layout that the task does not list. They are loud, so they cannot pass
+# as a result.
 DECLINING = (Status.RUNTIME_ERROR, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.IMPORT_ERROR, Status.OOM)
-# Of the GPU time of kernels that compute, so much may be spent in those of torch and of NVIDIA's libraries: a final
-# reduction of partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
+# The share of computing GPU time that kernels of torch and of NVIDIA's libraries may take, for a final reduction of
+# partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
 LIBRARY_SHARE = 0.25
 # Do kernels of the candidate's own do the work? NOT_ASKED: the task lets libraries do it.
 CHECKED, NOT_CHECKED, NOT_ASKED = "checked", "not checked", "not asked"
-# Of values that the task does not have, so many elements may be off, where a saturated softmax, say, turns on a
-# rounding.
+# The share of elements that may be wrong on values outside the task, where the result depends on a rounding, as in a
+# saturated softmax.
 MISMATCHES_PCT = 1.0
-# Far from the task's own values a right kernel may overflow where PyTorch does not: reported, and no reason to refuse
-# it.
+# Far from the task's own values a right kernel may overflow where PyTorch does not. This is reported, but does not
+# refuse the kernel.
 ONLY_REPORTED = ("64 times the inputs",)
 # Where a few large elements set the scale, the others may be lost unnoticed. Kernels within the tolerance of a normally
 # distributed result lose up to 2 % (those near 0), PyTorch in bf16 no more than that.
@@ -57,7 +56,8 @@ REPORT_KEYS = {field.name for field in fields(CaseReport)}
 
 @dataclass(frozen=True)
 class CallCheck:
-    """What the oracle saw of one call: how many outputs, their structure, and each against the expected one.
+    """The oracle's findings on one call: the number of outputs, their structure, and each compared with the expected
+    one.
 
     outputs: of worker.accuracy.compare, {shape, dtype, stride, expected_…, mismatches, max_rel, …}.
     """
@@ -69,7 +69,8 @@ class CallCheck:
 
 @dataclass(frozen=True)
 class OracleCheck:
-    """What the oracle saw of one case. unreadable: why it could read no output; then the rest is empty.
+    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs; then the rest is
+    empty.
 
     changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
     trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
@@ -98,7 +99,7 @@ class OracleCheck:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen of a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
+    """The observations on a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
     own.
 
     oracle: its precision. kernels: [{name, us, share_pct, origin}] of a traced call.
@@ -118,7 +119,7 @@ class Observed:
 class CaseResult:
     """The verdict on one case. seed: "secret" for one that stays unknown. variant: its name. resized: of other sizes.
 
-    observed: None where the kernel raised.
+    observed: None when the kernel raised.
     """
 
     workload: str
@@ -186,8 +187,7 @@ def observed(report: CaseReport, check: OracleCheck) -> Observed:
 
 
 def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) -> Iterator[Fault]:
-    """What is wrong with a case that ran; the first fault is its verdict, and only where there is none do the later
-    hold."""
+    """The faults of a case that ran. The first fault is its verdict."""
     yield from faults_of_process(report, check)
     yield from faults_of_outputs(check, case.variant)
     if report.aliased:
@@ -197,10 +197,10 @@ def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) 
 
 
 def faults_of_process(report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
-    """What the kernel did besides its result."""
+    """Faults in the kernel's side effects."""
     if report.device:
         yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
-    if report.mutated:  # before the values: it is why a second call is wrong
+    if report.mutated:  # before the values, because it makes a second call wrong
         yield Fault(Status.INPUT_MUTATED, f"input {report.mutated[0]} was changed")
     if check.changes is not None:
         for name in report.changed:
@@ -215,7 +215,7 @@ def faults_of_process(report: CaseReport, check: OracleCheck) -> Iterator[Fault]
 
 
 def faults_of_kernels(kernels: list[dict]) -> Iterator[Fault]:
-    """Whose are the GPU kernels that a call launched? Those of libraries may do little of the work."""
+    """The origin of the GPU kernels that a call launched. Library kernels may do little of the work."""
     times = {origin: sum(k["us"] for k in kernels if k["origin"] == origin) for origin in ("own", "library")}
     computing = sum(times.values())
     if computing == 0:
@@ -228,10 +228,9 @@ def faults_of_kernels(kernels: list[dict]) -> Iterator[Fault]:
 
 
 def own_work(results: list[CaseResult], libraries: bool) -> str:
-    """CHECKED, NOT_CHECKED or NOT_ASKED: was it checked whose kernels do the work?
+    """CHECKED, NOT_CHECKED or NOT_ASKED: was the origin of the working kernels checked?
 
-    Each traced call that returned anything launched a kernel; where the profiler names none, nothing is known of its
-    work.
+    Each traced call that returned anything launched a kernel; when the profiler names none, its work is unknown.
     """
     if libraries:
         return NOT_ASKED
@@ -255,7 +254,7 @@ def shares(kernels: list[dict]) -> list[dict]:
 
 
 def faults_of_outputs(check: OracleCheck, variant: Variant | None = None) -> Iterator[Fault]:
-    """What is wrong with the outputs of one case, over all its calls."""
+    """The faults in the outputs of one case, over all its calls."""
     if check.unreadable is not None:
         yield Fault(Status.RUNTIME_ERROR, f"the stored outputs cannot be read: {check.unreadable}")
     if check.random:
@@ -287,7 +286,7 @@ def faults_of_call(call: CallCheck, check: OracleCheck, variant: Variant | None)
 
 
 def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iterator[Fault]:
-    """What is wrong with one output tensor.
+    """The faults of one output tensor.
 
     On a variant the strides may differ, any value will do where the reference has no finite one, and on other values
     than the task's a few elements may be off.
@@ -296,7 +295,7 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
         expected = output[f"expected_{name}"]
         if output[name] != expected:
             yield Fault(MEMORY_LAYOUT[name], f"output {number} has {name} {output[name]}, expected {expected}")
-    # A variance of one element, or a row whose mask is empty when it is cut, is nobody's task.
+    # A variance of one element, or a row with an empty mask after the cut, is not part of any task.
     lenient = variant and (output["usually_finite"] or not output["finite"])
     if count := output["spurious" if lenient else "nonfinite"]:
         yield Fault(Status.NONFINITE, f"output {number}: {count} elements are NaN or Inf where they must not be")

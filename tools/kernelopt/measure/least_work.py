@@ -34,16 +34,15 @@ def counted_work(
 
 
 def counted_workload(answer: dict) -> CountedWorkload:
-    """What the worker answers for a workload: the keys of Work but its source, and the shapes."""
+    """The worker's answer for a workload: the keys of Work but its source, and the shapes."""
     work = {name: value for name, value in answer.items() if name != "shapes"}
     return CountedWorkload(Work.from_json({**work, "source": "counted"}), answer["shapes"])
 
 
 def limit_us(target: KernelUnderTest, workload: str, gpu: dict, timeout_s: float) -> float | None:
-    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None where its page is not
-    known.
+    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None when its page is unknown.
 
-    The work is that of the workspace's Task block, where somebody may have given it by hand, or else counted.
+    The work is that of the workspace's Task block, which a user may have set by hand, or else counted.
     """
     workspace = target.workspace
     task = workspace.task() if workspace else None

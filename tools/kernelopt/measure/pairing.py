@@ -1,4 +1,4 @@
-"""Is A faster than B? A pure function of the times that paired rounds gave."""
+"""Is A faster than B? A pure function of the times of paired rounds."""
 
 import math
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class PairedTimes:
 class Comparison:
     """How kernel A compares with B. speedup: B's time over A's, so above 1 means that A is faster.
 
-    ci95: its 95 % interval. process_speedups: of each process. aa_noise: by what share A differs from itself.
-    least_difference: what share a difference must exceed to count. rounds: of all processes.
+    ci95: its 95 % interval. process_speedups: of each process. aa_noise: the share by which A differs from itself.
+    least_difference: the share that a difference must exceed to count. rounds: of all processes.
     """
 
     verdict: Speed
@@ -74,8 +74,9 @@ def compare(runs: list[PairedTimes]) -> Comparison:
     """The comparison of two kernels from the paired times of each process.
 
     The speedup is the median over all rounds of the ratio of geometric means, with a bootstrap interval over rounds.
-    aa_noise: the same of A against itself, its two calls in a round taken for two kernels in turn: the interval's edge
-    that is farther from 1. least_difference: the largest of the A/A noise, LEAST, and LEAST_US of the kernel's time.
+    aa_noise: the same of A against itself, with its two calls in a round treated as two kernels in turn: the interval's
+    edge that is farther from 1. least_difference: the largest of the A/A noise, LEAST, and LEAST_US of the kernel's
+    time.
     """
     import numpy
 

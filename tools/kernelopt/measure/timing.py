@@ -28,19 +28,19 @@ PROTOCOL = (
 )
 WARMUP_MS = 25  # do_bench's own defaults: both are milliseconds, not counts
 REP_MS = 100
-# The counts are fixed, so that nobody stops at a lucky moment: 240 rounds in each of 3 processes and, where that stays
+# The counts are fixed, so that no run stops at a lucky moment: 240 rounds in each of 3 processes and, where that stays
 # ambiguous, 960. With 60, an H200 distinguished a kernel of 32 us that does 1 % more work in 84 of 100 comparisons,
-# with 240 in 50 of 50; no kernel was taken for faster or slower than itself in 260.
+# with 240 in 50 of 50; no kernel was judged faster or slower than itself in 260.
 ROUNDS = (240, 960)
 PROCESSES = 3
 CPU_ROUNDS = (12, 12)
-BUDGET_S = (1.5, 6.0)  # of rounds in one process and workload: slow kernels get fewer, and need fewer
+BUDGET_S = (1.5, 6.0)  # of rounds in one process and workload: slow kernels get fewer rounds, and need fewer
 INPUT_SETS = 8
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Single times of calls, summed up: median, 20th and 80th percentile, and how many there are."""
+    """Single times of calls, summed up: median, 20th and 80th percentile, and their number."""
 
     median_us: float
     p20_us: float
@@ -93,7 +93,7 @@ class Timing:
         return self.call_us > LAUNCH_BOUND * self.warm_us if self.gpu_us else None
 
     def warnings(self) -> list[str]:
-        """What a reader of these times should know."""
+        """Warnings for a reader of these times."""
         return [*self._doubts_about_clocks(), *self._doubts_about_conditions()]
 
     def _doubts_about_clocks(self) -> Iterator[str]:
@@ -125,18 +125,17 @@ class Timing:
 
 
 JSON_NAMES = {"latency": "latency_us", "event": "event_us"}  # of the fields that have another name in JSON
-LAUNCH_BOUND = 1.5  # a call that takes so many times its GPU time waits for the host
-# Two clocks of one thing. On an H200 CUPTI gave 1.1 to 1.3 us less than events without their own overhead, at 30 us and
-# at four times that; Nsight Compute lay within 0.2 us of the latter. Events see the pause before each further kernel
-# too.
+LAUNCH_BOUND = 1.5  # a call that takes this multiple of its GPU time waits for the host
+# Two clocks for the same time. On an H200 CUPTI gave 1.1 to 1.3 us less than events without their own overhead, at 30
+# us and at four times that; Nsight Compute lay within 0.2 us of the latter. Events see the pause before each further
+# kernel too.
 CLOCKS_US = 2.0  # for each kernel
 CLOCKS_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class TimedWorkload:
-    """What was measured of one workload: its timing, the paired times of each process, and the outputs of some
-    calls."""
+    """The measurements of one workload: its timing, the paired times of each process, and the outputs of some calls."""
 
     timing: Timing
     runs: list[PairedTimes]
@@ -199,13 +198,12 @@ REPEATS = {True: 2, False: 1}  # on a GPU, on the CPU: of a process whose times 
 
 @dataclass(frozen=True)
 class RawTimes:
-    """What one process reports of one workload; times in microseconds, those of calls one by one.
+    """The report of one process on one workload; times in microseconds, those of calls one by one.
 
     window: begin and end, seconds since the epoch. sets: of inputs. alone_us: of the baseline before the kernel was
-    loaded. bench_us: of do_bench. empty_us: of a pair of events round nothing. outputs: [{set, output}] of some timed
-    calls. overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from
-    the first on the same contents. after: {call_us, stray_us, idle_us}. gpu_state, wall_us: what this process saw
-    itself."""
+    loaded. bench_us: of do_bench. empty_us: of an empty pair of events. outputs: [{set, output}] of some timed calls.
+    overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from the
+    first on the same contents. after: {call_us, stray_us, idle_us}. gpu_state, wall_us: measured by this process."""
 
     clock: str
     window: list[float]
@@ -295,15 +293,16 @@ def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
 # cores; a kernel hidden on another stream showed 21 us (25 us of work) to 493 us (520 us of work).
 STRAY_US = 10.0
 STRAY_SHARE = 0.05
-# {on a GPU, on the CPU}: by how much two figures of the same thing may differ before somebody is taken to tamper. On an
-# H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and without the 1.3
-# us of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy machine's.
+# {on a GPU, on the CPU}: the largest difference of two figures for the same time before the kernel is suspected of
+# tampering. On an H200 kernels of 2 to 306 us took 0.5 to 0.998 of their event time by this process's clock (warm, and
+# without the 1.3 us of a pair of events); a product limited by power drifts by 15 %. The CPU's clock is a busy
+# machine's.
 DISAGREEMENT = {True: 1.3, False: 4.0}
 SLACK_US = {True: 10.0, False: 200.0}
 
 
 def worked_on(call_us: float, stray_us: float, idle_us: float) -> str | None:
-    """What to say of a call that its stream does not hold whole; None of any other. Pure."""
+    """The message about a call with work outside its stream; None for any other call. Pure."""
     if stray_us - idle_us <= max(STRAY_US, STRAY_SHARE * call_us):
         return None
     return (
@@ -313,7 +312,7 @@ def worked_on(call_us: float, stray_us: float, idle_us: float) -> str | None:
 
 
 def suspicious(raw: RawTimes, on_gpu: bool) -> str | None:
-    """Why these raw times cannot be believed; None when nothing speaks against them. Pure."""
+    """The reason not to believe these raw times; None when they are plausible. Pure."""
     return next(suspicions(raw, on_gpu), None)
 
 
@@ -349,7 +348,7 @@ def flat(rounds: list[list[float]]) -> list[float]:
 def summed_up(
     sandbox: Sandbox, workload: str, sets: list[Case], runs: list[RawTimes], window_ms: tuple[int, int]
 ) -> TimedWorkload:
-    """What the raw times of all processes say of one workload. The first process alone traces the kernels."""
+    """The timing of one workload from the raw times of all processes. The first process alone traces the kernels."""
     first, event = runs[0], Latency.of([time for run in runs for time in flat(run.a_us)])
     timing = Timing(
         device=sandbox.device_name,
@@ -387,7 +386,7 @@ class Unbelievable(KernelFailed):
 
 
 def result_of_kernel(outcome: Outcome) -> dict:
-    """The worker's result; KernelFailed, TimedOut or UsageError says how the kernel or its baseline failed instead."""
+    """The worker's result; Raises KernelFailed, TimedOut or UsageError when the kernel or its baseline failed."""
     fault = outcomes.failure(outcome)
     if fault is None:
         return outcome.result

@@ -9,8 +9,8 @@ from ..statuses import Status
 from . import correctness
 from .correctness import CaseResult
 
-INTERPRETER = "cpu-interpreter"  # the device of what did not run on a GPU
-HARMLESS = (Status.OK, Status.DECLINED, Status.DOUBTFUL)  # of a case: they leave the kernel right
+INTERPRETER = "cpu-interpreter"  # the device of a run without a GPU
+HARMLESS = (Status.OK, Status.DECLINED, Status.DOUBTFUL)  # of a case: a kernel with these is still right
 
 # Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
 NO_KERNEL_NAMED = (
@@ -57,7 +57,8 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class SanitizerRun:
-    """What compute-sanitizer's memcheck reported of one run. why_not: why it did not run; then errors is None."""
+    """The report of compute-sanitizer's memcheck on one run. why_not: the reason why it did not run; then errors is
+    None."""
 
     errors: int | str | None = None
     why_not: str | None = None
@@ -78,7 +79,7 @@ class Verdict:
 
     worst_rel_err: largest error over (|reference| + rms), None where nothing was compared. tolerance: the bound on it,
     or "by dtype". own_work: of correctness.own_work. sandbox: how the candidate was confined. process: None where no
-    process of the candidate's ran. sanitizer: None where it was not asked for."""
+    process of the candidate's ran. sanitizer: None when it was not requested."""
 
     status: Status
     device: str
@@ -132,7 +133,7 @@ def worst_error(cases: list[CaseResult]) -> float | None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A fault, where it showed, and the case that it is of; None where it is of no case."""
+    """A fault, its place, and its case; None when it belongs to no case."""
 
     fault: Fault
     device: str
@@ -187,7 +188,7 @@ ADVICE: tuple[Callable[[Failure], str | None], ...] = (
 
 
 def remarks(cases: list[CaseResult]) -> Iterator[str]:
-    """What a reader should know of a kernel that is right."""
+    """Remarks for a reader about a kernel that is right."""
     judged = [case for case in cases if case.status == Status.OK]
     served = {case.variant for case in judged}
     refused = dict.fromkeys(case.variant for case in cases if case.status == Status.DECLINED)

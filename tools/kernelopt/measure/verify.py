@@ -27,7 +27,7 @@ from .verdict import HINTS, NO_KERNEL_NAMED, Failure, ProcessEnd, SanitizerRun, 
 TOLERANCES = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "fp8": 0.125, "exact": 0.0}
 # The interpreter truncates fp32 to bf16 where the GPU rounds: up to one more unit in the last place.
 INTERPRETER_TOLERANCES = {**TOLERANCES, "bf16": 2.4e-2}
-SANITIZED_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down some tens of times
+SANITIZED_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down by a factor of some tens
 SANITIZER_ERRORS = 86  # the exit code by which compute-sanitizer says that it reports errors
 
 
@@ -41,7 +41,7 @@ class StoredCall:
 
 @dataclass(frozen=True)
 class StoredCase:
-    """A case and what the candidate's calls on it left."""
+    """A case and the files that the candidate's calls on it left."""
 
     case: Case
     calls: list[StoredCall]
@@ -98,7 +98,7 @@ def verify(
 
 
 def judge(sandbox: Sandbox, target: KernelUnderTest, cases: list[Case], folder: str, timeout_s: float) -> Judged:
-    """Run the candidate on the cases and judge what it left; its outputs go to `folder`."""
+    """Run the candidate on the cases and judge its outputs, which go to `folder`."""
     outcome, reports = run(sandbox, target.kernel, target.reference, cases, folder, timeout_s)
     if isinstance(reports, Fault):
         return Judged(outcome, [], reports)
@@ -122,7 +122,7 @@ def judge(sandbox: Sandbox, target: KernelUnderTest, cases: list[Case], folder: 
 def run(
     sandbox: Sandbox, kernel: Path, reference: Path, cases: list[Case], folder: str, timeout_s: float
 ) -> tuple[Outcome, list[CaseReport | Fault] | Fault]:
-    """How the candidate's process ended, and what it reports of each case, or why nothing counts.
+    """How the candidate's process ended, and its report on each case, or the fault that voids them.
 
     Its outputs go to `folder`.
     """
@@ -179,7 +179,7 @@ def stored_calls(case: Case, folder: str, number: int) -> list[StoredCall]:
 def sanitized(sandbox: Sandbox, kernel: Path, cases: list[Case], result: Verdict, timeout_s: float) -> Verdict:
     """The verdict after compute-sanitizer's memcheck has watched one run of the kernel.
 
-    `sanitizer` says what it reports, or why it did not run, which the summary says too.
+    `sanitizer` holds its report, or the reason why it did not run. The summary repeats that reason.
     """
     small = [case for case in cases if Path(case.path).stat().st_size <= SANITIZED_BYTES]
     program = programs.find("compute-sanitizer")
@@ -248,7 +248,7 @@ def check(
     tolerance: float | None,
     timeout_s: float,
 ) -> list[OracleCheck]:
-    """What the worker's `check` saw of each case. Raises as `cases.result_of_reference` does."""
+    """The findings of the worker's `check` on each case. Raises as `cases.result_of_reference` does."""
     if not stored:
         return []
     arguments = {
@@ -269,7 +269,7 @@ def check_timed(
     tolerance: float | None,
     timeout_s: float,
 ) -> Fault | None:
-    """What is wrong with the outputs that timed calls left. A kernel may be right only when verified."""
+    """The faults in the outputs that timed calls left. A kernel may be right only when verified."""
     by_seed = [StoredCase(stored.case, sorted(stored.calls, key=lambda call: call.inputs_seed)) for stored in timed]
     try:
         checks = check(sandbox, reference, dtype, by_seed, tolerance, timeout_s)

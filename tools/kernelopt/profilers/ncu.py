@@ -188,8 +188,8 @@ def read(report: Path) -> tuple[KernelProfile, ...]:
 
 
 def crashes_here() -> bool:
-    """Would the reader end this process? The copy in Nsight Compute 2025.3.1 dies in metric.unit() beside numpy; seen on
-    an H200. The package from PyPI does not."""
+    """Would the reader end this process? The copy in Nsight Compute 2025.3.1 died in metric.unit() beside numpy, on an
+    H200. The package from PyPI does not."""
     spec = importlib.util.find_spec("ncu_report")
     from_install = spec is None or Path(spec.origin).parent in installed_readers()
     return "numpy" in sys.modules and from_install

@@ -1,5 +1,6 @@
 """One workspace on disk: its Task block, records, plans, targets and the page of its GPU.
 
-May import: hardware, bundle, errors. The only program that it starts is git.
+May import: hardware, bundle, errors. It starts no program except git.
+
 Next: a field of a record goes to reference/v_iteration.schema.json; a file of the workspace goes to workspace.py.
 """

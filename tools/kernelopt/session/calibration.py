@@ -1,7 +1,7 @@
-"""The page of a calibration: what one card said of itself and what was measured on it, in the wiki's own form. Pure.
+"""The calibration page: the properties and measured rates of one card, in the format of the wiki. All functions are
+pure.
 
-platforms.read takes the page back. Its last line is a digest of the text above it, so that a page which was edited is
-refused.
+platforms.read parses the page. The last line is a digest of the text above it, so an edited page is refused.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..hardware.wiki import Page
 from . import platforms
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
-TENSOR_TYPE_NEEDED = ("tf32", "fp8")  # elsewhere torch takes another dtype for it, or refuses
+TENSOR_TYPE_NEEDED = ("tf32", "fp8")  # without such cores torch uses another dtype or refuses
 PATTERNS = ("copy", "read", "write")
 QUERIED = {  # metric of gpu.query -> unit
     "compute_capability": "-",
@@ -37,9 +37,10 @@ NOT_SUPPORTED = ("not supported", "only supported", "not implemented", "NOT_SUPP
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was asked of one card. device: of gpu.identify; said: of gpu.query, in the wiki's units;
-    power_limit_w: in force. bandwidth: report of the job of that name; ceilings: pattern -> report of `ceiling`, or
-    why there is none; products: dtype -> report of `product_rates`, or why there is none."""
+    """The results of a calibration. device: from gpu.identify. said: from gpu.query, in the wiki's units.
+    power_limit_w: the limit in force. bandwidth: the report of the `bandwidth` job. ceilings: pattern -> report of
+    `ceiling`, or the reason for its absence. products: dtype -> report of `product_rates`, or the reason for its
+    absence."""
 
     device: dict
     said: dict
@@ -50,7 +51,8 @@ class Measured:
 
 
 def lacks(dtype: str, limits: Page | None) -> str | None:
-    """Why a product in `dtype` is not tried: the compute capability has no tensor cores for it. None to try it."""
+    """Return the reason to skip a product in `dtype`, or None to measure it. The reason is a compute capability
+    without tensor cores for the dtype."""
     types = limits.known("tensor_core_types") if limits else None
     if dtype not in TENSOR_TYPE_NEEDED or types is None or dtype.upper() in types.text.split("/"):
         return None
@@ -58,7 +60,8 @@ def lacks(dtype: str, limits: Page | None) -> str | None:
 
 
 def text(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
-    """The whole page. page: the wiki's of this product, None where it has none; limits: of its compute capability."""
+    """Return the whole page. page: the wiki's page of this product, or None. limits: the page of its compute
+    capability."""
     name = measured.device["name"]
     rows = [*device_rows(measured, limits, page), *bandwidth_rows(measured), *product_rows(measured)]
     architecture = (page or limits).architecture if page or limits else "not known"
@@ -98,8 +101,8 @@ def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:
 
 
 def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> list[str]:
-    """What the device says of itself and what follows from it: all of it where the wiki has no page, and what nobody
-    knows; else what the page lacks."""
+    """Return the rows that the device reports and the rows derived from them. If the wiki has a page, only its gaps
+    are filled. Without a page, unknown values get a row too."""
     said = {**measured.bandwidth["device"], **measured.said}
     known = {
         name: row(name, figure(said[name]), unit, "device query") for name, unit in QUERIED.items() if name in said
@@ -113,24 +116,25 @@ def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> l
 
 
 def derived_rows(said: dict, limits: Page | None) -> dict[str, str]:
-    """The bandwidth of the bus, and what the fp32 lanes of the compute capability do at the highest clock."""
-    found = {}
+    """Return the bandwidth of the bus, and the peak of the fp32 lanes at the highest clock."""
+    derived = {}
     if "memory_clock" in said and "memory_bus_width" in said:
         rate = said["memory_clock"] * 2 * said["memory_bus_width"] / 8 / 1000
         note = "memory_clock x 2 x memory_bus_width"
-        found["memory_bandwidth"] = row("memory_bandwidth", figure(rate), "GB/s", "device query, derived", note)
+        derived["memory_bandwidth"] = row("memory_bandwidth", figure(rate), "GB/s", "device query, derived", note)
     lanes = limits.known("fp32_lanes_per_sm") if limits else None
     if lanes and "sm_count" in said and "boost_clock" in said:
         peak = said["sm_count"] * lanes.value * 2 * said["boost_clock"] / 1e6
         note = "sm_count x fp32_lanes_per_sm x 2 x boost_clock"
-        found["peak_fp32"] = row("peak_fp32", figure(peak), "TFLOPS", "device query, derived", note)
-    return found
+        derived["peak_fp32"] = row("peak_fp32", figure(peak), "TFLOPS", "device query, derived", note)
+    return derived
 
 
 def bandwidth_rows(measured: Measured) -> list[str]:
-    """The best that the largest buffers gave: torch's own operation, or a kernel that only moves bytes."""
+    """Return the best rate on the largest buffers, from torch's own operation or from a kernel that only moves
+    bytes."""
     largest = max(rate["buffer_bytes"] for rate in measured.bandwidth["rates"])
-    found = []
+    rows = []
     for pattern in PATTERNS:
         plain = next(
             rate
@@ -141,35 +145,36 @@ def bandwidth_rows(measured: Measured) -> list[str]:
         tried = [("torch", plain, measured.bandwidth["gpu_state"])]
         if isinstance(ceiling, dict):
             tried.append(("a kernel that only moves bytes", ceiling["best"], ceiling["gpu_state"]))
-        who, rate, state = max(tried, key=lambda one: one[1]["median"])
+        method, rate, state = max(tried, key=lambda one: one[1]["median"])
         scatter = f"p20 {figure(rate['p20'])}, p80 {figure(rate['p80'])}"
-        note = f"{who}, {largest >> 20} MiB buffers; {scatter}; {condition(state)}"
-        found.append(row(f"measured_{pattern}_bandwidth", figure(rate["median"]), "GB/s", "measured", note))
-    return found
+        note = f"{method}, {largest >> 20} MiB buffers; {scatter}; {condition(state)}"
+        rows.append(row(f"measured_{pattern}_bandwidth", figure(rate["median"]), "GB/s", "measured", note))
+    return rows
 
 
 def product_rows(measured: Measured) -> list[str]:
-    """Two rows a dtype: rested, as kernels are timed, and sustained."""
-    found = []
+    """Return two rows per dtype. The rested rate is timed like a kernel; the sustained rate is of calls back to
+    back."""
+    rows = []
     for dtype, one in measured.products.items():
         unit, metric = "TOPS" if dtype == "int8" else "TFLOPS", f"measured_{dtype}_matmul"
         if isinstance(one, str):
             value = "UNSUPPORTED" if any(sign in one for sign in NOT_SUPPORTED) else "UNKNOWN"
-            found.append(row(metric, value, unit, "measured", " ".join(one.split())[:200]))
+            rows.append(row(metric, value, unit, "measured", " ".join(one.split())[:200]))
             continue
         shape = f"{one['size']}^3"
         rested, sustained = one["rested"], one["sustained"]
         spread = f"p20 {figure(rested['p20'])}, p80 {figure(rested['p80'])}"
         states = one["states"]
         note = f"{shape}, rested; {spread}; {condition(states['rested'])}"
-        found.append(row(metric, figure(rested["median"]), unit, "measured", note))
+        rows.append(row(metric, figure(rested["median"]), unit, "measured", note))
         note = f"{shape}, back to back; {condition(states['sustained'])}"
-        found.append(row(f"{metric}_sustained", figure(sustained["median"]), unit, "measured", note))
-    return found
+        rows.append(row(f"{metric}_sustained", figure(sustained["median"]), unit, "measured", note))
+    return rows
 
 
 def condition(state: dict | None) -> str:
-    """The SM clock and the power while something ran."""
+    """Return the SM clock and the power during a measurement, as text."""
     if state is None:
         return "clock and power not told"
     clock, power, reasons = state["sm_clock_mhz"], state["power_w"], state["throttle_reasons"]
@@ -182,14 +187,14 @@ def condition(state: dict | None) -> str:
 
 
 def foreign_processes(measured: Measured) -> list[int]:
-    """Of all measurements, the processes that used the GPU beside them."""
+    """Return the ids of other processes that used the GPU during any measurement."""
     reports = [measured.bandwidth, *measured.ceilings.values(), *measured.products.values()]
     states = [report["gpu_state"] for report in reports if isinstance(report, dict)]
     return sorted({pid for state in states if state for pid in state.get("foreign_processes", [])})
 
 
 def by_size(rates: list[dict]) -> str:
-    """The table of all sizes."""
+    """Return the table of the rates at each buffer size."""
     at = {(rate["buffer_bytes"], rate["pattern"]): rate for rate in rates}
     lines = [f"| buffer, MiB | {' | '.join(PATTERNS)} |", "|---|---|---|---|"]
     for size in sorted({rate["buffer_bytes"] for rate in rates}):
@@ -202,7 +207,7 @@ def by_size(rates: list[dict]) -> str:
 
 
 def figure(value: float | str) -> str:
-    """Four digits: "1244", "61.9", "8.9"."""
+    """Format a value with four digits: "1244", "61.9", "8.9"."""
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

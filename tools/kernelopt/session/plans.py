@@ -1,4 +1,4 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""The plan of a round: parsing of plans/vN_plan.md."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ PLAN_FIELDS = {
 
 
 def read_plan(workspace: Workspace, version: str, required: bool) -> Optimization:
-    """The fields of plans/vN_plan.md that belong into the record; UsageError when one is missing or TBD."""
+    """Return the fields of plans/vN_plan.md for the record. Raise UsageError if one is missing or TBD."""
     path = workspace.plan(version)
     if path.exists():
         return plan_fields(path)
@@ -27,7 +27,7 @@ def read_plan(workspace: Workspace, version: str, required: bool) -> Optimizatio
 
 
 def plan_fields(path: Path) -> Optimization:
-    """The fields of a plan's file; UsageError when one is missing or TBD."""
+    """Return the fields of a plan file. Raise UsageError if one is missing or TBD."""
     try:
         text = path.read_text(encoding="utf-8").replace("\0", "")
     except UnicodeDecodeError:
@@ -44,10 +44,10 @@ def plan_fields(path: Path) -> Optimization:
 
 
 def in_a_line(text: str) -> str:
-    """An agent's words, without what a terminal would take for a command."""
+    """Put text on one line and remove characters that a terminal could interpret as a command."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def plan_sections(text: str) -> dict[str, str]:
-    """The text below each `## Title` of a plan."""
+    """Return the text below each `## Title` of a plan."""
     return dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))

@@ -1,8 +1,7 @@
-"""Which page a task's hardware values come from: its platform's page of the wiki, and what was measured on this very
-card.
+"""The page with a task's hardware values. It combines the platform's wiki page and the calibration of this card.
 
-A workspace may name a calibration (`calibration` of its Task block): a page in the wiki's own form that
-calibrate_gpu.py wrote. Its measured rows go before the wiki's. Of a card that the wiki lacks, it is the page.
+A workspace may name a calibration (`calibration` of its Task block), a page that calibrate_gpu.py wrote in the format
+of the wiki. Its measured rows override the wiki's. If the wiki has no page for the card, the calibration is the page.
 """
 
 import contextlib
@@ -17,24 +16,24 @@ from .task import Task
 from .workspace import Workspace
 
 CALIBRATION = "calibration.md"  # its name in a workspace
-WORKSPACE = "<workspace>"  # where its citations say that it lies
+WORKSPACE = "<workspace>"  # the folder of the calibration in citations
 MEASURED = "measured_"
 DIGEST = "Digest of the text above: "
 
 
 def of_task(workspace: Workspace, task: Task, gpu_wiki: Path | None = None) -> wiki.Page:
-    """The page of the task's platform; Refused when neither the wiki nor the calibration knows it."""
+    """Return the page of the task's platform. Raise Refused if neither the wiki nor the calibration has it."""
     return known(task.platform, wiki.root(gpu_wiki or task.gpu_wiki_path), calibration_of(workspace, task))
 
 
 def of_device(name: str, workspace: Workspace, task: Task) -> wiki.Page:
-    """The page of the device of that name, as this workspace knows it; Refused when there is none."""
+    """Return the page of the device with that name. Raise Refused if neither the wiki nor the calibration has it."""
     return known(name, wiki.root(task.gpu_wiki_path), calibration_of(workspace, task))
 
 
 def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
-    """The page called `name`, in the wiki of the folder `root` or the calibration of that card; Refused when there
-    is none."""
+    """Return the page called `name` from the wiki in `root` or from the calibration of that card. Raise Refused if
+    neither has it."""
     own = calibration if calibration and wiki.normalised(name) in wiki.spellings(calibration) else None
     try:
         page = wiki.find(name, wiki.pages(root))
@@ -46,20 +45,20 @@ def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
 
 
 def calibrated(page: wiki.Page, calibration: wiki.Page) -> wiki.Page:
-    """A product's page with what was measured on one card of it before what the wiki has of others, and with what
-    that card told where the page knows nothing."""
+    """Return a product's page with the rows of a calibration. Measured rows replace the wiki's rows. Other rows fill
+    the gaps of the page."""
     own = {name: row for name, row in calibration.rows.items() if row.text != "UNKNOWN"}
     taken = {name: row for name, row in own.items() if name.startswith(MEASURED) or page.known(name) is None}
     return replace(page, rows={**page.rows, **taken}, aliases=(*page.aliases, *calibration.aliases))
 
 
 def calibration_of(workspace: Workspace, task: Task) -> wiki.Page | None:
-    """The calibration that the Task block names; None when it names none, UsageError when it cannot be read."""
+    """Return the calibration that the Task block names, or None. Raise UsageError if it cannot be read."""
     return read(workspace.root / task.calibration) if task.calibration else None
 
 
 def read(path: Path) -> wiki.Page:
-    """A calibration from its file; UsageError when it is none, or was changed by hand."""
+    """Read a calibration from its file. Raise UsageError if the file cannot be read or was edited."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -70,19 +69,19 @@ def read(path: Path) -> wiki.Page:
 
 
 def sealed(text: str) -> str:
-    """A calibration's text with the digest that `read` wants, its last line."""
+    """Append the digest that `read` checks, as the last line."""
     return f"{text}\n{DIGEST}{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 def unsealed(text: str) -> bool:
-    """Was a page changed after a program wrote it?"""
+    """Return whether a page was edited after a program wrote it."""
     body, _, digest = text.rpartition(f"\n{DIGEST}")
     return digest.strip() != hashlib.sha256(body.encode()).hexdigest()
 
 
 def check_platform(workspace: Workspace, task: Task, device: str) -> None:
-    """UsageError when the GPU is not the platform of the task: its times would be compared with another product's
-    rates."""
+    """Raise UsageError if the GPU is not the platform of the task. Times on it must not be compared with another
+    product's rates."""
     if task.platform and wiki.normalised(device) not in wiki.spellings(of_task(workspace, task)):
         raise UsageError(
             f"this GPU is {device}, the task is for {task.platform}; {other_platform(workspace, task, device)}"
@@ -90,7 +89,7 @@ def check_platform(workspace: Workspace, task: Task, device: str) -> None:
 
 
 def other_platform(workspace: Workspace, task: Task, device: str) -> str:
-    """What to do about a task that is for another product than the GPU."""
+    """Return advice for a task whose platform is not this GPU."""
     try:
         page = of_device(device, workspace, task)
     except Refused:
@@ -99,7 +98,7 @@ def other_platform(workspace: Workspace, task: Task, device: str) -> str:
 
 
 def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
-    """The roof of the default workload; None when the platform, its values or the work are unknown."""
+    """Return the roof of the default workload, or None if the platform, its values or the work are unknown."""
     if task.platform is None or task.work is None:
         return None
     page = of_task(workspace, task)
@@ -111,8 +110,9 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
 def utilization(
     workspace: Workspace, task: Task, time_us: float, work: Work | None = None, max_clocks: dict | None = None
 ) -> roofline.Utilization | None:
-    """Roofline figures of a workload, given by its work (None: the default one); None when the work is not known,
-    and the rates alone where the platform or its values are not. max_clocks: of this card (gpu.identify)."""
+    """Return the roofline figures of a workload. Return None if the work is unknown, and only the rates if the
+    platform or its values are unknown. work: the work of the workload, or None for the default workload. max_clocks:
+    the card's highest clocks (gpu.identify)."""
     work = work or task.work_of()
     if work is None:
         return None

@@ -1,7 +1,7 @@
-"""The record of one version as values: reference/v_iteration.schema.json describes its JSON, and each class here is one
-object of it.
+"""The record of one version. reference/v_iteration.schema.json describes its JSON, and each class here is one object of
+it.
 
-JSON becomes a Record with `Record.from_json` after the schema has passed it; `to_json` gives the same keys in the same
+`Record.from_json` makes a Record from JSON that the schema has accepted. `to_json` returns the same keys in the same
 order.
 """
 
@@ -21,8 +21,7 @@ class PreviousComparison:
 
 @dataclass(frozen=True)
 class Performance:
-    """What was measured, in the unit that the name ends with. The rates are those of `workload`, and so is
-    latency_us, its median."""
+    """The measured values; each name ends with its unit. The rates and the median latency_us belong to `workload`."""
 
     workload: str | None
     latency_us: float | None
@@ -49,7 +48,7 @@ class Performance:
 
 @dataclass(frozen=True)
 class Optimization:
-    """The plan of the round, in its own words."""
+    """The plan of the round, in the author's words."""
 
     action_category: str | None
     action_description: str | None
@@ -59,7 +58,7 @@ class Optimization:
 
 @dataclass(frozen=True)
 class ProfileEvidence:
-    """What the profile of the version before showed. evidence_chain: evidence -> inference -> action."""
+    """The evidence from the profile of the previous version. evidence_chain: evidence -> inference -> action."""
 
     tool_used: str | None
     evidence_summary: str | None
@@ -69,8 +68,8 @@ class ProfileEvidence:
 
 @dataclass(frozen=True)
 class Correctness:
-    """What the verifier said. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + rms) of
-    all cases."""
+    """The result of the verifier. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + rms)
+    of all cases."""
 
     status: str | None
     verify_status: str | None
@@ -80,7 +79,7 @@ class Correctness:
 
 @dataclass(frozen=True)
 class IsaMetric:
-    """An instruction metric that a version works on. met: has it reached the target?"""
+    """An instruction metric that a version improves. met: whether it has reached the target."""
 
     metric: str
     target: float | str
@@ -90,7 +89,7 @@ class IsaMetric:
 
 @dataclass(frozen=True)
 class Search:
-    """One search of the author's. source: profile, gpu-wiki, ref-project or public-web."""
+    """One search by the author. source: profile, gpu-wiki, ref-project or public-web."""
 
     source: str
     query: str
@@ -100,7 +99,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Pitfall:
-    """An error that the author met, and what it taught."""
+    """An error that the author made, and the lesson from it."""
 
     error_type: str
     error_message: str
@@ -120,7 +119,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class QualityGate:
-    """The verdict of the gate: PASS, FAIL, TIMEOUT_FAIL, or None before it."""
+    """The verdict of the gate: PASS, FAIL or TIMEOUT_FAIL, and None before the verdict."""
 
     result: str | None
     failure_reason: str | None
@@ -148,7 +147,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: dict) -> "Record":
-        """The record of a JSON object, which its schema has passed; KeyError or TypeError for any other object."""
+        """Make a record from a JSON object that its schema has accepted. Other objects raise KeyError or TypeError."""
         parts = {name: kind(**value[name]) for name, kind in OBJECTS.items()}
         lists = {name: tuple(kind(**entry) for entry in value[name]) for name, kind in LISTS.items()}
         return cls(**{**value, **parts, **lists, "performance": Performance.from_json(value["performance"])})
@@ -159,17 +158,17 @@ class Record:
 
     @property
     def is_judged(self) -> bool:
-        """Has the gate given a verdict?"""
+        """Whether the gate has given a verdict."""
         return self.quality_gate.result is not None
 
     @property
     def passed(self) -> bool:
-        """Did the gate let it through?"""
+        """Whether the verdict is PASS."""
         return self.quality_gate.result == "PASS"
 
     @property
     def is_accepted(self) -> bool:
-        """Did the gate let it through, and does the history hold its kernel?"""
+        """Whether the version passed the gate and the history holds its kernel."""
         return self.passed and self.git_commit_hash is not None
 
     @property
@@ -184,7 +183,7 @@ class Record:
 
     @property
     def action(self) -> str | None:
-        """What the round changed, in the words of its plan."""
+        """The change of the round, in the words of its plan."""
         return self.optimization.action_description
 
 

@@ -1,8 +1,8 @@
-"""A cache of some fields of all records: a record whose file has not changed need not be opened again.
+"""A cache of some fields of all records. A record whose file has not changed is not opened again.
 
-The cache is disposable; the records are the truth. A cache file that is torn, or that another version of these modules
-wrote, is ignored. It lies in `.loop`: kernels under test may write in `.cache`, and could forge there what they cannot
-forge in `memory/`.
+The cache can be deleted at any time; the records hold the data. A damaged cache file is ignored, and so is one from
+another version of these modules. The cache is in `.loop` because kernels under test may write to `.cache` and could
+forge it there.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from .. import bundle
 from .workspace import digest
 
 SETTLED_NS = 2 * 10**9  # within one tick of a file system's clock a file can change twice and look the same
-# A record that these files judged to be sound is sound until one of them changes.
+# A valid record stays valid until one of these files changes.
 JUDGES = ("session/record_cache.py", "session/record_store.py", "bundle.py", "../../reference/v_iteration.schema.json")
 
 
@@ -35,25 +35,25 @@ class RecordCache:
         self._changed = False
 
     def get(self, version: str) -> list | None:
-        """The values of `names`; None where the record has to be read."""
+        """Return the values of `names`, or None if the record has to be read."""
         row = self._rows.get(version)
         return row[1:] if row and row[0] == self._states.get(f"{version}.json") else None
 
     def put(self, version: str, values: list) -> None:
-        """Take in the values of a record that had to be read; one that changed just now is not cached."""
+        """Store the values of a record. A record that has just changed is not cached."""
         if state := self._states.get(f"{version}.json"):
             self._rows[version] = [state, *values]
             self._changed = True
 
     def save(self) -> None:
-        """Write the file when there is something new; where nothing can be written, nothing is cached."""
+        """Write the file if there are new values. A cache that cannot be written is skipped."""
         if not self._changed:
             return
         with contextlib.suppress(OSError, RecursionError):
             body = json.dumps(self._rows).encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)  # a process that has it open reads on
-            self.path.write_bytes(self._checksum(body) + b"\n" + body)  # a write that is cut short fails the checksum
+            self.path.unlink(missing_ok=True)  # a process with the old file open keeps reading it
+            self.path.write_bytes(self._checksum(body) + b"\n" + body)  # an incomplete write fails the checksum
 
     def _read(self) -> dict[str, list]:
         with contextlib.suppress(OSError):
@@ -64,12 +64,13 @@ class RecordCache:
         return {}
 
     def _checksum(self, body: bytes) -> bytes:
-        """Covers the writer too, so that the cache of another version does not match."""
+        """Return a checksum that covers the writer too, so that the cache of another version does not match."""
         return hashlib.sha256(self._writer.encode() + body).hexdigest().encode()
 
 
 def settled_states(folder: Path) -> dict[str, str]:
-    """{file name: a text that changes when the file does} of `folder`, without files that changed within SETTLED_NS."""
+    """Return {file name: state} of `folder`. The state is a text that changes with the file. Files that changed
+    within SETTLED_NS are left out."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # names relative to a handle resolve faster than paths
     except OSError:

@@ -24,8 +24,13 @@ from .workspace import VERSION, Workspace, version_number
 
 SCHEMA = "v_iteration.schema.json"
 MEND = "mend it by hand (moved away, its round is lost)"
-GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")  # run_gate.py alone writes them
-MEASURED_FIELDS = ("performance", "correctness", "device", "timestamp")  # and these, once it has judged
+GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")  # only run_gate.py writes them
+MEASURED_FIELDS = (
+    "performance",
+    "correctness",
+    "device",
+    "timestamp",
+)  # run_gate.py also writes these, after its verdict
 # Cached together: all that `list` and `summary` of memory_manager.py print.
 SHORT = (
     "masked",
@@ -44,12 +49,12 @@ SHORT = (
 class RecordStore:
     """All records of one workspace. Every write is checked against the schema, atomic and under one lock.
 
-    What cannot be read as a record stays as it is and is named: `left_out` says so after a scan.
+    Files that are not valid records are never changed. `left_out` names them after a scan.
     """
 
     def __init__(self, workspace: Workspace):
         self.folder = workspace.memory
-        self.restarts = workspace.memory / "restarts.json"  # what partial_restart.py masked
+        self.restarts = workspace.memory / "restarts.json"  # the versions that partial_restart.py masked
         self.broken: list[str] = []
         self.masked = 0
         self.glances = workspace.root / ".loop" / "glances"
@@ -61,14 +66,14 @@ class RecordStore:
 
     @contextlib.contextmanager
     def locked(self):
-        """No other process writes records meanwhile. May be nested; threads each take a RecordStore of their own."""
+        """Keep other processes from writing records. The lock may be nested. Each thread needs its own RecordStore."""
         if self._held:
             yield
             return
         self.folder.mkdir(exist_ok=True)
         with bundle.lock_file(self.folder / ".lock") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            for half_written in self.folder.glob(".*.json.*"):  # by a writer that was killed: the lock is ours
+            for half_written in self.folder.glob(".*.json.*"):  # left by a killed writer; this process holds the lock
                 half_written.unlink(missing_ok=True)
             self._held = True
             try:
@@ -77,22 +82,22 @@ class RecordStore:
                 self._held = False
 
     def _stems(self) -> list[str]:
-        """What the names of the visible *.json files begin with."""
-        names = os.listdir(self.folder) if self.folder.is_dir() else []  # noqa: PTH208 (three times as quick as iterdir)
+        """Return the names of the visible *.json files without the suffix."""
+        names = os.listdir(self.folder) if self.folder.is_dir() else []  # noqa: PTH208 (three times faster than iterdir)
         return [name[:-5] for name in names if name.endswith(".json") and not name.startswith(".")]
 
     def versions(self) -> list[str]:
-        """Recorded versions, lowest first."""
+        """Return the recorded versions, lowest first."""
         return sorted((stem for stem in self._stems() if VERSION.match(stem)), key=_number)
 
     def read(self, version: str) -> Record:
-        """One record; Refused when there is none, UsageError when it is broken."""
+        """Read one record. Raise Refused if it does not exist and UsageError if it is broken."""
         return Record.from_json(self.read_json(version))
 
     def read_json(self, version: str) -> dict:
-        """The JSON object of one record; Refused when there is none, UsageError when it is broken."""
+        """Read the JSON object of one record. Raise Refused if it does not exist and UsageError if it is broken."""
         path = self.path(version)
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would block
             if path.exists():
                 raise UsageError(f"{path} is no file; remove it")
             highest = self.versions()[-1:]
@@ -105,26 +110,26 @@ class RecordStore:
         return record
 
     def recall(self, version: str) -> Record:
-        """One record for planning: `read`, and Refused when it is masked."""
+        """Read one record for planning. Like `read`, but raise Refused if it is masked."""
         record = self.read(version)
         if record.masked:
             raise Refused(f"{version} is masked: discarded memory, not to be used for planning")
         return record
 
     def scan(self, masked: bool = False, highest_first: bool = False) -> Iterator[Record]:
-        """Sound records one by one, masked ones only when asked. `self.broken` names those that are not sound,
-        `self.masked` counts the masked ones that were passed over."""
+        """Yield valid records, and masked ones only on request. `self.broken` names the invalid records;
+        `self.masked` counts the masked records that were skipped."""
         return map(Record.from_json, self.scan_json(masked, highest_first))
 
     def scan_json(
         self, masked: bool = False, highest_first: bool = False, read: Callable[[str], dict] | None = None
     ) -> Iterator[dict]:
-        """`scan`, as JSON objects. read: in place of `read_json`."""
+        """Yield the JSON objects of `scan`. read: a replacement for `read_json`."""
         self.broken, self.masked = [], 0
         for version in reversed(self.versions()) if highest_first else self.versions():
             try:
                 record = (read or self.read_json)(version)
-            except ToolError as error:  # broken, or removed since it was listed
+            except ToolError as error:  # broken, or removed after the listing
                 self.broken.append(str(error))
                 continue
             if masked or not record["masked"]:
@@ -133,14 +138,15 @@ class RecordStore:
                 self.masked += 1
 
     def records(self, masked: bool = False) -> list[Record]:
-        """All sound records, lowest version first; masked ones only when asked. `self.broken` names the others."""
+        """Return all valid records, lowest version first, and masked ones only on request. `self.broken` names the
+        others."""
         return list(self.scan(masked))
 
     def glance(self, names: tuple[str, ...], masked: bool = False) -> Iterator[dict]:
-        """`records` of which only the version, `masked` and the fields `names` count: of SHORT, or one other.
+        """Return `records` with only the version, `masked` and the fields `names`, which are fields of SHORT or one
+        other field.
 
-        For printing alone: files that are as an earlier glance found them are not opened. What judges reads the
-        records.
+        Use it only for printing: unchanged files are not opened again. Code that judges must read the records.
         """
         cached = SHORT if set(names) <= set(SHORT) else ("masked", *names)
         cache = RecordCache(self.glances / ("short" if cached is SHORT else names[0]), cached, self.folder)
@@ -159,26 +165,27 @@ class RecordStore:
         cache.save()
 
     def masked_versions(self) -> set[str]:
-        """The sound records that are masked."""
+        """Return the versions of the valid records that are masked."""
         return {record.version for record in self.scan(masked=True) if record.masked}
 
     def history(self, name: str) -> list[dict]:
-        """[{version, value}] of a field in the unmasked records, None where one lacks it; UsageError when all do."""
-        found, lacking = [], []
+        """Return [{version, value}] of a field in the unmasked records. The value is None if a record lacks the
+        field. Raise UsageError if all records lack it."""
+        entries, lacking = [], []
         for record in self.glance((holder(name),)):
             try:
                 value = field(record, name)
             except UsageError as error:
                 value = None
                 lacking.append(error)
-            found.append({"version": record["version"], "value": value})
-        if found and len(lacking) == len(found):
+            entries.append({"version": record["version"], "value": value})
+        if entries and len(lacking) == len(entries):
             raise lacking[0]
-        return found
+        return entries
 
     def left_out(self) -> list[str]:
-        """What the last scan did not serve: broken records and foreign files by name, masked records by their
-        number."""
+        """Describe the records that the last scan skipped: the names of broken records and foreign files, and the
+        number of masked records."""
         stems = self._stems()
         foreign = [stem for stem in stems if not VERSION.match(stem) and stem != self.restarts.stem]
         named = [
@@ -192,7 +199,7 @@ class RecordStore:
         return [*self.broken, *named, *masked]
 
     def create(self, version: str) -> Record:
-        """An empty record, written; Refused when the version has one."""
+        """Write and return an empty record. Raise Refused if the version has one."""
         with self.locked():
             if self.path(version).exists():
                 raise Refused(f"{version} is recorded already; change it with: update --version {version} --set …")
@@ -207,17 +214,18 @@ class RecordStore:
 
     @contextlib.contextmanager
     def editing(self, version: str) -> Iterator[dict]:
-        """The JSON object of a record, to change in place: read and written under one lock, written only when the
-        block ends well."""
+        """Give the JSON object of a record for changes in place. It is read and written under one lock. It is
+        written only if the block succeeds."""
         with self.locked():
             record = self.read_json(version)
             yield record
             self._write(record)
 
     def update(self, version: str, changes: dict[str, str]) -> dict:
-        """Set fields, named by dotted path, from text; the schema decides each value's type.
+        """Set fields, named by dotted path, from text. The schema decides the type of each value.
 
-        UsageError for what only the gate writes: a verdict or a measurement is never typed. Refused when it is masked.
+        Raise UsageError for fields that only the gate writes, such as verdicts and measurements. Raise Refused if the
+        record is masked.
         """
         with self.editing(version) as record:
             for name, text in changes.items():
@@ -226,20 +234,21 @@ class RecordStore:
         return record
 
     def append(self, version: str, name: str, items: list[str]) -> dict:
-        """Add items, each the text of a JSON value, to the list in the field `name`; refuses what `update` refuses."""
+        """Append items to the list in the field `name`. Each item is the text of a JSON value. The checks of
+        `update` apply."""
         with self.editing(version) as record:
             _check_free(record, name)
-            found = field(record, name)
-            if not isinstance(found, list):
+            values = field(record, name)
+            if not isinstance(values, list):
                 lists = ", ".join(key for key, value in record.items() if isinstance(value, list))
                 raise UsageError(f"'{name}' is no list; lists are: {lists}")
-            found += [_json(item, name, "JSON values") for item in items]
+            values += [_json(item, name, "JSON values") for item in items]
         return record
 
     def set_masked(self, versions: list[str], masked: bool) -> None:
-        """Mask or unmask; nothing changes unless all versions exist.
+        """Mask or unmask records. Nothing changes unless all versions exist.
 
-        UsageError for masking v0 or the best version: planning starts from them.
+        Raise UsageError for masking v0 or the best version, because planning starts from them.
         """
         with self.locked():
             records = [self.read(version) for version in versions]
@@ -255,10 +264,9 @@ class RecordStore:
         bundle.write_json(self.path(record["version"]), record)
 
     def best(self) -> Record | None:
-        """The version to beat: the last accepted one. Each acceptance beat the one before in a paired
-        measurement, so the last is the best; latencies recorded at different times are never compared.
-        Masking hides a record from planning, not from this. UsageError when a later record is broken: it might be
-        the best."""
+        """Return the version to beat: the last accepted one. Each accepted version beat the one before in a paired
+        measurement, so the last one is the best. Latencies from different times are never compared. Masking has no
+        effect here. Raise UsageError if a later record is broken, because it could be the best."""
         for version in reversed(self.versions()):
             if self._has_no_commit(version):
                 continue
@@ -271,20 +279,20 @@ class RecordStore:
         return None
 
     def _has_no_commit(self, version: str) -> bool:
-        """Does its text say so? Thousands of refused rounds may follow the best one, and need not be read for that.
-        In a string of a record the quotes would be escaped."""
-        with contextlib.suppress(UsageError, OSError):  # `read` words what is wrong
+        """Return whether the text of a record says that it has no commit. This avoids parsing thousands of rejected
+        rounds after the best one. Quotes inside a JSON string are escaped, so a string cannot match."""
+        with contextlib.suppress(UsageError, OSError):  # `read` reports the error
             return b'"git_commit_hash": null' in bundle.read_bytes(self.path(version))
         return False
 
     def next_version(self) -> str:
-        """One above the highest recorded version, masked or not."""
+        """Return one above the highest recorded version, masked or not."""
         versions = self.versions()
         return f"v{version_number(versions[-1]) + 1}" if versions else "v0"
 
 
 def load(path: Path) -> dict:
-    """The sound record in `path`; UsageError names the file and what is wrong with it."""
+    """Read the valid record in `path`. The UsageError names the file and its error."""
     try:
         text = path.read_bytes().decode("utf-8")
         record = bundle.loads(text)
@@ -297,9 +305,9 @@ def load(path: Path) -> dict:
 
 
 def check(record, title: str, escapes: bool = False) -> None:
-    """UsageError names the first field of `title` that does not fit the schema.
+    """Check `record` against the schema. The UsageError names the first invalid field of `title`.
 
-    escapes: the text that it was read from has some, which may stand for half a character that cannot be written.
+    escapes: whether the source text has escapes. An escape can encode a lone surrogate, which cannot be written.
     """
     bundle.validate(record, SCHEMA, title)
     if not escapes:
@@ -311,12 +319,12 @@ def check(record, title: str, escapes: bool = False) -> None:
 
 
 def now() -> str:
-    """The time in UTC, as records write it."""
+    """Return the time in UTC, in the format of the records."""
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def empty(version: str) -> Record:
-    """A record of `version` in which nothing is known yet, made from the schema's own list of fields."""
+    """Make an empty record of `version` from the schema's list of fields."""
     schema = bundle.read_json(bundle.REFERENCE / SCHEMA)
     return Record.from_json({**_blank(schema), "version": version, "masked": False, "timestamp": now()})
 
@@ -328,7 +336,7 @@ def _blank(schema: dict):
 
 
 def field(record: dict, name: str):
-    """The value at a dotted path; UsageError names the part that does not exist."""
+    """Return the value at a dotted path. The UsageError names the part that does not exist."""
     value = record
     for part in name.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -338,8 +346,8 @@ def field(record: dict, name: str):
 
 
 def holder(name: str) -> str:
-    """The field that is in every record, at the top or one below, and holds what the dotted path `name` leads to;
-    "masked" when none does."""
+    """Return the field that holds the value at the dotted path `name`. The field is in every record, at the top
+    level or one below. Return "masked" if there is no such field."""
     fields = bundle.read_json(bundle.REFERENCE / SCHEMA)["properties"]
     top, second = [*name.split("."), ""][:2]
     if second in fields.get(top, {}).get("properties", {}):
@@ -348,7 +356,7 @@ def holder(name: str) -> str:
 
 
 def joined(version: str, names: tuple[str, ...], values: list) -> dict:
-    """A record of these fields alone, dotted paths of at most two parts."""
+    """Make a record of only these fields. The names are dotted paths of at most two parts."""
     record: dict = {"version": version}
     for name, value in zip(names, values, strict=True):
         top, _, second = name.partition(".")
@@ -360,28 +368,28 @@ def joined(version: str, names: tuple[str, ...], values: list) -> dict:
 
 
 def differences(before: dict, after: dict, path: str = "") -> list[dict]:
-    """The fields in which two records differ, in their order: {field, from, to}, of the record's own lists {field,
-    removed, added}.
+    """Return the fields in which two records differ, in order: {field, from, to}, and {field, removed, added} for
+    lists.
 
-    A field that only one side has (a workload, say) is None on the other. What differs by nature (version, timestamp)
-    is left out. Latencies stand side by side and are not divided: only a paired comparison tells a speed-up.
+    A field on only one side, such as a workload, is None on the other. Fields that always differ (version, timestamp)
+    are left out. Latencies are listed without a ratio, because only a paired comparison measures a speed-up.
     """
-    found = []
+    changes = []
     for name in [*before, *(name for name in after if name not in before)]:
         old, new, where = before.get(name), after.get(name), f"{path}{name}"
         if old == new or where in ("version", "timestamp"):
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{where}.")
+            changes += differences(old, new, f"{where}.")
         elif isinstance(old, list) and not path:
-            found.append({"field": where, "removed": _without(old, new), "added": _without(new, old)})
+            changes.append({"field": where, "removed": _without(old, new), "added": _without(new, old)})
         else:
-            found.append({"field": where, "from": old, "to": new})
-    return found
+            changes.append({"field": where, "from": old, "to": new})
+    return changes
 
 
 def _without(items: list, others: list) -> list:
-    """`items`, less one for each of `others` that it holds."""
+    """Return `items` without one occurrence of each of `others`."""
     left = list(items)
     for other in others:
         if other in left:
@@ -390,12 +398,12 @@ def _without(items: list, others: list) -> list:
 
 
 def _number(version: str) -> int:
-    """`version_number` of what is known to be a version."""
+    """Return `version_number` of a valid version name."""
     return int(version[1:])
 
 
 def _check_free(record: dict, name: str) -> None:
-    """Refused when the record is masked, UsageError when the field is not for its author to write."""
+    """Raise Refused if the record is masked, and UsageError if authors may not write the field."""
     if record["masked"]:
         raise Refused(f"{record['version']} is masked: discarded memory; unmask takes it back")
     judged = record["quality_gate"]["result"] is not None
@@ -406,7 +414,7 @@ def _check_free(record: dict, name: str) -> None:
 
 
 def _assign(record: dict, name: str, text: str) -> None:
-    """Put `text` into the field `name`, as the type that the schema gives that field."""
+    """Convert `text` to the type that the schema gives to the field `name`, and set the field."""
     field(record, name)
     schema = bundle.read_json(bundle.REFERENCE / SCHEMA)
     holder = record
@@ -439,7 +447,7 @@ def _json(text: str, name: str, wanted: str):
 
 
 def _check_text(text: str, name: str) -> None:
-    """UsageError for half a character, which cannot be written."""
+    """Raise UsageError for a lone surrogate, which cannot be written."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

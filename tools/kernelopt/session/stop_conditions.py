@@ -1,5 +1,4 @@
-"""The Stop Conditions of a task: how they read, and whether a record meets them. Pure functions of recorded
-evidence."""
+"""The Stop Conditions of a task: their wording, and whether a record meets them. All functions are pure."""
 
 import re
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ BASIS_VALUE = re.compile(r": ([\d.]+) (\S+) <-")  # of a citation (wiki.Row.cita
 
 @dataclass(frozen=True)
 class Standing:
-    """A target beside what a version achieved, in the target's unit; None where that was not measured. problem: see
-    `off_basis`; such a target is not met."""
+    """A target and the value that a version achieved, in the target's unit. The value is None if it was not
+    measured. problem: see `off_basis`; such a target is not met."""
 
     target: Target
     achieved: float | None
@@ -29,34 +28,34 @@ class Standing:
 
 
 def sign(metric: str) -> str:
-    """On which side of its target a metric should be."""
+    """Return the comparison sign for a metric and its target."""
     return "<=" if metric == "latency_us" else ">="
 
 
 def stop_line(target: Target) -> str:
-    """A Stop Condition as the README says it."""
+    """Format a Stop Condition for the README."""
     share = f"{target.share_pct:g} % of " if target.share_pct is not None else ""
     wanted = f"{target.metric} {sign(target.metric)} {target.target} {target.unit}"
     return f"- {target.workload}: {wanted}, {share}{target.basis}{reach(target)}"
 
 
 def is_documented(target: Target) -> bool:
-    """Does a target rest on a documented peak, which nobody measured on such a card?"""
+    """Return whether a target rests on a documented peak that was not measured."""
     return target.basis.startswith(DOCUMENTED_ROWS)
 
 
 def reach(target: Target) -> str:
-    """What to add to a target that rests on paper alone."""
+    """Return the note for a target that rests only on documents."""
     return " (documented, may be out of reach)" if is_documented(target) else ""
 
 
 def standings(targets: Sequence[Target], record: Record | None) -> list[Standing]:
-    """Each Stop Condition against the best record; None: no version is accepted."""
+    """Compare each Stop Condition with the best record. None means that no version is accepted."""
     return [standing(target, achieved_value(target, record)) for target in targets]
 
 
 def standing(target: Target, achieved: float | None) -> Standing:
-    """A target against the value that was achieved."""
+    """Compare a target with the achieved value."""
     lower_is_better = sign(target.metric) == "<="
     reached = achieved is not None and (achieved <= target.target if lower_is_better else achieved >= target.target)
     problem = off_basis(target)
@@ -64,13 +63,13 @@ def standing(target: Target, achieved: float | None) -> Standing:
 
 
 def are_met(targets: Sequence[Target], record: Record | None) -> bool:
-    """Does the record meet every target? False when there is no target."""
+    """Return whether the record meets every target. Without targets, return False."""
     return bool(targets) and all(checked.met for checked in standings(targets, record))
 
 
 def off_basis(target: Target) -> str | None:
-    """How a target differs from the share (share_pct) of its cited basis that Step 0 made it; None where it does
-    not, or cites nothing."""
+    """Return how a target differs from its share (share_pct) of the cited basis. Return None if it does not differ
+    or cites nothing."""
     cited, share = BASIS_VALUE.search(target.basis), target.share_pct
     if cited is None or share is None:
         return None
@@ -87,7 +86,7 @@ def off_basis(target: Target) -> str | None:
 
 
 def achieved_value(target: Target, record: Record | None) -> float | None:
-    """What a record says of the target's metric; None where it was not measured for that workload."""
+    """Return the record's value for the target's metric, or None if it was not measured for that workload."""
     if record is None or record.performance.workload != target.workload:
         return None
     return getattr(record.performance, target.metric)

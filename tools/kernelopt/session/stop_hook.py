@@ -1,8 +1,7 @@
-"""A Stop hook for Claude Code: an agent may not end its turn while an armed goal of a workspace is unmet. At most six
-times.
+"""A Stop hook for Claude Code. It keeps an agent from ending its turn while an armed goal is unmet, at most six times.
 
-It goes by recorded evidence alone: the last accepted record, and kernel.py must be what that record measured. Whatever
-goes wrong in here blocks nobody. Imports little, since it runs at each end of a turn (0.05 s).
+The hook uses only recorded evidence: the last accepted record, whose kernel must be the present kernel.py. An error in
+the hook blocks no turn. The module imports little, because it runs at each end of a turn (0.05 s).
 """
 
 import json
@@ -20,7 +19,7 @@ ARMED = Path(".loop") / "goal.json"
 
 
 def main(words: list[str]) -> int:
-    """Print Claude Code's answer that blocks, or nothing. Always 0. words: the workspace."""
+    """Print Claude Code's blocking answer, or nothing. Always return 0. words: the workspace."""
     if len(words) != 1:
         say("check_goal.py --hook: name one workspace: check_goal.py W --hook; nothing is blocked")
         return 0
@@ -35,7 +34,8 @@ def main(words: list[str]) -> int:
 
 
 def why_not(root: Path) -> str | None:
-    """Why the turn may not end yet; None when it may. Counts how often it said so, and disarms when the goal is met."""
+    """Return the reason why the turn may not end yet, or None. Count the refusals, and disarm the goal when it is
+    met."""
     armed = root / ARMED
     if not armed.is_file():
         return None
@@ -55,7 +55,7 @@ def why_not(root: Path) -> str | None:
 
 
 def goals_unmet(root: Path) -> list[str]:
-    """A line for each target that the last accepted version misses; [] when all are met."""
+    """Return one line for each target that the last accepted version misses. The list is empty if all are met."""
     task = Task.from_json(bundle.loads(TASK_BLOCK.search(bundle.read_bytes(root / "README.md").decode())[1]))
     best = last_accepted(root)
     if best is None:
@@ -71,7 +71,7 @@ def goals_unmet(root: Path) -> list[str]:
 
 
 def last_accepted(root: Path) -> Record | None:
-    """The record with the highest version that was accepted, masked or not; broken files are passed over."""
+    """Return the accepted record with the highest version, masked or not. Broken files are skipped."""
     names = [path for path in (root / "memory").glob("v*.json") if VERSION.match(path.stem)]
     for path in sorted(names, key=lambda path: -version_number(path.stem)):
         try:

@@ -1,4 +1,4 @@
-"""What a measuring command works on: a workspace, or a kernel beside a reference."""
+"""The target of a measuring command: a workspace, or a kernel and its reference."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,9 @@ from .workspace import Workspace, dtype_name
 
 @dataclass(frozen=True)
 class KernelUnderTest:
-    """A kernel beside its reference, and what counts as right: dtype and tolerance (None: what the inputs and the dtype
-    say), libraries: torch and vendor libraries may do the core work, only_these_shapes: no others are tried."""
+    """A kernel, its reference and the rules for a correct result. dtype, tolerance: None derives them from the
+    inputs and the dtype. libraries: whether torch and vendor libraries may do the core work. only_these_shapes:
+    whether the checks use no other shapes."""
 
     kernel: Path
     reference: Path
@@ -23,12 +24,13 @@ class KernelUnderTest:
 
     @property
     def cache(self) -> Path | None:
-        """Where compiled kernels may be kept; None keeps none."""
+        """The folder for compiled kernels, or None for no cache."""
         return self.workspace.cache if self.workspace else None
 
 
 def resolve(args) -> KernelUnderTest:
-    """The kernel that --workspace, or --kernel with --reference, names; UsageError for any other mixture."""
+    """Return the kernel that --workspace, or --kernel with --reference, names. Raise UsageError for any other
+    combination."""
     if args.workspace:
         if args.kernel or args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --kernel, --reference and --dtype")
@@ -49,7 +51,7 @@ def resolve(args) -> KernelUnderTest:
 
 
 def of_workspace(workspace: Workspace, task: Task) -> KernelUnderTest:
-    """The workspace's own kernel and reference, with the dtype, the tolerance and the rules of its Task block."""
+    """Return the workspace's kernel and reference, with the dtype, the tolerance and the rules of its Task block."""
     return KernelUnderTest(
         workspace.kernel,
         workspace.reference,

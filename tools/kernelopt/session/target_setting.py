@@ -1,4 +1,4 @@
-"""The Stop Conditions that Step 0 sets: a share of the rate that a workload can attain."""
+"""The Stop Conditions that Step 0 sets. Each one is a share of the attainable rate of a workload."""
 
 from ..hardware import roofline
 from ..hardware.roofline import TARGET_SHARE_PCT, Roof
@@ -7,7 +7,7 @@ from .task import Target
 
 
 def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> Target:
-    """`share_pct` of the attainable rate of whatever bounds the workload."""
+    """Set `share_pct` of the attainable rate of the resource that bounds the workload."""
     if roofline.bound(work.flops, work.bytes_min, roof).bound == "compute":
         row, metric, unit = roof.compute, "tflops", "TFLOPS"
     else:
@@ -17,8 +17,8 @@ def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHA
 
 
 def of_ceiling(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> Target:
-    """For a default workload that cannot reach its memory-bound floor: `share_pct` of what this GPU's memory gave to a
-    kernel that moves this problem's bytes and does no more."""
+    """Set a target for a default workload that cannot reach its memory-bound floor. The target is `share_pct` of the
+    bandwidth of a kernel that only moves the problem's bytes on this GPU."""
     ceiling = round(ceiling_gbps, 1)
     return Target(
         workload="default",

@@ -1,4 +1,4 @@
-"""The Task block of a workspace: what is asked of the kernel, on which platform, and when it is done."""
+"""The Task block of a workspace: the kernel's requirements, the platform and the Stop Conditions."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from ..hardware.work import ABSENT, Work, present
 class Target:
     """One Stop Condition. metric: bandwidth_gbps, tflops or latency_us. target: in `unit` (GB/s, TFLOPS, us).
 
-    share_pct: the percentage of `basis` that the target is; None where nobody wrote it down. basis: the citation of the
-    value that the target comes from.
+    share_pct: the target as a percentage of `basis`, or None if it is not recorded. basis: the citation of the value
+    that the target comes from.
     """
 
     workload: str
@@ -29,8 +29,8 @@ class Target:
 class Task:
     """The Task block (reference/task.schema.json). A field with a default is a key that may be absent.
 
-    shapes and work: by workload; None until they are counted. dtype None: as the reference makes its inputs. tolerance
-    None: the default of the dtype. calibration: a file of the workspace, or nothing (None or ABSENT).
+    shapes, work: by workload; None before they are counted. dtype: None uses the dtype of the reference's inputs.
+    tolerance: None uses the default of the dtype. calibration: a file of the workspace, or None or ABSENT.
     """
 
     platform: str | None
@@ -49,7 +49,7 @@ class Task:
 
     @classmethod
     def from_json(cls, value: dict) -> "Task":
-        """The Task of a JSON object, which its schema has passed."""
+        """Make a Task from a JSON object that its schema has accepted."""
         work = value["work"]
         counted = None if work is None else {name: Work.from_json(part) for name, part in work.items()}
         return cls(**{**value, "work": counted, "targets": tuple(Target(**target) for target in value["targets"])})
@@ -60,5 +60,5 @@ class Task:
         return {**present(self), "work": work, "targets": [target.to_json() for target in self.targets]}
 
     def work_of(self, workload: str = "default") -> Work | None:
-        """The least work of a workload; None while it is not counted."""
+        """Return the least work of a workload, or None before it is counted."""
         return (self.work or {}).get(workload)

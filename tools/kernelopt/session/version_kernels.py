@@ -1,4 +1,4 @@
-"""A round of the loop: judge the candidate of a workspace, then accept it or put the best version back."""
+"""The kernels of recorded versions."""
 
 import contextlib
 import hashlib
@@ -13,14 +13,13 @@ KEPT = ("versions", "rejected")  # folders with kernels of other versions
 
 
 def kernel_digest(workspace: Workspace, revision: str) -> str:
-    """SHA-256 of kernel.py in a revision."""
+    """Return the SHA-256 of kernel.py in a revision."""
     return hashlib.sha256(workspace.file_at(revision, "kernel.py")).hexdigest()
 
 
 def kernel_of(workspace: Workspace, record: Record) -> bytes:
-    """kernel.py of a version, byte for byte what was judged (its SHA-256 says so): from the history, from versions/
-    (an archive has that in its place), from rejected/, or as it lies in the workspace. UsageError when none of them
-    is it."""
+    """Return the judged kernel.py of a version, verified by its SHA-256. The places are the history, versions/ (for
+    archives), rejected/, and the workspace itself. Raise UsageError if no place has it."""
     for content in _candidates(workspace, record):
         if hashlib.sha256(content).hexdigest() == record.kernel_sha256:
             return content
@@ -29,7 +28,7 @@ def kernel_of(workspace: Workspace, record: Record) -> bytes:
 
 def _candidates(workspace: Workspace, record: Record) -> Iterator[bytes]:
     if commit := record.git_commit_hash:
-        with contextlib.suppress(ToolError):  # a workspace that was copied without its history
+        with contextlib.suppress(ToolError):  # the workspace may be a copy without its history
             yield workspace.file_at(commit, "kernel.py")
     copies = [sorted((workspace.root / name).glob(f"{record.version}_kernel*.py")) for name in KEPT]
     for path in (*itertools.chain(*copies), workspace.kernel):

@@ -1,7 +1,7 @@
-"""One optimisation session on disk: its files, its Task block, its git history.
+"""One optimisation session on disk: its files, its Task block and its git history.
 
-The README is the one source of truth: its `## Task` section holds a fenced json block that the tools read
-(`reference/task.schema.json`), and the sections below are for people.
+The README is the only source of the task. Its `## Task` section holds a fenced json block for the tools
+(`reference/task.schema.json`). The sections below it are for people.
 """
 
 import ast
@@ -28,20 +28,20 @@ DTYPES = {
     "bf16": ("bf16", "bfloat16"),
 }
 GIT_S = 120  # seconds for a git command
-KEPT_FILE = ".loop/kept.tar"  # there while agents work (loop/snapshot.py)
-# Records name the commit they belong to, so they stand beside the history, not in it.
+KEPT_FILE = ".loop/kept.tar"  # exists while agents work (loop/snapshot.py)
+# Records name their commit, so they are not part of the history.
 IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
 
 
 def version_number(version: str) -> int:
-    """3 for "v3"; UsageError for anything but v0, v1, v2 …"""
+    """Return 3 for "v3". Raise UsageError for other names than v0, v1, v2 …"""
     if not VERSION.match(version):
         raise UsageError(f"{version!r} is no version; versions are v0, v1, v2, …")
     return int(version[1:])
 
 
 def dtype_name(name: str) -> str:
-    """The bundle's spelling of a dtype: bf16 for "bfloat16", "torch.bfloat16" or "BF16"."""
+    """Return the bundle's name of a dtype: bf16 for "bfloat16", "torch.bfloat16" or "BF16"."""
     plain = name.lower().removeprefix("torch.")
     for short, spellings in DTYPES.items():
         if plain in spellings:
@@ -50,7 +50,8 @@ def dtype_name(name: str) -> str:
 
 
 def defined_names(path: Path) -> set[str]:
-    """Names that a Python file defines or imports at its top; UsageError when it is none."""
+    """Return the names that a Python file defines or imports at top level. Raise UsageError if it is not a Python
+    file."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except OSError:
@@ -77,12 +78,12 @@ def is_reference(names: set[str]) -> bool:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; UsageError when it is none."""
+    """Return the SHA-256 of a file in hexadecimal. Raise UsageError if the file cannot be read."""
     return hashlib.sha256(bundle.read_bytes(path)).hexdigest()
 
 
 class Workspace:
-    """The folder of one session; `Workspace(path)` refuses a folder that is none."""
+    """The folder of one session. `Workspace(path)` refuses a folder that is not a workspace."""
 
     def __init__(self, root: Path):
         self.root = Path(os.path.realpath(root))  # Path.resolve fails where a link leads to itself
@@ -105,7 +106,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def locked(self):
-        """Only one gate at a time works on a workspace; EnvironmentLacks for the second."""
+        """Let only one gate at a time work on a workspace. The second one gets EnvironmentLacks."""
         if not (self.root / ".git").is_dir():
             raise UsageError(f"{self.root} has no history (.git), so that nothing can be judged there")
         with bundle.lock_file(self.root / ".git" / "kernelopt-lock") as handle:  # not in a folder that people clear
@@ -118,15 +119,15 @@ class Workspace:
     # --- the README -----------------------------------------------------------------------------------------
 
     def task(self) -> Task:
-        """The Task block, checked against its schema."""
+        """Return the Task block, checked against its schema."""
         return parse_task(self.readme.read_bytes(), str(self.readme))
 
     def task_at(self, revision: str) -> Task:
-        """The Task block as it was at a revision."""
+        """Return the Task block at a revision."""
         return parse_task(self.file_at(revision, "README.md"), f"README.md of {revision[:12]}")
 
     def update_readme(self, task: Task, sections: dict[str, str]) -> None:
-        """Replace the Task block and the text of the named sections; the rest stays as it is."""
+        """Replace the Task block and the text of the named sections. Other text does not change."""
         block = task.to_json()
         bundle.validate(block, "task.schema.json", "Task block")
         text = self.readme.read_text(encoding="utf-8")
@@ -139,40 +140,40 @@ class Workspace:
     # --- git ------------------------------------------------------------------------------------------------
 
     def git(self, *arguments: str) -> str:
-        """Output of a git command in the workspace; UsageError when git refuses."""
+        """Return the output of a git command in the workspace. Raise UsageError if git fails."""
         done = run_git(self.root, *arguments)
         if done.returncode:
             raise UsageError(f"git {arguments[0]} failed in {self.root}: {done.stderr.decode().strip()}")
         return done.stdout.decode().strip()
 
     def commit(self, message: str) -> str:
-        """Commit everything that git does not ignore; the new commit's full hash."""
-        self.git("read-tree", "--empty")  # an index from nothing: no flag in the old one keeps a change back
+        """Commit all files that git does not ignore. Return the full hash of the new commit."""
+        self.git("read-tree", "--empty")  # a new index, because flags in the old one could hide a change
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
         return self.git("rev-parse", "HEAD")
 
     def file_at(self, revision: str, name: str) -> bytes:
-        """A tracked file at a revision, byte for byte."""
+        """Return the bytes of a tracked file at a revision."""
         done = run_git(self.root, "show", f"{revision}:{name}")
         if done.returncode:
             raise UsageError(f"{revision}:{name} is not in the history of {self.root}")
         return done.stdout
 
     def extract(self, revision: str, folder: Path) -> Path:
-        """kernel.py of a revision, written into `folder`."""
+        """Write kernel.py of a revision into `folder`."""
         path = folder / f"kernel_{revision[:12].replace('/', '_')}.py"
         bundle.write_bytes(path, self.file_at(revision, "kernel.py"))
         return path
 
     def first_reference(self) -> bytes:
-        """reference.py as the session began with it: the oracle that may not change."""
+        """Return reference.py of the first commit. This oracle may not change."""
         first = self.git("rev-list", "--max-parents=0", "HEAD").splitlines()[-1]
         return self.file_at(first, "reference.py")
 
 
 def parse_task(readme: bytes, name: str) -> Task:
-    """The Task block of a workspace's README; UsageError says what is wrong with the file of that name."""
+    """Return the Task block of a workspace's README. The UsageError names the file and its error."""
     try:
         match = TASK_BLOCK.search(readme.decode("utf-8"))
     except UnicodeDecodeError:
@@ -188,8 +189,7 @@ def parse_task(readme: bytes, name: str) -> Task:
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """git in `folder`, deaf to GIT_DIR and its like, which would lead it into another repository, and to replaced
-    objects."""
+    """Run git in `folder`. Ignore replaced objects, and variables such as GIT_DIR that point to another repository."""
     try:
         return subprocess.run(
             ["git", "--no-replace-objects", "-C", str(folder), *arguments],
@@ -208,7 +208,7 @@ def environment_without_git() -> dict[str, str]:
 
 
 def replace_section(text: str, title: str, body: str) -> str:
-    """`text` with the body of `## title` replaced; a section that is absent is appended."""
+    """Replace the body of `## title` in `text`. An absent section is appended."""
     section = f"## {title}\n\n{body.strip()}\n\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
     if pattern.search(text):
@@ -223,9 +223,9 @@ def create(
 
     beside: more files, by their names in the workspace.
 
-    kernel: ModelNew or kernel_function, or a reference alone (then Stage 1 writes the kernel).
-    reference: Model and get_inputs; may be left out when `kernel` defines them too.
-    Nothing is left behind when it fails; an existing folder is never written into.
+    kernel: ModelNew or kernel_function, or only a reference (then Stage 1 writes the kernel). reference: Model and
+    get_inputs; optional if `kernel` defines them too. A failure leaves no files behind. An existing folder is never
+    changed.
     """
     if not NAME.match(name):
         raise UsageError(f"{name!r} is no name: letters, digits, '_' and '-', beginning with a letter or digit")
@@ -248,7 +248,7 @@ def create(
 
 
 def check_sources(kernel: Path, reference: Path | None) -> Path:
-    """The file that becomes reference.py; UsageError when the two files do not make a problem."""
+    """Return the file that becomes reference.py. Raise UsageError if the two files do not define a problem."""
     names = defined_names(kernel)
     if reference is not None:
         if not is_reference(defined_names(reference)):

@@ -6,11 +6,11 @@ import torch
 
 from . import tensor_trees
 
-BASELINE_CAP = 4  # however inexact PyTorch is, no more than so many tolerances
+BASELINE_CAP = 4  # however inexact PyTorch is, the bound is at most this number of tolerances
 LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
-LOST = 0.5  # an element whose error exceeds so much of itself is lost, whatever the scale of the others
-TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush what is below
-FEW = 32  # of fewer elements no share is told
+LOST = 0.5  # an element is lost when its error exceeds this share of it, whatever the scale of the others
+TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush smaller numbers to zero
+FEW = 32  # no share is reported for fewer elements
 
 
 def compare(
@@ -22,8 +22,8 @@ def compare(
     An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the scale
     of the result is. bound: the tolerance, or twice the baseline's own worst error where PyTorch is less exact than
     that (at most BASELINE_CAP tolerances). An element that agrees with the baseline within the tolerance is right too:
-    rounding decides an argmax, and fp16 overflows. usual_rms: what stands for the rms of an output with few elements,
-    one sum near 0, say, whose own is no scale.
+    rounding decides an argmax, and fp16 overflows. usual_rms: replaces the rms of an output with few elements, because
+    a single sum near 0 is no scale.
     """
     layout = {
         "shape": list(actual.shape),
@@ -61,7 +61,8 @@ def compare(
 
 
 def root_mean_square(values: torch.Tensor) -> float:
-    """0 of nothing; over the largest, whose square may be infinite."""
+    """The rms of a tensor; 0 for an empty one. It divides by the largest element first, because squares may
+    overflow."""
     largest = float(values.double().abs().max()) if values.numel() else 0.0
     return largest * math.sqrt(float((values.double() / largest).square().mean())) if largest else 0.0
 
@@ -75,7 +76,7 @@ def trivial_answers(
 ) -> list[str]:
     """Which answers that compute nothing would pass for the right one: zeros, ones, an input, another call's result.
 
-    other: the baseline on other inputs. A task with such an answer can judge no kernel.
+    other: the baseline on other inputs. A task with such an answer cannot judge a kernel.
     """
     answers = {
         "an output of zeros": [torch.zeros_like(tensor) for tensor in baseline],
@@ -115,7 +116,7 @@ def deviation(
 ) -> "Deviation":
     """Error statistics of flat tensors against `exact`; an element within the bound of `also` has no error.
 
-    Some elements at a time, so that float64 copies of large outputs fit.
+    The work is done in chunks, so that float64 copies of large outputs fit.
     """
     statistics = Deviation(bound, rms)
     step = 1 << 26

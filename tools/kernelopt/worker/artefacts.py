@@ -1,4 +1,4 @@
-"""What Triton made of a kernel's file: the compiled stages, their resources, and what an autotuner chose."""
+"""Triton's results for a kernel's file: the compiled stages, their resources, and the autotuner's choice."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ def of_module(module, folder: str | None) -> list[dict]:
     """[{name, compiled: [{registers, spills, shared_bytes, num_warps, num_stages, files}], autotuned}] of the Triton
     kernels of a module. With a folder the stages of each compilation are written there.
 
-    compiled: None where this version of Triton keeps it where nobody looked for it; [] of a kernel that was never
-    launched. autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
+    compiled: None when this version of Triton keeps it in an unknown place; [] for a kernel that was never launched.
+    autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
     """
     kernels = []
     for name, value in vars(module).items():
@@ -41,8 +41,8 @@ def _innermost(value) -> JITFunction | None:
 
 
 def _compilations(kernel: JITFunction) -> list | None:
-    """The compiled kernels; None where this version of Triton keeps them in neither place. By device and key, 3.2 has
-    them in `cache`, 3.3 and newer as the first part of a tuple in `device_caches`."""
+    """The compiled kernels; None when this version of Triton keeps them in neither place. Triton 3.2 keeps them in
+    `cache`, by device and key. Triton 3.3 and newer keep them in `device_caches`, as the first part of a tuple."""
     place = next((name for name in ("device_caches", "cache") if hasattr(kernel, name)), None)
     if place is None:
         return None
@@ -81,6 +81,6 @@ def _autotuned(value) -> dict | None:
 
 
 def _microseconds(times) -> list[float]:
-    """Triton keeps milliseconds; a configuration that cannot run has infinity, which JSON does not know."""
+    """Triton keeps milliseconds; a configuration that cannot run has infinity, which JSON cannot hold."""
     each = times if isinstance(times, list | tuple) else [times]
     return [1000 * time for time in each if time != float("inf")]

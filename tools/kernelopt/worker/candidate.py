@@ -1,4 +1,4 @@
-"""Jobs that run a candidate and store what it returns: nothing here says whether that is right."""
+"""Jobs that run a candidate and store its outputs. They do not judge the outputs."""
 
 import contextlib
 import time
@@ -12,9 +12,9 @@ from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
 from .state import identical
 
-SETTLE_S = 0.02  # so long a thread or stream of the candidate may still change an output before that is looked for
-GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which take as much memory again
-STREAM_HELD_CYCLES = 400_000  # about 0.2 ms, in which work that does not wait for the current stream comes too early
+SETTLE_S = 0.02  # wait before the check for late writes by a thread or stream of the candidate
+GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which double the memory
+STREAM_HELD_CYCLES = 400_000  # about 0.2 ms; work that does not wait for the current stream runs too early in it
 WARM_UP_CALLS = 3
 
 
@@ -22,8 +22,8 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or
     {error}]}.
 
-    cases: [{path, other, variant, first}]. Stops at the first case that raises, for after a CUDA error the process is
-    of no further use; a variant may raise. trace: tell which GPU kernels a call launches, once a workload.
+    cases: [{path, other, variant, first}]. Stops at the first case that raises, because the process is useless after a
+    CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
     """
     candidate, done, elements = Candidate(context, kernel), [], 0
     trace = trace and context.device == "cuda"
@@ -55,7 +55,7 @@ def works(context: Context) -> bool:
 
 class Run:
     """One case: the kernel is called on some contents, on other contents in the same memory, and on the first contents
-    in other memory, so that an answer that hangs on a pointer, a former call or a captured graph shows as wrong."""
+    in other memory, so that an answer that depends on a pointer, an earlier call or a captured graph is wrong."""
 
     def __init__(self, context: Context, candidate: Candidate, entry: dict, guarded: bool):
         self.context, self.entry = context, entry
@@ -66,16 +66,16 @@ class Run:
         self.watched = {} if entry["variant"] else state.watched(self.case.state)
         self.state = state.State(self.kernel.bound, self.watched)
         self.changed: set[str] = set()
-        self.first_state: dict[str, torch.Tensor] = {}  # what the first call changed, as it left it
+        self.first_state: dict[str, torch.Tensor] = {}  # the state that the first call changed, after that call
         self.guards = Guards()
         self.guarded = (
             guarded and tensor_trees.held_bytes(tensor_trees.input_tensors(self.case.inputs)) <= GUARDED_BYTES
         )
         self.fails_guarded = False
         self.mutated: set[int] = set()
-        self.structures: list[str] = []  # of what the calls returned
-        self.live: list[list[torch.Tensor]] = []  # what the calls returned
-        self.kept: list[list[torch.Tensor]] = []  # copies of it, taken at once
+        self.structures: list[str] = []  # of the calls' results
+        self.live: list[list[torch.Tensor]] = []  # the calls' results
+        self.kept: list[list[torch.Tensor]] = []  # copies of the results, made right after each call
         self.taken: set[int] = set()  # storages of inputs and of former outputs
         self.aliased = False
 
@@ -84,7 +84,7 @@ class Run:
         memory = self._memory(self.case)
         self._call(memory, self.case)
         self._restore()
-        self.guards.fill = 0  # what is never written may be right once, -1 and True say, and not twice
+        self.guards.fill = 0  # unwritten memory may match one fill, never both
         if self.other:
             self._call(memory if same_shapes(self.case, self.other) else self._memory(self.other), self.other)
             self._restore()
@@ -127,7 +127,7 @@ class Run:
         return lambda: problem.call(self.kernel, arguments)
 
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
-        """Put the case's contents into memory, call the kernel, and copy what it returns, all on the current stream."""
+        """Put the case's contents into memory, call the kernel, and copy its results, all on the current stream."""
         contents = [tensor.to(self.context.device) for tensor in tensor_trees.input_tensors(case.inputs)]
         self.context.synchronize()
         poison(self.context.device, contents)
@@ -147,8 +147,8 @@ class Run:
         self.mutated |= {i for i, pair in enumerate(zip(memory, contents, strict=True)) if not identical(*pair)}
 
     def _restore(self) -> None:
-        """Each call starts from the parameters and buffers of the case, as the reference does; what a call changed
-        is noted."""
+        """Each call starts from the parameters and buffers of the case, as the reference does; the method notes what a
+        call changed."""
         left = self.state.changed()
         if len(self.live) == 1:
             self.first_state = {name: tensor.to("cpu", copy=True) for name, tensor in left.items()}
@@ -176,7 +176,7 @@ class Run:
         return returned(result)
 
     def _store(self, path: str, deterministic: bool | None) -> None:
-        """A file for each call, but for a third one whose outputs equal the first's, which had the same contents."""
+        """One file per call. A third call gets none when its outputs equal the first's, which had the same contents."""
         for number, tensors in enumerate(self.kept[:2] if deterministic else self.kept):
             left = self.first_state if number == 0 and self.watched else None
             self.candidate.save(tensors, f"{path}-{number}.pt", self.structures[number], left)
@@ -201,8 +201,8 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
 
 def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> dict:
     """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch,
-    window, triton}. compiled: a folder for what Triton compiled; triton tells of it, and what autotuners chose (see
-    Candidate.triton)."""
+    window, triton}. compiled: a folder for Triton's compiled stages. triton: describes them and the autotuners' choices
+    (see Candidate.triton)."""
     candidate = Candidate(context, kernel)
     call = warmed_up(context, candidate, inputs)
     since = time.time()
@@ -216,8 +216,8 @@ def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled
 
 
 def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> dict:
-    """Calls of the kernel under torch's profiler, each waited for and inside a range of that name; the Chrome trace
-    goes to `path`: {torch, window, triton}."""
+    """Calls of the kernel under torch's profiler; each is inside a range of that name and is waited for; the Chrome
+    trace goes to `path`: {torch, window, triton}."""
     from torch.profiler import ProfilerActivity
 
     candidate = Candidate(context, kernel)

@@ -1,4 +1,4 @@
-"""What every job is given beside its arguments."""
+"""The context that every job gets in addition to its arguments."""
 
 import contextlib
 import json
@@ -25,11 +25,11 @@ class Context:
     pipe: int | None = None
 
     def mark(self, name: str, calls: int) -> None:
-        """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or ended."""
+        """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or has ended."""
         self.line.send({"mark": name, "calls": calls})
 
     def answer(self, **answer) -> None:
-        """Tell the parent something before the result: what an order asked for, or how far the job is."""
+        """Send the parent a message before the result: the answer to an order, or the progress of the job."""
         self.line.send({"answer": answer})
 
     def orders(self) -> Iterator[dict]:
@@ -48,7 +48,7 @@ def load_reference(path: str) -> problem.Reference:
 
 
 class Candidate:
-    """A kernel's file under watch: each load and call happens behind the tripwire, and `check` tells what it did."""
+    """A kernel's file under watch: each load and call happens behind the tripwire, and `check` reports violations."""
 
     def __init__(self, context: Context, path: str):
         self.path, self.device = Path(path), context.device
@@ -56,7 +56,7 @@ class Candidate:
         self._tripwire = Tripwire(self.path, **context.rules)
 
     def load(self, case: problem.Case, allow_reference: bool = False):
-        """The kernel bound to a case's parameters, as something to call; `bound` is the module or function itself."""
+        """The kernel bound to a case's parameters, as a callable; `bound` is the module or function itself."""
         with blaming(LoadError):
             kernel = problem.load_kernel(self.path, case, self.device, allow_reference)
         self.check()
@@ -64,7 +64,7 @@ class Candidate:
         def call(*inputs):
             try:
                 return kernel(*inputs)
-            except (LoadError, BaselineError, OracleError) as error:  # the judge's own words, which put blame on others
+            except (LoadError, BaselineError, OracleError) as error:  # messages of the judge, which blame another file
                 raise RuntimeError(str(error)) from error
 
         call.bound = kernel
@@ -75,7 +75,7 @@ class Candidate:
         return interpreter.none_ran(problem.load_module(self.path))
 
     def triton(self, folder: str | None) -> list[dict]:
-        """What Triton compiled and chose for this file (artefacts.of_module)."""
+        """Triton's compiled kernels and autotuning choices for this file (artefacts.of_module)."""
         with self._tripwire.judging():
             return artefacts.of_module(problem.load_module(self.path), folder)
 
@@ -87,20 +87,20 @@ class Candidate:
     def save(
         self, outputs: list[torch.Tensor], path: str, structure: str | None = None, state: dict | None = None
     ) -> None:
-        """What the kernel returned, into a file; where they are known also its structure (problem.structure) and
-        what the call left of parameters and buffers that it changed."""
+        """Write the kernel's results to a file. Where they are known, the file also holds their structure
+        (problem.structure) and the parameters and buffers that the call changed."""
         stored = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
         with self._tripwire.judging():
             tensor_trees.save(stored, Path(path))
 
     def check(self) -> None:
-        """CheatError when it touched or replaced what it must not."""
+        """Raises CheatError when the kernel touched or replaced something that it must not."""
         self._tripwire.check()
         self._snapshot.check()
 
 
 def returned(result) -> list[torch.Tensor]:
-    """The tensors that a kernel returned; CheatError when one is of a class of its own."""
+    """The tensors that a kernel returned. Raises CheatError when one has a tensor class of the kernel's own."""
     outputs = tensor_trees.tensors(result)
     if not all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in outputs):
         raise CheatError("an output is a tensor subclass, whose values may be computed later or never")
@@ -109,7 +109,7 @@ def returned(result) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def blaming_baseline():
-    """Whatever fails inside is the fault of what the kernel is compared with."""
+    """Blame every error inside the block on the baseline."""
     try:
         yield
     except Exception as error:

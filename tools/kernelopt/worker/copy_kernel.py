@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-# Elements a program takes at a time, warps, and programs a multiprocessor (None: one program a block). The best on
-# an H200 at several sizes and mixes; none is best at all of them.
+# Elements per program and step, warps, and programs per multiprocessor (None: one program per block). These were the
+# best on an H200 at several sizes and mixes. No single shape is the best at all of them.
 SHAPES = [
     {"block": block, "warps": warps, "programs": programs}
     for block, warps, programs in (
@@ -21,7 +21,7 @@ SHAPES = [
 
 @triton.jit
 def move(source, target, read, written, BLOCK: tl.constexpr):  # noqa: N803
-    """Each program takes every n-th block of what is read and of what is written, in turn."""
+    """Each program reads every n-th block of the source and writes every n-th block of the target, in turn."""
     lane = tl.arange(0, BLOCK)
     at = tl.program_id(0).to(tl.int64) * BLOCK + lane  # may pass 2^31 elements
     total = tl.zeros([BLOCK], source.dtype.element_ty)

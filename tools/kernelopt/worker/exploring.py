@@ -1,7 +1,6 @@
-"""The two jobs of an exploration that stay: `contest`, a candidate that runs when its turn comes, and `judge`, the
-oracle.
+"""The two long-running jobs of an exploration. `contest` runs a candidate in turns; `judge` runs the oracle.
 
-What `contest` says decides nothing for good: an exploration ranks candidates, the gate judges the one that is chosen.
+The answers of `contest` are not final: an exploration ranks candidates, and the gate judges the chosen one.
 """
 
 import time
@@ -31,7 +30,7 @@ def contest(context: Context, kernel: str, inputs: list[str], path: str, check: 
 
 
 class Contestant:
-    """A kernel that was loaded in this process, and the inputs that it is timed on."""
+    """A kernel that is loaded in this process, and the inputs for its timing."""
 
     def __init__(self, context: Context, kernel: str, inputs: list[str]):
         self.context, self.candidate = context, Candidate(context, kernel)
@@ -51,8 +50,7 @@ class Contestant:
         self.context.answer(stage="ran")
 
     def check(self, inputs: list[str], path: str) -> None:
-        """{stage: checked, done}: what a call did besides its result (candidate.Run); the outputs are in files at
-        `path`."""
+        """{stage: checked, done}: the side effects of a call (candidate.Run); the outputs are in files at `path`."""
         entry = {"path": inputs[0], "other": inputs[-1] if len(inputs) > 1 else None, "variant": None, "first": True}
         done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
         self.candidate.check()
@@ -63,7 +61,7 @@ class Contestant:
         self.context.answer(stage="checked", done=done)
 
     def time(self, calls: int) -> dict:
-        """{us: a time a call, cold L2, inputs in turn}."""
+        """{us: one time per call, with a cold L2 and the inputs in turn}."""
         if self.timer is None:
             self.timer = GatedTimer()
             self.timer.prepare(self._call(0))
@@ -85,7 +83,7 @@ class Contestant:
         return {"us": 1000 * start.elapsed_time(end) / calls, "window": [begun, time.time()]}
 
     def describe(self, trace: str) -> dict:
-        """{triton, extensions, trace}: what was compiled, and a Chrome trace of one call in the file `trace`."""
+        """{triton, extensions, trace}: the compiled code, and a Chrome trace of one call in the file `trace`."""
         call = self._call(0)
         tracing.start_up()
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -104,10 +102,10 @@ class Contestant:
 def judge(
     context: Context, reference: str, dtype: str | None, workload: str, seeds: list[int], tolerances: dict[str, float]
 ) -> dict:
-    """Compare the outputs of one candidate after another with the reference, which is computed once a seed.
+    """Compare the outputs of one candidate after another with the reference, which is computed once per seed.
 
-    An order is {files: {seed: file of a call's outputs}}; its answer {checked} is what oracle.check says of a case, or
-    {error}.
+    An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of oracle.check for a
+    case, or {error}.
     """
     loaded = load_reference(reference)
     maker = oracle.Maker(loaded, dtype, context.device)

@@ -1,4 +1,4 @@
-"""What went wrong in a child process, as a status."""
+"""Errors in a child process, as statuses."""
 
 import contextlib
 import re
@@ -16,7 +16,7 @@ class OracleError(Exception):
 
 
 class BaselineError(Exception):
-    """What a kernel is compared with cannot be loaded or run."""
+    """The baseline of a comparison cannot be loaded or run."""
 
 
 class NoGpuError(Exception):
@@ -24,14 +24,14 @@ class NoGpuError(Exception):
 
 
 class CheatError(Exception):
-    """The kernel tampers with what judges it."""
+    """The kernel tampers with its judge."""
 
 
 STATUS_OF_OWN = {
     problem.UnknownWorkload: Status.USAGE,
     problem.CastOfQuantised: Status.USAGE,
     problem.UnsupportedInput: Status.INVALID_TASK,
-    NoGpuError: Status.NO_GPU,  # the machine's fault: sandbox.Sandbox makes exit 3 of it
+    NoGpuError: Status.NO_GPU,  # a fault of the machine: sandbox.Sandbox turns it into exit code 3
     LoadError: Status.IMPORT_ERROR,
     OracleError: Status.INVALID_REFERENCE,
     BaselineError: Status.BASELINE_ERROR,
@@ -86,7 +86,7 @@ def from_first_error(message: str) -> str:
 
 @contextlib.contextmanager
 def blaming(kind: type[Exception]):
-    """Errors inside are the file's, not the run's; compile errors and exhausted memory keep their own kind."""
+    """Blame errors inside the block on the file. Compile errors and exhausted memory keep their own kind."""
     try:
         yield
     except Exception as error:

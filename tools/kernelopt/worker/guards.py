@@ -1,8 +1,8 @@
-"""Guard bands: tensors that lie between bytes which nobody may change.
+"""Guard bands: tensors that lie between bytes which no kernel may change.
 
 All bytes of a block, tensor and bands alike, start as `fill`, at first 0xFF: NaN in every floating format, -1 in the
-integers. So an output that is not written shows as NaN, a read out of bounds likewise, and a write out of bounds as a
-changed band.
+integers. So an unwritten output and a read out of bounds show as NaN, and a write out of bounds shows as a changed
+band.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 BAND = 1 << 16  # bytes on either side
 ALIGNMENT = 512  # of CUDA's allocator; the bands are a multiple of it
 FILL = 0xFF
-PADDING = 8  # elements: rows of 16 bits stay aligned, so that quick paths are taken
+PADDING = 8  # elements: rows of 16 bits stay aligned, so that the fast paths are used
 
 
 class Guards:
@@ -32,9 +32,9 @@ class Guards:
         return block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start)
 
     def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous") -> torch.Tensor:
-        """Memory for a tensor's contents, laid out as the name says: as the tensor is, "transposed" (its last two
-        dimensions swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before
-        the last), "padded" (rows farther apart than they are long), or "misaligned" by one element."""
+        """Memory for a tensor's contents, in the named layout: as the tensor is, "transposed" (its last two dimensions
+        swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before the last),
+        "padded" (rows farther apart than they are long), or "misaligned" by one element."""
         if tensor.numel() == 0:
             return torch.empty_like(tensor, device=device)
         if layout == "transposed" and tensor.dim() > 1:
@@ -60,11 +60,12 @@ class Guards:
 
 
 class GuardedAllocation(TorchDispatchMode):
-    """Inside, every tensor that torch allocates on `device` is guarded; one that torch fills is filled all the same."""
+    """Inside the block, every tensor that torch allocates on `device` is guarded. Tensors that torch fills are still
+    filled."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would import all of torch._dynamo at the first call, to keep torch.compile out of what is below."""
+        """torch would import all of torch._dynamo at the first call, to keep torch.compile out of the code below."""
         return False
 
     def __init__(self, guards: Guards, device: str):
@@ -89,8 +90,8 @@ class GuardedAllocation(TorchDispatchMode):
         return guarded.copy_(made) if function in self.filled else guarded
 
     def _resized(self, tensor: torch.Tensor, size: list[int], **_) -> torch.Tensor:
-        """resize_ of a guarded tensor, which would grow into its band: it gets other guarded memory, its first
-        elements kept."""
+        """resize_ of a guarded tensor, which would grow into its band. It gets new guarded memory and keeps its first
+        elements."""
         made = self.guards.like(torch.empty(size, dtype=tensor.dtype, device="meta"), tensor.device)
         count = min(made.numel(), tensor.numel())
         made.flatten()[:count].copy_(tensor.flatten()[:count])

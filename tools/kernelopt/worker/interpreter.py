@@ -1,4 +1,4 @@
-"""Triton without a GPU: what its interpreter still asks of a driver, and whether it ran a kernel at all."""
+"""Triton without a GPU: the driver that its interpreter needs, and a check that it ran a kernel."""
 
 import time
 
@@ -8,7 +8,7 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
 
 class HostDriver(DriverBase):
-    """Lets triton.autotune choose among configurations in the interpreter; there is no GPU to ask for anything else."""
+    """Lets triton.autotune choose among configurations in the interpreter; no GPU is there for other requests."""
 
     @classmethod
     def is_active(cls) -> bool:
@@ -41,7 +41,7 @@ _finished = []  # kernels that ran to their end in this process
 def install() -> None:
     """Give the interpreter its driver, and see which kernels it runs."""
     driver.set_active(HostDriver())
-    # Triton 3.2 would hand a kernel the options of an autotuner's Config that its interpreter has not heard of.
+    # Triton 3.2 would pass a kernel the options of an autotuner's Config that its interpreter does not know.
     reserved = getattr(interpreter, "RESERVED_KWS", [])
     reserved += [name for name in Config({}).all_kwargs() if name not in reserved]
     launch = GridExecutor.__call__
@@ -54,8 +54,8 @@ def install() -> None:
 
 
 def none_ran(module) -> bool:
-    """Does a kernel's module define Triton kernels, of which not one ran? (On a GPU the names of those that ran
-    tell.)"""
+    """Does a kernel's module define Triton kernels of which none ran? (On a GPU the profiler's kernel names answer
+    this.)"""
     return not _finished and any(isinstance(_innermost(value), InterpretedFunction) for value in vars(module).values())
 
 

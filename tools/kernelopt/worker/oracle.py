@@ -13,7 +13,7 @@ from .faults import OracleError, blaming, describe
 
 
 def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
-    """Least work per workload (see work.estimate)."""
+    """The least work per workload (see work.estimate)."""
     loaded = load_reference(reference)
     with blaming(OracleError):
         names = chosen(loaded, workloads)
@@ -21,7 +21,7 @@ def estimate(context: Context, reference: str, dtype: str | None, workloads: lis
 
 
 def chosen(reference: problem.Reference, workloads: list[str] | None) -> list[str]:
-    """The named workloads, all of them when none is named."""
+    """The named workloads, or all of them when no name is given."""
     for name in workloads or []:
         if name not in reference.workloads:
             known = ", ".join(reference.workloads)
@@ -42,9 +42,9 @@ def prepare(
 ) -> dict:
     """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
 
-    No more seeds of a workload once its files hold limit_bytes, but the last `at_least` seeds in any case.
-    with_variants: further cases, of the first workload above all, on shapes, layouts and values that the reference
-    takes as well."""
+    A workload gets no more seeds once its files hold limit_bytes, but it always gets the last `at_least` seeds.
+    with_variants: also write cases on other shapes, layouts and values that the reference takes, mostly for the first
+    workload."""
     loaded, cases = load_reference(reference), []
     maker = Maker(loaded, dtype, context.device)
     with blaming(OracleError):
@@ -74,9 +74,9 @@ ROUGHLY = 0.25
 def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
 
-    Tried on the CPU, for a GPU that was asked in vain does not answer again. Large inputs count as taken, and
-    everything where the reference runs on no CPU, but for whole numbers of our own, which may point past the end of
-    something."""
+    The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs count as
+    taken. So does every input when the reference cannot run on a CPU, except whole numbers of our own, which may be
+    indices out of range."""
     answers = {}
     for number, variant in enumerate(possible):
         case = maker.case(workload, seed, variant)
@@ -91,7 +91,7 @@ def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workl
                 answers[number] = False
     if not any(
         answer and possible[number]["values"] is None for number, answer in answers.items()
-    ):  # it runs on no CPU
+    ):  # it cannot run on a CPU
         answers = {}
     return [one for number, one in enumerate(possible) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
 
@@ -142,8 +142,8 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
     """Compare stored outputs with the reference, which runs only here and only now.
 
     cases: [{workload, seed, variant, first, calls}], calls being [{inputs_seed, output}]: the seed whose inputs a call
-    got, and the file of its outputs. Inputs are made anew from the seeds: the files that the candidate read are not
-    trusted.
+    got, and the file of its outputs. Inputs are made again from the seeds, because the files that the candidate read
+    are not trusted.
     """
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
@@ -180,8 +180,8 @@ class Check:
         return self.compared_with(self.entry["calls"], {}, keep=False)
 
     def compared_with(self, entries: list[dict], known: dict[int, dict], keep: bool = True) -> dict:
-        """`result` of the calls in `entries`. known: what `expected` said of a seed; `keep` is False where there is
-        memory for one seed alone."""
+        """`result` of the calls in `entries`. known: results of `expected` by seed. `keep` is False when only one seed
+        fits in memory."""
         calls, once = [], {}
         for call in entries:
             try:
@@ -219,8 +219,8 @@ class Check:
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
         """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference
-        does: running statistics, say; counters count for nothing. left: those that the kernel changed, None where
-        nobody looked."""
+        does: running statistics, say; counters are ignored. left: those that the kernel changed, None when they were
+        not recorded."""
         if left is None:
             return []
         wrong = []
@@ -270,15 +270,15 @@ class Check:
         return expected
 
     def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
-        """The rms of each output on other contents of the same sizes, where one alone, a sum near 0, is no scale; else
-        0."""
+        """The rms of each output on other contents of the same sizes, where a single one, a sum near 0, is no scale;
+        else 0."""
         sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
         if not sizes or not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return [0.0] * len(oracle)
         try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
             usual = map(accuracy.comparable, outputs(self.loaded, other, self.device))
-        except Exception:  # contents of our own making
+        except Exception:  # the reference may refuse contents that we made
             return [0.0] * len(oracle)
         return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in usual]
 
@@ -294,8 +294,7 @@ class Check:
 
 
 def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
-    """What the reference returns in the task's own dtype; another `draw` gives it other random numbers, if it takes
-    any."""
+    """The reference's results in the task's own dtype. Another `draw` gives it other random numbers, if it uses any."""
     return answer(loaded, case, device, draw)[0]
 
 

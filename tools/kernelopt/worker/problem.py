@@ -4,7 +4,8 @@ reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inp
 `get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
 same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
 
-This is the only place that builds inputs and calls a kernel, so that what is verified is what is timed and profiled.
+This is the only place that builds inputs and calls a kernel, so that verification, timing and profiling run the same
+code.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum
 
 
 class ContractError(Exception):
-    """A file does not hold what the contract asks for."""
+    """A file does not fulfil the contract."""
 
 
 class UnknownWorkload(ContractError):
@@ -40,7 +41,7 @@ class UnsupportedInput(ContractError):
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
-    """Runs what stands in the file, never bytecode that somebody left beside it."""
+    """Runs the source in the file, never stale bytecode beside it."""
 
     def get_code(self, name: str):
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -114,8 +115,8 @@ class Reference:
     def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
         """The same as a Case, its tensors on `device`.
 
-        Constant parameters and buffers (weights of one, running variances) get noise: they would hide a kernel that
-        ignores them. It is positive, for a variance must stay so.
+        Constant parameters and buffers (weights of one, running variances) get noise, or a kernel that ignores them
+        would pass. The noise is positive, because a variance must stay positive.
         """
         model, inputs, init = self.build(workload, seed, dtype, device)
         for tensor in tensor_trees.input_tensors(inputs):
@@ -142,7 +143,8 @@ class Reference:
 
 
 def more_workloads(module) -> dict[str, Callable[[], list]]:
-    """What get_workloads of a reference returns; ContractError when it is no dict of callables, or names `default`."""
+    """The result of a reference's get_workloads. Raises ContractError when it is no dict of callables, or names
+    `default`."""
     more = module.get_workloads() if hasattr(module, "get_workloads") else {}
     if not isinstance(more, dict) or not all(isinstance(name, str) and callable(make) for name, make in more.items()):
         raise ContractError("get_workloads must return a dict of names to functions, each returning a list of inputs")
@@ -159,7 +161,7 @@ def arguments(values, maker: str) -> list:
 
 
 def refuse_unsupported(tensor: torch.Tensor) -> None:
-    """UnsupportedInput for layouts and dtypes on which torch lacks what verification takes."""
+    """Raises UnsupportedInput for layouts and dtypes for which torch lacks an operation that verification needs."""
     dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
     if not dense or tensor.dtype in UNSUPPORTED:
         raise UnsupportedInput(
@@ -170,8 +172,7 @@ def refuse_unsupported(tensor: torch.Tensor) -> None:
 
 
 def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
-    """CastOfQuantised where there are 8-bit numbers, and a cast to `dtype` would change them or what they are scaled
-    with."""
+    """Raises CastOfQuantised when there are 8-bit numbers and a cast to `dtype` would change them or their scales."""
     eight_bits = next((t.dtype for t in values if t.dtype.itemsize == 1 and t.dtype != torch.bool), None)
     changed = next(
         (t.dtype for t in values if t.is_floating_point() and t.dtype != tensor_trees.TORCH_DTYPES[dtype]), None
@@ -187,7 +188,7 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
-    torch.manual_seed(0)  # what a constructor draws besides its parameters is the same for Model and ModelNew
+    torch.manual_seed(0)  # a constructor's other random numbers are then the same for Model and ModelNew
     model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
@@ -212,7 +213,7 @@ def cast_module(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def replace_tensors(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """`cast_module` by new parameters and buffers; what modules share stays shared."""
+    """Like `cast_module`, with new parameters and buffers. Shared tensors stay shared."""
     made: dict[int, tuple] = {}
     for module in model.modules():
         own = {"recurse": False, "remove_duplicate": False}
@@ -237,7 +238,7 @@ def take_dtypes(model: torch.nn.Module, state: dict) -> None:
 
 
 def load_kernel(path: Path, case: Case, device: str, allow_reference: bool = False) -> Callable:
-    """What is called as the kernel: a bound ModelNew, or kernel_function.
+    """The callable of the kernel: a bound ModelNew, or kernel_function.
 
     allow_reference: take Model where neither is defined (PyTorch itself as the opponent of a comparison).
     """

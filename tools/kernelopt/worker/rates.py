@@ -1,4 +1,4 @@
-"""Jobs that measure what the GPU itself gives: memory bandwidth, the ceiling of a mix of bytes, matrix products."""
+"""Jobs that measure the GPU's own rates: memory bandwidth, the ceiling of a mix of bytes, matrix products."""
 
 import time
 
@@ -9,7 +9,7 @@ from . import tensor_trees
 from .context import Context
 
 MOST_OF_FREE = 4  # a buffer takes a quarter of the free memory at most: a copy needs two, and others use the GPU too
-PRODUCT_S = 0.04  # a product takes about so long at most, so that slow dtypes get smaller matrices
+PRODUCT_S = 0.04  # the longest time of a product; slow dtypes get smaller matrices
 SIDE_STEP = 1024
 
 
@@ -17,8 +17,8 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
     """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs.
 
     cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
-    what fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the last
-    size was measured, seconds since the epoch. device: what CUDA shows of it, in the wiki's metrics and units.
+    data that fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the
+    last size was measured, seconds since the epoch. device: its properties from CUDA, in the wiki's metrics and units.
     """
     measured, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
     cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
@@ -52,8 +52,8 @@ def free_bytes() -> int:
 
 
 def shown() -> dict:
-    """The device as CUDA shows it. Of a MIG slice that is the slice; under WSL2 and in virtual machines NVML tells
-    less."""
+    """The device as CUDA shows it. For a MIG slice CUDA shows the slice. Under WSL2 and in virtual machines NVML
+    reports less."""
     properties = torch.cuda.get_device_properties(0)
     return {
         "compute_capability": f"{properties.major}.{properties.minor}",
@@ -68,7 +68,7 @@ def versions() -> dict:
 
 
 def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms: int) -> dict:
-    """What a kernel that does nothing but read `bytes_in` and write `bytes_out` reaches, in GB/s of both, cache cold.
+    """The rate of a kernel that only reads `bytes_in` and writes `bytes_out`, in GB/s of both, with a cold cache.
 
     The best of several shapes of such a kernel (streams.SHAPES); each element in `dtype`.
     """
@@ -118,7 +118,7 @@ def product_rates(context: Context, dtype: str, largest: int, rep_ms: int, pause
 
 
 def fitting_size(context: Context, dtype: str, largest: int) -> int:
-    """Rows of the largest product that takes about PRODUCT_S at most and fits into what is free, in steps of
+    """Rows of the largest product that takes about PRODUCT_S at most and fits into the free memory, in steps of
     SIDE_STEP."""
     small = product(context.device, SIDE_STEP, dtype)
     small()
@@ -130,7 +130,7 @@ def fitting_size(context: Context, dtype: str, largest: int) -> int:
 
 
 def back_to_back(call, seconds: float) -> float:
-    """Calls a second, one after the other, for about so many seconds."""
+    """Calls per second, one after the other, for about the given number of seconds."""
     edges = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     deadline, calls = time.monotonic() + seconds, 0
     edges[0].record()

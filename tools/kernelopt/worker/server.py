@@ -31,8 +31,8 @@ LOOK_EVERY_S = 0.01
 
 
 def serve(handle: int) -> None:
-    """Fork a child for each message on the socket: {timeout_s, folder, environment}, and the files request, channel,
-    log and, for a job that takes orders, a pipe of them.
+    """Fork a child for each message on the socket. A message is {timeout_s, folder, environment} with the files
+    request, channel and log. A job that takes orders also gets a pipe for them.
 
     Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have
     ended. A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the
@@ -78,7 +78,7 @@ def _serve_apart(handle: int) -> None:
 
 
 def once(request: Path, result: Path) -> None:
-    """One job in this very process, for a profiler that wants to start it and see it end in good order."""
+    """Run one job in this process, for a profiler that must start it and see it end normally."""
     text = request.read_text(encoding="utf-8")
     request.unlink()  # it holds the seal of the report
     _limit()
@@ -110,8 +110,8 @@ def _become_job(folder: str, request: int, channel: int, log: int, orders: int |
 
 
 def _limit() -> None:
-    """No core files, no endless files, no more memory than the machine has, no fork bomb (root is not bound by
-    that)."""
+    """Forbid core files, endless files, more memory than the machine has, and fork bombs (root escapes the last
+    limit)."""
     memory = int(HOST_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     tasks = _tasks_of_user() + MORE_TASKS
     for limit, value in (
@@ -156,7 +156,7 @@ def _perform(text: str, channel: int, orders: int | None = None) -> int:
 
 def _require_gpu() -> None:
     """NoGpuError when torch cannot run anything on the GPU: built without CUDA, for other GPUs, or for a newer
-    driver. Before any file of the user's is loaded, for none of it is their fault."""
+    driver. It runs before any file of the user is loaded, because this is not the fault of those files."""
     try:
         torch.zeros(1, device="cuda").item()
     except torch.cuda.OutOfMemoryError:
@@ -174,7 +174,7 @@ def _require_gpu() -> None:
 
 
 class Channel:
-    """The way back to the parent: a line a message, each behind the seal that only this job was given."""
+    """The channel to the parent: one line per message, each behind the seal that only this job knows."""
 
     def __init__(self, handle: int, seal: str):
         self._handle, self._seal, self._process = handle, seal, os.getpid()
@@ -224,7 +224,7 @@ def _end_all_children() -> None:
 
 
 def _children() -> list[int]:
-    """Processes whose parent this one is."""
+    """The child processes of this process."""
     children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Parameters and buffers of a model: which of them a call changed, and as they were."""
+"""Parameters and buffers of a model: the ones that a call changed, and their former values."""
 
 import torch
 
@@ -8,12 +8,12 @@ WATCHED_BYTES = 1 << 30  # of a model's state, which is copied once; a larger on
 
 
 def watched(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state of a case, or nothing where it is large."""
+    """The state of a case; empty when it is large."""
     return state if sum(tensor.nbytes for tensor in state.values()) <= WATCHED_BYTES else {}
 
 
 def held(model) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, tied ones under each; of a function none."""
+    """Parameters and buffers by name, tied ones under each name. A function has none."""
     if not isinstance(model, torch.nn.Module):
         return {}
     both = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
@@ -21,13 +21,13 @@ def held(model) -> dict[str, torch.Tensor]:
 
 
 def changed(model, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the model holds now under those names where it is something else than before."""
+    """The values that differ from before, by name."""
     both = {name: (now, before[name]) for name, now in held(model).items() if name in before}
     return {name: now for name, (now, old) in both.items() if not identical(now, old.to(now.device))}
 
 
 class State:
-    """What a kernel holds of Model's state, as it was bound; each call is to start from there."""
+    """The part of Model's state that a kernel holds, as it was bound. Each call must start from it."""
 
     def __init__(self, kernel, names):
         self._kernel = kernel
@@ -38,7 +38,7 @@ class State:
         return changed(self._kernel, self._kept)
 
     def restore(self, names) -> None:
-        """Put back what was changed in place, and buffers that were replaced."""
+        """Restore tensors that were changed in place, and buffers that were replaced."""
         for name in names:
             owner, _, leaf = name.rpartition(".")
             buffers = self._kernel.get_submodule(owner)._buffers

@@ -1,4 +1,5 @@
-"""Tensors in nested arguments and results: found, copied, moved, stored, and what structure they stand in."""
+"""Tensors in nested arguments and results: functions that find, copy, move and store them, and describe their
+structure."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,8 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 
 
 def save(value, path: Path) -> None:
-    """Tensors, in lists, dicts and beside numbers, into a file; without checksums, a third of the time of large
-    ones."""
+    """Write tensors, in lists and dicts and beside numbers, to a file. It omits checksums, which take a third of the
+    time for large ones."""
     usual = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     torch.save(value, path)
@@ -21,7 +22,7 @@ def save(value, path: Path) -> None:
 
 
 def load(path: Path):
-    """What `save` wrote; tensors are read when they are looked at."""
+    """Read a file of `save`. Tensors are read at their first use."""
     return torch.load(path, weights_only=True, mmap=True)
 
 
@@ -31,13 +32,13 @@ def plain(dtype: torch.dtype) -> str:
 
 
 def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
-    """The value with each tensor in it, in lists, tuples and dicts too, replaced by what `function` makes of it; in
-    the order of `tensors`."""
+    """The value with each tensor in it, in lists, tuples and dicts too, replaced by the result of `function`, in the
+    order of `tensors`."""
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def map_leaves(value, function: Callable):
-    """The same for all that is no list, tuple or dict."""
+    """The same for every value that is no list, tuple or dict."""
     if isinstance(value, dict):
         made = {key: map_leaves(item, function) for key, item in in_order(value)}
         return {key: made[key] for key in value}
@@ -59,13 +60,12 @@ def on_cpu(value):
 
 
 def place(value, device: str):
-    """A copy of a value on `device`; what holds no tensor stays as it is."""
+    """A copy of a value on `device`; values without a tensor stay as they are."""
     return map_tensors(value, lambda tensor: copied(tensor.detach(), device))
 
 
 def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy on `device` that lies in memory as the tensor does, a view of something larger too: its gaps hold
-    anything."""
+    """A copy on `device` with the tensor's memory layout. The gaps of a view hold arbitrary values."""
     return memory_like(tensor, device).copy_(tensor) if has_gaps(tensor) else tensor.to(device, copy=True)
 
 
@@ -77,7 +77,7 @@ def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def held_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes that tensors of their own hold in memory, the gaps of views too."""
+    """The bytes that these tensors occupy in memory, gaps of views included."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
@@ -119,7 +119,7 @@ def tensors(value) -> list[torch.Tensor]:
 
 
 def structure(value) -> str:
-    """How the tensors of a result hang together: "{'a': tensor, 'b': [tensor, None]}". Lists and tuples look alike."""
+    """The structure of a result's tensors: "{'a': tensor, 'b': [tensor, None]}". Lists and tuples look alike."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {structure(item)}" for key, item in in_order(value)) + "}"
     for kind in (list, tuple):
@@ -156,7 +156,7 @@ def dtype_class(dtype: torch.dtype) -> str:
 
 
 def dominant_dtype(values: list[torch.Tensor]) -> str:
-    """The dtype that holds most bytes among floating tensors; "int" when there is none."""
+    """The dtype that holds most bytes among floating tensors; "int" without floating tensors."""
     sizes: dict[str, int] = {}
     for tensor in values:
         if tensor.is_floating_point():

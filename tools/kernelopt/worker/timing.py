@@ -1,6 +1,6 @@
 """The job that times: a kernel alone, or in turn with its baseline, in one process.
 
-What it says is raw: single times, and copies of some timed outputs, picked at random, for `oracle.check`.
+Its results are raw: single times, and copies of some randomly picked timed outputs for `oracle.check`.
 """
 
 import time
@@ -24,14 +24,14 @@ STRAY_CALLS = 9
 GRAPH_REPLAYS = 30
 LEAST_ROUNDS = 4
 EMPTY_CALLS = 31
-FEW_ROUNDS = 24  # after each of which the candidate is checked; of more, after some that nobody can foretell
+FEW_ROUNDS = 24  # the candidate is checked after each of these rounds; with more rounds, after random ones
 FRESH_CALLS = 64  # in a stretch in which each call gets memory of its own
 FRESH_BYTES = 2 << 30  # of that memory
-WALL_US = 20_000.0  # so long takes a stretch that the parent's clock times, whose ends are known to about 0.1 ms
+WALL_US = 20_000.0  # length of a stretch that the parent's clock times; its ends are known to about 0.1 ms
 HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
-STRETCH_ATTEMPTS = 3  # with ever longer sleeps; a host that is busy with other things launches slowly
+STRETCH_ATTEMPTS = 3  # with ever longer sleeps; a busy host launches slowly
 GATE_CYCLES = 20_000  # about 10 us
-REMEMBERED_BYTES = 4 << 30  # of outputs that later calls are held against
+REMEMBERED_BYTES = 4 << 30  # of outputs that later calls are compared with
 CLOSE = 0.05  # atomics in another order differ by far less, a former result by far more
 
 
@@ -79,11 +79,11 @@ class PairedTiming:
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.alone_us: list[float] = []
-        self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # what each kernel first returned on each set
-        self.differing = {"a": 0, "b": 0}  # calls that returned something else than the first one on their set
+        self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # each kernel's first result on each set
+        self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
 
     def load_baseline(self, baseline: Candidate, alone: bool) -> None:
-        """Load the baseline; `alone`: and time it, before anything of the kernel's can be in its way."""
+        """Load the baseline. `alone`: also time it, before the kernel can disturb it."""
         self.kernels["b"] = self._warmed_up(baseline)
         self.timer.prepare(self.call("b", 0, 0))
         if alone:
@@ -95,7 +95,7 @@ class PairedTiming:
         self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
-        """The loaded kernel after it has run (compiled, autotuned) on the first inputs: the other contents are new to
+        """The loaded kernel after it has run (compiled, autotuned) on the first inputs. The other contents are new to
         it."""
         kernel = candidate.load(self.case, allow_reference=True)
         self._fill(self.memory[0], 0)
@@ -119,7 +119,7 @@ class PairedTiming:
         return lambda: problem.call(kernel, arguments)
 
     def _timed(self, name: str, slot: int, number: int, keep: list | None = None) -> float:
-        """Microseconds of a call on that set, just copied into place; `keep` takes a copy of what it returned."""
+        """Microseconds of a call on that set, just copied into place. `keep` gets a copy of its results."""
         self._fill(self.memory[slot], number)
         taken, outputs = self.timer(self.call(name, slot, number))
         with torch._C.DisableTorchFunctionSubclass():
@@ -127,9 +127,10 @@ class PairedTiming:
         return taken
 
     def _look_at(self, name: str, number: int, live: list[torch.Tensor], keep: list | None) -> None:
-        """Hold a timed call's outputs against those of the first call on that set; `keep` takes a copy.
+        """Compare a timed call's outputs with those of the first call on that set. `keep` gets a copy.
 
-        The baseline's too: what the GPU did before a call changes its time, so both kernels get the same history.
+        The baseline's outputs are compared too: earlier GPU work changes a call's time, so both kernels get the same
+        history.
         """
         if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
             self.first[name, number] = [tensor.detach().clone() for tensor in live]
@@ -161,12 +162,12 @@ class PairedTiming:
         return raw
 
     def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
-        """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without an baseline.
+        """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without a baseline.
 
-        No more rounds than fit into budget_s by this call's own clock, but a few in any case. `kept` takes (set, what
-        was returned, a copy) of some calls of the kernel."""
+        The number of rounds is limited by budget_s on this call's own clock, with a small minimum. `kept` gets (set,
+        results, copy) of some calls of the kernel."""
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
-        for _ in range(2):  # the first time is longer: what was returned is remembered
+        for _ in range(2):  # the first time is longer, because it stores the results
             since = perf_counter()
             for name in self.kernels:
                 self._timed(name, 0, 0)
@@ -178,7 +179,7 @@ class PairedTiming:
         for number in range(rounds):
             if rounds <= FEW_ROUNDS or randbelow(8) == 0:
                 self.candidate.check()  # it takes about 2 ms
-            if randbelow(4) == 0:  # a call more now and then, so that counting them helps nobody
+            if randbelow(4) == 0:  # an extra call at random, so that a kernel cannot count its calls
                 self._timed("a", number % 2, randbelow(number % len(self.sets) + 1))
             pair: dict[str, list[float]] = {"a": [], "b": []}
             chosen = 1 + randbelow(2) if number in checked else 0  # which of the round's two calls
@@ -200,9 +201,9 @@ class PairedTiming:
     def _stretches(self, call, about_us: float, kept: list) -> None:
         """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them;
         "gpu" behind a sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's
-        time is left; "fresh" like "gpu", but each call on memory that it never saw, so that kept results help nobody.
-        Where the host launched too slowly for the sleep, all but the first once more behind a longer one. `kept` takes
-        what a fresh call returned."""
+        time is left; "fresh" like "gpu", but each call gets fresh memory, so that cached results do not help. When the
+        host launched too slowly for the sleep, all but the first run again behind a longer one. `kept` gets the results
+        of a fresh call."""
         self._stretch("call", [call] * self._calls_in_a_row(about_us))
         for attempt in range(STRETCH_ATTEMPTS):
             calls = self._calls_in_a_row(about_us)
@@ -314,7 +315,8 @@ class GatedTimer:
         torch.cuda.synchronize()
 
     def hold(self, calls: int = 1):
-        """Hold the stream while so many calls are launched. Returns a function that says whether it still does."""
+        """Hold the stream while this number of calls is launched. Returns a function that says whether it still
+        does."""
         torch.cuda._sleep(int(2 * calls * self.enqueue_us * self._cycles_per_us) + GATE_CYCLES)
         self._awake.record()
         return lambda: not self._awake.query()
@@ -340,8 +342,8 @@ class GatedTimer:
 
 
 def after_the_call(call, timer: GatedTimer) -> dict:
-    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU goes on working after that,
-    and how long it takes to see that it is idle after a kernel of torch's own; medians of some calls in turn. Work on
+    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU works after that, and how
+    long the host takes to see an idle GPU after a kernel of torch. They are medians of some calls in turn. Work on
     another stream escapes a pair of events, and shows here."""
     samples = [(*after_one(call), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
     taken, stray, idle = (sorted(column)[len(samples) // 2] for column in zip(*samples, strict=True))
@@ -362,8 +364,8 @@ def after_one(call) -> tuple[float, float]:
 
 
 def traced(call, timer: GatedTimer) -> dict:
-    """{traced_us, kernels}: by CUPTI, the time in which kernels of a call run, cache cold (not the pauses between them,
-    which the tracing makes longer); and the kernels of one such call."""
+    """{traced_us, kernels}, from CUPTI. traced_us: the run time of a call's kernels with a cold cache, without the
+    pauses between them, which tracing makes longer. kernels: of one such call."""
     calls = []
     for _ in range(TRACED_CALLS):
         calls.append(tracing.kernels_of(call, before=timer.flush))

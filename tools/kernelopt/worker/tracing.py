@@ -1,4 +1,4 @@
-"""Which GPU kernels a call launches, how long each runs, and whose they are: through torch's profiler (CUPTI)."""
+"""The GPU kernels that a call launches, their times and their origins, from torch's profiler (CUPTI)."""
 
 import functools
 import re
@@ -8,9 +8,9 @@ import torch
 from .context import Context
 
 # Kernels of PyTorch, of cuBLAS, cuDNN and hipBLASLt, and those that torch.compile generates, by the names that CUPTI
-# gives. A name must be one that only these make: `hopper_sgemm_kernel` or `ada_softmax` is somebody's own, and so is a
-# kernel made of CUTLASS, whose name holds cutlass::gemm or cutlass::conv. Held against the names in cuBLAS 13.10 and
-# cuDNN 9.28 (tests/test_tracing.py).
+# gives. A name must be one that only these make: `hopper_sgemm_kernel` or `ada_softmax` may be a user's kernel, and so
+# may a CUTLASS kernel, whose name holds cutlass::gemm or cutlass::conv. The patterns were compared with the names in
+# cuBLAS 13.10 and cuDNN 9.28 (tests/worker/test_tracing.py).
 LIBRARY = re.compile(
     r"""
     at::native | at::cuda | __5x_cu(blas|dnn) | \bcublas\w+(Params|Tensor)
@@ -27,9 +27,9 @@ LIBRARY = re.compile(
     """,
     re.VERBOSE,
 )
-# Launched by torch itself, whatever their names are.
+# Torch itself launches these, whatever their names are.
 TORCH_OPERATORS = "aten::"
-# What allocates, fills, copies or converts computes nothing.
+# Operations that allocate, fill, copy or convert compute nothing.
 MOVING = re.compile(
     r"^Mem(cpy|set)|at::native.*(FillFunctor|copy_kernel|CatArrayBatchedCopy|LoadWithCast)|^triton_\w*_to_copy"
 )
@@ -65,12 +65,12 @@ def probe(context: Context) -> dict:
 
 @functools.cache
 def start_up() -> None:
-    """CUPTI takes seconds to start, and what runs meanwhile is slow."""
+    """Start CUPTI. That takes seconds, and calls during the start are slow."""
     traced(lambda: torch.zeros(1, device="cuda"))
 
 
 def traced(call) -> list:
-    """The profiler's events of one call, waited for."""
+    """The profiler's events of one call, after waiting for it."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -96,7 +96,7 @@ def launched_by_torch(events: list) -> tuple[set[str], set[str]]:
 
 
 def origin(name: str, computing: set[str], moving: set[str]) -> str:
-    """Whose kernel it is: "own", "library", or "moving" for what fills and copies."""
+    """The origin of a kernel: "own", "library", or "moving" for fills and copies."""
     if MOVING.search(name) or name in moving:
         return "moving"
     return "library" if name in computing or LIBRARY.search(name) else "own"

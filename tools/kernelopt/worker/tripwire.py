@@ -1,8 +1,8 @@
-"""What a candidate must leave alone, watched from inside its process: audit hooks (PEP 578) and replaced functions.
+"""Watches from inside the process that a candidate does nothing forbidden: audit hooks (PEP 578), replaced functions.
 
-A program in the same process can get around this, at a price; what decides a verdict is therefore checked
-outside as well (see the package's docstring). It names the common cheats, and keeps a file of the user's from harm
-where no bubblewrap does.
+A program in the same process can bypass this with effort. The facts behind a verdict are therefore also checked outside
+(see the package's docstring). This module names the common cheats, and protects the user's files where bubblewrap is
+missing.
 """
 
 import builtins
@@ -28,16 +28,16 @@ LOOKING = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_ref
 LOOKING |= {"sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback"}
 FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
-SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # writable anyway, and nobody's files
+SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
 
-__builtins__ = dict(vars(builtins))  # where the functions below look theirs up, whatever is done to the module
+__builtins__ = dict(vars(builtins))  # the functions below use this copy; changes to the module do not reach it
 
 
 class Tripwire:
     """Armed once in a child process that runs a candidate, from then to its end.
 
-    candidate: the kernel's file. writable: folders it may write in. hidden: files it must not open, the harness alone
-    does so, inside `judging()`.
+    candidate: the kernel's file. writable: folders it may write in. hidden: files it must not open. Only the harness
+    opens them, inside `judging()`.
     """
 
     def __init__(self, candidate: Path, writable: list[str], hidden: list[str]):
@@ -55,7 +55,7 @@ class Tripwire:
 
     @contextlib.contextmanager
     def judging(self):
-        """The harness reads and writes files of its own."""
+        """Inside the block, the harness reads and writes its own files."""
         self._judging = True
         try:
             yield
@@ -63,13 +63,13 @@ class Tripwire:
             self._judging = False
 
     def check(self) -> None:
-        """CheatError when the candidate touched what it must not, even if it caught the refusal."""
+        """Raises CheatError when the candidate did something forbidden, even if it caught the refusal."""
         if self.offences:
             raise CheatError(self.offences[0])
 
     def _hook(self):
-        """What sys.addaudithook takes. Whether it is looking already is known here alone: what a hook itself does is
-        no offence."""
+        """The hook for sys.addaudithook. A flag that only this method sees marks a running hook, because the hook's own
+        events are no offence."""
         state = threading.local()
 
         def hook(event: str, arguments: tuple) -> None:
@@ -115,14 +115,14 @@ class Tripwire:
         if name.startswith("/proc/") and process.isdigit() and int(process) != os.getpid():
             return "the kernel looked into another process"
         if mode is None and isdir(name) and self._called_by_candidate():  # noqa: PTH112
-            return self._of_path(path)  # paths relative to an open folder are not reported as they are
+            return self._of_path(path)  # the event does not report paths relative to an open folder in full
         changes = any(letter in mode for letter in "wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         return self._of_path(path) if changes else None
 
     def _of_path(self, path) -> str | None:
         if not isinstance(path, str | bytes | os.PathLike):
             return None
-        raw = abspath(os.fsdecode(path))  # noqa: PTH100 (links are looked at apart)
+        raw = abspath(os.fsdecode(path))  # noqa: PTH100 (links are handled separately)
         name = realpath(raw)
         own = f"/proc/{os.getpid()}/"
         if (name + "/").startswith((*self.writable, own)) or raw.startswith(SYSTEM_FOLDERS):
@@ -130,26 +130,26 @@ class Tripwire:
         return f"the kernel tried to change {name}, outside its own folder"
 
     def _called_by_candidate(self) -> bool:
-        """Does the nearest code that is not the reader of frames itself belong to no installed library?"""
+        """Is the nearest code outside the frame reader no part of an installed library?"""
         frame = _getframe(2)
         reader = None
         while frame and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith(FRAME_READERS)):
             reader, frame = frame, frame.f_back
         if reader and reader.f_code.co_filename.endswith("/traceback.py") and "walk" not in reader.f_code.co_name:
-            return False  # it prints or sums up, and no frame comes out
+            return False  # it prints or summarises, and returns no frame
         name = frame.f_code.co_filename if frame else "<frozen"
         return name == self.candidate or not name.startswith((*self._libraries, "<frozen"))
 
 
 class Snapshot:
-    """The functions that timing and judging rest on, as they were before the candidate was loaded."""
+    """The functions that timing and judging use, as they were before the candidate was loaded."""
 
     def __init__(self):
         self._before = {key: _parts(value) for key, value in _watched().items()}
         self._left_behind = _left_behind()
 
     def check(self) -> None:
-        """CheatError when one of them was replaced since."""
+        """Raises CheatError when one of them was replaced since."""
         now = _watched()
         for key, before in self._before.items():
             if key not in now or any(a is not b for a, b in zip(before, _parts(now[key]), strict=True)):
@@ -161,7 +161,7 @@ class Snapshot:
 
 
 def _left_behind() -> tuple:
-    """How many modes of torch are entered, and which hooks are set that run in other people's calls."""
+    """The number of active torch modes, and the hooks that would run in later calls of other code."""
     import torch
 
     modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
@@ -173,7 +173,7 @@ def _left_behind() -> tuple:
 
 
 def _parts(function) -> tuple:
-    """The objects that make it this very function: held and not their `id`, whose every call would raise an audit
+    """The objects that identify this function. They are held themselves, because each call of `id` raises an audit
     event."""
     return function, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 

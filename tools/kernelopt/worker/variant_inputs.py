@@ -1,7 +1,7 @@
-"""What the inputs and parameters of a variant hold: cut or repeated to its sizes, with its values. Imported by worker
+"""The contents of a variant's inputs and parameters, cut or repeated to its sizes, with its values. Imported by worker
 processes only.
 
-What means something by its order stays so: offsets rise from 0 to the total, what was sorted is, a permutation is one.
+Order that has a meaning is kept: offsets rise from 0 to the total, sorted data stays sorted, a permutation stays one.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ import torch
 
 from . import problem, tensor_trees
 
-STRUCTURE = 3  # a dimension of so many and below is a structure (a pair, a colour, a window), not a size
-SORTED = 4  # so many elements are not in order by chance, unless they start at 0 as offsets do
+STRUCTURE = 3  # a dimension up to this size is a structure (a pair, a colour, a window), not a size
+SORTED = 4  # fewer sorted elements may be chance, unless they start at 0, as offsets do
 SCALED = "64 times the inputs"
 VALUES = ("mixed signs", SCALED, "nothing positive", "nothing negative")
 CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros, one scale: a kernel may ignore them
@@ -22,7 +22,7 @@ FLAGS = "varied zeros and ones"  # of whole numbers: a mask of ones, token types
 def cut(inputs: list, sizes: list[list[int]], known: bool = True) -> list:
     """The inputs with the named dimensions in their new sizes: the first elements stay; where there are more, they
     come again, floats scaled so that none is tied with another. Indices, lengths and offsets of a dimension stay
-    within it, and a Python number that is its size follows. known: the inputs hold values, and are no shapes alone."""
+    within it, and a Python number that is its size follows. known: the inputs hold values, not shapes alone."""
     if not sizes:
         return inputs
     tensors = tensor_trees.input_tensors(inputs)
@@ -44,7 +44,7 @@ def cut(inputs: list, sizes: list[list[int]], known: bool = True) -> list:
 
 
 def limits_of(tensors: list[torch.Tensor], sizes: list[list[int]]) -> set[tuple[int, int]]:
-    """(size, new size) of what changes."""
+    """(size, new size) of the dimensions that change."""
     return {(tensors[number].shape[dimension], size) for number, dimension, size in sizes}
 
 
@@ -75,8 +75,9 @@ def followed(value, limits: set[tuple[int, int]]):
 def arranged(
     before: torch.Tensor, tensor: torch.Tensor, limits: set[tuple[int, int]], lengths: set[int]
 ) -> torch.Tensor:
-    """What was resized, its whole numbers within what they point at: offsets still rise from 0 to the total, what
-    was sorted is so, and a permutation stays one. lengths: of all dimensions, one of which offsets end at."""
+    """The resized tensor, with its whole numbers within the range that they index: offsets still rise from 0 to the
+    total, sorted data stays sorted, and a permutation stays one. lengths: of all dimensions; offsets end at one of
+    them."""
     if rising(before):
         if is_offsets(before, lengths):
             return stretched(before, len(tensor), limits)
@@ -89,7 +90,7 @@ def arranged(
 
 
 def rising(tensor: torch.Tensor) -> bool:
-    """Is it sorted, and that by no chance: edges, offsets, segments?"""
+    """Is it sorted on purpose: edges, offsets, segments?"""
     if tensor.dim() != 1 or len(tensor) < 2 or not (whole(tensor) or tensor.dtype in tensor_trees.NAMES):
         return False
     if len(tensor) < SORTED and (tensor.is_floating_point() or int(tensor[0]) != 0):
@@ -98,7 +99,7 @@ def rising(tensor: torch.Tensor) -> bool:
 
 
 def is_offsets(tensor: torch.Tensor, lengths: set[int]) -> bool:
-    """Of what rises: does it go from 0 to the length of a dimension, as cu_seqlens and a row pointer do?"""
+    """Does a rising tensor go from 0 to the length of a dimension, as cu_seqlens and a row pointer do?"""
     return not tensor.is_floating_point() and int(tensor[0]) == 0 and int(tensor[-1]) in lengths
 
 
@@ -159,7 +160,7 @@ def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False) -> pro
     numbers = itertools.count()
     inputs = tensor_trees.map_tensors(inputs, lambda tensor: with_values(tensor, values, next(numbers)))
     state = case.state
-    if values in (CONSTANTS, FLAGS):  # floating parameters and buffers have got noise before
+    if values in (CONSTANTS, FLAGS):  # floating parameters and buffers already have noise
         state = {
             name: tensor if tensor.is_floating_point() else with_values(tensor, values, next(numbers))
             for name, tensor in state.items()
@@ -193,7 +194,7 @@ def with_values(tensor: torch.Tensor, values: str | None, number: int) -> torch.
 
 
 def constant(tensor: torch.Tensor) -> bool:
-    """Does a floating tensor hold one value alone, or a bool one several times?"""
+    """Does a floating tensor hold a single value, or a bool tensor the same value several times?"""
     if tensor.numel() < (2 if tensor.dtype == torch.bool else 1):
         return False
     return (tensor.dtype == torch.bool or tensor.dtype in tensor_trees.NAMES) and all_equal(tensor)
@@ -211,7 +212,7 @@ def all_equal(tensor: torch.Tensor) -> bool:
 
 
 def varied(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """Bools, zeros and ones by coin; floats with noise that is positive, for a variance must stay so."""
+    """Bools, zeros and ones by coin; floats with noise that is positive, because a variance must stay positive."""
     torch.manual_seed(tensor.numel() + number)
     noise = torch.rand(tensor.shape, device=tensor.device)
     return (

@@ -1,4 +1,4 @@
-"""Shapes, layouts and values beyond the task's own on which a kernel must be right or say that it does not serve them.
+"""Shapes, layouts and values beyond the task's own on which a kernel must be right or decline the call.
 
 A variant: {name, sizes, layout, values}; sizes is [[input, dimension, new size], …]. The reference decides which
 dimensions may change, and which only together: its shapes are tried without data. Imported by worker processes only.
@@ -17,10 +17,10 @@ SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 NARROW = 3
 MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
-TINY_BYTES = 1 << 20  # of inputs: a case more costs next to nothing
+TINY_BYTES = 1 << 20  # of inputs: one more case costs almost nothing
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
-RUN_BYTES = 64 << 20  # so large may changed inputs be for the reference to be run on the CPU
-FIRST = 2  # of values, and one more of layouts, where each is a file of nearly the task's own, large size
+RUN_BYTES = 64 << 20  # the largest changed inputs on which the reference runs on the CPU
+FIRST = 2  # variants of values, and one more of layouts, where each file is nearly as large as the task's own
 PLAIN = "contiguous"
 LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
 ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
@@ -33,10 +33,10 @@ Named = tuple[str, Sizes]
 def of_workload(
     reference: problem.Reference, workload: str, case: problem.Case, full: bool, own_sizes: bool = False
 ) -> list[dict]:
-    """Variants of a workload of which that is one case.
+    """Variants of the workload of this case.
 
-    Primes just below the workload's own sizes in any case. full: other sizes, layouts and values too. own_sizes: a
-    layout and values at the workload's own sizes as well, which a kernel may treat otherwise than small ones."""
+    There are always primes just below the workload's own sizes. full: adds other sizes, layouts and values. own_sizes:
+    adds a layout and values at the workload's own sizes, which a kernel may treat differently from small ones."""
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
     just_below_own = [("primes just below", resized(groups, just_below(case.inputs)))] if groups else []
@@ -51,7 +51,7 @@ def of_workload(
 
 
 def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[dict]:
-    """A variant for each of these sizes that the reference takes; each once, whatever its name."""
+    """A variant for each of these sizes that the reference takes. Equal sizes give one variant, whatever its name."""
     made, seen = [], []
     for name, sizes in dict(wanted).items():
         sizes = shapes.possible(sizes)
@@ -62,7 +62,7 @@ def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[dict]:
 
 
 def other_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
-    """All sizes but the primes just below. small: small primes in all places."""
+    """All sizes except the primes just below. small: small primes in all places."""
     yield "prime sizes", small
     yield from edge_sizes(shapes, groups, small)
     yield from sizes_alone(groups)
@@ -79,7 +79,7 @@ def edge_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[
 
 
 def sizes_alone(groups: list[Group]) -> Iterator[Named]:
-    """1 and a small prime in one place at a time: a kernel may be bound to one size, a head's width."""
+    """1 and a small prime in one place at a time: a kernel may be limited to one size, such as the width of a head."""
     for group in largest(groups):
         for size_of in (lambda _: 1, small_prime):
             yield alone(group, size_of), resized([group], size_of)
@@ -98,13 +98,13 @@ def part_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[
 
 
 def batch_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
-    """A small batch that is one larger."""
+    """A small batch with one more element."""
     for group in shapes.batches():
         yield f"batch of {one_more(group[0][2])} (input {group[0][0]})", small + resized([group], one_more)
 
 
 def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes) -> Iterator[dict]:
-    """Other values and layouts. Of those whose files are nearly as large as the task's own there are few."""
+    """Other values and layouts. There are only a few whose files are nearly as large as the task's own."""
     few = not shapes.small(small)
     values = list(variant_inputs.VALUES) if shapes.floating() else []
     for name in values[: FIRST if few else None]:
@@ -119,14 +119,14 @@ def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes) -> Iterat
 
 
 def at_own_sizes(shapes: "Shapes") -> Iterator[dict]:
-    """One layout and, of floating inputs, one change of values."""
+    """One layout and, for floating inputs, one change of values."""
     yield variant("transposed inputs, own sizes", [], "transposed inputs")
     if shapes.floating():
         yield variant("nothing positive, own sizes", [], values="nothing positive")
 
 
 def largest(groups: list[Group]) -> list[Group]:
-    """Those that are changed alone."""
+    """The groups that are changed alone."""
     return sorted(groups, key=lambda group: -group[0][2])[:MOST_ALONE]
 
 
@@ -150,7 +150,7 @@ def in_reserve(made: list[dict], small: Sizes) -> list[dict]:
 
 
 def resized(groups: list[Group], size_of) -> Sizes:
-    """The new sizes of all dimensions of the groups; those that stay are left out."""
+    """The new sizes of all dimensions of the groups; unchanged ones are left out."""
     return [[i, d, size_of(size)] for group in groups for i, d, size in group if size_of(size) != size]
 
 
@@ -168,7 +168,7 @@ def one_more(size: int) -> int:
 
 
 def beyond(size: int) -> int:
-    """One more than the next power of two: more than a tile that was made for `size` holds."""
+    """One more than the next power of two: a tile for `size` cannot hold it."""
     return (1 << (size - 1).bit_length()) + 1
 
 
@@ -193,8 +193,8 @@ def block(size: int) -> int:
 
 
 def layouts(inputs: list[torch.Tensor]) -> list[str]:
-    """The layouts that change any of the inputs, each in another way: all of them, and where there are several, one
-    alone."""
+    """The layouts that change any of the inputs, each in another way: those of all inputs and, with several inputs,
+    those that transpose a single one."""
     ranks = [tensor.dim() for tensor in inputs]
     least = {"outer dimensions swapped": 3, "padded inputs": 2}
     of_all = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
@@ -210,8 +210,8 @@ def layout_of(layout: str, number: int) -> str:
 
 
 class Shapes:
-    """What the reference takes, tried on shapes alone (fake tensors); where indices are among the inputs, or the
-    reference looks at values and they are few, for real."""
+    """The shapes that the reference takes. Each is tried on shapes alone (fake tensors). It is tried on real data where
+    the inputs hold indices, or where the reference reads values and the inputs are small."""
 
     def __init__(self, reference: problem.Reference, workload: str, case: problem.Case):
         self._arguments = reference, workload, case.dtype
@@ -224,14 +224,14 @@ class Shapes:
         return any(tensor.dtype in tensor_trees.NAMES for tensor in self.inputs)
 
     def groups(self) -> list[Group]:
-        """The dimensions that may change, those that change only together in one group."""
+        """The dimensions that may change. Dimensions that change only together are in one group."""
         places = [
             (i, d, n) for i, t in enumerate(self.inputs) for d, n in enumerate(t.shape) if n > variant_inputs.STRUCTURE
         ]
         return self._together(places, small_prime)
 
     def batches(self) -> list[Group]:
-        """Leading dimensions of 1, 2 or 3 that may be one larger, in groups likewise: a small batch."""
+        """Leading dimensions of 1, 2 or 3 that may be one larger, also in groups: a small batch."""
         leading = [(i, 0, t.shape[0]) for i, t in enumerate(self.inputs) if t.dim() > 1]
         return self._together([place for place in leading if 0 < place[2] <= variant_inputs.STRUCTURE], one_more)
 
@@ -261,8 +261,8 @@ class Shapes:
 
     @staticmethod
     def _candidates(place: tuple, places: list[tuple]) -> Iterator[Group]:
-        """What could change with a dimension: all of its size (who is given squares may build on squares); where the
-        reference refuses that, all at its place, one other, nothing."""
+        """The dimensions that could change with a dimension. First all of its size, because a kernel for squares may
+        need squares. If the reference refuses those: all at its place, one other, none."""
         same = [other for other in places if other[2] == place[2] and other != place]
         yield [place, *same]
         yield [place] + [other for other in same if other[1] == place[1]]
@@ -293,7 +293,7 @@ class Shapes:
 
     @functools.cached_property
     def _looks_at_values(self) -> bool:
-        """Does it run on no shapes alone, not even on the workload's own?"""
+        """Does it fail on shapes alone, even on the workload's own?"""
         return not self._takes_shapes([])
 
     def _takes_shapes(self, sizes: list[list[int]]) -> bool:
@@ -314,8 +314,8 @@ class Shapes:
         return reference.build(workload, 0, dtype, "cpu")[0]
 
     def _runs(self, sizes: list[list[int]]) -> bool:
-        """Does it run for real? Integers may be indices, whose values no shape tells; `cut` keeps them within what was
-        cut."""
+        """Does it run on real data? Integers may be indices, and shapes say nothing about their values. `cut` keeps
+        them within the cut dimension."""
         changed = variant_inputs.cut(self._given, sizes)
         if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
             return True

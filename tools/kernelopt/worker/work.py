@@ -75,7 +75,7 @@ def grouped_flops(a: tuple, b: tuple, *_, **__) -> int:
 
 
 ATEN = torch.ops.aten
-MORE_PRODUCTS = {  # that torch's counter leaves out, as far as this torch has them
+MORE_PRODUCTS = {  # products that torch's counter omits, as far as this torch has them
     getattr(ATEN, name): flops
     for name, flops in {
         "mv": product_flops,
@@ -103,15 +103,15 @@ class Operands(TorchDispatchMode):
 
     A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the
     dtype is the one that the numbers came in: conversions, copies and scales keep it, other arithmetic on 8-bit numbers
-    gives 16 bits. A scale is what came from fewer elements, however it was spread. uint8 counts as numbers once it is
-    converted: before that it may be a mask, or indices.
+    gives 16 bits. A scale is a tensor that came from fewer elements, however it was expanded. uint8 counts as numbers
+    once it is converted: before that it may be a mask, or indices.
     """
 
     def __init__(self, flops_of: dict):
         super().__init__()
         self._flops_of = flops_of
-        self._came_in = WeakIdKeyDictionary()  # tensor -> name of the dtype that its numbers came in
-        self._elements = WeakIdKeyDictionary()  # tensor -> how many elements they were, before they were spread
+        self._came_in = WeakIdKeyDictionary()  # tensor -> name of the original dtype of its numbers
+        self._elements = WeakIdKeyDictionary()  # tensor -> its number of elements before it was expanded
         self._flops: dict[str, int] = {}
 
     def dtype(self) -> str | None:
@@ -156,7 +156,7 @@ class Operands(TorchDispatchMode):
         return self._elements.get(tensor, tensor.numel())
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """The narrower of the dtype that it has and the one that its numbers came in."""
+        """The narrower of its dtype and the original dtype of its numbers."""
         own = number_name(tensor.dtype) or "fp32"  # a product of whole numbers wider than 8 bits
         return min(own, self._came_in.get(tensor, own), key=BITS.get)
 
@@ -188,8 +188,7 @@ def at_least_16_bits(name: str) -> str:
 
 
 class CausalAttention(torch.overrides.TorchFunctionMode):
-    """Counts in `spared` the FLOPs of attention that a causal mask takes away: torch's counter takes the whole
-    square."""
+    """Counts in `spared` the FLOPs of attention that a causal mask removes. Torch's counter counts the whole square."""
 
     def __init__(self):
         super().__init__()

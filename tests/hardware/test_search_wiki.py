@@ -1,6 +1,6 @@
 """Searching the wiki: what comes first, what is said of unknown words; links into the wiki; its pages on frameworks.
 
-Size and sources of the other pages of advice: tests/test_wiki_pages.py.
+Size and sources of the other pages of advice: tests/hardware/test_wiki_pages.py.
 """
 
 import ast

@@ -523,3 +523,11 @@ def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatc
     assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
     result = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)
     assert result.status == "OK" and result.summary.endswith("compute-sanitizer did not run: there is no GPU")
+
+
+def test_a_quick_check_tries_the_own_inputs_alone_and_says_so(problem, run_here):
+    result = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--quick", run=run_here)
+    assert {case["variant"] for case in result["cases"]} == {None} and len(
+        result["cases"]
+    ) == 4  # two workloads, two seeds
+    assert result["status"] == "OK" and "a quick check" in result["summary"]

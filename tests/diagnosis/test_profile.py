@@ -562,7 +562,7 @@ def test_where_the_reader_would_crash_a_report_is_read_in_another_process(monkey
 def test_what_the_other_process_says_of_a_broken_report_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(ncu, "crashes_here", lambda: True)
     (tmp_path / "x.ncu-rep").write_bytes(b"no report")
-    with pytest.raises(Refused, match="cannot be read: .* holds no kernel"):
+    with pytest.raises(Refused, match=r"cannot be read: .* holds no kernel"):
         ncu.read(tmp_path / "x.ncu-rep")
     monkeypatch.setattr(ncu.sys, "executable", "false")
     with pytest.raises(Refused, match="its reader ended with 1"):

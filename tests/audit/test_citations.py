@@ -1,6 +1,6 @@
 """The audit of hardware values names planted errors of many kinds and passes clean texts.
 
-`test_audit_corpus.py` has more."""
+`audit/test_audit_corpus.py` has more."""
 
 import dataclasses
 import json

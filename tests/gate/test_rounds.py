@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import conftest
 import pytest
-from conftest import kernel_text, run_tool, tool_json, with_changes
+from conftest import PLAN, kernel_text, run_tool, tool_json, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.measurement import Measurement
@@ -21,18 +21,6 @@ from kernelopt.session import platforms, record_store, workspace
 from kernelopt.session.record import Optimization, PreviousComparison
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Speed, Status
-
-PLAN = """# Plan for v1
-## Category
-memory_traffic
-## Action
-One pass
-in place of three.
-## Expected effect
-Half the time.
-## Risk
-Spills.
-"""
 
 
 def recorded(version: str, session, **changes) -> Measurement:
