@@ -7,7 +7,12 @@ somebody's tests.
 MADE_UP: by us.
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
+from conftest import BUNDLE
 from kernelopt.worker import tracing
 
 CUBLAS = """
@@ -162,3 +167,17 @@ def test_what_moves_data_computes_nothing(name):
 def test_what_torch_launched_is_its_own_whatever_the_name():
     assert tracing.origin("scale", {"scale"}, set()) == "library"
     assert tracing.origin("scale", set(), {"scale"}) == "moving"
+
+
+def test_the_profiler_starts_without_torch_dynamo():
+    """In a process of its own: others of this suite have loaded it. What torch has is there again afterwards."""
+    code = """if True:
+        import sys, torch
+        from kernelopt.worker import tracing
+        with tracing.profiling() as profiler:
+            torch.ones(8).sum()
+        assert any(event.name == "aten::sum" for event in profiler.events())
+        assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+        assert torch._inductor.config and "torch._dynamo" in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}, check=True)

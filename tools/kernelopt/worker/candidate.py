@@ -218,13 +218,11 @@ def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled
 def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> dict:
     """Calls of the kernel under torch's profiler; each is inside a range of that name and is waited for; the Chrome
     trace goes to `path`: {torch, window, triton}."""
-    from torch.profiler import ProfilerActivity
-
     candidate = Candidate(context, kernel)
     call = warmed_up(context, candidate, inputs)
     tracing.start_up()
     since = time.time()
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with tracing.profiling() as profiler:
         for _ in range(calls):
             with torch.profiler.record_function(mark):
                 call()

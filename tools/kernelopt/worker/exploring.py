@@ -86,8 +86,7 @@ class Contestant:
         """{triton, extensions, trace}: the compiled code, and a Chrome trace of one call in the file `trace`."""
         call = self._call(0)
         tracing.start_up()
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profiler:
+        with tracing.profiling() as profiler:
             with torch.profiler.record_function(TRACE_MARK):
                 call()
             self.context.synchronize()

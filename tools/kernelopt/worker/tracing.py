@@ -1,7 +1,10 @@
 """The GPU kernels that a call launches, their times and their origins, from torch's profiler (CUPTI)."""
 
+import contextlib
 import functools
 import re
+import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -71,13 +74,40 @@ def start_up() -> None:
 
 def traced(call) -> list:
     """The profiler's events of one call, after waiting for it."""
-    from torch.profiler import ProfilerActivity, profile
-
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with profiling() as profiler:
         call()
         torch.cuda.synchronize()
     return profiler.events()
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[torch.profiler.profile]:
+    """torch's profiler of the CPU and the GPU, running inside."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    profiler = torch.profiler.profile(activities=activities)
+    with inductor_hidden():
+        profiler.start()
+    try:
+        yield profiler
+    finally:
+        profiler.stop()
+
+
+@contextlib.contextmanager
+def inductor_hidden() -> Iterator[None]:
+    """Keep torch from importing `_inductor` while its profiler starts.
+
+    The start asks whether torch has `_inductor`. The question imports it and torch._dynamo, which takes as long as
+    importing torch. Inside, the answer is no, unless `_inductor` is loaded already.
+    """
+    lazy = getattr(torch, "_lazy_modules", set())
+    hidden = lazy & {"_inductor"} if "torch._inductor" not in sys.modules else set()
+    lazy -= hidden
+    try:
+        yield
+    finally:
+        lazy |= hidden
 
 
 def device_events(events: list) -> list:
