@@ -38,6 +38,8 @@ def serve(handle: int) -> None:
     ended. A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the
     same time and torch is imported once. When the other end of the socket is closed, the child is killed.
     """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import torch._dynamo  # noqa: F401  (most jobs without a GPU try shapes, which needs it; on a GPU most do not)
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
     control = socket.socket(fileno=handle)
