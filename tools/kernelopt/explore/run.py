@@ -71,9 +71,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
             for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):
                 start_all(starter, wave, compiled_by, say)
                 if sandbox.gpu:
-                    race.run(
-                        [entrant for entrant in entrants if entrant.process], last=wave[-1] is entrants[-1], say=say
-                    )
+                    running = [entrant for entrant in entrants if entrant.process and not entrant.dropped]
+                    race.run(running, last=wave[-1] is entrants[-1], say=say)
             if sandbox.gpu:
                 finish(entrants, sandbox, watch, plan)
     finally:
@@ -180,7 +179,8 @@ class Race:
             if self.is_settled(running):
                 break
         if not last:
-            for entrant in sorted(running, key=median_of)[max(1, room) :]:
+            surplus = sorted(running, key=median_of)[max(1, room) :]
+            for entrant in (*surplus, *(one for one in self.entrants if one.dropped)):
                 self.leave(entrant)
         say(f"{len([entrant for entrant in running if entrant.process])} in the lead after {self.rounds} rounds")
 
