@@ -180,7 +180,7 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
         "torch_alone": source().replace("add[(triton", "out.copy_(x + y) if True else add[(triton"),
     }.items():
         (folder / "c" / f"{name}.py").write_text(text)
-    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--candidate-seconds", 8)
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--candidate-seconds", 20)
     result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)
     status = {row["name"]: row["status"] for row in result["rows"]}
     assert [name for name in status if status[name] == "OK"] == [
