@@ -676,7 +676,7 @@ def test_a_glance_that_is_killed_in_its_write_is_made_anew(memory, session):
     code = """if True:
         time.sleep(0.1)
         path, torn = memory.glances / "short", 0
-        for _ in range(40):
+        for _ in range(200):
             assert [record["device"] for record in memory.glance(("device",))] == ["d" * 50_000] * 20
             cache = record_cache.RecordCache(path, SHORT, memory.folder)
             assert cache.get("v0") is not None
@@ -688,6 +688,8 @@ def test_a_glance_that_is_killed_in_its_write_is_made_anew(memory, session):
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
             torn += path.exists() and record_cache.RecordCache(path, SHORT, memory.folder).get("v0") is None
+            if torn:  # one is enough, and about one kill in ten falls into a write
+                break
         print(torn)
     """
     killer = child(session, QUICKLY + code)
