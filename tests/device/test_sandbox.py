@@ -102,6 +102,12 @@ def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem):
         assert verify.verify(own, KernelUnderTest(**problem), seeds=2).status == "OK"
 
 
+def test_a_worker_that_does_not_start_is_a_lack_and_says_why(monkeypatch):
+    monkeypatch.setattr(sandbox, "WORKER", [sys.executable, "-c", "raise SystemExit('no such library')"])
+    with Sandbox("cpu-interpreter") as own, pytest.raises(EnvironmentLacks, match="does not start: no such library"):
+        own.run("probe", {}, 10)
+
+
 def test_limits_hold_inside(problem, interpreter):
     names = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_DATA", "RLIMIT_NPROC")
     body = f"import resource\nraise ValueError([resource.getrlimit(getattr(resource, n))[0] for n in {names}])"
@@ -180,7 +186,7 @@ def test_an_unknown_sandbox_is_refused(problem):
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
-def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, monkeypatch):
+def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "LOCKS", tmp_path)
     code = (
         f"import pathlib, sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt.device import gpu\n"
@@ -191,6 +197,7 @@ def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, mon
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(EnvironmentLacks, match=f"process {holder.pid} of .*sample"), gpu.locked("GPU-1", timeout_s=0.3):
         pass
+    assert capsys.readouterr().err.count(f"waiting for the GPU, which process {holder.pid} of") == 1
     with gpu.locked("GPU-2", timeout_s=0.3):
         pass
     holder.kill()

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 from .. import bundle
-from ..errors import EnvironmentLacks
+from ..errors import EnvironmentLacks, say
 
 NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
@@ -347,24 +348,34 @@ def describe(state: dict) -> str:
 def locked(uuid: str, timeout_s: float = 600):
     """Hold the one lock of a GPU, so that nothing else of this bundle measures on it.
 
-    The kernel frees it when the holder dies. EnvironmentLacks names the holder after `timeout_s`.
+    The kernel frees it when the holder dies. A wait is announced on stderr. EnvironmentLacks names the holder after
+    `timeout_s`.
     """
     path = LOCKS / f"kernelopt-{uuid}.lock"
     with open(_lock_file(path), "r+") as file:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    holder = file.read().strip() or "unknown"
-                    raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end") from None
-                time.sleep(0.2)
+        deadline, announced = time.monotonic() + timeout_s, False
+        while not _took(file):
+            holder = file.read().strip() or "unknown"
+            file.seek(0)
+            if time.monotonic() > deadline:
+                raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end")
+            if not announced:
+                say(f"waiting for the GPU, which {holder} uses")
+                announced = True
+            time.sleep(0.2)
         file.truncate(0)
         file.write(f"process {os.getpid()} of {user()} ({' '.join(sys.argv)[:200]})\n")
         file.flush()
         yield
+
+
+def _took(file: IO) -> bool:
+    """Take the file's lock, if nobody holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
 
 
 def _lock_file(path: Path) -> int:

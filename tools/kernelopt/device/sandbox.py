@@ -282,6 +282,7 @@ class Server:
             command, environment, cwd=folder, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
         )
         theirs.close()
+        self._has_answered = False
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -318,13 +319,22 @@ class Server:
         return answer, report.reader, log.reader.text()
 
     def _answer(self, timeout_s: float) -> dict | None:
-        """The server's answer about a child that ended; None when the server itself is gone."""
+        """The server's answer about a child that ended; None when the server itself is gone.
+
+        EnvironmentLacks when it has never answered: no candidate has run yet that could have ended it.
+        """
         ready, _, _ = select.select([self._socket], [], [], timeout_s + ANSWER_GRACE_S)
-        line = self._socket.recv(1 << 16) if ready else b""
-        if not line:
-            kill_group(self._process)
-            return None
-        return json.loads(line)
+        line = b""
+        with contextlib.suppress(ConnectionResetError):
+            line = self._socket.recv(1 << 16) if ready else b""
+        if line:
+            self._has_answered = True
+            return json.loads(line)
+        kill_group(self._process)
+        if not self._has_answered:
+            self._log.seek(0)
+            raise EnvironmentLacks(f"the worker does not start: {last_line(self._log.read())}")
+        return None
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:
@@ -357,6 +367,11 @@ def kill_group(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def last_line(log: bytes) -> str:
+    lines = [line.strip() for line in log.decode("utf-8", "replace").splitlines()]
+    return next(filter(None, reversed(lines)), "it left no message")
 
 
 class Report:

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import triton.testing  # noqa: F401  (so that the children start quickly; torch._dynamo would take as long as torch itself)
+import triton.testing  # noqa: F401  (so that the children start quickly; nothing that most jobs need imports torch._dynamo)
 
 from ..device import landlock, processes
 from . import interpreter, jobs
@@ -38,8 +38,6 @@ def serve(handle: int) -> None:
     ended. A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the
     same time and torch is imported once. When the other end of the socket is closed, the child is killed.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        import torch._dynamo  # noqa: F401  (most jobs without a GPU try shapes, which needs it; on a GPU most do not)
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
     control = socket.socket(fileno=handle)

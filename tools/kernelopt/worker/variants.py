@@ -7,11 +7,11 @@ dimensions may change, and which only together: its shapes are tried without dat
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from . import problem, tensor_trees, variant_inputs
+from . import blank, problem, tensor_trees, variant_inputs
 
 SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 NARROW = 3
@@ -210,7 +210,7 @@ def layout_of(layout: str, number: int) -> str:
 
 
 class Shapes:
-    """The shapes that the reference takes. Each is tried on shapes alone (fake tensors). It is tried on real data where
+    """The shapes that the reference takes. Each is tried on shapes alone (blank.py). It is tried on real data where
     the inputs hold indices, or where the reference reads values and the inputs are small."""
 
     def __init__(self, reference: problem.Reference, workload: str, case: problem.Case):
@@ -296,14 +296,20 @@ class Shapes:
         """Does it fail on shapes alone, even on the workload's own?"""
         return not self._takes_shapes([])
 
-    def _takes_shapes(self, sizes: list[list[int]]) -> bool:
-        from torch._subclasses.fake_tensor import FakeTensorMode
+    @functools.cached_property
+    def _on_blank(self) -> Callable:
+        """blank.on_meta where the workload's own sizes pass there, else blank.on_fake."""
+        return blank.on_meta if self._passes(blank.on_meta, []) else blank.on_fake
 
-        reference, workload, dtype = self._arguments
+    def _takes_shapes(self, sizes: list[list[int]]) -> bool:
+        return self._passes(self._on_blank, sizes)
+
+    def _passes(self, on_blank: Callable, sizes: list[list[int]]) -> bool:
+        def call(model: torch.nn.Module, inputs: list) -> None:
+            problem.call(model, variant_inputs.cut(inputs, sizes, known=False))
+
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
-                problem.call(model, variant_inputs.cut(inputs, sizes, known=False))
+            on_blank(*self._arguments, call)
             return True
         except Exception:
             return False

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import problem, tensor_trees
+from . import blank, problem, tensor_trees
 
 
 def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
@@ -15,24 +15,27 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
     does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction
     arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product.
-    Shapes alone are run (fake tensors); a reference that looks at values runs for real, on `device`.
+    Shapes alone are run (blank.py); a reference that looks at values runs for real, on `device`.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return _count(reference, workload, dtype, "cpu")
-    except problem.CastOfQuantised:
-        raise
-    except Exception:
-        return _count(reference, workload, dtype, device)
+    def count(model: torch.nn.Module, inputs: list) -> dict:
+        return _count(model, inputs, dtype)
+
+    for on_blank in (blank.on_meta, blank.on_fake):
+        try:
+            return on_blank(reference, workload, dtype, count)
+        except problem.CastOfQuantised:
+            raise
+        except Exception:
+            continue
+    model, inputs, _ = reference.build(workload, 0, dtype, device)
+    return count(model, inputs)
 
 
-def _count(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
+def _count(model: torch.nn.Module, inputs: list, dtype: str | None) -> dict:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, inputs, _ = reference.build(workload, 0, dtype, device)
     # Attention and recurrent layers are counted through their plain products: the counter does not know every
     # fused CPU variant.
     plain = torch.backends.mkldnn.flags(enabled=False)
