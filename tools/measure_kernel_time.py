@@ -26,8 +26,9 @@ def main() -> int:
         baseline = baseline_file(args.against, target, Path(folder)) if args.against else None
         with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
             timed, comparison = measure(sandbox, target, baseline, args)
-    if args.device == "cuda":
-        check_possible(least_work.limit_us(target, args.workload, sandbox.gpu, args.timeout), timed.latency.median_us)
+            if sandbox.gpu:
+                limit_us = least_work.limit_us(sandbox, target, args.workload, args.timeout)
+                check_possible(limit_us, timed.latency.median_us)
     result = timed.to_json()
     if comparison:
         protocol = timing.PROTOCOL if sandbox.gpu else "host clock"

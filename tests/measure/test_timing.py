@@ -3,6 +3,7 @@
 import contextlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import REFERENCE, TIMING, kernel_text, with_changes
@@ -133,28 +134,27 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
     assert again == pytest.approx({"gpu": 100.0, "fresh": 40.0, "call": 300.0})
 
 
-def device(name: str, **max_clocks) -> dict:
-    """What gpu.identify says, as far as a limit needs it."""
-    return {"name": name, "max_clocks": max_clocks}
+def on(interpreter, name: str, **max_clocks) -> SimpleNamespace:
+    """The interpreter's sandbox with a stand-in for a GPU, as far as a limit needs it."""
+    return SimpleNamespace(gpu={"name": name, "max_clocks": max_clocks}, run=interpreter.run)
 
 
-def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter, monkeypatch):
-    monkeypatch.setattr(least_work, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
+def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter):
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
     kernel = target.KernelUnderTest(problem["kernel"], problem["reference"])
-    limit = least_work.limit_us(kernel, "default", device("NVIDIA H200"), 60)
+    limit = least_work.limit_us(on(interpreter, "NVIDIA H200"), kernel, "default", 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
-    assert least_work.limit_us(kernel, "default", device("Some GPU"), 60) is None
-    faster = least_work.limit_us(kernel, "default", device("NVIDIA H200", memory_clock_mhz=2 * 3201), 60)
+    assert least_work.limit_us(on(interpreter, "Some GPU"), kernel, "default", 60) is None
+    faster = least_work.limit_us(on(interpreter, "NVIDIA H200", memory_clock_mhz=2 * 3201), kernel, "default", 60)
     assert faster == pytest.approx(limit / 2)
 
 
-def test_work_that_was_given_by_hand_counts(session):
+def test_work_that_was_given_by_hand_counts(session, interpreter):
     given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
     session.update_readme(with_changes(session.task(), work={"default": given}), {})
-    limit = least_work.limit_us(target.of_workspace(session, session.task()), "default", device("NVIDIA H200"), 60)
-    assert 150 < limit < 10**9 / 4.8e6
-    assert least_work.limit_us(target.of_workspace(session, session.task()), "tall", device("NVIDIA H200"), 60) is None
+    kernel, h200 = target.of_workspace(session, session.task()), on(interpreter, "NVIDIA H200")
+    assert 150 < least_work.limit_us(h200, kernel, "default", 60) < 10**9 / 4.8e6
+    assert least_work.limit_us(h200, kernel, "tall", 60) is None
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):

@@ -9,8 +9,9 @@ from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.device import sandbox
 from kernelopt.device.outcomes import Fault
-from kernelopt.measure import cases, verdict, verify
+from kernelopt.measure import cases, correctness, memcheck, verdict, verify
 from kernelopt.measure.correctness import CaseReport
+from kernelopt.measure.runs import reports_of
 from kernelopt.measure.verdict import ProcessEnd, Verdict
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
@@ -302,7 +303,7 @@ def test_a_workload_may_have_any_name(interpreter, problem):
     assert {case["workload"] for case in found["cases"]} == {"default", "fp32/33 x 16"}
 
 
-SOUND = dict.fromkeys(verify.REPORT_KEYS)
+SOUND = dict.fromkeys(correctness.REPORT_KEYS)
 FORGED = [
     {},
     {"cases": 3},
@@ -318,8 +319,8 @@ FORGED = [
 
 def test_no_report_of_another_form_than_an_honest_one_is_a_success():
     for report in FORGED:
-        assert isinstance(verify.reports_of(report, 2), Fault), report
-    assert verify.reports_of({"cases": [SOUND, SOUND]}, 2) == [CaseReport(**SOUND)] * 2
+        assert isinstance(reports_of(report, 2), Fault), report
+    assert reports_of({"cases": [SOUND, SOUND]}, 2) == [CaseReport(**SOUND)] * 2
 
 
 @pytest.mark.parametrize(
@@ -481,8 +482,8 @@ def test_each_call_starts_from_the_state_of_the_case_and_leaves_it_as_the_refere
 
 
 def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = False) -> tuple[dict, list]:
-    """(verify.sanitized of a right kernel, the command) with a stand-in for the sandbox, in which compute-sanitizer
-    ends like that."""
+    """(the verdict on a right kernel after memcheck, the command) with a stand-in for the sandbox, in which
+    compute-sanitizer ends like that."""
     (tmp_path / "input").write_bytes(b"x")
     commands = []
 
@@ -493,7 +494,9 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
     stand_in = SimpleNamespace(gpu={"name": "stand-in"}, new_folder=lambda _: str(tmp_path), run_under=run_under)
     case = cases.Case("default", 0, None, str(tmp_path / "input"), "fp32", [[4]], first=True)
     result = Verdict(Status.OK, "stand-in", "OK", process=ProcessEnd(0, None, 1.0, ""))
-    return verify.sanitized(stand_in, tmp_path / "kernel.py", [case], result, 60).to_json(), commands
+    with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", [case], 60) as run:
+        run.wait()
+    return run.judged(result).to_json(), commands
 
 
 def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(tmp_path, monkeypatch):
@@ -507,18 +510,18 @@ def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(t
     assert commands[0][0] == str(program) and commands[0][1:3] == ["--tool", "memcheck"]
     assert clean["sanitizer"] == {"ran": True, "tool": "memcheck", "errors": 0} and clean["summary"] == "OK"
     log = "========= Invalid __global__ read of size 4 bytes\n========= ERROR SUMMARY: 1 error\n"
-    found, _ = sanitizer_run(tmp_path, log, verify.SANITIZER_ERRORS)
+    found, _ = sanitizer_run(tmp_path, log, memcheck.ERRORS_FOUND)
     assert found["status"] == "OUT_OF_BOUNDS" and "Invalid __global__ read" in found["summary"]
 
 
 def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatch, interpreter, problem):
-    monkeypatch.setattr(verify.programs, "find", lambda _: "/some/compute-sanitizer")
+    monkeypatch.setattr(memcheck.programs, "find", lambda _: "/some/compute-sanitizer")
     broken, _ = sanitizer_run(tmp_path, "========= Error: Device not supported.\n", 1)
     assert broken["sanitizer"] == {"ran": False, "why": "Error: Device not supported."} and broken["status"] == "OK"
     assert broken["summary"] == "OK; compute-sanitizer did not run: Error: Device not supported."
     late, _ = sanitizer_run(tmp_path, "", None, timed_out=True)
     assert "did not run: time-out after 60 s" in late["summary"]
-    monkeypatch.setattr(verify.programs, "find", lambda _: None)
+    monkeypatch.setattr(memcheck.programs, "find", lambda _: None)
     absent, commands = sanitizer_run(tmp_path, "")
     assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
     result = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)

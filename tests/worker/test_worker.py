@@ -1,7 +1,12 @@
 """The parts that a child process judges with: guard bands, other shapes and layouts, whose kernels ran."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
+from conftest import BUNDLE
 from kernelopt import intervals
 from kernelopt.worker import accuracy, oracle, problem, state, tensor_trees, variant_inputs, variants
 from kernelopt.worker.candidate import all_identical, identical
@@ -348,3 +353,20 @@ def test_what_a_call_changed_of_a_model_is_told_and_put_back():
     assert set(watched.changed()) == {"weight", "running_mean", "running_var", "num_batches_tracked"}
     watched.restore(watched.changed())
     assert not watched.changed() and all(map(torch.equal, model.state_dict().values(), before.values()))
+
+
+def test_work_that_never_ends_on_the_gpu_is_reported_and_the_process_ends():
+    """In a process of its own, whose torch waits for a GPU without end: a stand-in for a kernel that hangs."""
+    code = """if True:
+        import time, torch
+        from kernelopt.worker.context import Context
+        class Line:
+            def send(self, message): print(message["result"]["error"]["status"], flush=True)
+        torch.cuda.synchronize = lambda: time.sleep(0.01)
+        Context("cuda", {}, Line(), hang_s=5).synchronize()
+        torch.cuda.synchronize = lambda: time.sleep(60)
+        Context("cuda", {}, Line(), hang_s=0.2).synchronize()
+    """
+    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (1, "TIMEOUT\n")

@@ -16,6 +16,7 @@ CANDIDATE_FAULTS = (
     Status.RUNTIME_ERROR,
     Status.ILLEGAL_ACCESS,
     Status.OOM,
+    Status.TIMEOUT,
     Status.NO_SPACE,
     Status.BASELINE_ERROR,
     Status.CHEAT_SUSPECT,

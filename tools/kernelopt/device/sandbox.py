@@ -17,7 +17,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -117,11 +118,15 @@ class Sandbox:
     def run(self, job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()) -> Outcome:
         """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
         seal, request = self._request(job, arguments, hidden)
+        with self.folder(job) as folder:
+            answer, report, log = self.server().fork(folder, request, seal, timeout_s)
+        return self.usable(outcome(answer, report, log))
+
+    def server(self) -> "Server":
+        """The server that jobs are forked from; a new one where the former has died."""
         if self._server is None or not self._server.alive():
             self._server = Server(self._wrapper(), self._environment(), self.scratch)
-        with self.folder(job) as folder:
-            answer, report, log = self._server.fork(folder, request, seal, timeout_s)
-        return self._usable(outcome(answer, report, log))
+        return self._server
 
     def fork_server(self) -> "Server":
         """A server of its own (worker.server), for jobs that run beside others (standing.py). The caller ends it."""
@@ -131,20 +136,28 @@ class Sandbox:
         """(seal that the answers must carry, text of the request)"""
         return self._request(job, arguments, hidden)
 
-    def run_under(self, prefix: list[str], job: str, arguments: dict, timeout_s: float, **environment: str) -> Outcome:
+    def run_under(
+        self,
+        prefix: list[str],
+        job: str,
+        arguments: dict,
+        timeout_s: float,
+        started: Callable[[subprocess.Popen], None] = lambda _: None,
+        **environment: str,
+    ) -> Outcome:
         """The same in a process of its own behind the command `prefix`, a profiler."""
         seal, request = self._request(job, arguments, ())
         with self.folder(job) as folder:
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")
             command = [*self._wrapper(), *prefix, *WORKER, "once", *map(str, paths)]
-            answer, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s)
+            answer, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, started)
             report = Report(seal)
             with contextlib.suppress(OSError), open(paths[1], "rb") as file:
                 report.take(file.read(REPORT_BYTES + 1))
-        return self._usable(outcome(answer, report, log))
+        return self.usable(outcome(answer, report, log))
 
-    def _usable(self, ended: Outcome) -> Outcome:
+    def usable(self, ended: Outcome) -> Outcome:
         """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
         error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
         if isinstance(error, dict) and error.get("status") == Status.NO_GPU:
@@ -205,6 +218,27 @@ class Sandbox:
         return environment
 
 
+class Beside:
+    """A call of Sandbox.run_under that goes on in a thread, so that other jobs can run meanwhile."""
+
+    def __init__(self, sandbox: Sandbox, prefix: list[str], job: str, arguments: dict, timeout_s: float, **environment):
+        self._processes: list[subprocess.Popen] = []
+        self._thread = futures.ThreadPoolExecutor(1)
+        self._outcome = self._thread.submit(
+            sandbox.run_under, prefix, job, arguments, timeout_s, self._processes.append, **environment
+        )
+
+    def outcome(self) -> Outcome:
+        """Its outcome, once it has ended."""
+        return self._outcome.result()
+
+    def end(self) -> None:
+        """End its process, if it still runs."""
+        for process in self._processes:
+            kill_group(process)
+        self._thread.shutdown()
+
+
 WORKER = [sys.executable, "-m", "kernelopt.worker"]
 BWRAP = ["bwrap", "--ro-bind", "/", "/"]
 
@@ -255,10 +289,17 @@ def start_child(command: list[str], environment: dict, **options) -> subprocess.
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
 
-def run_to_end(command: list[str], environment: dict, folder: str, timeout_s: float) -> tuple[dict, str]:
+def run_to_end(
+    command: list[str],
+    environment: dict,
+    folder: str,
+    timeout_s: float,
+    started: Callable[[subprocess.Popen], None] = lambda _: None,
+) -> tuple[dict, str]:
     """({exit_code, timed_out, wall_s}, end of the log) of a command and all processes of its session."""
     start = time.monotonic()
     process = start_child(command, environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    started(process)
     log = Pump(process.stdout, Tail())
     try:
         code, timed_out = process.wait(timeout_s), False

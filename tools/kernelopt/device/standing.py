@@ -12,11 +12,36 @@ import select
 import socket
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from .sandbox import Outcome, Report, Sandbox, Server, Tail, outcome, pumped
 
+# How long a process may take to be killed after its own time limit.
+GRACE_S = 30.0
 LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of `worker` that needs no orders: the arguments of Sandbox.run."""
+
+    name: str
+    arguments: dict
+    timeout_s: float
+    hidden: Iterable[Path | str] = ()
+
+
+def side_by_side(sandbox: Sandbox, jobs: list[Job]) -> list[Outcome]:
+    """How the jobs ended, which run at the same time, each in a process. A single job runs as by Sandbox.run."""
+    if len(jobs) == 1:
+        return [sandbox.run(jobs[0].name, jobs[0].arguments, jobs[0].timeout_s, jobs[0].hidden)]
+    running = [Standing(sandbox, sandbox.server(), job.name, job.arguments, job.timeout_s, job.hidden) for job in jobs]
+    try:
+        return [process.wait(job.timeout_s) for process, job in zip(running, jobs, strict=True)]
+    finally:
+        for process in running:
+            process.end()
 
 
 class Ended(Exception):
@@ -41,6 +66,7 @@ class Standing:
         environment: dict[str, str] | None = None,
     ):
         seal, request = sandbox.request(job, arguments, hidden)
+        self._sandbox = sandbox
         self._folder = sandbox.new_folder(job)
         self._started = time.monotonic()
         self._outcome: Outcome | None = None
@@ -76,6 +102,11 @@ class Standing:
         """The answer to an order."""
         self.order(**order)
         return self.answer(timeout_s)
+
+    def wait(self, timeout_s: float) -> Outcome:
+        """The outcome, once the process has ended by itself or by its time limit."""
+        select.select([self._socket], [], [], timeout_s + GRACE_S)
+        return self._sandbox.usable(self.end())
 
     def end(self, timed_out: bool = False) -> Outcome:
         """End the process, if it still runs, and return its outcome."""

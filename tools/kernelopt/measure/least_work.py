@@ -28,8 +28,13 @@ def counted_work(
     """Least work per workload (worker.work.estimate), from shapes alone, so that no GPU is needed. Refused when the
     reference fails."""
     with Sandbox("cpu-interpreter", cache) as sandbox:
-        arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
-        counted = result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
+        return counted_in(sandbox, reference, dtype, timeout_s)
+
+
+def counted_in(sandbox: Sandbox, reference: Path, dtype: str | None, timeout_s: float) -> dict[str, CountedWorkload]:
+    """The same in a sandbox that is open already, whose worker need not start again."""
+    arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
+    counted = result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
     return {name: counted_workload(answer) for name, answer in counted.items()}
 
 
@@ -39,18 +44,19 @@ def counted_workload(answer: dict) -> CountedWorkload:
     return CountedWorkload(Work.from_json({**work, "source": "counted"}), answer["shapes"])
 
 
-def limit_us(target: KernelUnderTest, workload: str, gpu: dict, timeout_s: float) -> float | None:
-    """roofline.physical_limit_us of a workload on the GPU that gpu.identify describes; None when its page is unknown.
+def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s: float) -> float | None:
+    """roofline.physical_limit_us of a workload on the sandbox's GPU; None when its page is unknown.
 
     The work is that of the workspace's Task block, which a user may have set by hand, or else counted.
     """
     workspace = target.workspace
     task = workspace.task() if workspace else None
+    gpu = sandbox.gpu
     try:
         page = platforms.of_device(gpu["name"], workspace, task) if workspace else wiki.product(gpu["name"])
     except Refused:
         return None
-    work = work_of(target, task, workload, timeout_s)
+    work = work_of(sandbox, target, task, workload, timeout_s)
     if work is None:
         return None
     with contextlib.suppress(Refused):
@@ -59,10 +65,12 @@ def limit_us(target: KernelUnderTest, workload: str, gpu: dict, timeout_s: float
     return None
 
 
-def work_of(target: KernelUnderTest, task: Task | None, workload: str, timeout_s: float) -> Work | None:
+def work_of(
+    sandbox: Sandbox, target: KernelUnderTest, task: Task | None, workload: str, timeout_s: float
+) -> Work | None:
     """The work of a workload: that of the Task block where it has any, or else counted; None for an unknown
     workload."""
     if task and task.work:
         return task.work_of(workload)
-    counted = counted_work(target.reference, target.dtype, target.cache, timeout_s).get(workload)
+    counted = counted_in(sandbox, target.reference, target.dtype, timeout_s).get(workload)
     return counted and counted.work

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +11,21 @@ from pathlib import Path
 import torch
 
 from . import artefacts, interpreter, problem, tensor_trees
-from .faults import BaselineError, CheatError, LoadError, OracleError, blaming, describe
+from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
 
 @dataclass(frozen=True)
 class Context:
     """device: "cuda" or "cpu". rules: {writable, hidden} for a candidate. line: the way to the parent (server.Channel).
-    pipe: where a job that stays reads its orders, a file's number."""
+    pipe: where a job that stays reads its orders, a file's number. hang_s: how long the GPU may take to become idle;
+    None for any time."""
 
     device: str
     rules: dict
     line: object
     pipe: int | None = None
+    hang_s: float | None = None
 
     def mark(self, name: str, calls: int) -> None:
         """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or has ended."""
@@ -38,8 +41,28 @@ class Context:
             yield from map(json.loads, lines)
 
     def synchronize(self) -> None:
-        if self.device == "cuda":
+        """Wait until the GPU is idle. Where that takes longer than hang_s, the job reports it and ends: no exception
+        can reach a thread that waits for the GPU."""
+        if self.device != "cuda":
+            return
+        with self._watchdog() if self.hang_s else contextlib.nullcontext():
             torch.cuda.synchronize()
+
+    @contextlib.contextmanager
+    def _watchdog(self) -> Iterator[None]:
+        timer = threading.Timer(self.hang_s, self._give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        message = f"a call's work on the GPU did not end within {self.hang_s:.0f} s; --timeout raises the limit"
+        error = HangError(message)
+        self.line.send({"result": {"error": describe(error)}})
+        os._exit(1)
 
 
 def load_reference(path: str) -> problem.Reference:

@@ -23,6 +23,10 @@ class NoGpuError(Exception):
     """torch cannot use the GPU."""
 
 
+class HangError(Exception):
+    """The kernel's work on the GPU does not end."""
+
+
 class CheatError(Exception):
     """The kernel tampers with its judge."""
 
@@ -36,6 +40,7 @@ STATUS_OF_OWN = {
     OracleError: Status.INVALID_REFERENCE,
     BaselineError: Status.BASELINE_ERROR,
     CheatError: Status.CHEAT_SUSPECT,
+    HangError: Status.TIMEOUT,
 }
 STATUS_OF_SIGN = {  # the first sign found in the message decides
     "Error building extension": Status.COMPILE_ERROR,

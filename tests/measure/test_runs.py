@@ -1,0 +1,69 @@
+"""A candidate's cases in one process, or in several side by side."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from kernelopt.device import standing
+from kernelopt.device.sandbox import Outcome
+from kernelopt.measure import runs, verify
+from kernelopt.measure.cases import Case, Variant
+from kernelopt.session.target import KernelUnderTest
+from kernelopt.statuses import Status
+
+CONTIGUOUS = Variant("3 rows", [[0, 0, 3]], "contiguous", None, None)
+
+
+def a_case(path, number: int, variant: Variant | None = None) -> Case:
+    file = path / f"{number}.pt"
+    file.write_bytes(b"0" * 1000)
+    return Case("default", number, variant, str(file), "fp32", [[4]])
+
+
+def test_the_tasks_own_cases_stay_together_and_variants_are_dealt_out(tmp_path):
+    own = [a_case(tmp_path, number) for number in range(2)]
+    variants = [a_case(tmp_path, number, CONTIGUOUS) for number in range(2, 5)]
+    assert runs.parts_of(own + variants, 1) == [own + variants]
+    assert runs.parts_of(own + variants, 3) == [own, [variants[0], variants[2]], [variants[1]]]
+    assert runs.parts_of(own, 3) == [own]
+
+
+@pytest.mark.parametrize(("free", "processes"), [(80 << 30, 3), (4 << 30, 1), (None, 1)])
+def test_processes_share_the_gpu_where_its_memory_holds_all(tmp_path, monkeypatch, free, processes):
+    monkeypatch.setattr(runs.gpu, "free_bytes", lambda: free)
+    assert runs.processes_at_once(SimpleNamespace(gpu="stand-in"), [a_case(tmp_path, 0)]) == processes
+
+
+def test_side_by_side_the_cases_come_to_the_same_in_the_same_order(problem, interpreter, monkeypatch):
+    verdicts = {}
+    for processes in (1, 3):
+        monkeypatch.setattr(runs, "processes_at_once", lambda *_, processes=processes: processes)
+        verdicts[processes] = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2)
+    one, three = ([(case.variant, case.status) for case in verdict.cases] for verdict in verdicts.values())
+    assert one == three and {status for _, status in one} == {Status.OK} and len(one) > 3
+
+
+def test_a_crash_in_a_process_for_variants_is_the_verdict(problem, interpreter, monkeypatch):
+    monkeypatch.setattr(runs, "processes_at_once", lambda *_: 3)
+    text = problem["kernel"].read_text()
+    crash = "        if x.shape[0] == 1:\n            __import__('ctypes').string_at(0)\n"
+    head, forward, rest = text.partition("    def forward(self, x):\n")
+    problem["kernel"].write_text(head + forward + crash + rest)
+    verdict = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2)
+    assert verdict.status == Status.ILLEGAL_ACCESS, verdict.summary
+
+
+def test_where_memory_is_short_side_by_side_the_cases_run_once_more_alone(problem, tmp_path, monkeypatch):
+    out_of_memory = {"error": {"status": "OOM", "message": "CUDA out of memory"}}
+    asked = []
+
+    def side_by_side(_, jobs):
+        asked.append([len(job.arguments["cases"]) for job in jobs])
+        result = out_of_memory if len(jobs) > 1 else {"cases": [out_of_memory]}
+        return [Outcome(result, 0, None, False, 1.0, "") for _ in jobs]
+
+    monkeypatch.setattr(standing, "side_by_side", side_by_side)
+    monkeypatch.setattr(runs, "processes_at_once", lambda *_: 3)
+    cases = [a_case(tmp_path, 0), replace(a_case(tmp_path, 1), variant=CONTIGUOUS)]
+    _, ran = runs.run(None, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
+    assert asked == [[1, 1], [2]] and ran[0].report.status == Status.OOM

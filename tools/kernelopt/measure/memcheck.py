@@ -1,0 +1,88 @@
+"""compute-sanitizer's memcheck over one run of a kernel, beside its verification, which takes about as long."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..device import programs
+from ..device.sandbox import Beside, Outcome, Sandbox
+from ..statuses import Status
+from . import runs
+from .cases import Case
+from .verdict import HINTS, SanitizerRun, Verdict
+
+LARGEST_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down by a factor of some tens
+ERRORS_FOUND = 86  # the exit code by which compute-sanitizer says that it reports errors
+
+
+class Memcheck:
+    """A run of the kernel under compute-sanitizer, which begins and ends with the block.
+
+    why_not: the reason why there is none.
+    """
+
+    def __init__(self, sandbox: Sandbox, kernel: Path, cases: list[Case], timeout_s: float):
+        small = [case for case in cases if Path(case.path).stat().st_size <= LARGEST_BYTES]
+        program = programs.find("compute-sanitizer")
+        obstacles = {
+            "there is no GPU": sandbox.gpu is None,
+            "it is neither on the PATH nor in the CUDA toolkit": program is None,
+            "all inputs are too large for it": not small,
+        }
+        self.why_not = next((reason for reason, holds in obstacles.items() if holds), None)
+        self._sandbox, self._timeout_s = sandbox, timeout_s
+        path = f"{sandbox.new_folder('outputs')}/output"
+        self._arguments = runs.run_arguments(kernel, small[:1], path, hang_s=timeout_s, guarded=False, trace=False)
+        self._tool = [program, "--tool", "memcheck", "--show-backtrace", "no", "--print-limit", "1"]
+        self._tool += ["--error-exitcode", str(ERRORS_FOUND)]
+        self._run: Beside | None = None
+        self._outcome: Outcome | None = None
+
+    def __enter__(self) -> "Memcheck":
+        if self.why_not is None:
+            # Every tensor gets its own allocation: an access out of bounds would hit its neighbour in torch's pool.
+            apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+            self._run = Beside(self._sandbox, self._tool, "run", self._arguments, self._timeout_s, **apart)
+        return self
+
+    def __exit__(self, *exc) -> None:
+        if self._run:
+            self._run.end()
+
+    def wait(self) -> None:
+        """Wait until the run has ended."""
+        if self._run:
+            self._outcome = self._run.outcome()
+
+    def judged(self, result: Verdict) -> Verdict:
+        """The verdict on a right kernel, with memcheck's report or the reason why there is none."""
+        return with_report(result, self._outcome, self._timeout_s) if self._outcome else without(result, self.why_not)
+
+
+def with_report(result: Verdict, outcome: Outcome, timeout_s: float) -> Verdict:
+    """The verdict with what compute-sanitizer reports of a run that ended so."""
+    lines = [line.removeprefix("=========").strip() for line in outcome.log_tail.splitlines()]
+    if outcome.exit_code == ERRORS_FOUND:
+        return out_of_bounds(result, lines, outcome.log_tail)
+    if any(line.startswith("ERROR SUMMARY") for line in lines):
+        return replace(result, sanitizer=SanitizerRun(errors=0))
+    last = next(filter(None, reversed(lines)), "it said nothing")
+    return without(result, f"time-out after {timeout_s:.0f} s" if outcome.timed_out else last)
+
+
+def out_of_bounds(result: Verdict, lines: list[str], log_tail: str) -> Verdict:
+    """The verdict on a kernel of which compute-sanitizer reports errors, in these lines."""
+    first = next((line for line in lines if line.startswith(("Invalid", "Program hit"))), "see the log")
+    status = Status.OUT_OF_BOUNDS
+    return replace(
+        result,
+        status=status,
+        summary=f"{status}: compute-sanitizer: {first}; {HINTS[status]}",
+        process=replace(result.process, log_tail=log_tail),
+        sanitizer=SanitizerRun(errors="at least 1"),
+    )
+
+
+def without(result: Verdict, why: str) -> Verdict:
+    """The verdict, which says why compute-sanitizer did not watch the kernel's memory accesses."""
+    summary = f"{result.summary}; compute-sanitizer did not run: {why[:120]}"
+    return replace(result, summary=summary, sanitizer=SanitizerRun(why_not=why))

@@ -1,0 +1,137 @@
+"""Runs of a candidate on cases: the task's own inputs in one process, the variants in others beside it.
+
+A kernel is compiled anew for many a variant, so processes side by side take a fraction of the time. Nothing is timed
+here. The processes share the GPU only where its memory holds the inputs and outputs of all.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..device import gpu, outcomes, standing
+from ..device.outcomes import Fault
+from ..device.sandbox import Outcome, Sandbox
+from ..device.standing import Job
+from ..statuses import Status
+from .cases import Case
+from .correctness import REPORT_KEYS, CaseReport
+
+VARIANT_PROCESSES = 2  # beside the one for the task's own inputs
+CORES_A_PROCESS = 4  # without a GPU, where the interpreter does the work
+# The memory that a process needs in multiples of a case's inputs: contents, guarded and poisoned memory, the results
+# of three calls and their copies.
+INPUTS_HELD = 16
+CONTEXT_BYTES = 1 << 30
+MEMORY_SHARE = 0.7
+HANG_SHARE = 15  # a call's work on the GPU may take this part of the time limit of a process: 20 s of 300 s
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A case, the report of the process that ran it, and how the paths of the files begin that its calls left."""
+
+    case: Case
+    report: CaseReport | Fault
+    files: str
+
+
+def run(
+    sandbox: Sandbox, kernel: Path, reference: Path, cases: list[Case], folder: str, timeout_s: float
+) -> tuple[Outcome, list[Ran] | Fault]:
+    """How the candidate's process ended, and the cases that ran, or the fault that voids them.
+
+    The task's own cases end at the first that raises. The candidate's outputs go to `folder`. Of several processes the
+    outcome is that of the first with a fault.
+    """
+    parts = parts_of(cases, processes_at_once(sandbox, cases))
+    ended, ran = run_parts(sandbox, kernel, reference, parts, folder, timeout_s)
+    if len(parts) > 1 and lacked_memory(ran):  # alone, it may have enough
+        ended, ran = run_parts(sandbox, kernel, reference, [cases], folder, timeout_s)
+    if isinstance(ran, Fault):
+        return ended, ran
+    order = {id(case): number for number, case in enumerate(cases)}
+    return ended, sorted(ran, key=lambda one: order[id(one.case)])
+
+
+def lacked_memory(ran: list[Ran] | Fault) -> bool:
+    """Is memory what any of the cases failed for?"""
+    faults = [ran] if isinstance(ran, Fault) else [one.report for one in ran if isinstance(one.report, Fault)]
+    return any(fault.status == Status.OOM for fault in faults)
+
+
+def run_parts(
+    sandbox: Sandbox, kernel: Path, reference: Path, parts: list[list[Case]], folder: str, timeout_s: float
+) -> tuple[Outcome, list[Ran] | Fault]:
+    """The same, each part of the cases in a process."""
+    oracle = reference.read_bytes()
+    hidden = [case.path for part in parts for case in part]
+    hidden += [] if kernel.samefile(reference) else [reference.resolve()]
+    paths = [f"{folder}/output-{number}" for number in range(len(parts))]
+    jobs = [
+        Job("run", run_arguments(kernel, part, path, hang_s=timeout_s / HANG_SHARE), timeout_s, hidden)
+        for part, path in zip(parts, paths, strict=True)
+    ]
+    ended = standing.side_by_side(sandbox, jobs)
+    if reference.read_bytes() != oracle:
+        reference.write_bytes(oracle)
+        message = "the kernel changed the reference while it ran; the file is restored"
+        return ended[0], Fault(Status.CHEAT_SUSPECT, message)
+    ran: list[Ran] = []
+    for part, path, outcome in zip(parts, paths, ended, strict=True):
+        reports = outcomes.failure(outcome) or reports_of(outcome.result, len(part))
+        if isinstance(reports, Fault):
+            return outcome, reports
+        pairs = enumerate(zip(part, reports, strict=False))
+        ran += [Ran(case, report, f"{path}-{number}") for number, (case, report) in pairs]
+    return ended[0], ran
+
+
+def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:
+    """The cases of each process: all of them in one, or the task's own in the first and the variants dealt out."""
+    if at_once == 1:
+        return [cases]
+    variants = [case for case in cases if case.variant]
+    dealt = [variants[number :: at_once - 1] for number in range(at_once - 1)]
+    return list(filter(None, [[case for case in cases if not case.variant], *dealt]))
+
+
+def processes_at_once(sandbox: Sandbox, cases: list[Case]) -> int:
+    """How many processes may run side by side: 1 where they would not fit into the GPU's memory, or have few cores."""
+    most = 1 + VARIANT_PROCESSES
+    if sandbox.gpu is None:
+        return max(1, min(most, len(os.sched_getaffinity(0)) // CORES_A_PROCESS))
+    largest = max(Path(case.path).stat().st_size for case in cases)
+    free = gpu.free_bytes() or 0
+    return most if most * (INPUTS_HELD * largest + CONTEXT_BYTES) < MEMORY_SHARE * free else 1
+
+
+def run_arguments(
+    kernel: Path, cases: list[Case], path: str, hang_s: float, guarded: bool = True, trace: bool = True
+) -> dict:
+    """Arguments of the job `run`, whose outputs go to files that begin with `path`."""
+    described = [case.for_candidate() for case in cases]
+    fixed = {"kernel": str(kernel.resolve()), "path": path, "cases": described}
+    return {**fixed, "hang_s": hang_s, "guarded": guarded, "trace": trace}
+
+
+def reports_of(result: dict, count: int) -> list[CaseReport | Fault] | Fault:
+    """The reports of up to `count` cases, if they have the form that an honest run gives them.
+
+    Nothing in them is a verdict, but a forged report must not look like one.
+    """
+    done = result.get("cases")
+    if not isinstance(done, list) or len(done) > count:
+        return Fault(Status.RUNTIME_ERROR, "the process left no sound report")
+    reports = [report_of(case) for case in done]
+    if None in reports:
+        return Fault(Status.RUNTIME_ERROR, "the process left no sound report")
+    if len(reports) < count and not (reports and isinstance(reports[-1], Fault)):
+        return Fault(Status.RUNTIME_ERROR, "the process reported on fewer cases than it was given")
+    return reports
+
+
+def report_of(case) -> CaseReport | Fault | None:
+    """The report of one case; None where it is not sound."""
+    if isinstance(case, dict) and "error" in case:
+        return outcomes.fault_of(case)
+    return CaseReport(**case) if isinstance(case, dict) and set(case) == REPORT_KEYS else None
