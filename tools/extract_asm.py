@@ -7,6 +7,7 @@ files that it cannot read are named and left out; exit code 1 when it can read n
 """
 
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -33,12 +34,14 @@ def main() -> int:
     chosen = listing_files.choose(listings, args.kernel)
     if args.diff:
         compared = pairs(chosen, listing_files.choose(others, args.kernel))
-        key, rows = "diffs", [difference(one, two) for one, two in compared]
-        lines = [line for diff in rows for line in changed(diff)]
+        diffs = [difference(one, two) for one, two in compared]
+        key, rows = "diffs", [diff.to_json() for diff in diffs]
+        lines = [line for diff in diffs for line in changed(diff)]
         written = write_diffs(compared, args.out) if args.out else []
     else:
-        rows = [{"file": str(listing.file), **analysis.summary(kernel)} for listing, kernel in chosen]
-        key, lines = "kernels", [line for summary in rows for line in described(summary)]
+        summaries = [(str(listing.file), analysis.summary(kernel)) for listing, kernel in chosen]
+        key, rows = "kernels", [{"file": file, **summary.to_json()} for file, summary in summaries]
+        lines = [line for file, summary in summaries for line in described(file, summary)]
         written = write(chosen, args.path, args.out) if args.out else []
     left_out = [{"file": str(one.file), "kind": one.kind, "why": one.why} for one in unread]
     cli.emit(
@@ -47,35 +50,33 @@ def main() -> int:
     return 0
 
 
-def described(summary: dict) -> list[str]:
+def described(file: str, summary: analysis.Summary) -> list[str]:
     """A kernel's summary for people."""
     names = {"registers": "registers", "stack_bytes": "bytes of stack", "static_shared_bytes": "bytes of static shared"}
-    known = {name: summary["resources"][key] for key, name in names.items()}
-    if summary["kind"] == "ptx":
+    known = {name: getattr(summary.resources, key) for key, name in names.items()}
+    if summary.kind == "ptx":
         resources = "registers, stack and shared memory: ptxas decides, see the SASS"
     elif None in known.values():
         resources = "registers, stack and shared memory unknown: add the output of cuobjdump -res-usage to the file"
     else:
-        resources = ", ".join(f"{value} {name}" for name, value in known.items()) + " memory, " + dynamic(summary)
+        resources = ", ".join(f"{value} {name}" for name, value in known.items()) + " memory, "
+        resources += dynamic(summary.resources.dynamic_shared_bytes)
     lines = [
-        f"{summary['kernel']} ({summary['kind']}, {summary['arch'] or 'target unknown'}) {summary['file']}",
+        f"{summary.kernel} ({summary.kind}, {summary.arch or 'target unknown'}) {file}",
         f"  {resources}",
         f"  {'':<22}{'bits':>6}{'count':>8}{'in loops':>10}",
-        f"  {'all instructions':<22}{'':>6}{summary['instructions']:>8}{summary['in_loops']:>10}",
+        f"  {'all instructions':<22}{'':>6}{summary.instructions:>8}{summary.in_loops:>10}",
     ]
-    for row in summary["classes"]:
-        lines.append(
-            f"  {row['class']:<22}{row['bits'] or '':>6}{row['count']:>8}{row['in_loops']:>10}  {row['opcode']}",
-        )
-    return [*lines, *(f"  ! {note['message']}" for note in summary["stands_out"]), ""]
+    for row in summary.opcodes:
+        lines.append(f"  {row.meaning:<22}{row.bits or '':>6}{row.count:>8}{row.in_loops:>10}  {row.opcode}")
+    return [*lines, *(f"  ! {remark.message}" for remark in summary.remarks()), ""]
 
 
-def dynamic(summary: dict) -> str:
-    """The shared memory beyond the static one."""
-    requested = summary["resources"]["dynamic_shared_bytes"]
-    return (
-        "dynamic shared memory is set at launch" if requested is None else f"{requested} bytes of dynamic shared memory"
-    )
+def dynamic(shared_bytes: int | None) -> str:
+    """The shared memory that a launch adds, in words."""
+    if shared_bytes is None:
+        return "dynamic shared memory is set at launch"
+    return f"{shared_bytes} bytes of dynamic shared memory"
 
 
 def write(chosen: list[tuple[Listing, Kernel]], path: Path, out: Path) -> list[str]:
@@ -103,36 +104,50 @@ def pairs(chosen: list[tuple], others: list[tuple]) -> list[tuple]:
     raise UsageError(f"no kernel is on both sides: {' against '.join(names)}; --kernel narrows each side down")
 
 
-def newest(chosen: list[tuple]) -> dict:
-    """The first of each name, kind and generation; nvdisasm says sm_90 where cuobjdump says sm_90a."""
-    first: dict = {}
+def newest(chosen: list[tuple]) -> dict[tuple[str, str, int], tuple[Listing, Kernel]]:
+    """The first of each name, kind and generation; nvdisasm prints sm_90 where cuobjdump prints sm_90a."""
+    first: dict[tuple[str, str, int], tuple[Listing, Kernel]] = {}
     for listing, kernel in chosen:
         first.setdefault((kernel.name, kernel.kind, analysis.capability(kernel.arch)), (listing, kernel))
     return first
 
 
-def difference(one: tuple[Listing, Kernel], two: tuple[Listing, Kernel]) -> dict:
+@dataclass(frozen=True)
+class Difference:
+    """A kernel in two files, `before` and `after`."""
+
+    kernel: str
+    kind: str
+    arch: str | None
+    before: str
+    after: str
+    changes: list[analysis.Change]
+    same_code: bool
+
+    def to_json(self) -> dict:
+        return {**asdict(self), "changes": [change.to_json() for change in self.changes]}
+
+
+def difference(one: tuple[Listing, Kernel], two: tuple[Listing, Kernel]) -> Difference:
     (listing, before), (other, after) = one, two
-    return {
-        "kernel": before.name,
-        "kind": before.kind,
-        "arch": before.arch,
-        "before": str(listing.file),
-        "after": str(other.file),
-        "changes": analysis.changes(analysis.summary(before), analysis.summary(after)),
-        "same_code": analysis.normalised(before) == analysis.normalised(after),
-    }
+    return Difference(
+        kernel=before.name,
+        kind=before.kind,
+        arch=before.arch,
+        before=str(listing.file),
+        after=str(other.file),
+        changes=analysis.changes(analysis.summary(before), analysis.summary(after)),
+        same_code=analysis.normalised(before) == analysis.normalised(after),
+    )
 
 
-def changed(diff: dict) -> list[str]:
+def changed(diff: Difference) -> list[str]:
     """A difference for people."""
-    lines = [
-        f"{diff['kernel']} ({diff['kind']}, {diff['arch'] or 'target unknown'}) {diff['before']} -> {diff['after']}"
-    ]
-    for row in diff["changes"]:
-        before, after = ("unknown" if row[key] is None else row[key] for key in ("before", "after"))
-        lines.append(f"  {row['what']:<58}{before} -> {after}")
-    return lines if diff["changes"] else [*lines, f"  same counts, {'same' if diff['same_code'] else 'other'} code"]
+    lines = [f"{diff.kernel} ({diff.kind}, {diff.arch or 'target unknown'}) {diff.before} -> {diff.after}"]
+    for change in diff.changes:
+        before, after = ("unknown" if value is None else value for value in (change.before, change.after))
+        lines.append(f"  {change.name:<58}{before} -> {after}")
+    return lines if diff.changes else [*lines, f"  same counts, {'same' if diff.same_code else 'other'} code"]
 
 
 def write_diffs(compared: list[tuple], out: Path) -> list[str]:

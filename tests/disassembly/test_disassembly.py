@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from conftest import FIXTURES, run_tool, tool_json
 from kernelopt.device import programs
 from kernelopt.disassembly import analysis, listing_files, listings
-from kernelopt.disassembly.listings import Instruction, Kernel
+from kernelopt.disassembly.listings import Instruction, Kernel, Resources
 from kernelopt.errors import EnvironmentLacks, UsageError
 
 RECORDED = FIXTURES / "disassembly"
@@ -22,22 +23,22 @@ def kernels(name: str) -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in listing.kernels}
 
 
-def summary(name: str, kernel: str | None = None) -> dict:
+def summary(name: str, kernel: str | None = None) -> analysis.Summary:
     found = kernels(name)
     return analysis.summary(found[kernel] if kernel else next(iter(found.values())))
 
 
-def notes(found: dict) -> set[str]:
-    return {note["id"] for note in found["stands_out"]}
+def notes(found: analysis.Summary) -> set[str]:
+    return {remark.id for remark in found.remarks()}
 
 
-def counts(found: dict, *classes: str) -> dict:
+def counts(found: analysis.Summary, *classes: str) -> dict:
     """{(class, bits): (count, in loops)}, or {(class, opcode): ...} where there is no width."""
     table: dict = {}
-    for row in analysis.rows(found, *classes):
-        key = (row["class"], row["bits"] or row["opcode"])
+    for row in analysis.of_classes(found, *classes):
+        key = (row.meaning, row.bits or row.opcode)
         count, looped = table.get(key, (0, 0))
-        table[key] = (count + row["count"], looped + row["in_loops"])
+        table[key] = (count + row.count, looped + row.in_loops)
     return table
 
 
@@ -57,15 +58,15 @@ def test_both_dialects_of_sass_read_the_same():
     assert analysis.normalised(one) == analysis.normalised(two)
     assert analysis.changes(analysis.summary(one), analysis.summary(two)) == []
     found = analysis.summary(one)
-    assert found["resources"] == {
-        "registers": 26,
-        "stack_bytes": 0,
-        "static_shared_bytes": 0,
-        "spilled_registers": None,  # only AMD's compiler says
-        "dynamic_shared_bytes": None,
-    }
+    assert found.resources == Resources(
+        registers=26,
+        stack_bytes=0,
+        static_shared_bytes=0,
+        spilled_registers=None,  # only AMD's compiler says
+        dynamic_shared_bytes=None,
+    )
     assert counts(found, "global load", "global store") == {("global load", 128): (4, 0), ("global store", 128): (2, 0)}
-    assert found["instructions"] == 42 and found["stands_out"] == []
+    assert found.instructions == 42 and found.remarks() == []
 
 
 @pytest.mark.parametrize(
@@ -89,8 +90,8 @@ def test_both_dialects_of_sass_read_the_same():
 )
 def test_what_stands_out_in_each_recorded_kernel(name, kernel, resources, local, ids):
     found = summary(name, kernel)
-    assert tuple(found["resources"].values())[:3] == resources
-    assert found["local_memory"] == local and notes(found) == ids
+    assert astuple(found.resources)[:3] == resources
+    assert found.local_memory == local and notes(found) == ids
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,14 @@ def test_copies_and_barriers():
 
 
 def test_a_spill_names_its_traffic_and_how_much_of_it_is_in_loops():
-    (message,) = [note["message"] for note in summary("matmul_spill.sass")["stands_out"] if note["id"] == "spill"]
+    (message,) = [remark.message for remark in summary("matmul_spill.sass").remarks() if remark.id == "spill"]
     assert "local loads 110 (42 in loops), local stores 120 (36 in loops), stack 328 bytes" in message
 
 
 def test_many_registers_alone_are_no_spill():
     full = listings.parse_sass((RECORDED / "matmul_hgmma.sass").read_text().replace("REG:108", "REG:255"))
     found = analysis.summary(full[0])
-    assert found["resources"]["registers"] == 255 and notes(found) == set()
+    assert found.resources.registers == 255 and notes(found) == set()
 
 
 def test_a_stack_that_nothing_touches_is_no_spill():
@@ -264,7 +265,7 @@ def test_the_loop_of_the_tile_product_is_what_its_source_loops_over():
 
 def test_each_target_of_a_fat_binary_has_its_own_resources():
     text = (RECORDED / "scale.so.sass.txt").read_text().replace("REG:10", "REG:8", 1)
-    found = [(kernel.arch, kernel.resources["registers"]) for kernel in listings.parse_sass(text)]
+    found = [(kernel.arch, kernel.resources.registers) for kernel in listings.parse_sass(text)]
     assert found == [("sm_80", 8), ("sm_90", 10)]
 
 
@@ -291,15 +292,15 @@ def test_a_branch_with_its_condition_among_the_operands_can_go_on():
 
 def test_ptx_of_cuda_and_of_cutedsl():
     product, indexed = (analysis.summary(kernel) for kernel in kernels("tile.ptx").values())
-    assert product["arch"] == "sm_90a" and product["resources"]["registers"] is None
+    assert product.arch == "sm_90a" and product.resources.registers is None
     assert counts(product, "shared load", "global load", "barrier") == {
         ("shared load", 32): (64, 64),
         ("global load", 32): (2, 2),
         ("barrier", "bar.sync"): (2, 2),
     }
-    assert indexed["local_memory"] == "array" and counts(indexed, "local store") == {("local store", 128): (16, 0)}
+    assert indexed.local_memory == "array" and counts(indexed, "local store") == {("local store", 128): (16, 0)}
     cute = summary("cute_vector_add.ptx")
-    assert cute["kernel"].startswith("kernel_cutlass_add_tensorptrf32") and cute["instructions"] == 18
+    assert cute.kernel.startswith("kernel_cutlass_add_tensorptrf32") and cute.instructions == 18
     assert counts(cute, "global load") == {("global load", 32): (2, 0)}
 
 
@@ -334,23 +335,23 @@ mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], 0;
 
 def test_amdgcn_of_triton():
     found = summary("matmul_gfx942.amdgcn", "tiled_matmul")
-    assert found["arch"] == "gfx942" and found["local_memory"] == "none"
-    assert found["resources"] == {
-        "registers": 52,
-        "stack_bytes": 0,
-        "static_shared_bytes": 0,
-        "spilled_registers": 0,
-        "dynamic_shared_bytes": None,
-    }
+    assert found.arch == "gfx942" and found.local_memory == "none"
+    assert found.resources == Resources(
+        registers=52,
+        stack_bytes=0,
+        static_shared_bytes=0,
+        spilled_registers=0,
+        dynamic_shared_bytes=None,
+    )
     assert counts(found, "global load", "global store") == {("global load", 128): (6, 2), ("global store", 64): (4, 0)}
-    assert found["in_loops"] == 36
+    assert found.in_loops == 36
     text = (RECORDED / "matmul_gfx942.amdgcn").read_text().replace(".vgpr_spill_count: 0", ".vgpr_spill_count: 7")
     assert notes(analysis.summary(listings.parse_amdgcn(text)[0])) >= {"spill"}
 
 
 def test_amdgcn_of_gfx1250_copies_past_its_registers():
     found = summary("matmul_gfx1250.amdgcn")
-    assert found["arch"] == "gfx1250" and found["local_memory"] == "none"
+    assert found.arch == "gfx1250" and found.local_memory == "none"
     assert counts(found, "global load", "global to shared copy") == {("global to shared copy", 128): (16, 8)}
 
 
@@ -602,4 +603,4 @@ def test_the_real_cuobjdump_reads_a_cubin_as_it_was_recorded():
     found = summary("cute_vector_add.cubin")
     (recorded,) = listings.parse_sass((RECORDED / "cute_vector_add.listing.txt").read_text())
     assert found == analysis.summary(recorded)
-    assert found["resources"]["registers"] == 12 and notes(found) == {"narrow_global_loads", "narrow_global_stores"}
+    assert found.resources.registers == 12 and notes(found) == {"narrow_global_loads", "narrow_global_stores"}

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 from . import listings
 
@@ -86,12 +87,65 @@ def reach(edges: list[list[int]], start: int) -> set[int]:
 # ---- What one kernel is made of ----
 
 
-def summary(kernel: listings.Kernel) -> dict:
-    """{kernel, kind, arch, resources, instructions, in_loops, classes, local_memory, stands_out} of a kernel.
+@dataclass(frozen=True)
+class OpcodeCount:
+    """How often one opcode of a class is in the code, and how often in its loops. bits: that one thread moves with
+    one such instruction; None for an instruction that does not access memory."""
 
-    classes: [{class, opcode, bits, count, in_loops}]; bits a thread and instruction, None where it is no memory access.
-    Padding (NOP) is not counted.
-    """
+    meaning: str
+    opcode: str
+    bits: int | None
+    count: int
+    in_loops: int
+
+    def to_json(self) -> dict:
+        counts = {"bits": self.bits, "count": self.count, "in_loops": self.in_loops}
+        return {"class": self.meaning, "opcode": self.opcode, **counts}
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing that stands out in a kernel. message: for a reader."""
+
+    id: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a kernel is made of. instructions, in_loops: counts without padding (NOP). local_memory: of the function of
+    that name."""
+
+    kernel: str
+    kind: str
+    arch: str | None
+    resources: listings.Resources
+    instructions: int
+    in_loops: int
+    opcodes: tuple[OpcodeCount, ...]
+    local_memory: str
+
+    def remarks(self) -> list[Remark]:
+        """What stands out in the kernel."""
+        return [remark for rule in RULES for remark in rule(self)]
+
+    def to_json(self) -> dict:
+        """The JSON object; its keys `classes` and `stands_out` hold the opcodes and the remarks."""
+        return {
+            "kernel": self.kernel,
+            "kind": self.kind,
+            "arch": self.arch,
+            "resources": asdict(self.resources),
+            "instructions": self.instructions,
+            "in_loops": self.in_loops,
+            "classes": [row.to_json() for row in self.opcodes],
+            "local_memory": self.local_memory,
+            "stands_out": [asdict(remark) for remark in self.remarks()],
+        }
+
+
+def summary(kernel: listings.Kernel) -> Summary:
+    """The summary of a kernel. Its opcodes are sorted by class."""
     hot = in_loops(kernel)
     counts, looped = Counter(), Counter()
     for index, instruction in enumerate(kernel.instructions):
@@ -100,28 +154,23 @@ def summary(kernel: listings.Kernel) -> dict:
         counts[meaning, instruction.opcode, bits] += 1
         looped[meaning, instruction.opcode, bits] += index in hot
     padding = ("NOP", "s_nop")
-    made_of = {
-        "kernel": kernel.name,
-        "kind": kernel.kind,
-        "arch": kernel.arch,
-        "resources": kernel.resources,
-        "instructions": sum(count for key, count in counts.items() if key[1] not in padding),
-        "in_loops": sum(count for key, count in looped.items() if key[1] not in padding),
-        "classes": [
-            {"class": key[0], "opcode": key[1], "bits": key[2], "count": counts[key], "in_loops": looped[key]}
-            for key in sorted(counts, key=str)
-            if key[0]
-        ],
-        "local_memory": local_memory(kernel),
-    }
-    return {**made_of, "stands_out": [note for rule in RULES for note in rule(made_of)]}
+    return Summary(
+        kernel=kernel.name,
+        kind=kernel.kind,
+        arch=kernel.arch,
+        resources=kernel.resources,
+        instructions=sum(count for key, count in counts.items() if key[1] not in padding),
+        in_loops=sum(count for key, count in looped.items() if key[1] not in padding),
+        opcodes=tuple(OpcodeCount(*key, counts[key], looped[key]) for key in sorted(counts, key=str) if key[0]),
+        local_memory=local_memory(kernel),
+    )
 
 
 def local_memory(kernel: listings.Kernel) -> str:
     """What local memory is used for: none, spill, array, spill and array, spill or array."""
     names = ("local load", "local store")
     accesses = [instruction for instruction in kernel.instructions if meaning_of(kernel.kind, instruction) in names]
-    spilled = kernel.resources["spilled_registers"]  # AMD's compiler counts them itself
+    spilled = kernel.resources.spilled_registers  # AMD's compiler counts them itself
     if spilled:
         return "spill"
     if not accesses:
@@ -148,23 +197,27 @@ def stack_use(accesses: list[listings.Instruction]) -> str:
     return "spill and array" if last_use else "spill or array"
 
 
-# ---- What stands out: each rule takes a summary and yields {id, message} ----
+# ---- What stands out: each rule takes a summary and yields remarks ----
 
 
-def rows(summary: dict, *classes: str) -> list[dict]:
-    return [row for row in summary["classes"] if row["class"] in classes]
+def of_classes(summary: Summary, *classes: str) -> list[OpcodeCount]:
+    return [row for row in summary.opcodes if row.meaning in classes]
 
 
-def total(counted: list[dict], key: str = "count") -> int:
-    return sum(row[key] for row in counted)
+def total(rows: list[OpcodeCount]) -> int:
+    return sum(row.count for row in rows)
 
 
-def local_memory_use(summary: dict) -> Iterator[dict]:
-    loads, stores = rows(summary, "local load"), rows(summary, "local store")
-    stack, spilled = (summary["resources"][key] for key in ("stack_bytes", "spilled_registers"))
+def total_in_loops(rows: list[OpcodeCount]) -> int:
+    return sum(row.in_loops for row in rows)
+
+
+def local_memory_use(summary: Summary) -> Iterator[Remark]:
+    loads, stores = of_classes(summary, "local load"), of_classes(summary, "local store")
+    stack, spilled = summary.resources.stack_bytes, summary.resources.spilled_registers
     amount = (
-        f"local loads {total(loads)} ({total(loads, 'in_loops')} in loops), "
-        f"local stores {total(stores)} ({total(stores, 'in_loops')} in loops)"
+        f"local loads {total(loads)} ({total_in_loops(loads)} in loops), "
+        f"local stores {total(stores)} ({total_in_loops(stores)} in loops)"
     )
     amount += "" if stack is None else f", stack {stack} bytes a thread"
     amount += f", spilled registers {spilled}" if spilled else ""
@@ -174,74 +227,69 @@ def local_memory_use(summary: dict) -> Iterator[dict]:
         "spill and array": "registers are spilled, and a local array is indexed at run time",
         "spill or array": "spilled registers or a local array: the code does not show which",
     }
-    if summary["local_memory"] != "none":
-        yield {
-            "id": summary["local_memory"].replace(" ", "_"),
-            "message": f"{meanings[summary['local_memory']]}: {amount}",
-        }
+    if summary.local_memory != "none":
+        yield Remark(summary.local_memory.replace(" ", "_"), f"{meanings[summary.local_memory]}: {amount}")
     elif stack:
-        yield {"id": "unused_stack", "message": f"no spill: a stack of {stack} bytes and no access to local memory"}
+        yield Remark("unused_stack", f"no spill: a stack of {stack} bytes and no access to local memory")
 
 
-def narrow_accesses(summary: dict) -> Iterator[dict]:
+def narrow_accesses(summary: Summary) -> Iterator[Remark]:
     """Where most accesses move 32 bits or less: in loops if global memory is touched there, else anywhere.
 
     Shared memory counts in loops only; elsewhere it serves a reduction or a few scalars.
     """
     loads, stores = ("global load", "global to shared copy"), ("global store", "shared to global copy")
     bulk = ("TMA load", "TMA store", "bulk copy", "TDM load", "TDM store")
-    looped = total(rows(summary, *loads, *stores, *bulk), "in_loops")
+    looped = total_in_loops(of_classes(summary, *loads, *stores, *bulk))
     groups = [
-        ("global loads", loads, "in_loops" if looped else "count"),
-        ("global stores", stores, "in_loops" if looped else "count"),
-        ("shared loads", ("shared load",), "in_loops"),
-        ("shared stores", ("shared store",), "in_loops"),
+        ("global loads", loads, total_in_loops if looped else total),
+        ("global stores", stores, total_in_loops if looped else total),
+        ("shared loads", ("shared load",), total_in_loops),
+        ("shared stores", ("shared store",), total_in_loops),
     ]
-    for name, classes, where in groups:
-        known = [row for row in rows(summary, *classes) if row["bits"] and row[where]]
-        narrow = [row for row in known if row["bits"] <= 32]
-        if 2 * total(narrow, where) > total(known, where):
-            widths = ", ".join(str(bits) for bits in sorted({row["bits"] for row in narrow}))
-            share = f"{total(narrow, where)} of {total(known, where)}{' in loops' if where == 'in_loops' else ''}"
-            yield {
-                "id": f"narrow_{name.replace(' ', '_')}",
-                "message": f"narrow {name}: {widths} bit, {share}; one instruction can move 128 bit a thread",
-            }
+    for name, classes, amount in groups:
+        known = [row for row in of_classes(summary, *classes) if row.bits and amount([row])]
+        narrow = [row for row in known if row.bits <= 32]
+        if 2 * amount(narrow) > amount(known):
+            widths = ", ".join(str(bits) for bits in sorted({row.bits for row in narrow}))
+            share = f"{amount(narrow)} of {amount(known)}{' in loops' if amount is total_in_loops else ''}"
+            message = f"narrow {name}: {widths} bit, {share}; one instruction can move 128 bit a thread"
+            yield Remark(f"narrow_{name.replace(' ', '_')}", message)
 
 
-def old_tensor_instructions(summary: dict) -> Iterator[dict]:
-    """A warp's own mma.sync on an architecture whose tensor cores want more; fp64 has nothing newer."""
-    opcodes = [row["opcode"] for row in rows(summary, "tensor")]
+def old_tensor_instructions(summary: Summary) -> Iterator[Remark]:
+    """mma.sync of one warp on an architecture with faster tensor instructions. fp64 has nothing newer."""
+    opcodes = [row.opcode for row in of_classes(summary, "tensor")]
     of_a_warp = [o for o in opcodes if re.match(r"[BHIOQ]MMA|w?mma\.", o) and ".f64" not in o]
     if not of_a_warp or len(of_a_warp) < len(opcodes):
         return
-    name = f"mma.sync ({of_a_warp[0].partition('.')[0]})" if summary["kind"] == "sass" else "mma.sync"
-    if (generation := capability(summary["arch"]) // 10) == 9:
+    name = f"mma.sync ({of_a_warp[0].partition('.')[0]})" if summary.kind == "sass" else "mma.sync"
+    if (generation := capability(summary.arch) // 10) == 9:
         better = "wgmma (HGMMA) is not used; a tile of at least 64 rows and 4 warps is needed"
-        yield {"id": "no_wgmma", "message": f"{name} on Hopper: {better}"}
+        yield Remark("no_wgmma", f"{name} on Hopper: {better}")
     elif generation in (10, 11):
-        yield {"id": "no_tcgen05", "message": f"{name} on Blackwell: tcgen05 (UTCHMMA) is not used"}
+        yield Remark("no_tcgen05", f"{name} on Blackwell: tcgen05 (UTCHMMA) is not used")
 
 
-def copies_through_registers(summary: dict) -> Iterator[dict]:
+def copies_through_registers(summary: Summary) -> Iterator[Remark]:
     """A loop that loads from global memory and stores to shared memory, with no asynchronous copy in the kernel."""
-    asynchronous = rows(summary, "global to shared copy", "TMA load", "bulk copy")
-    loads, stores = (total(rows(summary, name), "in_loops") for name in ("global load", "shared store"))
-    if loads and stores and not asynchronous and capability(summary["arch"]) >= 80:
-        yield {
-            "id": "copies_through_registers",
-            "message": f"in loops {loads} global loads and {stores} shared stores: tiles go through registers; "
+    asynchronous = of_classes(summary, "global to shared copy", "TMA load", "bulk copy")
+    loads, stores = (total_in_loops(of_classes(summary, name)) for name in ("global load", "shared store"))
+    if loads and stores and not asynchronous and capability(summary.arch) >= 80:
+        yield Remark(
+            "copies_through_registers",
+            f"in loops {loads} global loads and {stores} shared stores: tiles go through registers; "
             "no asynchronous copy (cp.async, TMA)",
-        }
+        )
 
 
-def atomics_in_loops(summary: dict) -> Iterator[dict]:
-    if count := total(rows(summary, "atomic"), "in_loops"):
-        yield {"id": "atomics_in_loops", "message": f"atomics in loops: {count}"}
+def atomics_in_loops(summary: Summary) -> Iterator[Remark]:
+    if count := total_in_loops(of_classes(summary, "atomic")):
+        yield Remark("atomics_in_loops", f"atomics in loops: {count}")
 
 
 def capability(arch: str | None) -> int:
-    """90 of sm_90a; 0 when it is unknown or none of NVIDIA's, which no rule on NVIDIA's generations fits."""
+    """90 of sm_90a; 0 when the target is unknown or not NVIDIA's, so that no rule on NVIDIA's generations applies."""
     number = re.match(r"sm_(\d+)", arch or "")
     return int(number[1]) if number else 0
 
@@ -252,23 +300,33 @@ RULES = (local_memory_use, narrow_accesses, old_tensor_instructions, copies_thro
 # ---- Two versions ----
 
 
-def changes(before: dict, after: dict) -> list[dict]:
-    """What differs between two summaries: [{what, before, after}]; 0 for an instruction that one of them lacks."""
-    one, two = countable(before), countable(after)
-    return [
-        {"what": key, "before": one.get(key, 0), "after": two.get(key, 0)}
-        for key in {**one, **two}
-        if one.get(key, 0) != two.get(key, 0)
-    ]
+@dataclass(frozen=True)
+class Change:
+    """A value in which two versions of a kernel differ. 0 for an instruction that one of them lacks."""
+
+    name: str
+    before: int | str | None
+    after: int | str | None
+
+    def to_json(self) -> dict:
+        return {"what": self.name, "before": self.before, "after": self.after}
 
 
-def countable(summary: dict) -> dict:
-    totals = {name: summary[name] for name in ("instructions", "in_loops", "local_memory")}
+def changes(before: Summary, after: Summary) -> list[Change]:
+    """The values in which two summaries differ."""
+    one, two = comparable(before), comparable(after)
+    pairs = [(name, one.get(name, 0), two.get(name, 0)) for name in {**one, **two}]
+    return [Change(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def comparable(summary: Summary) -> dict[str, int | str | None]:
+    """All values of a summary by name: resources, totals, and the counts of each opcode."""
+    totals = {name: getattr(summary, name) for name in ("instructions", "in_loops", "local_memory")}
     counts = {}
-    for row in summary["classes"]:
-        name = f"{row['class']} {row['opcode']}"
-        counts |= {name: row["count"], f"{name}, in loops": row["in_loops"]}
-    return {**summary["resources"], **totals, **counts}
+    for row in summary.opcodes:
+        name = f"{row.meaning} {row.opcode}"
+        counts |= {name: row.count, f"{name}, in loops": row.in_loops}
+    return {**asdict(summary.resources), **totals, **counts}
 
 
 def normalised(kernel: listings.Kernel) -> list[str]:

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..device import programs
@@ -82,12 +82,12 @@ def listing_of(file: Path, kind: str) -> Listing:
         return Listing(file, kind, "", [], str(error))
     kernels = PARSERS[kind](text)
     for kernel in kernels:
-        kernel.resources["dynamic_shared_bytes"] = dynamic_shared_bytes(file)
+        kernel.resources = replace(kernel.resources, dynamic_shared_bytes=dynamic_shared_bytes(file))
     return Listing(file, kind, text, kernels)
 
 
 def dynamic_shared_bytes(file: Path) -> int | None:
-    """Shared memory that a launch of the code asks for: Triton's cache holds NAME.json with it beside NAME.cubin; None
+    """The shared memory that a launch of the code adds. Triton's cache has it in NAME.json beside NAME.cubin. None
     elsewhere."""
     try:
         metadata = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
@@ -124,11 +124,11 @@ def text_of(file: Path, kind: str) -> str:
 
 
 def dump(file: Path, options: list[str]) -> str:
-    """The output of cuobjdump for a file; Unreadable, with its own words, when it cannot read the file."""
+    """The output of cuobjdump for a file. Unreadable quotes cuobjdump's last line when it cannot read the file."""
     done = subprocess.run([program(), *options, str(file)], capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise Unreadable(f"cuobjdump cannot read {file}; it said: {said}")
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise Unreadable(f"cuobjdump cannot read {file}; its message: {message}")
     return done.stdout
 
 

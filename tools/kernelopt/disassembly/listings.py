@@ -15,11 +15,6 @@ KINDS_IN = {  # file suffix -> what can be read from such a file
     ".ptx": ("ptx",),
     ".amdgcn": ("amdgcn",),
 }
-# static: what the code itself holds. dynamic: what a launch asks for on top, which only Triton writes down, beside the
-# code.
-UNKNOWN = dict.fromkeys(
-    ("registers", "stack_bytes", "static_shared_bytes", "spilled_registers", "dynamic_shared_bytes"),
-)
 
 # ---- What an instruction does: the first pattern that fits its text ("opcode operands") from the left ----
 
@@ -118,6 +113,21 @@ class Instruction:
     operands: str
 
 
+@dataclass(frozen=True)
+class Resources:
+    """Registers, stack and spilled registers of a thread; shared memory of a block. None: the listing does not say.
+
+    static_shared_bytes: what the code itself declares. spilled_registers: only AMD's compiler counts them.
+    dynamic_shared_bytes: what a launch adds; only Triton records it, in a file beside the code.
+    """
+
+    registers: int | None = None
+    stack_bytes: int | None = None
+    static_shared_bytes: int | None = None
+    spilled_registers: int | None = None
+    dynamic_shared_bytes: int | None = None
+
+
 @dataclass
 class Kernel:
     """One kernel's code. `labels`: what a branch names as its target -> index into `instructions`."""
@@ -125,7 +135,7 @@ class Kernel:
     name: str
     kind: str
     arch: str | None
-    resources: dict = field(default_factory=lambda: dict(UNKNOWN))
+    resources: Resources = Resources()
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
@@ -140,7 +150,7 @@ USAGE = re.compile(r"\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 def parse_sass(text: str) -> list[Kernel]:
     """Kernels of a listing by cuobjdump (-sass, with -res-usage for registers and stack) or nvdisasm (-c)."""
-    kernels, usage, used_by, arch = [], {}, "", None
+    kernels, usage_of, usage, used_by, arch = [], [], {}, "", None
     for line in text.splitlines():
         if line.startswith("Fatbin elf code"):  # the next target of a fat binary
             usage, arch = {}, None
@@ -151,19 +161,21 @@ def parse_sass(text: str) -> list[Kernel]:
                 kernels[-1].instructions.append(Instruction(predicate or "", opcode, operands.strip()))
         elif match := SASS_KERNEL.match(line):
             name = match[1] or match[2]
-            kernels.append(Kernel(name, "sass", arch, usage.setdefault(name, dict(UNKNOWN))))
+            kernels.append(Kernel(name, "sass", arch))
+            usage_of.append(usage)
         elif match := SASS_ARCH.match(line):
             arch = match[1]
-        elif arch is None and (match := re.search(r"EF_CUDA_SM(\d+)", line)):  # all that nvdisasm says
+        elif arch is None and (match := re.search(r"EF_CUDA_SM(\d+)", line)):  # nvdisasm prints nothing else
             arch = f"sm_{match[1]}"
         elif match := re.match(r" Function (\S+):$", line):
             used_by = match[1]
         elif match := USAGE.match(line):
             registers, stack, shared = map(int, match.groups())
-            amounts = {"registers": registers, "stack_bytes": stack, "static_shared_bytes": shared}
-            usage.setdefault(used_by, dict(UNKNOWN)).update(amounts)
+            usage[used_by] = Resources(registers, stack, shared)
         elif kernels and (match := re.match(r"(\.L\w+|\$\S+):$", line)):
             kernels[-1].labels[match[1]] = len(kernels[-1].instructions)
+    for kernel, usage in zip(kernels, usage_of, strict=True):
+        kernel.resources = usage.get(kernel.name, Resources())
     return kernels
 
 
@@ -218,14 +230,15 @@ def parse_amdgcn(text: str) -> list[Kernel]:
     return kernels
 
 
-def amd_resources(known: dict[str, str]) -> dict:
+def amd_resources(known: dict[str, str]) -> Resources:
+    """The resources in the metadata of one kernel. known: its scalar entries."""
     names = {
         "registers": "vgpr_count",
         "stack_bytes": "private_segment_fixed_size",
         "static_shared_bytes": "group_segment_fixed_size",
         "spilled_registers": "vgpr_spill_count",
     }
-    return dict(UNKNOWN) | {key: int(known[name]) for key, name in names.items() if name in known}
+    return Resources(**{key: int(known[name]) for key, name in names.items() if name in known})
 
 
 PARSERS = {"sass": parse_sass, "ptx": parse_ptx, "amdgcn": parse_amdgcn}
