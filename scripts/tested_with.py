@@ -42,7 +42,7 @@ def counted(result: str) -> dict[str, str]:
 def surroundings() -> dict[str, str]:
     """Device, versions and date of this run."""
     try:
-        device = gpu.identify()["name"]
+        device = gpu.identify().name
     except EnvironmentLacks:
         device = f"CPU, {os.cpu_count()} cores"
     versions = {name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")}

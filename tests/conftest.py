@@ -199,8 +199,9 @@ def recorded(version: str, kernel_sha256: str, **changes) -> Measurement:
             "kernel_sha256": kernel_sha256,
             "verify": gate["verify"],
             "latencies": {
-                name: {**SINCE, "event_us": own["latency_us"], "warm_us": median, "call_us": median, **own}
-                for (name, own), median in zip(timings.items(), medians.values(), strict=True)
+                name: {**SINCE, "event_us": old["latency_us"], "warm_us": median, "call_us": median, **old}
+                | {"gpu_state": {**old["gpu_state"], "foreign_processes": []}}
+                for (name, old), median in zip(timings.items(), medians.values(), strict=True)
             },
             "utilization": {"time_us": medians["default"], "limit_us": 0.0, **gate["utilization"]},
             "comparisons": comparisons

@@ -56,17 +56,17 @@ class Card:
         return row.value if row else None
 
 
-def of(name: str, said: dict) -> Card:
-    """The card of that name. said: what gpu.query() tells of it."""
+def of(name: str, values: dict) -> Card:
+    """The card of that name. values: the result of gpu.query()."""
     try:
         page = wiki.product(name, WIKI)
     except Refused:
         page = None
-    capability = said["compute_capability"]
+    capability = values["compute_capability"]
     limits = wiki.limit_pages(WIKI).get(f"sm_{capability.replace('.', '')}")
     major, minor = map(int, capability.split("."))
-    return Card(name, (major, minor), said.get("memory_capacity"), said.get("l2_capacity"), page, limits)
+    return Card(name, (major, minor), values.get("memory_capacity"), values.get("l2_capacity"), page, limits)
 
 
 def here() -> Card:
-    return of(gpu.identify()["name"], gpu.query())
+    return of(gpu.identify().name, gpu.query())

@@ -33,7 +33,7 @@ def main() -> int:
     start = time.monotonic()
     workspace = Workspace(args.workspace) if args.workspace else None
     target = workspace.root / platforms.CALIBRATION if workspace else args.out
-    page, limits = pages_of(gpu.identify()["name"], workspace)
+    page, limits = pages_of(gpu.identify().name, workspace)
     check(workspace, target, page)
     measured = measure(limits, args.timeout)
     command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
@@ -44,7 +44,7 @@ def main() -> int:
     result = {
         "page": str(target),
         "platform": made.platform,
-        "device": measured.device["name"],
+        "device": measured.device.name,
         "values": [row.citation for row in made.rows.values()],
         "seconds": round(time.monotonic() - start, 1),
     }
@@ -75,8 +75,8 @@ def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> 
     if not os.access(target.parent, os.W_OK):
         raise UsageError(f"{target.parent} is no folder that can be written in")
     if workspace:
-        platforms.check_platform(workspace, workspace.task(), gpu.identify()["name"])
-    elif target.exists() and not is_calibration_of(target, gpu.identify()["name"]):
+        platforms.check_platform(workspace, workspace.task(), gpu.identify().name)
+    elif target.exists() and not is_calibration_of(target, gpu.identify().name):
         raise UsageError(f"{target} exists and is no calibration of this card; name another file")
 
 
@@ -90,8 +90,8 @@ def is_calibration_of(path: Path, device: str) -> bool:
 def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
     """Run each dtype and each mix as its own job, so that a failure loses no other result."""
     with card_rates.jobs(timeout_s) as (device, job):
-        said, limit_w = gpu.query(), gpu.power_limit_w()
-        cli.say(f"calibrate_gpu.py: measuring {device['name']}: bandwidth")
+        reported, limit_w = gpu.query(), gpu.power_limit_w()
+        cli.say(f"calibrate_gpu.py: measuring {device.name}: bandwidth")
         bandwidth = job("bandwidth", sizes=SIZES, rep_ms=BENCH_MS, warm=False)
         if not bandwidth["rates"]:
             raise card_rates.Failed("not even 4 MiB of the GPU's memory are free; end what uses it")
@@ -113,7 +113,7 @@ def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
                 pause_s=PAUSE_S,
                 sustained_s=SUSTAINED_S,
             )
-    return calibration.Measured(device, said, limit_w, bandwidth, ceilings, products)
+    return calibration.Measured(device, reported, limit_w, bandwidth, ceilings, products)
 
 
 def tried(job: card_rates.Job, name: str, **arguments) -> dict | str:

@@ -2,6 +2,7 @@
 """Hardware values of the wiki, each with the line that holds it."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -72,7 +73,8 @@ def list_products(products: list[wiki.Page], as_json: bool) -> int:
     return 0
 
 
-def describe(page: wiki.Page, row: wiki.Row) -> dict:
+def to_json(page: wiki.Page, row: wiki.Row) -> dict:
+    """The JSON object of one value."""
     return {
         "platform": page.platform,
         "metric": row.metric,
@@ -87,8 +89,9 @@ def describe(page: wiki.Page, row: wiki.Row) -> dict:
 
 
 def show(page: wiki.Page, as_json: bool) -> int:
-    values = [describe(page, row) for row in page.all_rows().values()]
-    cli.emit({"platform": page.platform, "values": values}, as_json, [value["citation"] for value in values])
+    rows = page.all_rows().values()
+    values = [to_json(page, row) for row in rows]
+    cli.emit({"platform": page.platform, "values": values}, as_json, [row.citation for row in rows])
     return 0
 
 
@@ -99,7 +102,7 @@ def lookup(page: wiki.Page, metric: str, products: list[wiki.Page], as_json: boo
         known = any(metric in product.all_rows() for product in products)
         odd = "" if known else f"no page calls a metric {metric}: is it one of these? "
         cli.say(f"gpu_specs.py: {odd}{page.platform} has: {', '.join(page.all_rows())}")
-    cli.emit(describe(page, row), as_json, [row.citation])
+    cli.emit(to_json(page, row), as_json, [row.citation])
     return 0 if row.known else 1
 
 
@@ -107,26 +110,29 @@ def detect(products: list[wiki.Page], as_json: bool) -> int:
     from kernelopt.device import amd, gpu
 
     try:
-        device, said = gpu.identify(), gpu.query()
+        device, values = gpu.identify(), gpu.query()
+        names = (device.name, device.uuid, device.driver)
     except EnvironmentLacks:
         if (device := amd.identify()) is None:
             raise
-        said = {"gfx_target": device["gfx_target"]} if device["gfx_target"] else {}
+        values = {"gfx_target": device.gfx_target} if device.gfx_target else {}
+        names = (device.name, *values.values())
     try:
-        page = wiki.find(device["name"], products)
+        page = wiki.find(device.name, products)
     except Refused as error:
-        told = ", ".join(f"{metric} {shown(value)}" for metric, value in said.items())
+        reported = ", ".join(f"{metric} {shown(value)}" for metric, value in values.items())
         raise Refused(
-            f"{error}. It says of itself: {told or 'nothing'}. Measure it: calibrate_gpu.py --workspace W"
+            f"{error}. The device reports: {reported or 'nothing'}. Measure it: calibrate_gpu.py --workspace W"
         ) from None
-    description = {"platform": page.platform, **device, "device": said, "disagreements": wiki.disagreements(page, said)}
-    lines = [f"{page.platform}: " + ", ".join(value for value in device.values() if isinstance(value, str))]
-    lines += [f"{metric}: {shown(value)}" for metric, value in said.items()]
+    differing = wiki.disagreements(page, values)
+    result = {"platform": page.platform, **device.to_json(), "device": values}
+    result["disagreements"] = [asdict(one) for one in differing]
+    lines = [f"{page.platform}: {', '.join(names)}"]
+    lines += [f"{metric}: {shown(value)}" for metric, value in values.items()]
     lines += [
-        f"DISAGREES: the device says {d['metric']} {d['device']}, the wiki {d['citation']}"
-        for d in description["disagreements"]
+        f"DISAGREES: the device reports {one.metric} {one.device}, the wiki has {one.citation}" for one in differing
     ]
-    cli.emit(description, as_json, lines)
+    cli.emit(result, as_json, lines)
     return 0
 
 

@@ -33,18 +33,20 @@ def main() -> int:
     if args.verb == "reset":
         return reset(args.json)
     if command is None:
-        note = clocks.lock(args.clock)
-        cli.emit(note, args.json, [describe(note), f"give it back with: {clocks.UNLOCK}"])
+        note, reading_mhz = clocks.lock(args.clock)
+        result = {**note.to_json(), "sm_clock_mhz": reading_mhz}
+        cli.emit(result, args.json, [describe(note, reading_mhz), f"give it back with: {clocks.UNLOCK}"])
         return 0
     if args.json:
         raise UsageError("--json goes without a command: stdout is the command's")
     return run_locked(command, args.clock)
 
 
-def describe(note: dict) -> str:
-    seen = note["sm_clock_mhz"]
-    idle = "" if seen >= note["clock_mhz"] - clocks.SLACK_MHZ else f"; it reads {seen} MHz, idle or held down"
-    return f"{note['device']} ({note['uuid']}): SM clock locked at {note['clock_mhz']} MHz{idle}"
+def describe(note: clocks.Note, reading_mhz: int) -> str:
+    line = f"{note.device} ({note.uuid}): SM clock locked at {note.clock_mhz} MHz"
+    if reading_mhz >= note.clock_mhz - clocks.SLACK_MHZ:
+        return line
+    return f"{line}; it reads {reading_mhz} MHz, idle or throttled"
 
 
 def reset(as_json: bool) -> int:
@@ -52,8 +54,8 @@ def reset(as_json: bool) -> int:
     if note is None:
         cli.emit({"reset": False}, as_json, ["nothing to give back: no lock of ours on this GPU; nothing was changed"])
     else:
-        line = f"{note['device']}: the SM clock is the driver's again, after a lock at {note['clock_mhz']} MHz"
-        cli.emit({"reset": True, **note}, as_json, [line])
+        line = f"{note.device}: the SM clock is the driver's again, after a lock at {note.clock_mhz} MHz"
+        cli.emit({"reset": True, **note.to_json()}, as_json, [line])
     return 0
 
 
@@ -62,7 +64,7 @@ def run_locked(command: list[str], clock: int | None) -> int:
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]} is no program on the PATH; the clock was not touched")
     relay = Relay()
-    cli.say(describe(clocks.lock(clock)))
+    cli.say(describe(*clocks.lock(clock)))
     try:
         return relay.run(command)
     finally:

@@ -69,7 +69,7 @@ def check_target(args) -> None:
     workspace = Workspace(args.workspace)
     task = workspace.task()
     work = task.work_of()
-    platforms.check_platform(workspace, task, gpu.identify()["name"])
+    platforms.check_platform(workspace, task, gpu.identify().name)
     roof = platforms.roof_of_task(workspace, task)
     if roof is None and work.flops:
         raise UsageError(

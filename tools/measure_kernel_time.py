@@ -10,7 +10,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
-from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
@@ -79,7 +78,7 @@ def lines(timed: timing.Timing, comparison: pairing.Comparison | None, against: 
             f"GPU time {timed.gpu_us:.2f} us cold, {timed.warm_us:.2f} us warm; a call takes {timed.call_us:.2f} us"
         )
     if timed.gpu_state:
-        text.append(gpu.describe(timed.gpu_state))
+        text.append(timed.gpu_state.describe())
     if comparison:
         text.append(f"{comparison.verdict} against {against}: {comparison.describe()}")
     return text + [f"warning: {warning}" for warning in timed.warnings()]

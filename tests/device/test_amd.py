@@ -11,8 +11,8 @@ ROCM_SMI = (FIXTURES / "rocm_smi_showproductname.json").read_text()
 AMD_SMI = (FIXTURES / "amd_smi_static.json").read_text()
 
 
-def card(name: str | None = None, gfx: str | None = None, uuid: str | None = None) -> dict:
-    return {"name": name, "gfx_target": gfx, "uuid": uuid}
+def card(name: str | None = None, gfx: str | None = None, uuid: str | None = None) -> amd.AmdCard:
+    return amd.AmdCard(name, gfx, uuid)
 
 
 def entry(number: int, name: str, gfx: str = "gfx942", serial: str = "N/A") -> dict:
@@ -40,9 +40,9 @@ def test_what_is_no_list_of_cards_gives_none(text):
 
 def test_cards_come_in_the_order_of_their_numbers():
     cards = {f"card{number}": {"Card Series": f"Card {number}"} for number in (10, 2, 1)}
-    assert [found["name"] for found in amd.read_rocm_smi(json.dumps(cards))] == ["Card 1", "Card 2", "Card 10"]
+    assert [found.name for found in amd.read_rocm_smi(json.dumps(cards))] == ["Card 1", "Card 2", "Card 10"]
     cards = [entry(number, f"Card {number}") for number in (10, 2)]
-    assert [found["name"] for found in amd.read_amd_smi(json.dumps(cards))] == ["Card 2", "Card 10"]
+    assert [found.name for found in amd.read_amd_smi(json.dumps(cards))] == ["Card 2", "Card 10"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ CARDS = [card("A", "gfx1103", "00aa"), card("B", "gfx942", "3d4595974090853c"), 
     ],
 )
 def test_the_variables_that_choose_a_gpu_are_respected(variables, names):
-    assert "".join(found["name"] for found in amd.visible(CARDS, variables)) == names
+    assert "".join(found.name for found in amd.visible(CARDS, variables)) == names
 
 
 @pytest.fixture
@@ -102,19 +102,19 @@ def programs(tmp_path, monkeypatch):
 def test_amd_smi_is_asked_first_and_rocm_smi_where_it_knows_nothing(programs):
     assert amd.identify() is None
     programs(rocm_smi=ROCM_SMI)
-    assert amd.identify() == {"name": "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", "gfx_target": "gfx90a"}
+    assert amd.identify().to_json() == {"name": "AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", "gfx_target": "gfx90a"}
     programs(amd_smi=None)
-    assert amd.identify()["gfx_target"] == "gfx90a"
+    assert amd.identify().gfx_target == "gfx90a"
     programs(amd_smi=AMD_SMI)
-    assert amd.identify() == {"name": "AMD Instinct MI210", "gfx_target": "gfx90a"}
+    assert amd.identify().to_json() == {"name": "AMD Instinct MI210", "gfx_target": "gfx90a"}
 
 
 def test_a_gpu_that_is_hidden_or_nameless_is_said(programs, monkeypatch):
     programs(amd_smi=json.dumps([entry(0, "N/A", "gfx1103"), entry(1, "AMD Instinct MI300X")]))
-    with pytest.raises(EnvironmentLacks, match=r"\(gfx1103\) does not tell its name; .* gpu_specs\.py list"):
+    with pytest.raises(EnvironmentLacks, match=r"\(gfx1103\) does not report its name; .* gpu_specs\.py list"):
         amd.identify()
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert amd.identify()["name"] == "AMD Instinct MI300X"
+    assert amd.identify().name == "AMD Instinct MI300X"
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     with pytest.raises(EnvironmentLacks, match="hides every AMD GPU"):
         amd.identify()

@@ -120,7 +120,7 @@ def here(card, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert gpu.identify()["name"] == "stand-in GPU"
+    assert gpu.identify().name == "stand-in GPU"
     return card
 
 
@@ -205,7 +205,7 @@ def test_an_interrupt_while_locking_undoes_the_lock(here, monkeypatch):
     assert here["sets"] == [1590] and here["locked"] is None and clocks.release() is None
 
 
-@pytest.mark.parametrize(("error", "says"), [(4, "no permission"), (3, "does not let its clock be locked"), (15, "15")])
+@pytest.mark.parametrize(("error", "says"), [(4, "no permission"), (3, "cannot lock the clock"), (15, "15")])
 def test_what_nvml_refuses_is_one_sentence_and_exit_3(card, error, says):
     card.set(refuses=error)
     _, err = card.run("lock-gpu-clock.sh", "--", "touch", card.file.with_name("ran"), code=3)

@@ -10,6 +10,7 @@ import pytest
 from conftest import STAND_INS, TIMING
 from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
+from kernelopt.hardware.card import GpuState, MaxClocks, Spread, merged
 
 FULL = {
     "capability": [9, 0],
@@ -57,7 +58,7 @@ def cards(monkeypatch):
     return put
 
 
-def watched() -> dict:
+def watched() -> GpuState:
     with gpu.Watch() as watch:
         deadline = time.monotonic() + 5
         while not watch.samples and time.monotonic() < deadline:
@@ -82,7 +83,7 @@ def watched() -> dict:
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(cards, visible, expected):
     cards(card(0), card(1), card(2), visible=visible)
     assert gpu.visible() == expected
-    assert gpu.identify()["uuid"] == expected[0]
+    assert gpu.identify().uuid == expected[0]
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "7", "²", "GPU-", "GPU-none", "H100", "-1,0"])
@@ -100,16 +101,16 @@ def test_a_gpu_that_fell_off_the_bus_hides_no_other(cards):
 def test_of_a_gpu_in_mig_mode_the_first_slice_is_meant(cards):
     """CUDA shows a slice, never the whole card: the whole card's floor is not the slice's."""
     cards(card(0, mig=[part(0), part(1)]))
-    assert gpu.identify()["name"] == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    assert gpu.identify().name == "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     assert gpu.visible() == ["MIG-0bbb-0"]
-    said = gpu.query()
-    assert said["sm_count"] == 16 and said["memory_capacity"] == 9.5
-    assert "tdp" not in said and "l2_capacity" not in said and "memory_bus_width" not in said
+    values = gpu.query()
+    assert values["sm_count"] == 16 and values["memory_capacity"] == 9.5
+    assert "tdp" not in values and "l2_capacity" not in values and "memory_bus_width" not in values
 
 
 def test_a_slice_by_its_uuid(cards):
     cards(card(0, mig=[part(0), part(1)]), visible="MIG-1bbb")
-    assert gpu.identify()["uuid"] == "MIG-1bbb-1"
+    assert gpu.identify().uuid == "MIG-1bbb-1"
 
 
 def test_mig_mode_without_a_slice_is_no_gpu(cards):
@@ -120,9 +121,10 @@ def test_mig_mode_without_a_slice_is_no_gpu(cards):
 
 def test_the_highest_clocks_are_told_with_the_device(cards):
     cards(card(0))
-    assert gpu.identify()["max_clocks"] == {"sm_clock_mhz": 1980, "memory_clock_mhz": 2619}
+    assert gpu.identify().max_clocks == MaxClocks(sm_clock_mhz=1980, memory_clock_mhz=2619)
+    assert gpu.identify().to_json()["max_clocks"] == {"sm_clock_mhz": 1980, "memory_clock_mhz": 2619}
     cards(card(0, mig=[part(0)]))  # a slice has the clocks of its card
-    assert gpu.identify()["max_clocks"] == {"sm_clock_mhz": 1980, "memory_clock_mhz": 2619}
+    assert gpu.identify().max_clocks == MaxClocks(sm_clock_mhz=1980, memory_clock_mhz=2619)
 
 
 @pytest.mark.parametrize("lacking", ["power", "processes", "memory_clock", "reasons", "temperature", "sm_clock"])
@@ -135,17 +137,36 @@ def test_one_reading_that_is_not_supported_loses_no_other(cards, lacking):
     expected = {"sm_clock_mhz": 1755, "memory_clock_mhz": 2619, "power_w": 300, "temperature_c": 40}
     name = {"power": "power_w", "temperature": "temperature_c"}.get(lacking, f"{lacking}_mhz")
     for figure, value in expected.items():
-        assert state[figure] == (None if figure == name else {"min": value, "median": value, "max": value})
-    assert state["throttle_reasons"] == (None if lacking == "reasons" else ["sw_power_cap"])
-    assert ("not told" in gpu.describe(state)) == (lacking != "processes" and lacking != "memory_clock")
-    assert {**gpu.merged([state, state]), "samples": 0} == {**state, "samples": 0}
+        assert getattr(state, figure) == (None if figure == name else Spread(value, value, value))
+        shown = state.to_json()[figure]
+        assert shown == (None if figure == name else {"min": value, "median": value, "max": value})
+    assert state.to_json()["throttle_reasons"] == (None if lacking == "reasons" else ["sw_power_cap"])
+    assert ("not reported" in state.describe()) == (lacking != "processes" and lacking != "memory_clock")
+    assert replace(merged([state, None, state]), samples=0) == replace(state, samples=0)
+    assert GpuState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_reasons_under_the_name_that_they_had_before_driver_535(cards):
     cards(card(0), lacks="nvmlDeviceGetCurrentClocksEventReasons nvmlClocksEventReasonSwPowerCap")
-    assert watched()["throttle_reasons"] == ["sw_power_cap"]
+    assert watched().throttle_reasons == ("sw_power_cap",)
+
+
+def test_several_states_become_one():
+    """The JSON object stands in records; its keys and their order stay."""
+    one = GpuState(3, Spread(1000, 1500, 1700), None, Spread(90.0, 100.0, 110.0), Spread(30, 31, 32), None, (7,))
+    two = GpuState(2, Spread(900, 1600, 1800), None, None, Spread(40, 41, 42), ("hw_slowdown",), (5, 7))
+    assert list(merged([one, two]).to_json().items()) == [
+        ("samples", 5),
+        ("sm_clock_mhz", {"min": 900, "median": 1600, "max": 1800}),
+        ("memory_clock_mhz", None),
+        ("power_w", {"min": 90.0, "median": 100.0, "max": 110.0}),
+        ("temperature_c", {"min": 30, "median": 41, "max": 42}),
+        ("throttle_reasons", ["hw_slowdown"]),
+        ("foreign_processes", [5, 7]),
+    ]
+    assert merged([None]) is None and merged([]) is None
 
 
 def test_times_are_told_without_a_state_of_throttling():
-    state = {"throttle_reasons": None, "foreign_processes": []}
+    state = GpuState(1, None, None, None, None, throttle_reasons=None, foreign_processes=())
     assert replace(TIMING, gpu_state=state).warnings() == []

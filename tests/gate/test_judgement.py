@@ -9,6 +9,7 @@ from conftest import BUNDLE, run_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
+from kernelopt.hardware.card import MaxClocks
 from kernelopt.hardware.roofline import Utilization
 from kernelopt.hardware.work import Work
 from kernelopt.measure import pairing
@@ -226,7 +227,8 @@ RTX_4090 = wiki.find("RTX 4090", PAGES)
 
 def limit_tflops(page: wiki.Page, dtype: str, **max_clocks) -> float:
     """The rate that the limit allows, in TFLOPS."""
-    return 10**12 / roofline.physical_limit_us(10**12, 0, roofline.roof(page, dtype), max_clocks or None) / 1e6
+    clocks = MaxClocks(**max_clocks) if max_clocks else None
+    return 10**12 / roofline.physical_limit_us(10**12, 0, roofline.roof(page, dtype), clocks) / 1e6
 
 
 def test_the_limit_follows_the_cards_own_highest_clock():
@@ -253,7 +255,7 @@ def test_the_limit_is_the_largest_bandwidth_that_a_document_gives():
     assert roof.peak_bandwidth.value == 4800
     moved = 10**9 + int(roof.l2_bytes)
     assert roofline.physical_limit_us(0, moved, roof) == pytest.approx(200)
-    assert roofline.physical_limit_us(0, moved, roof, {"memory_clock_mhz": 6402}) == pytest.approx(100)
+    assert roofline.physical_limit_us(0, moved, roof, MaxClocks(memory_clock_mhz=6402)) == pytest.approx(100)
 
 
 def test_a_dtype_that_the_card_lacks_is_called_unsupported_with_its_line():
@@ -273,14 +275,14 @@ def test_what_nobody_knows_makes_no_limit_stricter():
     """A peak, a clock, the capacity of the L2: without them a limit would be too low for honest kernels."""
     assert roofline.roof(without(H200, "peak_tf32_tensor"), "fp32").limit_compute is None
     page = wiki.find("RTX 3090", PAGES)
-    assert roofline.physical_limit_us(10**12, 0, roofline.roof(page, "bf16"), {"memory_clock_mhz": 9751}) == 0
+    assert roofline.physical_limit_us(10**12, 0, roofline.roof(page, "bf16"), MaxClocks(memory_clock_mhz=9751)) == 0
     assert (
         roofline.physical_limit_us(
-            10**12, 0, roofline.roof(without(page, "boost_clock"), "bf16"), {"sm_clock_mhz": 2100}
+            10**12, 0, roofline.roof(without(page, "boost_clock"), "bf16"), MaxClocks(sm_clock_mhz=2100)
         )
         == 0
     )
-    assert roofline.physical_limit_us(0, 10**9, roofline.roof(without(H200, "l2_capacity"), "bf16"), {}) == 0
+    assert roofline.physical_limit_us(0, 10**9, roofline.roof(without(H200, "l2_capacity"), "bf16"), MaxClocks()) == 0
 
 
 def test_any_format_that_holds_the_numbers_may_do_the_work():
@@ -327,7 +329,7 @@ def test_what_cards_say_of_themselves_is_no_disagreement(platform, said):
 
 
 def test_another_product_under_the_same_name_is_a_disagreement():
-    assert [one["metric"] for one in wiki.disagreements(H200, {"tdp": 600, "memory_capacity": 139.8})] == ["tdp"]
+    assert [one.metric for one in wiki.disagreements(H200, {"tdp": 600, "memory_capacity": 139.8})] == ["tdp"]
     assert wiki.disagreements(H200, {"memory_capacity": 94}) and wiki.disagreements(H200, {"boost_clock": 1700})
 
 

@@ -12,6 +12,7 @@ from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import acceptance, readiness, rounds
 from kernelopt.gate.measurement import Measurement
+from kernelopt.hardware.card import Card
 from kernelopt.measure import correctness, verify
 from kernelopt.measure.correctness import CaseResult, Observed
 from kernelopt.measure.pairing import Comparison
@@ -67,7 +68,7 @@ class StandInGpu:
     device_name = "NVIDIA L4"
 
     def __init__(self, result: dict | None = None):
-        self.result, self.asked, self.gpu = result, [], {"name": self.device_name}
+        self.result, self.asked, self.gpu = result, [], Card(self.device_name, "GPU-0", "580.1")
 
     def __enter__(self) -> "StandInGpu":
         return self

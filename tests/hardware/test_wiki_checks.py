@@ -111,4 +111,4 @@ def test_a_device_that_says_something_else_than_its_page_is_told():
     said |= {"memory_capacity": 143771 / 1024, "memory_clock": 3201, "memory_bus_width": 6016, "colour": 7}
     assert wiki.disagreements(page, said) == []
     nvl = {**said, "tdp": 600.0, "sm_count": 131, "compute_capability": "9.9"}
-    assert {found["metric"] for found in wiki.disagreements(page, nvl)} == {"tdp", "sm_count", "compute_capability"}
+    assert {found.metric for found in wiki.disagreements(page, nvl)} == {"tdp", "sm_count", "compute_capability"}

@@ -6,6 +6,7 @@ import sys
 
 from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt.device import gpu
+from kernelopt.hardware.card import Card
 from kernelopt.measure import card_rates
 from kernelopt.session import stop_conditions
 
@@ -61,7 +62,7 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     given = {"median": 321.23, "p20": 320.0, "p80": 322.0, "n": 99}
     result = {"device": "NVIDIA H200", "unit": "GB/s", "rates": [given], "best": given, "gpu_state": None}
     monkeypatch.setattr(card_rates, "run", lambda *_: result.copy())
-    monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA H200"})
+    monkeypatch.setattr(gpu, "identify", lambda: Card("NVIDIA H200", "GPU-0", "580.1"))
     command = ("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target")
     asked = {"workload": "default", "metric": "latency_us", "target": 250, "unit": "us", "basis": "given"}
     old = {"workload": "default", "metric": "bandwidth_gbps", "target": 9, "unit": "GB/s", "basis": "given"}
@@ -72,7 +73,7 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     assert (target.target, target.unit) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
     assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
     assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
-    monkeypatch.setattr(gpu, "identify", lambda: {"name": "NVIDIA A100-SXM4-80GB"})
+    monkeypatch.setattr(gpu, "identify", lambda: Card("NVIDIA A100-SXM4-80GB", "GPU-0", "580.1"))
     assert "this GPU is NVIDIA A100" in run_here(*command).stderr
     assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
     assert session.task().targets == (target, other)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import REFERENCE, TIMING, kernel_text, with_changes
 from kernelopt.device import gpu
+from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.measure import least_work, timing
 from kernelopt.measure.timing import Latency, RawTimes, Timing
 from kernelopt.session import target
@@ -99,7 +100,7 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
 
 
 def test_warnings_name_what_a_reader_should_know():
-    state = {"throttle_reasons": ["sw_power_cap"], "foreign_processes": [77]}
+    state = GpuState(1, None, None, None, None, throttle_reasons=("sw_power_cap",), foreign_processes=(77,))
     troubled = replace(TIMING, cupti_us=80.0, call_us=30.0, warm_us=8.0, graph_us=9.0, gpu_state=state)
     said = " ".join(troubled.warnings())
     assert all(word in said for word in ("clocks disagree", "launch-bound", "CUDA graph", "sw_power_cap", "77"))
@@ -109,7 +110,9 @@ def test_warnings_name_what_a_reader_should_know():
 
 
 def test_a_timing_comes_back_from_its_json():
-    assert Timing.from_json(json.loads(json.dumps(TIMING.to_json()))) == TIMING
+    state = GpuState(4, Spread(900, 1600, 1800), None, None, None, ("sw_power_cap",), (77,))
+    for timed in (TIMING, replace(TIMING, gpu_state=state)):
+        assert Timing.from_json(json.loads(json.dumps(timed.to_json()))) == timed
 
 
 def test_processes_that_descend_from_this_one_are_not_foreign():
@@ -136,7 +139,7 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
 
 def on(interpreter, name: str, **max_clocks) -> SimpleNamespace:
     """The interpreter's sandbox with a stand-in for a GPU, as far as a limit needs it."""
-    return SimpleNamespace(gpu={"name": name, "max_clocks": max_clocks}, run=interpreter.run)
+    return SimpleNamespace(gpu=Card(name, "GPU-0", "580.1", MaxClocks(**max_clocks)), run=interpreter.run)
 
 
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter):

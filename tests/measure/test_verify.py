@@ -9,6 +9,7 @@ from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.device import sandbox
 from kernelopt.device.outcomes import Fault
+from kernelopt.hardware.card import Card
 from kernelopt.measure import cases, correctness, memcheck, verdict, verify
 from kernelopt.measure.correctness import CaseReport
 from kernelopt.measure.runs import reports_of
@@ -491,7 +492,8 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
         commands.append(command)
         return sandbox.Outcome(None, exit_code, None, timed_out, 1.0, log)
 
-    stand_in = SimpleNamespace(gpu={"name": "stand-in"}, new_folder=lambda _: str(tmp_path), run_under=run_under)
+    card = Card("stand-in", "GPU-0", "580.1")
+    stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_under=run_under)
     case = cases.Case("default", 0, None, str(tmp_path / "input"), "fp32", [[4]], first=True)
     result = Verdict(Status.OK, "stand-in", "OK", process=ProcessEnd(0, None, 1.0, ""))
     with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", [case], 60) as run:

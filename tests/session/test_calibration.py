@@ -9,6 +9,7 @@ from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
+from kernelopt.hardware.card import Card, MaxClocks
 from kernelopt.measure import card_rates
 from kernelopt.session import calibration, platforms, workspace
 
@@ -37,7 +38,7 @@ def measured(name: str, **said) -> calibration.Measured:
         for size in (1 << 20, 1 << 32)
         for number, pattern in enumerate(calibration.PATTERNS)
     ]
-    device = {"name": name, "uuid": "GPU-0", "driver": "580.1", "max_clocks": {"sm_clock_mhz": 2610}}
+    device = Card(name, "GPU-0", "580.1", MaxClocks(sm_clock_mhz=2610))
     shown = {"compute_capability": "8.9", "sm_count": 46, "l2_capacity": 36.0, "memory_capacity": 11.6}
     bandwidth = {"rates": rates, "left_out": [], "torch": "2.11", "triton": "3.6", "gpu_state": STATE, "device": shown}
     ceilings = {"copy": {"best": rate(900.0), "gpu_state": STATE}, "read": {"best": rate(1234.5), "gpu_state": STATE}}

@@ -9,14 +9,27 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ..errors import EnvironmentLacks
 
 ANSWER_S = 30
 
 
-def identify() -> dict | None:
-    """{name, gfx_target} of the GPU that HIP calls device 0; None without an AMD GPU.
+@dataclass(frozen=True)
+class AmdCard:
+    """An AMD GPU; None where its program does not report a value. uuid: in hexadecimal, without 0x."""
+
+    name: str | None
+    gfx_target: str | None
+    uuid: str | None
+
+    def to_json(self) -> dict:
+        return {"name": self.name, "gfx_target": self.gfx_target}
+
+
+def identify() -> AmdCard | None:
+    """The GPU that HIP calls device 0, whose name is known; None without an AMD GPU.
 
     EnvironmentLacks when the environment hides all of them, or the GPU does not report its name.
     """
@@ -28,17 +41,16 @@ def identify() -> dict | None:
         raise EnvironmentLacks(
             "ROCR_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES hides every AMD GPU of this machine; unset it"
         )
-    name, target = chosen[0]["name"], chosen[0]["gfx_target"]
-    if name is None:
+    if chosen[0].name is None:
+        target = chosen[0].gfx_target or "target unknown"
         raise EnvironmentLacks(
-            f"the AMD GPU here ({target or 'target unknown'}) does not tell its name; look for it in: gpu_specs.py list"
+            f"the AMD GPU here ({target}) does not report its name; look for it in: gpu_specs.py list"
         )
-    return {"name": name, "gfx_target": target}
+    return chosen[0]
 
 
-def ask() -> list[dict]:
-    """[{name, gfx_target, uuid}] of all AMD GPUs, in the order of their numbers, from the first program that lists
-    one."""
+def ask() -> list[AmdCard]:
+    """All AMD GPUs, in the order of their numbers, from the first program that lists one."""
     for command, read in ASKED:
         if shutil.which(command[0]):
             try:
@@ -50,7 +62,7 @@ def ask() -> list[dict]:
     return []
 
 
-def visible(cards: list[dict], environment: Mapping[str, str]) -> list[dict]:
+def visible(cards: list[AmdCard], environment: Mapping[str, str]) -> list[AmdCard]:
     """The GPUs that HIP shows a process with this environment, in its order: ROCR_VISIBLE_DEVICES takes numbers or
     UUIDs, and HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, takes numbers among the remaining GPUs.
 
@@ -60,17 +72,17 @@ def visible(cards: list[dict], environment: Mapping[str, str]) -> list[dict]:
     return selected(left, environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES")))
 
 
-def selected(cards: list[dict], names: str | None) -> list[dict]:
-    """The cards that a list of numbers and UUIDs names; entries after a name that fits no card are ignored."""
+def selected(cards: list[AmdCard], names: str | None) -> list[AmdCard]:
+    """The cards that a list of numbers and UUIDs names. Entries after the first that names no card are ignored."""
     if names is None:
         return cards
-    chosen: list[dict] = []
+    chosen: list[AmdCard] = []
     for name in map(str.strip, names.split(",")):
         uuid = name.removeprefix("GPU-").lower()
         fitting = [
             card
             for number, card in enumerate(cards)
-            if name == str(number) or (uuid != name.lower() and card["uuid"] == uuid)
+            if name == str(number) or (uuid != name.lower() and card.uuid == uuid)
         ]
         if not fitting:
             break
@@ -78,8 +90,9 @@ def selected(cards: list[dict], names: str | None) -> list[dict]:
     return chosen
 
 
-def read_amd_smi(text: str) -> list[dict]:
-    """Cards of `amd-smi static --asic --board --json`, a list, in newer versions under "gpu_data"."""
+def read_amd_smi(text: str) -> list[AmdCard]:
+    """The cards in the output of `amd-smi static --asic --board --json`: a list, which newer versions put under
+    "gpu_data"."""
     value = loaded(text)
     entries = value.get("gpu_data") if isinstance(value, dict) else value
     entries = entries if isinstance(entries, list) else []
@@ -87,36 +100,36 @@ def read_amd_smi(text: str) -> list[dict]:
     cards = []
     for entry in sorted(entries, key=lambda entry: number_of(entry.get("gpu"))):
         asic, board = entry["asic"], entry.get("board") or {}
-        name = told(asic.get("market_name")) or (told(board.get("product_name")) if isinstance(board, dict) else None)
+        names = [asic.get("market_name"), board.get("product_name") if isinstance(board, dict) else None]
+        name = next(filter(None, map(reported, names)), None)
         cards.append(card(name, asic.get("target_graphics_version"), asic.get("asic_serial")))
     return cards
 
 
-def read_rocm_smi(text: str) -> list[dict]:
-    """Cards of `rocm-smi --showproductname --showuniqueid --json`: card0, card1, ..."""
+def read_rocm_smi(text: str) -> list[AmdCard]:
+    """The cards in the output of `rocm-smi --showproductname --showuniqueid --json`: card0, card1, ..."""
     value = loaded(text)
-    cards = {
-        key: entry for key, entry in (value.items() if isinstance(value, dict) else ()) if re.fullmatch(r"card\d+", key)
-    }
-    named = []
-    for _, entry in sorted(cards.items(), key=lambda pair: number_of(pair[0][4:])):
+    pairs = value.items() if isinstance(value, dict) else ()
+    entries = {key: entry for key, entry in pairs if re.fullmatch(r"card\d+", key)}
+    cards = []
+    for _, entry in sorted(entries.items(), key=lambda pair: number_of(pair[0][4:])):
         names = ("Card Series", "Card series", "Device Name", "Card Model", "Card model")
-        name = next(filter(None, (told(entry.get(key)) for key in names)), None)
-        named.append(card(name, entry.get("GFX Version"), entry.get("Unique ID")))
-    return named
+        name = next(filter(None, (reported(entry.get(key)) for key in names)), None)
+        cards.append(card(name, entry.get("GFX Version"), entry.get("Unique ID")))
+    return cards
 
 
-def card(name: str | None, target, uuid) -> dict:
-    """{name, gfx_target, uuid}, each None when it is not reported. rocm-smi writes gfx90a as gfx9010."""
-    known = told(target)
+def card(name: str | None, target, uuid) -> AmdCard:
+    """The card of these cells of a program's output. rocm-smi writes gfx90a as gfx9010."""
+    known = reported(target)
     if known and (parts := re.fullmatch(r"(gfx9\d)(1[0-5])", known)):
         known = f"{parts[1]}{int(parts[2]):x}"
-    number = told(uuid, hexadecimal=True)
-    return {"name": name, "gfx_target": known, "uuid": number and number.lower().removeprefix("0x")}
+    number = reported(uuid, hexadecimal=True)
+    return AmdCard(name, known, number and number.lower().removeprefix("0x"))
 
 
-def told(value, hexadecimal: bool = False) -> str | None:
-    """The text, or None for "N/A". For a name, a PCI number such as 0x738c also counts as missing."""
+def reported(value, hexadecimal: bool = False) -> str | None:
+    """The text of a cell, or None for "N/A". For a name, a PCI number such as 0x738c also counts as missing."""
     text = value.strip() if isinstance(value, str) else ""
     if text.lower() in ("", "n/a", "unknown", "none") or (not hexadecimal and re.fullmatch(r"0x[0-9a-fA-F]+", text)):
         return None

@@ -8,6 +8,7 @@ import contextlib
 import os
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import bundle
@@ -21,29 +22,44 @@ SLACK_MHZ = 10  # a reading may be a few MHz off (NVML's manual); clocks are 15 
 UNLOCK = "bash scripts/reset-gpu-clock.sh"
 
 
-def lock(asked_mhz: int | None = None) -> dict:
+@dataclass(frozen=True)
+class Note:
+    """The note of a lock. clock_mhz: the locked clock. locked_at: UTC."""
+
+    uuid: str
+    device: str
+    clock_mhz: int
+    sm_clock_before_mhz: int
+    locked_at: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Note":
+        return cls(**bundle.read_json(path))
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+def lock(asked_mhz: int | None = None) -> tuple[Note, int]:
     """Lock the SM clock of the first visible GPU (see gpu.identify), at `asked_mhz` or at `sustainable`.
 
-    Returns the note, {uuid, device, clock_mhz, sm_clock_before_mhz, locked_at}, with sm_clock_mhz, the current reading
-    of the clock, which may be lower on an idle GPU. Refused: we hold a lock already, or the GPU does not keep the new
-    one, which is then undone. UsageError: the GPU does not have this clock. EnvironmentLacks: no permission, not
-    supported, or the GPU is measuring.
+    Returns the note, and the current reading of the clock in MHz, which may be lower on an idle GPU. Refused: we hold a
+    lock already, or the GPU does not keep the new one, which is then undone. UsageError: the GPU does not have this
+    clock. EnvironmentLacks: no permission, not supported, or the GPU is measuring.
     """
     device = gpu.identify()
-    with gpu.locked(device["uuid"], timeout_s=0), _control(device["name"]) as (nvml, handle):
-        path = note_of(device["uuid"])
+    with gpu.locked(device.uuid, timeout_s=0), _control(device.name) as (nvml, handle):
+        path = note_of(device.uuid)
         if path.exists():
-            held = bundle.read_json(path)
-            raise Refused(f"locked at {held['clock_mhz']} MHz since {held['locked_at']}; first run: {UNLOCK}")
+            held = Note.read(path)
+            raise Refused(f"locked at {held.clock_mhz} MHz since {held.locked_at}; first run: {UNLOCK}")
         clock = choose(supported(nvml, handle), default_clock(nvml, handle), asked_mhz)
-        note = {"uuid": device["uuid"], "device": device["name"], "clock_mhz": clock}
-        note |= {"sm_clock_before_mhz": sm_clock(nvml, handle), "locked_at": now()}
-        bundle.write_json(
-            path, note
-        )  # before the lock: a process that is killed in between leaves a note, not a forgotten lock
+        note = Note(device.uuid, device.name, clock, sm_clock(nvml, handle), now())
+        # Before the lock: a process that is killed in between leaves a note, not a forgotten lock.
+        bundle.write_json(path, note.to_json())
         try:
             nvml.nvmlDeviceSetGpuLockedClocks(handle, clock, clock)
-            return {**note, "sm_clock_mhz": settled(lambda: sm_clock(nvml, handle), clock)}
+            return note, settled(lambda: sm_clock(nvml, handle), clock)
         except BaseException:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlDeviceResetGpuLockedClocks(handle)
@@ -51,15 +67,15 @@ def lock(asked_mhz: int | None = None) -> dict:
             raise
 
 
-def release() -> dict | None:
+def release() -> Note | None:
     """Undo `lock` on the first visible GPU; the note, or None when we hold no lock. It does not wait for a running
     measurement, because a GPU that stays locked is worse."""
     device = gpu.identify()
-    path = note_of(device["uuid"])
+    path = note_of(device.uuid)
     if not path.exists():
         return None
-    note = bundle.read_json(path)
-    with _control(device["name"]) as (nvml, handle):
+    note = Note.read(path)
+    with _control(device.name) as (nvml, handle):
         nvml.nvmlDeviceResetGpuLockedClocks(handle)
     path.unlink()
     return note
@@ -69,16 +85,16 @@ def release() -> dict | None:
 def _control(name: str):
     """(pynvml, handle) for changing a setting; an error of NVML becomes one sentence with its remedy."""
     with gpu.open_nvml() as (nvml, handle):
-        mends = {
-            nvml.NVML_ERROR_NO_PERMISSION: f"no permission to change the clock of {name}: run it as root (sudo); a "
-            "container must be allowed to by its host",
-            nvml.NVML_ERROR_NOT_SUPPORTED: f"{name} or its driver does not let its clock be locked (a virtual GPU, "
-            "a MIG slice, a GPU before Volta): measure without, the paired comparison needs no fixed clock",
+        remedies = {
+            nvml.NVML_ERROR_NO_PERMISSION: f"no permission to change the clock of {name}: run it as root (sudo); in a "
+            "container, the host must allow it",
+            nvml.NVML_ERROR_NOT_SUPPORTED: f"{name} or its driver cannot lock the clock (a virtual GPU, a MIG slice, "
+            "a GPU before Volta): measure without a lock, because the paired comparison needs no fixed clock",
         }
         try:
             yield nvml, handle
         except nvml.NVMLError as error:
-            raise EnvironmentLacks(mends.get(error.value, f"the driver of {name} failed: {error}")) from None
+            raise EnvironmentLacks(remedies.get(error.value, f"the driver of {name} failed: {error}")) from None
 
 
 def choose(clocks: list[int], default_mhz: int | None, asked_mhz: int | None) -> int:

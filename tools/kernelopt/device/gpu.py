@@ -11,18 +11,20 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .. import bundle
 from ..errors import EnvironmentLacks, say
+from ..hardware.card import READINGS, Card, GpuState, MaxClocks, Spread, all_processes, all_reasons
 
 NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
     "verify_kernel.py --device cpu-interpreter)"
 )
 LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
-FIGURES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
     ("nvmlClocksEventReasonSwPowerCap", "nvmlClocksThrottleReasonSwPowerCap"): "sw_power_cap",
     ("nvmlClocksThrottleReasonHwSlowdown",): "hw_slowdown",
@@ -112,32 +114,29 @@ def visible() -> list[str]:
         return [nvml.nvmlDeviceGetUUID(handle) for handle in _visible_handles(nvml)]
 
 
-def identify() -> dict:
-    """{name, uuid, driver, max_clocks} of the device that children see as CUDA's device 0.
-
-    max_clocks: {sm_clock_mhz, memory_clock_mhz}, the highest that the card has; a clock that it does not report is left
-    out.
-    """
+def identify() -> Card:
+    """The device that children see as CUDA's device 0."""
     with open_nvml() as (nvml, handle):
-        return {
-            "name": nvml.nvmlDeviceGetName(handle),
-            "uuid": nvml.nvmlDeviceGetUUID(handle),
-            "driver": nvml.nvmlSystemGetDriverVersion(),
-            "max_clocks": told(nvml, max_clock_questions(nvml, _whole(nvml, handle))),
-        }
+        return Card(
+            name=nvml.nvmlDeviceGetName(handle),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            driver=nvml.nvmlSystemGetDriverVersion(),
+            max_clocks=_max_clocks(nvml, _whole(nvml, handle)),
+        )
 
 
-def max_clock_questions(nvml, handle) -> dict:
-    return {
+def _max_clocks(nvml, handle) -> MaxClocks:
+    queries = {
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
     }
+    return MaxClocks(**_answers(nvml, queries))
 
 
-def told(nvml, questions: dict) -> dict:
-    """The answers to the questions that this device, driver and binding answer."""
+def _answers(nvml, queries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """The results, by name, of the queries that this device, driver and binding support."""
     answers = {}
-    for name, ask in questions.items():
+    for name, ask in queries.items():
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             answers[name] = ask()
     return answers
@@ -154,32 +153,32 @@ def _whole(nvml, handle):
     return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
 
 
-def query() -> dict:
-    """The device's own values, in the wiki's metrics and units. Values that it does not report are left out.
+def query() -> dict[str, float | str]:
+    """The values that the device reports: the wiki's metric -> value in the wiki's unit. Other metrics are left out.
 
-    From NVML, and the SM count and L2 from the driver's attributes, which need no CUDA context. memory_capacity is in
-    GiB: vendors print that figure as GB. A MIG slice has its own SMs and memory. Its bus, power and L2 are left out,
-    because they belong to the whole GPU.
+    NVML reports most values. The SM count and the L2 come from the driver's attributes, which need no CUDA context.
+    memory_capacity is in GiB: vendors print that value as GB. A MIG slice has its own SMs and memory. Its bus, power
+    and L2 are left out, because they belong to the whole GPU.
     """
     with open_nvml() as (nvml, handle):
         whole, a_slice = _whole(nvml, handle), _is_slice(nvml, handle)
-        questions = {
+        queries = {
             "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(whole)),
             "memory_capacity": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
             "boost_clock": lambda: nvml.nvmlDeviceGetMaxClockInfo(whole, nvml.NVML_CLOCK_SM),
             "memory_clock": lambda: nvml.nvmlDeviceGetMaxClockInfo(whole, nvml.NVML_CLOCK_MEM),
         }
         if a_slice:
-            questions["sm_count"] = lambda: nvml.nvmlDeviceGetAttributes(handle).multiprocessorCount
-            return told(nvml, questions)
-        questions["memory_bus_width"] = lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle)
-        questions["tdp"] = lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000
-        bus_id = told(nvml, {"bus_id": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId}).get("bus_id")
-        return told(nvml, questions) | driver_attributes(bus_id)
+            queries["sm_count"] = lambda: nvml.nvmlDeviceGetAttributes(handle).multiprocessorCount
+            return _answers(nvml, queries)
+        queries["memory_bus_width"] = lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle)
+        queries["tdp"] = lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000
+        bus_id = _answers(nvml, {"bus_id": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId}).get("bus_id")
+        return _answers(nvml, queries) | driver_attributes(bus_id)
 
 
-def driver_attributes(bus_id: str | bytes | None) -> dict:
-    """{sm_count, l2_capacity in MiB} of the GPU in that PCI slot, by cuDeviceGetAttribute; {} without a usable driver
+def driver_attributes(bus_id: str | bytes | None) -> dict[str, float]:
+    """sm_count and l2_capacity (MiB) of the GPU in that PCI slot, by cuDeviceGetAttribute; {} without a usable driver
     library. The slot identifies the GPU, because CUDA counts the fastest GPU first and NVML counts by slot."""
     attributes = {"sm_count": (16, 1), "l2_capacity": (38, 2**20)}  # CU_DEVICE_ATTRIBUTE_…, unit
     if bus_id is None:
@@ -188,46 +187,60 @@ def driver_attributes(bus_id: str | bytes | None) -> dict:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return {}
-    device, value, said = ctypes.c_int(), ctypes.c_int(), {}
+    device, value, reported = ctypes.c_int(), ctypes.c_int(), {}
     slot = bus_id if isinstance(bus_id, bytes) else bus_id.encode()
     if driver.cuInit(0) or driver.cuDeviceGetByPCIBusId(ctypes.byref(device), slot):
         return {}
     for metric, (number, unit) in attributes.items():
         if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:
-            said[metric] = value.value / unit if unit > 1 else value.value
-    return said
+            reported[metric] = value.value / unit if unit > 1 else value.value
+    return reported
 
 
 def power_limit_w() -> float | None:
     """The power limit in force, in W; None when the device does not report it."""
     with open_nvml() as (nvml, handle):
-        ask = {"limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(_whole(nvml, handle)) / 1000}
-        return told(nvml, ask).get("limit")
+        limit = _answers(nvml, {"w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(_whole(nvml, handle)) / 1000})
+        return limit.get("w")
 
 
-def _sample(nvml, handle) -> dict:
-    """One reading: processes with a context, clocks in MHz, power in W, temperature in degrees Celsius, reasons for
-    throttling. Values that this device or its driver does not report are left out."""
+@dataclass(frozen=True)
+class Sample:
+    """One reading of a GPU's state. at_s: seconds since the epoch. None: this device or its driver does not report
+    it."""
+
+    at_s: float
+    foreign_processes: tuple[int, ...]
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+
+
+def _sample(nvml, handle) -> Sample:
     whole = _whole(nvml, handle)
-    return told(
-        nvml,
-        {
-            "processes": lambda: [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)],
-            "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_MEM),
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(whole) / 1000,
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": lambda: _throttle_reasons(nvml, whole),
-        },
-    )
+    queries = {
+        "foreign_processes": lambda: _foreign_processes(nvml, handle),
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_MEM),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(whole) / 1000,
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": lambda: _throttle_reasons(nvml, whole),
+    }
+    return Sample(**{"foreign_processes": (), **_answers(nvml, queries)}, at_s=time.time())
 
 
-def _throttle_reasons(nvml, handle) -> list[str]:
+def _foreign_processes(nvml, handle) -> tuple[int, ...]:
+    return tuple(foreign([process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]))
+
+
+def _throttle_reasons(nvml, handle) -> tuple[str, ...]:
     try:
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except (nvml.NVMLError, AttributeError):  # a driver or a binding before 535 uses its former name
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return [name for bits, name in THROTTLE_REASONS.items() if reasons & _bit(nvml, bits)]
+    return tuple(name for bits, name in THROTTLE_REASONS.items() if reasons & _bit(nvml, bits))
 
 
 def _bit(nvml, names: tuple[str, ...]) -> int:
@@ -241,7 +254,7 @@ class Watch:
     INTERVAL_S = 0.02
 
     def __init__(self):
-        self.samples: list[dict] = []
+        self.samples: list[Sample] = []
         self._stop = threading.Event()
 
     def __enter__(self) -> "Watch":
@@ -256,27 +269,21 @@ class Watch:
     def _run(self) -> None:
         with contextlib.suppress(EnvironmentLacks), open_nvml() as (nvml, handle):
             while not self._stop.wait(self.INTERVAL_S):
-                sample = _sample(nvml, handle)
-                self.samples.append({"at": time.time(), "foreign": foreign(sample.pop("processes", [])), **sample})
+                self.samples.append(_sample(nvml, handle))
 
-    def state(self, window: list[float] | None = None) -> dict | None:
-        """{min, median, max} of each figure and all throttle reasons seen within `window` (seconds since the
-        epoch, measured by the worker). A figure or a list of reasons that the device does not report is None. The
-        result is None when nothing was read."""
+    def state(self, window: list[float] | None = None) -> GpuState | None:
+        """The state of the GPU within `window` (seconds since the epoch, measured by the worker). None when there is
+        no sample."""
         since, until = window or (0, float("inf"))
-        samples = [s for s in self.samples if since - self.INTERVAL_S <= s["at"] <= until + self.INTERVAL_S]
+        samples = [s for s in self.samples if since - self.INTERVAL_S <= s.at_s <= until + self.INTERVAL_S]
         if not samples:
             return None
-        summary: dict = {"samples": len(samples)}
-        for name in FIGURES:
-            values = sorted(sample[name] for sample in samples if name in sample)
-            summary[name] = (
-                {"min": values[0], "median": values[len(values) // 2], "max": values[-1]} if values else None
-            )
-        reasons = [sample["throttle_reasons"] for sample in samples if "throttle_reasons" in sample]
-        summary["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
-        summary["foreign_processes"] = sorted({pid for sample in samples for pid in sample["foreign"]})
-        return summary
+        return GpuState(
+            samples=len(samples),
+            **{name: Spread.of(getattr(sample, name) for sample in samples) for name in READINGS},
+            throttle_reasons=all_reasons(sample.throttle_reasons for sample in samples),
+            foreign_processes=all_processes(sample.foreign_processes for sample in samples),
+        )
 
 
 def free_bytes() -> int | None:
@@ -286,28 +293,6 @@ def free_bytes() -> int | None:
             return nvml.nvmlDeviceGetMemoryInfo(handle).free
         except nvml.NVMLError:
             return None
-
-
-def merged(states: list[dict | None]) -> dict | None:
-    """One state of several measurements: the extremes, the median of the medians, every reason and process."""
-    states = [state for state in states if state]
-    if not states:
-        return None
-    merged: dict = {"samples": sum(state["samples"] for state in states)}
-    for name in FIGURES:
-        merged[name] = _merged_figure([state[name] for state in states if state[name]])
-    reasons = [state["throttle_reasons"] for state in states if state["throttle_reasons"] is not None]
-    merged["throttle_reasons"] = sorted(set().union(*reasons)) if reasons else None
-    merged["foreign_processes"] = sorted({pid for state in states for pid in state["foreign_processes"]})
-    return merged
-
-
-def _merged_figure(figures: list[dict]) -> dict | None:
-    if not figures:
-        return None
-    medians = sorted(figure["median"] for figure in figures)
-    lowest, highest = min(figure["min"] for figure in figures), max(figure["max"] for figure in figures)
-    return {"min": lowest, "median": medians[len(medians) // 2], "max": highest}
 
 
 def foreign(processes: list[int]) -> list[int]:
@@ -329,19 +314,6 @@ def parent_of(pid: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
-
-
-def describe(state: dict) -> str:
-    """A watched state as one line."""
-    clock, power, heat = state["sm_clock_mhz"], state["power_w"], state["temperature_c"]
-    reasons = state["throttle_reasons"]
-    parts = [
-        f"SM clock {clock['median']} MHz ({clock['min']} to {clock['max']})" if clock else "SM clock not told",
-        f"power {power['median']:.0f} W" if power else "power not told",
-        f"{heat['median']} C" if heat else "temperature not told",
-        f"throttled by: {', '.join(reasons) or 'nothing'}" if reasons is not None else "throttling not told",
-    ]
-    return ", ".join(parts)
 
 
 @contextlib.contextmanager

@@ -94,10 +94,10 @@ class Sandbox:
 
     @property
     def device_name(self) -> str:
-        return self.gpu["name"] if self.gpu else self.device
+        return self.gpu.name if self.gpu else self.device
 
     def __enter__(self) -> "Sandbox":
-        self._lock = gpu.locked(self.gpu["uuid"]) if self.gpu else contextlib.nullcontext()
+        self._lock = gpu.locked(self.gpu.uuid) if self.gpu else contextlib.nullcontext()
         try:
             self._lock.__enter__()
         except BaseException:
@@ -161,7 +161,7 @@ class Sandbox:
         """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
         error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
         if isinstance(error, dict) and error.get("status") == Status.NO_GPU:
-            raise EnvironmentLacks(f"the GPU is {self.gpu['name']}, driver {self.gpu['driver']}; {error['message']}")
+            raise EnvironmentLacks(f"the GPU is {self.gpu.name}, driver {self.gpu.driver}; {error['message']}")
         return ended
 
     def _request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:

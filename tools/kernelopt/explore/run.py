@@ -240,8 +240,8 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Pl
     for entrant in sorted((one for one in living if not one.dropped), key=median_of):
         if taken := entrant.ask(30, do="sustain", seconds=SUSTAINED_S):
             entrant.sustained_us = taken["us"]
-            clock = ((watch.state(taken["window"]) or {}).get("sm_clock_mhz") or {}).get("median")
-            entrant.sm_clock_mhz = clock
+            state = watch.state(taken["window"])
+            entrant.sm_clock_mhz = state and state.sm_clock_mhz and state.sm_clock_mhz.median
     folder = Path(sandbox.new_folder("traces"))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(

@@ -106,7 +106,7 @@ def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], san
             failed = replace(verdict, status=fault.status, summary=f"{fault.status}: {fault.message}")
             return replace(measurement, verdict=failed)
     time_us = measurement.timings["default"].latency.median_us
-    max_clocks = (sandbox.gpu or {}).get("max_clocks")
+    max_clocks = sandbox.gpu and sandbox.gpu.max_clocks
     utilization = platforms.utilization(workspace, start.task, time_us, max_clocks=max_clocks)
     return replace(measurement, utilization=utilization)
 
@@ -229,7 +229,7 @@ def performance(measurement: Measurement) -> Performance:
         runs=main and main.latency.runs,
         latency_us_by_workload={name: one.latency.median_us for name, one in measurement.timings.items()},
         **{name: getattr(measurement.utilization, name, None) for name in RATES},
-        gpu_state=main and main.gpu_state,
+        gpu_state=main and main.gpu_state and main.gpu_state.to_json(),
         comparison_with_previous=comparison
         and PreviousComparison(measurement.against, comparison.verdict, comparison.speedup, tuple(comparison.ci95)),
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from ..errors import Refused, UsageError
 from . import wiki
+from .card import MaxClocks
 from .work import Work
 
 # The rows for the compute roof of a dtype, best first. Measured rows come before documented rows.
@@ -207,7 +208,7 @@ def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
 
 
 def utilization(
-    time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: dict[str, float] | None = None
+    time_us: float, flops: int, bytes_min: int, roof: Roof | None, max_clocks: MaxClocks | None = None
 ) -> Utilization:
     """Return the utilization of a problem for a time in microseconds.
 
@@ -252,23 +253,22 @@ def beyond_floor(result: Utilization) -> str | None:
     )
 
 
-def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: dict[str, float] | None = None) -> float:
+def physical_limit_us(flops: int, bytes_min: int, roof: Roof, max_clocks: MaxClocks | None = None) -> float:
     """Return the least time that the documented peaks allow, at the highest clocks of this card.
 
-    max_clocks: the card's highest clocks, {sm_clock_mhz, memory_clock_mhz}, as far as gpu.identify reports them; None
-    uses the page's clocks. The documented peaks belong to a boost clock, which many boards exceed. If the card's clock
-    is unknown, arithmetic has no limit. The limit is less strict than the floor on purpose: correct kernels may read
-    more than they write, skip unneeded bytes, and leave results in the L2. A faster time means an impossible rate or a
-    wrong count of the work.
+    max_clocks: the card's highest clocks; None uses the page's clocks. The documented peaks belong to a boost clock,
+    which many boards exceed. If the card's clock is unknown, arithmetic has no limit. The limit is less strict than
+    the floor on purpose: correct kernels may read more than they write, skip unneeded bytes, and leave results in the
+    L2. A faster time means an impossible rate or a wrong count of the work.
     """
-    clocks = max_clocks or {}
+    clocks = max_clocks or MaxClocks()
     memory_us = compute_us = 0.0
     if roof.limit_bandwidth and roof.l2_capacity:  # an unknown L2 could hold any part of a problem
-        rate = roof.limit_bandwidth.value * faster(roof.memory_clock, clocks.get("memory_clock_mhz"))
+        rate = roof.limit_bandwidth.value * faster(roof.memory_clock, clocks.memory_clock_mhz)
         memory_us = max(0, bytes_min - roof.l2_bytes) / (rate * 1e9) * 1e6
-    told = max_clocks is None or (roof.sm_clock and clocks.get("sm_clock_mhz"))
-    if flops and roof.limit_compute and told:
-        rate = roof.limit_compute.value * faster(roof.sm_clock, clocks.get("sm_clock_mhz"))
+    clock_known = max_clocks is None or (roof.sm_clock and clocks.sm_clock_mhz)
+    if flops and roof.limit_compute and clock_known:
+        rate = roof.limit_compute.value * faster(roof.sm_clock, clocks.sm_clock_mhz)
         compute_us = flops / (rate * 1e12) * 1e6
     return max(memory_us, compute_us)
 

@@ -94,7 +94,7 @@ def missing(metric: str) -> str:
 
 
 def root(explicit: Path | str | None = None) -> Path:
-    """Return the wiki's folder: `explicit`, else $GPU_WIKI, else the bundle's own."""
+    """Return the wiki's folder: `explicit`, else $GPU_WIKI, else the one in the bundle."""
     path = Path(explicit or os.environ.get("GPU_WIKI") or bundle.ROOT / "gpu-wiki")
     if not (path / "docs" / "hardware").is_dir():
         raise UsageError(f"{path} is no gpu-wiki: it has no docs/hardware")
@@ -191,18 +191,28 @@ DEVICE_RANGES = {
 EXACTLY = (1.0, 1.0)
 
 
-def disagreements(page: Page, said: dict[str, int | float | str]) -> list[dict]:
-    """Return [{metric, device, wiki, citation}] for each value of a device that differs from its page.
+@dataclass(frozen=True)
+class Disagreement:
+    """A value of a device that differs from its page."""
 
-    said: metric -> value in the page's unit. A metric that the page does not have is no disagreement. A row
+    metric: str
+    device: float | str
+    wiki: float | str
+    citation: str
+
+
+def disagreements(page: Page, values: dict[str, float | str]) -> list[Disagreement]:
+    """Return the values of a device that differ from its page.
+
+    values: metric -> value in the page's unit. A metric that the page does not have is no disagreement. A row
     `<metric>_lowest` is the least value of all boards of this product.
     """
     differing = []
-    for metric, value in said.items():
+    for metric, value in values.items():
         row = page.known(metric)
         if row is None or _agrees(value, row, page.known(f"{metric}_lowest")):
             continue
-        differing.append({"metric": metric, "device": value, "wiki": row.value, "citation": row.citation})
+        differing.append(Disagreement(metric, value, row.value, row.citation))
     return differing
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from ..device import gpu, outcomes
 from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, TimedOut
+from ..hardware.card import Card, GpuState
 
 MARKS = "CRW"
 Job = Callable[..., dict]
@@ -19,12 +20,12 @@ def run(job: str, arguments: dict, timeout_s: float) -> dict:
     """{device, unit, rates, gpu_state} of one benchmark job of the worker; Failed gives the reason when there is no
     result."""
     with jobs(timeout_s) as (device, measure):
-        return {"device": device["name"], **measure(job, **arguments)}
+        return {"device": device.name, **measure(job, **arguments)}
 
 
 @contextlib.contextmanager
-def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
-    """(result of gpu.identify, a function that runs a job by name) on the locked GPU. The function returns the job's
+def jobs(timeout_s: float) -> Iterator[tuple[Card, Job]]:
+    """(the card, a function that runs a job by name) on the locked GPU. The function returns the job's
     report, gpu_state within its window (without one: the whole job's), and `states`, of each part that has a window of
     its own; it raises Failed."""
     with Sandbox("cuda") as sandbox:
@@ -40,10 +41,15 @@ def jobs(timeout_s: float) -> Iterator[tuple[dict, Job]]:
             windows = {
                 name: part["window"] for name, part in report.items() if isinstance(part, dict) and "window" in part
             }
-            states = {name: watch.state(window) for name, window in windows.items()}
-            return {**report, "gpu_state": watch.state(report.get("window")), "states": states}
+            states = {name: state_json(watch, window) for name, window in windows.items()}
+            return {**report, "gpu_state": state_json(watch, report.get("window")), "states": states}
 
         yield sandbox.gpu, measure
+
+
+def state_json(watch: gpu.Watch, window: list[float] | None) -> dict | None:
+    state = watch.state(window)
+    return state and state.to_json()
 
 
 def lines(result: dict, label: Callable[[dict], str]) -> list[str]:
@@ -57,7 +63,7 @@ def lines(result: dict, label: Callable[[dict], str]) -> list[str]:
 
 def state_lines(result: dict) -> list[str]:
     """The state of the GPU during the measurement, when NVML reported it."""
-    return [gpu.describe(result["gpu_state"])] if result["gpu_state"] else []
+    return [GpuState.from_json(result["gpu_state"]).describe()] if result["gpu_state"] else []
 
 
 def plot(rates: list[dict], height: int = 12) -> list[str]:

@@ -51,9 +51,9 @@ def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s
     """
     workspace = target.workspace
     task = workspace.task() if workspace else None
-    gpu = sandbox.gpu
+    card = sandbox.gpu
     try:
-        page = platforms.of_device(gpu["name"], workspace, task) if workspace else wiki.product(gpu["name"])
+        page = platforms.of_device(card.name, workspace, task) if workspace else wiki.product(card.name)
     except Refused:
         return None
     work = work_of(sandbox, target, task, workload, timeout_s)
@@ -61,7 +61,7 @@ def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s
         return None
     with contextlib.suppress(Refused):
         roof = roofline.roof_for(page, work)
-        return roofline.physical_limit_us(work.flops, work.bytes_min, roof, gpu["max_clocks"])
+        return roofline.physical_limit_us(work.flops, work.bytes_min, roof, card.max_clocks)
     return None
 
 

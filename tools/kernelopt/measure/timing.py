@@ -13,6 +13,8 @@ from pathlib import Path
 from ..device import gpu, outcomes
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
+from ..hardware import card
+from ..hardware.card import GpuState
 from ..statuses import Status
 from . import correctness
 from .cases import Case, prepare, secret_seed
@@ -66,7 +68,7 @@ class Timing:
 
     latency: of do_bench. event: between CUDA events, cache cold. gpu_us: that without the events' own time, None on a
     CPU. cupti_us: of the profiler. warm_us: GPU time with a warm cache. call_us: as a caller sees a call. graph_us:
-    from a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced. gpu_state: of gpu.Watch.
+    from a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced.
     """
 
     device: str
@@ -85,7 +87,7 @@ class Timing:
     shapes: list[list[int]]
     dtype: str
     input_sets: int
-    gpu_state: dict | None
+    gpu_state: GpuState | None
 
     @property
     def launch_bound(self) -> bool | None:
@@ -108,20 +110,23 @@ class Timing:
         if self.launch_bound:
             graph = f", {self.graph_us:.1f} us from a CUDA graph" if self.graph_us else ""
             yield f"launch-bound: a call takes {self.call_us:.1f} us, of which the GPU works {self.warm_us:.1f}{graph}"
-        if self.gpu_state and self.gpu_state["throttle_reasons"]:
-            yield f"the GPU was throttled: {', '.join(self.gpu_state['throttle_reasons'])}"
-        if self.gpu_state and self.gpu_state["foreign_processes"]:
-            yield f"other processes use this GPU: {', '.join(map(str, self.gpu_state['foreign_processes']))}"
+        if self.gpu_state and self.gpu_state.throttle_reasons:
+            yield f"the GPU was throttled: {', '.join(self.gpu_state.throttle_reasons)}"
+        if self.gpu_state and self.gpu_state.foreign_processes:
+            yield f"other processes use this GPU: {', '.join(map(str, self.gpu_state.foreign_processes))}"
 
     def to_json(self) -> dict:
         named = {JSON_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
         latencies = {"latency_us": self.latency.to_json(), "event_us": self.event.to_json()}
+        named["gpu_state"] = self.gpu_state and self.gpu_state.to_json()
         return {**named, **latencies, "launch_bound": self.launch_bound, "warnings": self.warnings()}
 
     @classmethod
     def from_json(cls, timing: dict) -> "Timing":
-        own = {field.name: timing[JSON_NAMES.get(field.name, field.name)] for field in fields(cls)}
-        return cls(**{**own, **{name: Latency.from_json(own[name]) for name in JSON_NAMES}})
+        values = {field.name: timing[JSON_NAMES.get(field.name, field.name)] for field in fields(cls)}
+        values |= {name: Latency.from_json(values[name]) for name in JSON_NAMES}
+        state = values["gpu_state"]
+        return cls(**{**values, "gpu_state": state and GpuState.from_json(state)})
 
 
 JSON_NAMES = {"latency": "latency_us", "event": "event_us"}  # of the fields that have another name in JSON
@@ -216,7 +221,7 @@ class RawTimes:
     outputs: list[dict]
     overwritten: bool
     differing: int
-    gpu_state: dict | None
+    gpu_state: GpuState | None
     wall_us: dict[str, float]
     after: dict[str, float] | None = None
     traced_us: list[float] | None = None
@@ -367,7 +372,7 @@ def summed_up(
         shapes=sets[0].shapes,
         dtype=sets[0].dtype,
         input_sets=len(sets),
-        gpu_state=gpu.merged([run.gpu_state for run in runs]),
+        gpu_state=card.merged(run.gpu_state for run in runs),
     )
     calls = [StoredCall(sets[one["set"]].seed, one["output"]) for run in runs for one in run.outputs]
     return TimedWorkload(timing, [PairedTimes(run.a_us, run.b_us) for run in runs], StoredCase(sets[0], calls))

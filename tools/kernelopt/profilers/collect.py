@@ -90,6 +90,7 @@ def _timeline(mode: str, sandbox: Sandbox, call: Call, folder: Path) -> Profile:
 
 
 def settings(sandbox: Sandbox, call: Call, outcome: Outcome, watch: gpu.Watch, profiler: str) -> Params:
+    state = watch.state(outcome.result["window"])
     return Params(
         version=call.version,
         kernel_sha256=digest(call.kernel),
@@ -97,12 +98,12 @@ def settings(sandbox: Sandbox, call: Call, outcome: Outcome, watch: gpu.Watch, p
         shapes=call.shapes,
         dtype=call.dtype,
         device=sandbox.device_name,
-        driver=sandbox.gpu["driver"],
+        driver=sandbox.gpu.driver,
         torch=outcome.result["torch"],
         profiler=profiler,
         cache=call.cache,
         clocks="as found, not locked",
-        gpu_state=watch.state(outcome.result["window"]),
+        gpu_state=state and state.to_json(),
         triton=outcome.result["triton"],
         timestamp=record_store.now(),
         wall_s=outcome.wall_s,

@@ -47,7 +47,7 @@ class Params:
     """params.json: what was profiled, on which GPU, with which settings.
 
     counters: "unavailable" where the profiler had no permission to read them. triton: what Triton compiled of the
-    kernel's file, {name, compiled, autotuned} each. wall_s: of the profiled process.
+    kernel's file, {name, compiled, autotuned} each. wall_s: of the profiled process. gpu_state: GpuState as JSON.
     """
 
     version: str

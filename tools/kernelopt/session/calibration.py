@@ -7,6 +7,7 @@ platforms.read parses the page. The last line is a digest of the text above it, 
 from dataclasses import dataclass
 
 from ..hardware import wiki
+from ..hardware.card import Card, MaxClocks
 from ..hardware.wiki import Page
 from . import platforms
 
@@ -37,13 +38,13 @@ NOT_SUPPORTED = ("not supported", "only supported", "not implemented", "NOT_SUPP
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of a calibration. device: from gpu.identify. said: from gpu.query, in the wiki's units.
+    """The results of a calibration. reported: from gpu.query, in the wiki's units.
     power_limit_w: the limit in force. bandwidth: the report of the `bandwidth` job. ceilings: pattern -> report of
     `ceiling`, or the reason for its absence. products: dtype -> report of `product_rates`, or the reason for its
     absence."""
 
-    device: dict
-    said: dict
+    device: Card
+    reported: dict[str, float | str]
     power_limit_w: float | None
     bandwidth: dict
     ceilings: dict[str, dict | str]
@@ -62,7 +63,7 @@ def lacks(dtype: str, limits: Page | None) -> str | None:
 def text(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
     """Return the whole page. page: the wiki's page of this product, or None. limits: the page of its compute
     capability."""
-    name = measured.device["name"]
+    name = measured.device.name
     rows = [*device_rows(measured, limits, page), *bandwidth_rows(measured), *product_rows(measured)]
     architecture = (page or limits).architecture if page or limits else "not known"
     body = f"""# {page.platform if page else name}
@@ -86,9 +87,9 @@ GB/s of float32 buffers, median (p20 to p80), the L2 flushed before each call; c
 
 ## Sources
 
-- [calibration]: `{command}` on one {name} ({measured.device["uuid"]}), {date}, driver {measured.device["driver"]}, \
+- [calibration]: `{command}` on one {name} ({measured.device.uuid}), {date}, driver {measured.device.driver}, \
 torch {measured.bandwidth["torch"]}, triton {measured.bandwidth["triton"]}, clocks as found; power limit in force \
-{watts(measured.power_limit_w)}, highest clocks {clocks(measured.device["max_clocks"])}.
+{watts(measured.power_limit_w)}, highest clocks {clocks(measured.device.max_clocks)}.
 """
     return platforms.sealed(body)
 
@@ -103,11 +104,11 @@ def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:
 def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> list[str]:
     """Return the rows that the device reports and the rows derived from them. If the wiki has a page, only its gaps
     are filled. Without a page, unknown values get a row too."""
-    said = {**measured.bandwidth["device"], **measured.said}
+    values = {**measured.bandwidth["device"], **measured.reported}
     known = {
-        name: row(name, figure(said[name]), unit, "device query") for name, unit in QUERIED.items() if name in said
+        name: row(name, figure(values[name]), unit, "device query") for name, unit in QUERIED.items() if name in values
     }
-    known |= derived_rows(said, limits)
+    known |= derived_rows(values, limits)
     if page:
         return [text for name, text in known.items() if name in QUERIED and page.known(name) is None]
     names = dict.fromkeys([*QUERIED, *UNTOLD])
@@ -115,16 +116,16 @@ def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> l
     return [known.get(name) or row(name, "UNKNOWN", units.get(name, "TFLOPS"), "") for name in names]
 
 
-def derived_rows(said: dict, limits: Page | None) -> dict[str, str]:
+def derived_rows(values: dict[str, float | str], limits: Page | None) -> dict[str, str]:
     """Return the bandwidth of the bus, and the peak of the fp32 lanes at the highest clock."""
     derived = {}
-    if "memory_clock" in said and "memory_bus_width" in said:
-        rate = said["memory_clock"] * 2 * said["memory_bus_width"] / 8 / 1000
+    if "memory_clock" in values and "memory_bus_width" in values:
+        rate = values["memory_clock"] * 2 * values["memory_bus_width"] / 8 / 1000
         note = "memory_clock x 2 x memory_bus_width"
         derived["memory_bandwidth"] = row("memory_bandwidth", figure(rate), "GB/s", "device query, derived", note)
     lanes = limits.known("fp32_lanes_per_sm") if limits else None
-    if lanes and "sm_count" in said and "boost_clock" in said:
-        peak = said["sm_count"] * lanes.value * 2 * said["boost_clock"] / 1e6
+    if lanes and "sm_count" in values and "boost_clock" in values:
+        peak = values["sm_count"] * lanes.value * 2 * values["boost_clock"] / 1e6
         note = "sm_count x fp32_lanes_per_sm x 2 x boost_clock"
         derived["peak_fp32"] = row("peak_fp32", figure(peak), "TFLOPS", "device query, derived", note)
     return derived
@@ -176,11 +177,11 @@ def product_rows(measured: Measured) -> list[str]:
 def condition(state: dict | None) -> str:
     """Return the SM clock and the power during a measurement, as text."""
     if state is None:
-        return "clock and power not told"
+        return "clock and power not reported"
     clock, power, reasons = state["sm_clock_mhz"], state["power_w"], state["throttle_reasons"]
     parts = [
-        f"SM {clock['median']} MHz" if clock else "SM clock not told",
-        f"{power['median']:.0f} W" if power else "power not told",
+        f"SM {clock['median']} MHz" if clock else "SM clock not reported",
+        f"{power['median']:.0f} W" if power else "power not reported",
         f"throttled by {', '.join(reasons)}" if reasons else "",
     ]
     return ", ".join(filter(None, parts))
@@ -214,9 +215,9 @@ def figure(value: float | str) -> str:
 
 
 def watts(value: float | None) -> str:
-    return "not told" if value is None else f"{value:.0f} W"
+    return "not reported" if value is None else f"{value:.0f} W"
 
 
-def clocks(highest: dict) -> str:
-    names = {"sm_clock_mhz": "SM", "memory_clock_mhz": "memory"}
-    return ", ".join(f"{names[name]} {value} MHz" for name, value in highest.items()) or "not told"
+def clocks(highest: MaxClocks) -> str:
+    named = {"SM": highest.sm_clock_mhz, "memory": highest.memory_clock_mhz}
+    return ", ".join(f"{name} {mhz} MHz" for name, mhz in named.items() if mhz is not None) or "not reported"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import Refused, UsageError
 from ..hardware import roofline, wiki
+from ..hardware.card import MaxClocks
 from ..hardware.work import Work
 from .task import Task
 from .workspace import Workspace
@@ -108,11 +109,11 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
 
 
 def utilization(
-    workspace: Workspace, task: Task, time_us: float, work: Work | None = None, max_clocks: dict | None = None
+    workspace: Workspace, task: Task, time_us: float, work: Work | None = None, max_clocks: MaxClocks | None = None
 ) -> roofline.Utilization | None:
     """Return the roofline figures of a workload. Return None if the work is unknown, and only the rates if the
     platform or its values are unknown. work: the work of the workload, or None for the default workload. max_clocks:
-    the card's highest clocks (gpu.identify)."""
+    the card's highest clocks."""
     work = work or task.work_of()
     if work is None:
         return None
