@@ -14,21 +14,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.audit import workspace_audit
+from kernelopt.audit.citations import Problem
 from kernelopt.errors import UsageError
 from kernelopt.hardware import wiki
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import Workspace
+
+Issue = tuple[Path, Problem]  # a file, and a problem, hint or fix in it
 
 
 def main() -> int:
     args = arguments()
     audit = audited(args)
     fixed = workspace_audit.fix(audit) if args.fix else []
-    result = {"checked": audit.checked, "fixed": len(fixed), "fixes": rows(fixed)}
-    result |= {"problems": rows(audit.problems), "hints": rows(audit.hints)}
-    cli.emit(result, args.json, lines(result))
+    parts = {"fixes": ordered(fixed), "problems": ordered(audit.problems), "hints": ordered(audit.hints)}
+    result = {"checked": audit.checked, "fixed": len(fixed)}
+    result |= {name: [to_json(*issue) for issue in issues] for name, issues in parts.items()}
+    cli.emit(result, args.json, lines(audit.checked, parts))
     if not audit.checked:
-        cli.say("check_citations.py: no hardware value was found, so nothing was checked; Step 0 writes them")
+        cli.say("check_citations.py: there is no hardware value, so nothing was checked; Step 0 writes them")
     return 0 if audit.checked and not audit.problems else 1
 
 
@@ -44,21 +48,21 @@ def audited(args) -> workspace_audit.Audit:
     return workspace_audit.of_files(args.path, wiki.root(args.gpu_wiki), args.platform)
 
 
-def rows(issues: list) -> list[dict]:
-    """{file, line, kind, message} of each, by file and line."""
-    ordered = sorted(issues, key=lambda pair: (str(pair[0]), pair[1].line))
-    return [
-        {"file": str(path), "line": problem.line, "kind": problem.kind, "message": problem.message}
-        for path, problem in ordered
-    ]
+def ordered(issues: list[Issue]) -> list[Issue]:
+    """The issues by file and line."""
+    return sorted(issues, key=lambda issue: (str(issue[0]), issue[1].line))
 
 
-def lines(result: dict) -> list[str]:
+def to_json(path: Path, problem: Problem) -> dict:
+    return {"file": str(path), "line": problem.line, "kind": problem.kind, "message": problem.message}
+
+
+def lines(checked: int, parts: dict[str, list[Issue]]) -> list[str]:
     text = []
-    for name, prefix in (("problems", ""), ("hints", "hint: "), ("fixes", "mended: ")):
-        text += [f"{row['file']}:{row['line']}: {prefix}{row['kind']}: {row['message']}" for row in result[name]]
-    counts = f"{result['fixed']} lines put right, {len(result['problems'])} problems, {len(result['hints'])} hints"
-    return [*text, f"{result['checked']} values checked, {counts}"]
+    for name, prefix in (("problems", ""), ("hints", "hint: "), ("fixes", "fixed: ")):
+        text += [f"{path}:{one.line}: {prefix}{one.kind}: {one.message}" for path, one in parts[name]]
+    counts = f"{len(parts['fixes'])} lines fixed, {len(parts['problems'])} problems, {len(parts['hints'])} hints"
+    return [*text, f"{checked} values checked, {counts}"]
 
 
 def arguments():

@@ -3,6 +3,7 @@
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def run_mask(store: RecordStore, args) -> int:
 
 
 def run_summary(store: RecordStore, args) -> int:
-    rows = require(store, [summarise(record) for record in store.glance(SHORT)])
+    rows = require(store, [asdict(SummaryRow.of(record)) for record in store.glance(SHORT)])
     titles = list(rows[0])
     table = [titles] + [["-" if row[t] is None else str(row[t]) for t in titles] for row in rows]
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]
@@ -142,19 +143,35 @@ def run_summary(store: RecordStore, args) -> int:
     return 0
 
 
-def summarise(record: dict) -> dict:
-    performance, comparison = record["performance"], record["performance"]["comparison_with_previous"]
-    return {
-        "version": record["version"],
-        "latency_us": rounded(performance["latency_us"], 2),
-        "speedup": rounded(comparison["speedup"], 3) if comparison else None,
-        "floor_pct": rounded(performance["floor_share_pct"], 1),
-        "correct": record["correctness"]["status"],
-        "gate": record["quality_gate"]["result"],
-        "device": record["device"],
-        "commit": (record["git_commit_hash"] or "")[:10] or None,
-        "action": record["optimization"]["action_description"],
-    }
+@dataclass(frozen=True)
+class SummaryRow:
+    """One line of the summary; its fields are the columns, and the keys of the JSON."""
+
+    version: str
+    latency_us: float | None
+    speedup: float | None
+    floor_pct: float | None
+    correct: str | None
+    gate: str | None
+    device: str | None
+    commit: str | None
+    action: str | None
+
+    @classmethod
+    def of(cls, record: dict) -> "SummaryRow":
+        """record: the fields SHORT of a record's JSON."""
+        performance, comparison = record["performance"], record["performance"]["comparison_with_previous"]
+        return cls(
+            version=record["version"],
+            latency_us=rounded(performance["latency_us"], 2),
+            speedup=rounded(comparison["speedup"], 3) if comparison else None,
+            floor_pct=rounded(performance["floor_share_pct"], 1),
+            correct=record["correctness"]["status"],
+            gate=record["quality_gate"]["result"],
+            device=record["device"],
+            commit=(record["git_commit_hash"] or "")[:10] or None,
+            action=record["optimization"]["action_description"],
+        )
 
 
 def rounded(value: float | None, digits: int) -> float | None:

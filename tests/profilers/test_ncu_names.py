@@ -51,7 +51,7 @@ def answered(name: str, chip: str) -> bool:
 
 
 def test_the_answers_are_of_all_names_and_all_chips():
-    assert len(ANSWERS) == 2 and set(CHIPS) == set(KNOWN["chips"])
+    assert len(ANSWERS) == 2 and set(CHIPS) == set(KNOWN.chips)
     listed = {chip for answer in ANSWERS for chip in answer["chips"]}
     assert all(set(answer["absent"]) == set(metrics.names()) for answer in ANSWERS)
     assert {chip for chips in CHIPS.values() for chip in chips} <= listed
@@ -59,17 +59,17 @@ def test_the_answers_are_of_all_names_and_all_chips():
 
 @pytest.mark.parametrize("name", metrics.names())
 def test_the_schema_says_where_a_name_exists(name):
-    own = name.startswith(tuple(KNOWN["own"]))
+    own = name.startswith(KNOWN.own)
     assert all(answer["absent"][name] == "all" for answer in ANSWERS) == own
-    assert not (own and name in KNOWN["only_on"])
+    assert not (own and name in KNOWN.only_on)
     for capability, chips in CHIPS.items() if not own else ():
-        said = capability in KNOWN["only_on"].get(name, CHIPS)
+        said = capability in KNOWN.only_on.get(name, CHIPS)
         assert {answered(name, chip) for chip in chips} == {said}, capability
 
 
 def test_no_architecture_is_told_of_a_name_that_nobody_asks_for():
-    assert set(KNOWN["only_on"]) <= set(metrics.names())
-    assert all(set(places) < set(CHIPS) for places in KNOWN["only_on"].values())
+    assert set(KNOWN.only_on) <= set(metrics.names())
+    assert all(set(places) < set(CHIPS) for places in KNOWN.only_on.values())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_every_name_is_asked_for_once_but_those_at_which_ncu_stops():
     assert sorted(asked) == sorted({n for metric in metrics.schema() for n in metric.names if "derived__" not in n})
     assert {"dram__bytes_op_read.sum", HMMA.format("subpipe"), HMMA.format("op")} <= set(asked)
     bare = [name for name in asked if "." not in name]
-    assert all(name.startswith(tuple(KNOWN["own"])) for name in bare)  # with a suffix ncu takes any name
+    assert all(name.startswith(KNOWN.own) for name in bare)  # with a suffix ncu takes any name
 
 
 class StandInSandbox:
@@ -166,7 +166,7 @@ def test_what_the_gpu_does_not_have_nsight_compute_writes_as_no_number(all_asked
     text = (all_asked / "streaming_add.long.csv").read_text()
     assert '"dram__bytes_op_read.sum","","n/a"' in text
     absent = {row[12] for row in csv.reader(io.StringIO(text)) if row[14:15] == ["n/a"]}
-    places = KNOWN["only_on"]
+    places = KNOWN.only_on
     assert absent == {name for name in metrics.requested() if "9.0" not in places.get(name, ["9.0"])}
 
 
@@ -225,7 +225,7 @@ def elsewhere(
     cells = {column: (unit, text) for column, unit, text in zip(header, units, row, strict=True)}
     for old, new in (renamed or {}).items():
         cells[new] = cells[old]
-    places = KNOWN["only_on"]
+    places = KNOWN.only_on
     for column in [column for column in cells if capability not in places.get(column, [capability])]:
         cells[column] = ("", "(!) n/a")
     for part, figure in zip(("major", "minor"), capability.split("."), strict=True):

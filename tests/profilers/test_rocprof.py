@@ -8,7 +8,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES
+from conftest import BUNDLE, FIXTURES
+from kernelopt import bundle
 from kernelopt.diagnosis import amd
 from kernelopt.errors import Refused, UsageError
 from kernelopt.profilers import metrics, rocprof
@@ -16,7 +17,7 @@ from kernelopt.profilers.profile import KernelProfile
 
 PUBLISHED = FIXTURES / "rocprofv3"
 LIMITS = metrics.thresholds()
-SCHEMA = metrics.rocprof()
+SCHEMA = bundle.read_json(BUNDLE / "reference" / "rocprof_metrics.json")
 
 
 def collected(kernel: KernelProfile) -> dict:

@@ -54,8 +54,17 @@ class Outcome:
     forged: bool = False
 
 
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended. exit_code: negative for a signal; None when it was still running at its end."""
+
+    exit_code: int | None
+    timed_out: bool
+    wall_s: float
+
+
 class Sandbox:
-    """A scratch folder with caches of its own, the device that children run on, and the server that they are forked
+    """A scratch folder with its caches, the device that children run on, and the server that they are forked
     from.
 
     device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
@@ -119,8 +128,8 @@ class Sandbox:
         """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
         seal, request = self._request(job, arguments, hidden)
         with self.folder(job) as folder:
-            answer, report, log = self.server().fork(folder, request, seal, timeout_s)
-        return self.usable(outcome(answer, report, log))
+            ended, report, log = self.server().fork(folder, request, seal, timeout_s)
+        return self.usable(outcome(ended, report, log))
 
     def server(self) -> "Server":
         """The server that jobs are forked from; a new one where the former has died."""
@@ -129,7 +138,7 @@ class Sandbox:
         return self._server
 
     def fork_server(self) -> "Server":
-        """A server of its own (worker.server), for jobs that run beside others (standing.py). The caller ends it."""
+        """A separate server (worker.server) for jobs that run beside others (standing.py). The caller ends it."""
         return Server(self._wrapper(), self._environment(), self.scratch)
 
     def request(self, job: str, arguments: dict, hidden: Iterable[Path | str] = ()) -> tuple[str, str]:
@@ -145,24 +154,24 @@ class Sandbox:
         started: Callable[[subprocess.Popen], None] = lambda _: None,
         **environment: str,
     ) -> Outcome:
-        """The same in a process of its own behind the command `prefix`, a profiler."""
+        """Run a job in a process that the command `prefix`, a profiler, starts."""
         seal, request = self._request(job, arguments, ())
         with self.folder(job) as folder:
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")
             command = [*self._wrapper(), *prefix, *WORKER, "once", *map(str, paths)]
-            answer, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, started)
+            ended, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, started)
             report = Report(seal)
             with contextlib.suppress(OSError), open(paths[1], "rb") as file:
                 report.take(file.read(REPORT_BYTES + 1))
-        return self.usable(outcome(answer, report, log))
+        return self.usable(outcome(ended, report, log))
 
-    def usable(self, ended: Outcome) -> Outcome:
+    def usable(self, outcome: Outcome) -> Outcome:
         """The outcome; EnvironmentLacks when the child's torch cannot use the GPU (worker.server)."""
-        error = ended.result.get("error") if self.gpu and isinstance(ended.result, dict) else None
+        error = outcome.result.get("error") if self.gpu and isinstance(outcome.result, dict) else None
         if isinstance(error, dict) and error.get("status") == Status.NO_GPU:
             raise EnvironmentLacks(f"the GPU is {self.gpu.name}, driver {self.gpu.driver}; {error['message']}")
-        return ended
+        return outcome
 
     def _request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:
         """(seal that the answer must carry, text of the request)"""
@@ -207,11 +216,11 @@ class Sandbox:
         }
         for name in ("home", "tmp"):
             (self.open / name).mkdir(exist_ok=True)
-        own = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
-        own["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home stay importable
-        kept = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
-        own |= {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment = {**kept, **caches, **own}
+        folders = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
+        python = {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+        python["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home stay importable
+        harmless = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
+        environment = {**harmless, **caches, **folders, **python}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
@@ -270,14 +279,14 @@ def why_no_bubblewrap() -> str | None:
     return done.stderr.strip() or f"exit {done.returncode}" if done.returncode else None
 
 
-def outcome(answer: dict, report: "Report", log: str) -> Outcome:
-    code = answer["exit_code"]
+def outcome(ended: Exit, report: "Report", log: str) -> Outcome:
+    code = ended.exit_code
     return Outcome(
         result=report.result,
         exit_code=code if code is not None and code >= 0 else None,
-        signal=signal_name(-code) if code is not None and code < 0 and not answer["timed_out"] else None,
-        timed_out=answer["timed_out"],
-        wall_s=round(answer["wall_s"], 3),
+        signal=signal_name(-code) if code is not None and code < 0 and not ended.timed_out else None,
+        timed_out=ended.timed_out,
+        wall_s=round(ended.wall_s, 3),
         log_tail=log,
         marks=report.marks,
         forged=report.forged or report.unfinished(),
@@ -285,7 +294,7 @@ def outcome(answer: dict, report: "Report", log: str) -> Outcome:
 
 
 def start_child(command: list[str], environment: dict, **options) -> subprocess.Popen:
-    """A process in a session of its own."""
+    """A process that leads a new session."""
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
 
@@ -295,8 +304,8 @@ def run_to_end(
     folder: str,
     timeout_s: float,
     started: Callable[[subprocess.Popen], None] = lambda _: None,
-) -> tuple[dict, str]:
-    """({exit_code, timed_out, wall_s}, end of the log) of a command and all processes of its session."""
+) -> tuple[Exit, str]:
+    """(how a command ended, the end of its log). All processes of its session are ended with it."""
     start = time.monotonic()
     process = start_child(command, environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     started(process)
@@ -308,7 +317,7 @@ def run_to_end(
     finally:
         kill_group(process)
     log.finish()
-    return {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}, log.reader.text()
+    return Exit(code, timed_out, time.monotonic() - start), log.reader.text()
 
 
 class Server:
@@ -340,8 +349,8 @@ class Server:
         kill_group(self._process)
         self._log.close()
 
-    def fork(self, folder: str, request: str, seal: str, timeout_s: float) -> tuple[dict, "Report", str]:
-        """(answer of the server, report, end of the log) of a job in a fresh child."""
+    def fork(self, folder: str, request: str, seal: str, timeout_s: float) -> tuple[Exit, "Report", str]:
+        """(how a fresh child ended, the report of its job, the end of its log)"""
         paper = os.memfd_create("request")
         os.write(paper, request.encode())
         os.lseek(paper, 0, os.SEEK_SET)
@@ -353,14 +362,13 @@ class Server:
             socket.send_fds(self._socket, [message], theirs)
         for handle in theirs:
             os.close(handle)
-        answer = self._answer(timeout_s) or {"exit_code": -signal.SIGKILL, "timed_out": False}
-        answer.setdefault("wall_s", time.monotonic() - start)
+        ended = self._answer(timeout_s) or Exit(-signal.SIGKILL, False, time.monotonic() - start)
         report.finish()
         log.finish()
-        return answer, report.reader, log.reader.text()
+        return ended, report.reader, log.reader.text()
 
-    def _answer(self, timeout_s: float) -> dict | None:
-        """The server's answer about a child that ended; None when the server itself is gone.
+    def _answer(self, timeout_s: float) -> Exit | None:
+        """How a child ended, by the server's answer; None when the server itself is gone.
 
         EnvironmentLacks when it has never answered: no candidate has run yet that could have ended it.
         """
@@ -370,7 +378,7 @@ class Server:
             line = self._socket.recv(1 << 16) if ready else b""
         if line:
             self._has_answered = True
-            return json.loads(line)
+            return Exit(**json.loads(line))
         kill_group(self._process)
         if not self._has_answered:
             self._log.seek(0)
@@ -379,8 +387,8 @@ class Server:
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:
-    """A new folder in `home`, and the locked file in it that shows other processes that its owner lives. It is locked
-    before it has the name by which `remove_abandoned` of another process would find it."""
+    """A new folder in `home`, and a locked file in it, which shows other processes that this one lives. The file is
+    locked before the folder gets the name that `remove_abandoned` of another process looks for."""
     unnamed = Path(tempfile.mkdtemp(prefix=".new-", dir=home))
     alive = open(unnamed / "alive", "w")  # noqa: SIM115 (held as long as the sandbox lives)
     fcntl.flock(alive, fcntl.LOCK_EX)
@@ -457,20 +465,20 @@ class Report:
 
 
 class Tail:
-    """The end of a child's output, read as it comes, so that a kernel that prints without end fills no memory."""
+    """The end of a child's output. It is read as it comes, so a kernel that prints without end fills no memory."""
 
     def __init__(self):
-        self._kept = b""
+        self._tail = b""
 
     def take(self, piece: bytes) -> None:
-        self._kept = (self._kept + piece)[-LOG_TAIL_BYTES:]
+        self._tail = (self._tail + piece)[-LOG_TAIL_BYTES:]
 
     def text(self) -> str:
-        return self._kept.decode("utf-8", "replace")
+        return self._tail.decode("utf-8", "replace")
 
 
 class Pump:
-    """Reads a pipe to its end in a thread of its own and hands each piece to a reader."""
+    """A thread that reads a pipe to its end and hands each piece to a reader."""
 
     GRACE_S = 2.0  # a process that escaped may hold the pipe open
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .sandbox import Outcome, Report, Sandbox, Server, Tail, outcome, pumped
+from .sandbox import Exit, Outcome, Report, Sandbox, Server, Tail, outcome, pumped
 
 # How long a process may take to be killed after its own time limit.
 GRACE_S = 30.0
@@ -117,15 +117,14 @@ class Standing:
     def _end(self, timed_out: bool) -> Outcome:
         ended = self._has_ended()
         answer = json.loads(self._socket.recv(1 << 16) or b"null") if ended else None
-        wall_s = time.monotonic() - self._started
+        wall_s = time.monotonic() - self._started  # the server's wall_s begins later
         self._socket.close()
         with contextlib.suppress(OSError):
             os.close(self._orders)
         self._report.finish()
         self._log.finish()
         answer = answer or {"exit_code": None, "timed_out": timed_out}
-        answer["wall_s"] = wall_s
-        return outcome(answer, self._report.reader, self._log.reader.text())
+        return outcome(Exit(**{**answer, "wall_s": wall_s}), self._report.reader, self._log.reader.text())
 
     def _has_ended(self) -> bool:
         return bool(select.select([self._socket], [], [], 0)[0])

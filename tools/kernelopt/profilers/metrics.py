@@ -22,6 +22,33 @@ class Metric:
     details: tuple[str, ...] = ()  # (section, label) on Nsight Compute's details page, where it is shown there
 
 
+@dataclass(frozen=True)
+class Architectures:
+    """Which GPU has which metric; reference/ncu_metrics.json explains the fields.
+
+    chips: compute capability -> chip. own: beginnings of Nsight Compute's own names. with_sections: beginnings of names
+    that only a section collects. only_on: name -> compute capabilities, for a name that not all chips have.
+    last_version: compute capability -> last Nsight Compute that profiles it.
+    """
+
+    chips: dict[str, str]
+    own: tuple[str, ...]
+    with_sections: tuple[str, ...]
+    only_on: dict[str, list[str]]
+    last_version: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RocprofMetric:
+    """One metric of reference/rocprof_metrics.json: factor x sum(counters), over sum(of) where `of` names counters."""
+
+    key: str
+    unit: str
+    counters: tuple[str, ...]
+    of: tuple[str, ...] = ()
+    factor: float = 1
+
+
 def schema() -> list[Metric]:
     """All metrics that are collected, in the order of the report."""
     rows = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["metrics"]
@@ -35,14 +62,14 @@ def names() -> list[str]:
 
 def requested() -> list[str]:
     """The names that ncu is requested to collect: all but those that only a section collects."""
-    by_section = tuple(architectures()["with_sections"])
+    by_section = architectures().with_sections
     return [name for name in names() if not name.startswith(by_section)]
 
 
 def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
-    """{key: value or None} of the schema, in its units, from {the profiler's name: (value, its unit)}.
+    """The value of every metric of the schema, by its key and in its unit; None where none was collected.
 
-    Of a metric's names the first that has a number counts. One without a number ("n/a") is passed over.
+    collected: the profiler's name -> (value, its unit). The first of a metric's names that has a number counts.
     """
     by_key = {}
     for metric in schema():
@@ -54,9 +81,15 @@ def values(collected: dict[str, tuple[object, str]]) -> dict[str, float | None]:
 # --- architectures: which GPU has which metric ----------------------------------------------------------------------
 
 
-def architectures() -> dict:
-    """{chips, own, with_sections, only_on, last_version}; the file explains each."""
-    return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["architectures"]
+def architectures() -> Architectures:
+    entry = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["architectures"]
+    return Architectures(
+        chips=entry["chips"],
+        own=tuple(entry["own"]),
+        with_sections=tuple(entry["with_sections"]),
+        only_on=entry["only_on"],
+        last_version=entry["last_version"],
+    )
 
 
 def capability(values: Mapping[str, float | None]) -> str | None:
@@ -74,18 +107,18 @@ def of_capability(compute_capability: str | None) -> dict[str, float]:
 def not_on(compute_capability: str | None) -> set[str]:
     """Keys of the metrics that GPUs of this compute capability lack under every name; empty: unknown."""
     known = architectures()
-    if compute_capability not in known["chips"]:
+    if compute_capability not in known.chips:
         return set()
     return {
         metric.key
         for metric in schema()
-        if all(compute_capability not in known["only_on"].get(name, [compute_capability]) for name in metric.names)
+        if all(compute_capability not in known.only_on.get(name, [compute_capability]) for name in metric.names)
     }
 
 
 def last_version(compute_capability: str) -> str | None:
     """ "2025.2", the last Nsight Compute that profiles GPUs of this compute capability; None where the newest does."""
-    return architectures()["last_version"].get(compute_capability)
+    return architectures().last_version.get(compute_capability)
 
 
 # --- units: Nsight Compute prints Kbyte/block, nsecond, Ghz; the schema has its own ----------------------------
@@ -128,10 +161,13 @@ def ncu_sections() -> list[str]:
     return bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["sections"]
 
 
-def rocprof() -> dict:
-    """The counters and metrics of AMD: {groups: [[counter]], counters: [row], metrics: [row]}; the file explains a
-    row."""
-    return bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")
+def rocprof() -> list[RocprofMetric]:
+    """All metrics of AMD, in the order of the report."""
+    rows = bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")["metrics"]
+    return [
+        RocprofMetric(row["key"], row["unit"], tuple(row["counters"]), tuple(row.get("of", ())), row.get("factor", 1))
+        for row in rows
+    ]
 
 
 def thresholds() -> dict[str, float]:

@@ -7,14 +7,14 @@ import csv
 import math
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import Refused, UsageError
 from . import metrics
-from .profile import Doubt, KernelProfile, Profile
+from .profile import Doubt, KernelProfile, Metrics, Profile
 
 ORIGIN = "rocprofv3 output, recorded elsewhere; parser tested on samples, not run on AMD hardware"
 
@@ -34,6 +34,8 @@ COLUMNS = {  # name in the output, in small letters -> name in the schema
     "scratch_size": "scratch_size",
     "private_segment_size": "scratch_size",
 }
+
+Row = Mapping[str, object]  # column, in small letters -> cell; releases of rocprofv3 differ in their columns
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -56,7 +58,7 @@ class Run:
 
 
 def is_output(path: Path) -> bool:
-    """rocprofv3 writes rocpd databases, or CSVs that name the dispatch of each kernel."""
+    """Is this output of rocprofv3: a rocpd database, or a CSV that names the dispatch of each kernel?"""
     if path.is_dir():
         ours = any(path.glob("*.ncu-rep")) or (path / "metrics.json").exists()
         return not ours and any(map(is_output, (*path.rglob("*.db"), *path.rglob("*.csv"))))
@@ -72,8 +74,8 @@ def read(path: Path) -> Profile:
     """The profile of a program from a CSV file, a rocpd database (.db) or the folder of one or more runs.
 
     Kernels are in the order of dispatch. Counters of several runs are joined by dispatch and kernel. Databases of a
-    folder are read where it has no CSV of kernels. UsageError: no such path. Refused: not rocprofv3's, or of several
-    processes at once.
+    folder are read where it has no CSV of kernels. UsageError: the path does not exist. Refused: another program wrote
+    it, or it mixes the output of several processes.
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist")
@@ -88,7 +90,7 @@ def read(path: Path) -> Profile:
 
 def _runs(files: list[Path]) -> list[Run]:
     """The runs that launched a kernel."""
-    rows: dict[str, list[dict]] = {}
+    rows: dict[str, list[Row]] = {}
     for file in files:
         # One run writes its trace and its counters into files that differ in this part of their names.
         run = re.sub(r"_?(kernel_trace|counter_collection(_trace)?)$", "", str(file.with_suffix("")))
@@ -96,8 +98,8 @@ def _runs(files: list[Path]) -> list[Run]:
     return [parse(rows[run], run) for run in rows if rows[run]]
 
 
-def _csv_rows(path: Path) -> list[dict]:
-    """Rows of a CSV by header, in small letters (releases differ in them); [] of a CSV without kernels."""
+def _csv_rows(path: Path) -> list[Row]:
+    """The rows of a CSV; [] when it has no kernels."""
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             header, *rows = list(csv.reader(file, strict=True)) or [[]]
@@ -113,7 +115,7 @@ def _csv_rows(path: Path) -> list[dict]:
     return [dict(zip(names, row, strict=True)) for row in rows if row]
 
 
-def _database_rows(path: Path) -> list[dict]:
+def _database_rows(path: Path) -> list[Row]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -125,7 +127,7 @@ def _database_rows(path: Path) -> list[dict]:
         ) from None
 
 
-def parse(rows: Iterable[dict], source: str) -> Run:
+def parse(rows: Iterable[Row], source: str) -> Run:
     """One run. rows: one a dispatch (of a trace), one a dispatch and counter (of counters), or both.
 
     Refused: a row comes twice, as in the output of two processes, or a dispatch has no number.
@@ -147,7 +149,7 @@ def parse(rows: Iterable[dict], source: str) -> Run:
     return Run(frozenset(counter for _, counter in seen if counter), dispatches)
 
 
-def _duration(row: dict) -> float | None:
+def _duration(row: Row) -> float | None:
     times = [str(row.get(f"{end}_timestamp")) for end in ("start", "end")]
     nanoseconds = int(times[1]) - int(times[0]) if all(time.isdigit() for time in times) else 0
     return nanoseconds / 1e3 if nanoseconds > 0 else None
@@ -170,14 +172,14 @@ def merge(runs: list[Run]) -> tuple[tuple[KernelProfile, ...], tuple[Doubt, ...]
         for key, dispatch in run.dispatches.items():
             counted = known(dispatch.counters)
             if counted and not any(counted.values()):
-                doubts.append(_doubt(key, sorted(counted), "all zero: the counters were not read"))
+                doubts.append(_doubt(key, tuple(sorted(counted)), "all zero: the counters were not read"))
                 counted = {}
             launch = known({"duration_us": dispatch.duration_us, **dispatch.columns})
             together[key] = {**launch, **counted, **together.get(key, {})}  # the first value stays
     kernels = []
     for key, counters in sorted(together.items()):
         values, artefacts = metric_values(counters)
-        doubts += [_doubt(key, *artefact) for artefact in artefacts]
+        doubts += [_doubt(key, names, reason) for names, reason in artefacts]
         kernels.append(KernelProfile(key[1], values["duration"], values))
     return tuple(kernels), tuple(doubts)
 
@@ -186,25 +188,25 @@ def known(values: dict[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _doubt(key: tuple[int, str], counters: list[str], reason: str) -> Doubt:
+def _doubt(key: tuple[int, str], counters: tuple[str, ...], reason: str) -> Doubt:
     dispatch, kernel = key
-    return Doubt(kernel, dispatch, tuple(counters), reason)
+    return Doubt(kernel, dispatch, counters, reason)
 
 
-def metric_values(counters: dict[str, float]) -> tuple[dict[str, float | None], list[tuple[list[str], str]]]:
-    """({key: value or None} of the schema, [(counters, why they are not believed)]) of one dispatch."""
+def metric_values(counters: dict[str, float]) -> tuple[Metrics, list[tuple[tuple[str, ...], str]]]:
+    """(the metrics of one dispatch, [(counters, why they are not believed)])"""
     values, doubts = {}, []
-    for row in metrics.rocprof()["metrics"]:
-        value = _metric_value(row, counters)
-        if row["unit"] == "%" and value is not None and value > 100:
-            doubts.append((row["counters"], f"{value:.1f} %: above 100 % it is an artefact of how it is normalised"))
+    for metric in metrics.rocprof():
+        value = _metric_value(metric, counters)
+        if metric.unit == "%" and value is not None and value > 100:
+            doubts.append((metric.counters, f"{value:.1f} %: above 100 % it is an artefact of how it is normalised"))
             value = None
-        values[row["key"]] = value
+        values[metric.key] = value
     return values, doubts
 
 
-def _metric_value(row: dict, counters: dict[str, float]) -> float | None:
-    parts, whole = ([counters.get(name) for name in row.get(group, ())] for group in ("counters", "of"))
+def _metric_value(metric: metrics.RocprofMetric, counters: dict[str, float]) -> float | None:
+    parts, whole = ([counters.get(name) for name in group] for group in (metric.counters, metric.of))
     if None in parts + whole or (whole and not sum(whole)):
         return None
-    return row.get("factor", 1) * sum(parts) / (sum(whole) if whole else 1)
+    return metric.factor * sum(parts) / (sum(whole) if whole else 1)
