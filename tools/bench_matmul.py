@@ -46,7 +46,7 @@ class Measured:
 
 
 def measure(args) -> Measured:
-    """Measure each dtype as a job of its own, so that a failure loses no other rate."""
+    """Measure each dtype in a separate job, so that a failure loses no other rate."""
     rates, failed, state = [], {}, None
     with card_rates.jobs(args.timeout) as (device, job):
         for dtype in args.dtype:

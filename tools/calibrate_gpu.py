@@ -53,8 +53,7 @@ def main() -> int:
     if others := calibration.foreign_processes(measured):
         cli.say(
             f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates "
-            "may be too "
-            "low; end them and measure again"
+            "may be too low; end them and measure again"
         )
     return 0
 
@@ -71,9 +70,9 @@ def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None
 
 
 def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> None:
-    """Raises UsageError before the measurement: the task is for another card, or the file is not ours."""
+    """UsageError: the page cannot be written, the task is for another card, or the file is no calibration."""
     if not os.access(target.parent, os.W_OK):
-        raise UsageError(f"{target.parent} is no folder that can be written in")
+        raise UsageError(f"{target.parent} is not a writable folder")
     if workspace:
         platforms.check_platform(workspace, workspace.task(), gpu.identify().name)
     elif target.exists() and not is_calibration_of(target, gpu.identify().name):
@@ -88,7 +87,7 @@ def is_calibration_of(path: Path, device: str) -> bool:
 
 
 def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
-    """Run each dtype and each mix as its own job, so that a failure loses no other result."""
+    """Run each dtype and each mix in a separate job, so that a failure loses no other result."""
     with card_rates.jobs(timeout_s) as (device, job):
         reported, limit_w = gpu.query(), gpu.power_limit_w()
         cli.say(f"calibrate_gpu.py: measuring {device.name}: bandwidth")

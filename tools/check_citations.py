@@ -75,7 +75,7 @@ def arguments():
         "figure that equals one row; code stays as it is",
     )
     parser.add_argument("--platform", type=cli.filled, help="with files outside a workspace: the GPU they are about")
-    parser.add_argument("--gpu-wiki", type=Path, help="with such files: another wiki than the bundle's own")
+    parser.add_argument("--gpu-wiki", type=Path, help="with such files: another wiki than the one in the bundle")
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -80,7 +80,7 @@ def dynamic(shared_bytes: int | None) -> str:
 
 
 def write(chosen: list[tuple[Listing, Kernel]], path: Path, out: Path) -> list[str]:
-    """Each listing with a chosen kernel, whole, under its file's own name and folder."""
+    """Write the whole listing of each chosen kernel, with the name and folder of its file."""
     written = {}
     for listing, _ in chosen:
         name = listing.file.relative_to(path) if path.is_dir() else Path(listing.file.name)

@@ -41,15 +41,15 @@ def arguments():
         "list": "the products that the wiki has",
         "show": "all values of a product",
         "lookup": "one value of a product",
-        "detect": "the product that this machine's GPU is, and where the two disagree",
-        "check": "is the wiki itself sound: rows, units, sources, plausible values, links, index",
+        "detect": "the product of this machine's GPU, and the values in which the two disagree",
+        "check": "check the wiki: rows, units, sources, plausible values, links, index",
     }.items():
         sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
         cli.add_json(sub)
-        sub.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+        sub.add_argument("--gpu-wiki", type=Path, help="another wiki (default: $GPU_WIKI, else the one in the bundle)")
         if verb in ("show", "lookup"):
             sub.add_argument("platform", help="for example H200")
-            sub.add_argument("--workspace", type=Path, help="its calibration (calibrate_gpu.py) goes before the wiki")
+            sub.add_argument("--workspace", type=Path, help="use its calibration (calibrate_gpu.py) before the wiki")
         if verb == "lookup":
             sub.add_argument("metric", help="for example memory_bandwidth")
     return parser.parse_args()
@@ -100,7 +100,7 @@ def lookup(page: wiki.Page, metric: str, products: list[wiki.Page], as_json: boo
     if row is None:
         row = wiki.Row(metric, "UNKNOWN", "-", "-", "-", f"{page.platform} has no such row", "", 0)
         known = any(metric in product.all_rows() for product in products)
-        odd = "" if known else f"no page calls a metric {metric}: is it one of these? "
+        odd = "" if known else f"no page has a metric {metric}; "
         cli.say(f"gpu_specs.py: {odd}{page.platform} has: {', '.join(page.all_rows())}")
     cli.emit(to_json(page, row), as_json, [row.citation])
     return 0 if row.known else 1

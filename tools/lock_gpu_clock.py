@@ -93,7 +93,7 @@ class Relay:
     def run(self, command: list[str]) -> int:
         if self.taken:
             return 128 + self.taken[0]
-        # A session of its own: the terminal's Ctrl-C reaches the command once, through here.
+        # A new session: the terminal's Ctrl-C reaches the command once, through this process.
         self.child = subprocess.Popen(command, start_new_session=True)
         for number in list(self.taken):  # signals that came during the start
             self.pass_on(number)
@@ -103,15 +103,15 @@ class Relay:
 
 def arguments():
     """(options, COMMAND after `--` or None)"""
-    own, command = sys.argv[1:], None
-    if "--" in own:
-        cut = own.index("--")
-        own, command = own[:cut], own[cut + 1 :]
+    options, command = sys.argv[1:], None
+    if "--" in options:
+        cut = options.index("--")
+        options, command = options[:cut], options[cut + 1 :]
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}", usage="%(prog)s lock|reset [--clock MHZ] [--json] [-- COMMAND...]")
     parser.add_argument("verb", choices=["lock", "reset"])
     parser.add_argument("--clock", type=cli.positive_int, metavar="MHZ", help="lock at this one of the GPU's clocks")
     cli.add_json(parser)
-    args = parser.parse_args(own)
+    args = parser.parse_args(options)
     if command == [] or (args.verb == "reset" and (command or args.clock)):
         parser.error("--clock and a COMMAND, after --, go with lock")
     return args, command

@@ -65,9 +65,9 @@ def arguments():
             sub.add_argument("--version", required=verb != "read")
         if verb in ("read", "history", "append"):
             path = "dotted path, for example performance.latency_us"
-            sub.add_argument("--field", required=verb != "read", help="a list" if verb == "append" else path)
+            sub.add_argument("--field", required=verb != "read", help="the field, a list" if verb == "append" else path)
         if verb == "append":
-            sub.add_argument("--item", nargs="+", action="extend", required=True, metavar="JSON", help="what to add")
+            sub.add_argument("--item", nargs="+", action="extend", required=True, metavar="JSON", help="an item to add")
         if verb == "update":
             sub.add_argument(
                 "--set", nargs="+", action="extend", required=True, metavar="FIELD=VALUE", help="dotted path = value"

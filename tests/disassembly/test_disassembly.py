@@ -410,10 +410,10 @@ def test_an_exact_name_is_preferred_to_a_part():
     ("arguments", "said"),
     [
         (["absent.cubin"], "does not exist"),
-        ([RECORDED / "tile.cu"], "what can be read: .cubin"),
-        ([FIXTURES / "h200_matmul"], "what can be read: .cubin"),
+        ([RECORDED / "tile.cu"], "one of these kinds: .cubin"),
+        ([FIXTURES / "h200_matmul"], "one of these kinds: .cubin"),
         ([RECORDED / "tile.ptx", "--kind", "sass"], "no kernel as sass"),
-        ([RECORDED / "tile.ptx", "--kernel", "softmax"], "there are: indexed, tile_product"),
+        ([RECORDED / "tile.ptx", "--kernel", "softmax"], "the kernels are: indexed, tile_product"),
         ([RECORDED / "tile.sass", "--diff", RECORDED / "one_block.sass"], "no kernel is on both sides"),
     ],
 )

@@ -165,9 +165,9 @@ def test_unknown_values_stay_unknown():
     assert page.known("memory_bandwidth") is None
     done = run_tool("gpu_specs.py", "lookup", "MI308X", "memory_bandwidth")
     assert (done.returncode, done.stdout.strip()) == (1, "memory_bandwidth: UNKNOWN (gpu-wiki not found)")
-    assert "no page calls" not in done.stderr
+    assert "no page has a metric" not in done.stderr
     done = run_tool("gpu_specs.py", "lookup", "H200", "smem")
-    assert done.returncode == 1 and "no page calls a metric smem" in done.stderr
+    assert done.returncode == 1 and "no page has a metric smem" in done.stderr
     assert "shared_memory_per_sm" in done.stderr
 
 

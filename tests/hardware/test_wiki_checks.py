@@ -40,14 +40,14 @@ BROKEN = {
     "no source": (with_cell("tdp", 3, "-"), "names no source"),
     "a source that is not listed": (with_cell("tdp", 3, "[hearsay]"), "[hearsay] is not listed"),
     "an unknown kind": (with_cell("tdp", 4, "folklore"), "is no kind of source"),
-    "UNKNOWN with a source": (with_cell("tdp", 1, "UNKNOWN"), "has no source"),
+    "UNKNOWN with a source": (with_cell("tdp", 1, "UNKNOWN"), "must have no source"),
     "sparse sold as dense": (with_cell("peak_bf16_tensor", 1, "1979"), "peak_bf16_tensor_sparse is not twice"),
     "a bandwidth that the bus cannot give": (with_cell("memory_bandwidth", 1, "4000"), "memory_clock x 2"),
     "a peak that the lanes cannot give": (with_cell("peak_fp32", 1, "60"), "lanes x 2 x boost_clock"),
     "no limits page": (with_cell("compute_capability", 1, "9.9"), "there is no page limits/sm_99.md"),
     "a limit on the product's page": (
         (row("tdp"), row("tdp") + "\n" + row("warp_size", "docs/hardware/limits/sm_90.md")),
-        "warp_size stands on",
+        "warp_size is also on",
     ),
     "a source that is not used": (
         ("## Sources\n", "## Sources\n\n- [extra]: a thing.\n"),
@@ -56,7 +56,7 @@ BROKEN = {
     "a name of another product": (("Aliases: ", "Aliases: H20; "), "'h20' is a name of"),
     "a unit that the name rules out": (
         with_cell("l2_capacity", 2, "GB"),
-        "l2_capacity is given in GB; it belongs in MB",
+        "l2_capacity is in GB; its unit must be MB",
     ),
     "a highest bandwidth below the one in use": (
         (
@@ -67,7 +67,7 @@ BROKEN = {
     ),
     "a highest bandwidth in another unit": (
         (row("tdp"), row("tdp") + "\n" + "| memory_bandwidth_highest | 5000 | MB | [h200-query] | device query | - |"),
-        "it belongs in GB/s",
+        "its unit must be GB/s",
     ),
     "fp16 accumulation above twice the rate": (
         (
@@ -78,7 +78,7 @@ BROKEN = {
         ),
         "is not one to two times peak_fp16_tensor",
     ),
-    "a dead link": (("## Notes\n", "## Notes\n\n[x](gone.md)\n"), "gone.md leads nowhere"),
+    "a dead link": (("## Notes\n", "## Notes\n\n[x](gone.md)\n"), "link gone.md does not exist"),
 }
 
 

@@ -15,6 +15,7 @@ from kernelopt.diagnosis import analysis, classify, profile_pages, speed_of_ligh
 from kernelopt.diagnosis.diagnosis import Diagnosis, Floor
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.hardware import wiki
+from kernelopt.hardware.card import Card
 from kernelopt.profilers import collect, metrics, ncu, ncu_source, nsys, rocprof, timeline, torch_trace
 from kernelopt.profilers.profile import KernelProfile, Params, Profile
 
@@ -305,7 +306,7 @@ def test_the_tables_of_nsys_are_read():
 class StandInSandbox:
     """Stands in for a GPU: its children leave a recorded trace."""
 
-    device_name, gpu, isolation = "NVIDIA H200", {"driver": "580.159.04"}, "none"
+    device_name, gpu, isolation = "NVIDIA H200", Card("NVIDIA H200", "GPU-0", "580.159.04"), "none"
 
     def __init__(self, folder: Path):
         self.path = folder

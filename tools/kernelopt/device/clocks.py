@@ -120,7 +120,7 @@ def sustainable(clocks: list[int], default_mhz: int | None) -> int:
 
 
 def settled(read, clock_mhz: int) -> int:
-    """The first reading of `read()` (MHz) that keeps to the lock; Refused when no reading does."""
+    """The first reading of `read()` (MHz) that is not above the locked clock. Refused when all readings are above."""
     for _ in range(READS):
         reading = read()
         if reading <= clock_mhz + SLACK_MHZ:
@@ -147,8 +147,11 @@ def sm_clock(nvml, handle) -> int:
 
 
 def note_of(uuid: str) -> Path:
-    """The file that says that we locked this GPU. In the folder for temporary files: a reboot empties that and unlocks
-    the clock, while logging out, which empties the user's runtime folder, does not unlock it."""
+    """The file that records our lock of this GPU.
+
+    It is in the folder for temporary files, because a reboot empties that folder and unlocks the clock. Logging out
+    empties the user's runtime folder, but does not unlock the clock.
+    """
     folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

@@ -147,7 +147,7 @@ def _is_slice(nvml, handle) -> bool:
 
 
 def _whole(nvml, handle):
-    """The GPU that a slice belongs to; a whole GPU is its own."""
+    """The GPU that a slice belongs to, or the GPU itself."""
     if not _is_slice(nvml, handle):
         return handle
     return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
@@ -296,8 +296,8 @@ def free_bytes() -> int | None:
 
 
 def foreign(processes: list[int]) -> list[int]:
-    """The processes on the GPU that are neither this one nor its descendants. In a container NVML may give numbers of
-    the host. A number that is not in /proc counts as our own."""
+    """The processes on the GPU that are neither this one nor its descendants. In a container, NVML may report numbers
+    of the host. The first number that is not in /proc counts as this process."""
     unknown = [pid for pid in processes if parent_of(pid) is None]
     return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
 
@@ -363,7 +363,7 @@ def _lock_file(path: Path) -> int:
 
 
 def user() -> str:
-    """The name of the current user, or the number when there is no name, as in some containers."""
+    """The name of the current user, or the user's number in a container that has no name for it."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -42,8 +42,8 @@ def fault_of(report: dict) -> Fault | None:
 
 
 def unless_disk_is_full(fault: Fault) -> Fault:
-    """The fault; EnvironmentLacks when the disk is full. A kernel may claim the same; then the fault is the
-    kernel's."""
+    """The fault; EnvironmentLacks when the disk is full. When a kernel claims a full disk and it is not, the fault is
+    the kernel's."""
     if fault.status != Status.NO_SPACE:
         return fault
     if shutil.disk_usage(tempfile.gettempdir()).free < FULL_DISK_BYTES:

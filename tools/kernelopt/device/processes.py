@@ -10,14 +10,14 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def die_with_parent(number: int, parent: int | None = None) -> None:
-    """Get this signal when the thread that started this process ends; at once, where `parent` has ended already."""
+    """Get this signal when the thread that started this process ends, or now when `parent` has already ended."""
     _prctl(PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         signal.raise_signal(number)
 
 
 def adopt_orphans() -> None:
-    """Make processes that leave a child's session children of this process."""
+    """Become the parent of descendants whose parent ends."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

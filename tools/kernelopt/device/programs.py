@@ -10,8 +10,8 @@ PARTS = ("bin", "compute-sanitizer")  # of a toolkit, with programs
 
 
 def find(name: str) -> str | None:
-    """The path of a program: on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual place), or in Triton's
-    wheel, which brings ptxas, cuobjdump and nvdisasm; None when no place has it."""
+    """The path of a program, or None. It looks on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual
+    place), and in Triton's wheel, which has ptxas, cuobjdump and nvdisasm."""
     return next((path for folder in (None, *folders()) if (path := shutil.which(name, path=folder))), None)
 
 
@@ -19,7 +19,7 @@ def folders() -> list[str]:
     """The folders of programs that are not on the PATH."""
     toolkits = [root for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), CUDA) if root]
     triton = importlib.util.find_spec("triton")
-    brought = [
+    of_triton = [
         Path(folder, "backends", "nvidia", "bin") for folder in (triton and triton.submodule_search_locations) or []
     ]
-    return [str(path) for path in (*(Path(root, part) for root in toolkits for part in PARTS), *brought)]
+    return [str(path) for path in (*(Path(root, part) for root in toolkits for part in PARTS), *of_triton)]

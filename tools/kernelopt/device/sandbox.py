@@ -41,8 +41,8 @@ KINDS = ("auto", "bwrap", "landlock", "none")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended. `result` is the report of its job, None when it died before. marks: {name: seconds on this
-    process's clock}. forged: a message came that the job did not send."""
+    """How a child ended. result: the report of its job; None when it died before. marks: name -> (seconds on this
+    process's clock, calls so far). forged: a message came that the job did not send."""
 
     result: dict | None
     exit_code: int | None
@@ -68,10 +68,10 @@ class Sandbox:
     from.
 
     device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
-    cache: kept between runs (a workspace's .cache); None keeps nothing. kind: "bwrap" puts the children behind
+    cache: a folder that outlives the sandbox (a workspace's .cache), or None. kind: "bwrap" puts the children behind
     bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes
-    the first of the two that works; see `isolation`. Children write in `open` and in the caches; files to be judged lie
-    in `scratch`.
+    the first of the two that works; see `isolation`. Children write in `open` and in the caches. `scratch` holds files
+    that they must not change.
     """
 
     def __init__(self, device: str, cache: Path | None = None, kind: str = "auto"):

@@ -45,7 +45,7 @@ def side_by_side(sandbox: Sandbox, jobs: list[Job]) -> list[Outcome]:
 
 
 class Ended(Exception):
-    """The process ended, or gave no answer in time; `outcome` says how."""
+    """The process ended, or did not answer in time. outcome: how it ended."""
 
     def __init__(self, ended: Outcome):
         super().__init__(ended.log_tail)
@@ -99,7 +99,7 @@ class Standing:
                 raise Ended(self.end(timed_out=True))
 
     def ask(self, timeout_s: float, **order) -> dict:
-        """The answer to an order."""
+        """The answer to an order. Each job defines its orders and answers, which are JSON objects."""
         self.order(**order)
         return self.answer(timeout_s)
 

@@ -1,4 +1,4 @@
-"""SASS, PTX and AMDGCN: their listings, what these say of a kernel, and the files they are read from.
+"""SASS, PTX and AMDGCN: their files, their listings, and the analysis of a kernel.
 
 May import: device.programs, errors.
 Next: an instruction goes to the tables of listings.py; a remark on instructions is a function in RULES of analysis.py.

@@ -19,7 +19,7 @@ def meaning_of(kind: str, instruction: listings.Instruction) -> str | None:
 
 
 def bits_of(kind: str, instruction: listings.Instruction) -> int | None:
-    """Bits that one thread moves with one memory instruction; None when the text does not say."""
+    """Bits that one thread moves with one memory instruction; None when the text does not show it."""
     opcode = instruction.opcode
     if matrix := re.match(r"(LDSM|STSM|ldmatrix|stmatrix)\b", opcode):  # 32 bits a matrix of 8 x 8
         count = re.search(r"\.x?([124])(?=\.|$)", opcode[matrix.end() :])
@@ -84,7 +84,7 @@ def reach(edges: list[list[int]], start: int) -> set[int]:
     return seen
 
 
-# ---- What one kernel is made of ----
+# ---- The contents of one kernel ----
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Remark:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a kernel is made of. instructions, in_loops: counts without padding (NOP). local_memory: of the function of
-    that name."""
+    """The contents of a kernel. instructions, in_loops: counts without padding (NOP). local_memory: the result of
+    `local_memory`."""
 
     kernel: str
     kind: str
@@ -167,7 +167,7 @@ def summary(kernel: listings.Kernel) -> Summary:
 
 
 def local_memory(kernel: listings.Kernel) -> str:
-    """What local memory is used for: none, spill, array, spill and array, spill or array."""
+    """The use of local memory: none, spill, array, spill and array, spill or array."""
     names = ("local load", "local store")
     accesses = [instruction for instruction in kernel.instructions if meaning_of(kernel.kind, instruction) in names]
     spilled = kernel.resources.spilled_registers  # AMD's compiler counts them itself
@@ -175,7 +175,7 @@ def local_memory(kernel: listings.Kernel) -> str:
         return "spill"
     if not accesses:
         return "none"
-    if kernel.kind == "ptx" or spilled == 0:  # PTX has no end of registers
+    if kernel.kind == "ptx" or spilled == 0:  # PTX has unlimited registers
         return "array"
     return stack_use(accesses) if kernel.kind == "sass" else "spill or array"
 
@@ -234,9 +234,8 @@ def local_memory_use(summary: Summary) -> Iterator[Remark]:
 
 
 def narrow_accesses(summary: Summary) -> Iterator[Remark]:
-    """Where most accesses move 32 bits or less: in loops if global memory is touched there, else anywhere.
-
-    Shared memory counts in loops only; elsewhere it serves a reduction or a few scalars.
+    """Kinds of access of which most move 32 bits or less. Accesses to global memory count in loops, or anywhere if no
+    loop has one. Accesses to shared memory count in loops only; elsewhere they serve a reduction or a few scalars.
     """
     loads, stores = ("global load", "global to shared copy"), ("global store", "shared to global copy")
     bulk = ("TMA load", "TMA store", "bulk copy", "TDM load", "TDM store")

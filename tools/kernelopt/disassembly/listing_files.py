@@ -15,13 +15,13 @@ from .listings import KINDS_IN, PARSERS, Kernel
 
 
 class Unreadable(UsageError):
-    """cuobjdump cannot read a file, in its own words."""
+    """cuobjdump cannot read a file. The message quotes cuobjdump."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The text of one kind that a file holds or that cuobjdump made of it, and the kernels in it. why: it could not be
-    read."""
+    """The text of one kind in a file, or of cuobjdump's output for it, and the kernels in that text. why: the reason
+    why it could not be read."""
 
     file: Path
     kind: str
@@ -33,9 +33,9 @@ class Listing:
 def read(path: Path, kind: str = "all") -> list[Listing]:
     """Listings of a file, or of all files below a folder, newest file first. kind: one of KINDS, or all.
 
-    A file that cuobjdump cannot read has `why`; where any kind is wanted the PTX beside it is read too. UsageError when
-    there is nothing to read, or `path` is the one file that cannot be read; Refused when that is so of all files of a
-    folder; EnvironmentLacks when cuobjdump is needed and absent.
+    A file that cuobjdump cannot read has `why`. When any kind is requested, the PTX beside that file is read too.
+    UsageError: there is nothing to read, or `path` is a file that cannot be read. Refused: no file of the folder can be
+    read. EnvironmentLacks: cuobjdump is needed and absent.
     """
     files = files_of(path)
     listings = in_parallel([(file, one) for file in files for one in KINDS_IN[file.suffix] if kind in (one, "all")])
@@ -48,10 +48,10 @@ def read(path: Path, kind: str = "all") -> list[Listing]:
     if not unread:
         other = "" if kind == "all" else f" as {kind}; --kind all takes any kind"
         raise UsageError(f"{path} holds no kernel{other}")
-    mend = "; --kind all reads the PTX beside it" if beside or (path.is_dir() and any(path.rglob("*.ptx"))) else ""
+    remedy = "; --kind all reads the PTX beside it" if beside or (path.is_dir() and any(path.rglob("*.ptx"))) else ""
     if path.is_dir():
-        raise Refused(f"none of the {len(unread)} files in {path} can be read; of the first, {unread[0].why}{mend}")
-    raise UsageError(f"{unread[0].why}{mend}")
+        raise Refused(f"none of the {len(unread)} files in {path} can be read; for example: {unread[0].why}{remedy}")
+    raise UsageError(f"{unread[0].why}{remedy}")
 
 
 def files_of(path: Path) -> list[Path]:
@@ -65,12 +65,12 @@ def files_of(path: Path) -> list[Path]:
     else:
         files = [path]
     if not files or any(file.suffix not in KINDS_IN for file in files):
-        raise UsageError(f"{path} is no file or folder with code; what can be read: {', '.join(KINDS_IN)}")
+        raise UsageError(f"{path} has no code to read; pass a file of one of these kinds: {', '.join(KINDS_IN)}")
     return sorted(files, key=lambda file: (-file.stat().st_mtime, str(file)))
 
 
 def in_parallel(wanted: list[tuple[Path, str]]) -> list[Listing]:
-    """A listing each; cuobjdump takes a quarter of a second, and a cache holds hundreds of files."""
+    """One listing per file and kind. cuobjdump takes a quarter of a second, and a cache has hundreds of files."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(lambda one: listing_of(*one), wanted))
 
@@ -98,16 +98,16 @@ def dynamic_shared_bytes(file: Path) -> int | None:
 
 
 def choose(listings: list[Listing], name: str | None) -> list[tuple[Listing, Kernel]]:
-    """Kernels whose name is `name`, else has it in it; the newest of each name first, then older ones.
+    """The kernels called `name`, or else those with `name` in theirs. The newest of each name come first.
 
-    UsageError names the kernels that there are.
+    UsageError lists the kernels when none fits.
     """
     pairs = [(listing, kernel) for listing in listings for kernel in listing.kernels]
     exact = [pair for pair in pairs if pair[1].name == name]
     chosen = exact or [pair for pair in pairs if name is None or name in pair[1].name]
     if not chosen:
         names = sorted({kernel.name for _, kernel in pairs})
-        raise UsageError(f"no kernel has {name} in its name; there are: {', '.join(names)}")
+        raise UsageError(f"no kernel has {name} in its name; the kernels are: {', '.join(names)}")
     seen: Counter = Counter()
     ranked = []
     for pair in chosen:

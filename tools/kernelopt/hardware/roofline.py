@@ -137,12 +137,12 @@ def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
 
 def _remedy(work: Work, gaps: list[str]) -> str:
     """Return advice about values that a roof lacks. Values that the hardware lacks cannot be measured."""
-    in_another = f"the arithmetic is not in {work.dtype}: estimate_work.py --workspace W --work-dtype DTYPE"
+    other = f"if the arithmetic is not in {work.dtype}, run: estimate_work.py --workspace W --work-dtype DTYPE"
     if any("UNSUPPORTED" in gap for gap in gaps):
-        return f"This card has no such arithmetic; say so where {in_another}"
+        return f"This card has no such arithmetic; {other}"
     if work.flops and work.dtype in NOT_MEASURED:
-        return f"No tool here measures {work.dtype}; say so where {in_another}"
-    return f"Measure this card: calibrate_gpu.py --workspace W. Or say so where {in_another}"
+        return f"No tool here measures {work.dtype}; {other}"
+    return f"Measure this card: calibrate_gpu.py --workspace W. Or, {other}"
 
 
 def roof_for(page: wiki.Page, work: Work) -> Roof:

@@ -69,7 +69,7 @@ class Page:
         return next(iter(self.rows.values())).page
 
     def all_rows(self) -> dict[str, Row]:
-        """The page's own rows, then those of its limits. No metric is on both pages (wiki_checks)."""
+        """The rows of the page, then those of its limits. No metric is on both pages (wiki_checks)."""
         return {**self.rows, **(self.limits.rows if self.limits else {})}
 
     def row(self, metric: str) -> Row | None:

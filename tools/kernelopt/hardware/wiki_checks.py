@@ -1,4 +1,4 @@
-"""Checks of the wiki's own pages: required rows, units, sources, plausible values, links and index.
+"""Checks of the wiki's pages: required rows, units, sources, plausible values, links and index.
 
 Each check takes its inputs and returns one sentence per defect. An empty list means that there are no defects.
 """
@@ -72,6 +72,7 @@ RANGES = {
     "peak_int8_tensor": (100, 12_000),
 }
 AGREE_WITHIN = 0.02
+EXPLAIN = "say in its note which source disagrees"
 
 
 def problems(root: Path) -> list[str]:
@@ -92,7 +93,7 @@ def of_product(page: Page) -> list[str]:
         defects.append(f"there is no page limits/{page.limits_key()}.md")
     else:
         twice = sorted(set(page.rows) & set(page.limits.rows))
-        defects += [f"{name} stands on the page of the limits too" for name in twice]
+        defects += [f"{name} is also on the page of the limits" for name in twice]
     return defects + cells(page) + units(page) + plausible(page) + variants(page) + agreement(page)
 
 
@@ -107,12 +108,12 @@ def cells(page: Page) -> list[str]:
     defects = []
     for row in page.rows.values():
         if re.search(r"\s", row.text):
-            defects.append(f"L{row.line}: {row.metric}: '{row.text}' has a blank in it and cannot be cited")
+            defects.append(f"L{row.line}: {row.metric}: '{row.text}' contains a blank and cannot be cited")
         if row.unit not in UNITS:
             defects.append(f"L{row.line}: {row.metric}: '{row.unit}' is no unit of this wiki")
         if row.text == "UNKNOWN":
             if (row.source, row.kind) != ("-", "-"):
-                defects.append(f"L{row.line}: {row.metric}: what is UNKNOWN has no source")
+                defects.append(f"L{row.line}: {row.metric}: an UNKNOWN value must have no source")
             continue
         if not re.fullmatch(r"\[[a-z0-9-]+\]", row.source):
             defects.append(f"L{row.line}: {row.metric}: '{row.source}' names no source")
@@ -128,7 +129,7 @@ def units(page: Page) -> list[str]:
     for row in page.rows.values():
         unit = next((unit for name, unit in UNIT_OF.items() if re.fullmatch(name, row.metric)), row.unit)
         if row.unit != unit:
-            defects.append(f"L{row.line}: {row.metric} is given in {row.unit}; it belongs in {unit}")
+            defects.append(f"L{row.line}: {row.metric} is in {row.unit}; its unit must be {unit}")
     return defects
 
 
@@ -161,7 +162,7 @@ def plausible(page: Page) -> list[str]:
         if not row.metric.endswith("_sparse") or not row.known or not dense or "disagrees" in row.note:
             continue
         if abs(row.value / dense.value / 2 - 1) > AGREE_WITHIN:
-            defects.append(f"L{row.line}: {row.metric} is not twice {dense.metric}; say in the note what disagrees")
+            defects.append(f"L{row.line}: {row.metric} is not twice {dense.metric}; {EXPLAIN}")
     return defects
 
 
@@ -175,7 +176,7 @@ def agreement(page: Page) -> list[str]:
     ):
         row = page.known(metric)
         if row and expected and abs(row.value / expected - 1) > AGREE_WITHIN and "disagrees" not in row.note:
-            defects.append(f"L{row.line}: {metric} is {row.text}, {formula} gives {expected:.4g}; say so in the note")
+            defects.append(f"L{row.line}: {metric} is {row.text}, {formula} gives {expected:.4g}; {EXPLAIN}")
     return defects
 
 
@@ -220,7 +221,7 @@ def links(root: Path) -> list[str]:
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", prose):
             if "://" not in target and not (path.parent / target.partition("#")[0]).exists():
-                defects.append(f"{path.relative_to(root)}: the link {target} leads nowhere")
+                defects.append(f"{path.relative_to(root)}: the target of the link {target} does not exist")
     return defects
 
 

@@ -57,10 +57,10 @@ def search(wiki: Path, query: str) -> tuple[list[Line], list[str]]:
     return sorted(graded, key=lambda line: rank(line, graded[line], above[line.headings], rarity)), unknown
 
 
-def rank(line: Line, own: list[int], above: list[int], rarity: list[float]) -> tuple:
+def rank(line: Line, grades: list[int], above: list[int], rarity: list[float]) -> tuple:
     """Return the sort key of a line; smaller is better. The arguments give the grade in the line, the grade in the
     headings and the rarity of each word."""
-    words = list(zip(own, above, rarity, strict=True))
+    words = list(zip(grades, above, rarity, strict=True))
     lacks_one = any(rare and not here and not over for here, over, rare in words)
     weight = sum(rare * (here + over) for here, over, rare in words)
     folder = next((i for i, name in enumerate(FOLDERS) if name in line.page.split("/")), FOLDERS.index(""))

@@ -140,24 +140,25 @@ def collect(
     if outcome.timed_out:
         raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
     if outcome.result is None and not report.exists():
-        raise Refused(f"ncu did not start the kernel; it said: {last_line(outcome.log_tail)}")
+        raise Refused(f"ncu did not start the kernel; its message: {last_line(outcome.log_tail)}")
     if failed := outcomes.failure(outcome):
         raise Refused(f"the kernel failed under ncu: {failed.message.strip()}")
     if not report.exists():
-        raise Refused(f"ncu profiled no kernel: does the call launch one? It said: {last_line(outcome.log_tail)}")
+        raise Refused(f"ncu profiled no kernel: does the call launch one? Its message: {last_line(outcome.log_tail)}")
     return outcome
 
 
 def refused_names(log: str, names: list[str]) -> set[str]:
-    """Those of the names at which ncu stopped. It goes on past a metric that the GPU does not have. It gives up at a
-    name of its own without a suffix that its version does not know."""
+    """The names at which ncu stopped. It skips a metric that the GPU does not have. It stops at one of its own names,
+    which have no suffix, when its version does not know that name."""
     refused = set(re.findall(r"Failed to find metric (?:regex:\^)?(\w+)", log))
     return {name for name in names if name.partition(".")[0] in refused}
 
 
 def last_line(log: str) -> str:
-    said = [line for line in log.splitlines() if line.startswith("==")]
-    return said[-1] if said else (log.strip().splitlines() or ["nothing"])[-1]
+    """The last message of ncu in the log, else its last line."""
+    messages = [line for line in log.splitlines() if line.startswith("==")]
+    return messages[-1] if messages else (log.strip().splitlines() or ["none"])[-1]
 
 
 def reader():
@@ -196,7 +197,7 @@ def crashes_here() -> bool:
 
 
 def read_apart(report: Path) -> tuple[KernelProfile, ...]:
-    """`read` in a process of its own. Refused with what that process said, also when it dies."""
+    """`read` in a separate process. Refused quotes the messages of that process, also when it dies."""
     command = [sys.executable, "-m", "kernelopt.profilers.ncu", str(report.resolve())]
     environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -213,9 +214,9 @@ def read_launches(report: Path, read_action: Callable[[Any], Launch]) -> tuple[L
 
     read_action: takes an action of ncu_report, and keeps nothing of it.
     """
-    # ncu_report does not say that an action keeps its range and the report's context alive, and where it does not,
-    # reading one later ends the process: metric.unit() crashed on a GPU machine. So no action leaves this function,
-    # whose frames hold the context until the last range is read, and a range until its last action is.
+    # The documentation of ncu_report does not promise that an action keeps its range and the report's context alive.
+    # Without them, reading an action ends the process: metric.unit() crashed on a GPU machine. So no action leaves this
+    # function. Its frames hold the context until the last range is read, and a range until its last action is read.
     context = _context(report)
     ranges = map(context.range_by_idx, range(context.num_ranges()))
     launches = tuple(launch for span in ranges for launch in _read_range(span, read_action))
@@ -253,7 +254,7 @@ def _rule(result: dict) -> NvidiaRule | None:
     if not text or not result.get("focus_metrics"):
         return None
     estimate = result.get("speedup_estimation") or {}
-    whole = estimate.get("type") == GLOBAL  # the others are of a part, of the pipes' use, say, and not of the time
+    whole = estimate.get("type") == GLOBAL  # other estimates are for one unit of the GPU, not for the time
     return NvidiaRule(result["name"], " ".join(text.split()), estimate["speedup"] if whole else None)
 
 

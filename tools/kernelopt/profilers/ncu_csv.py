@@ -105,7 +105,7 @@ def long_launches(header: list[str], rows: list[list[str]]) -> list[CsvLaunch]:
 
 
 def records(rows: list[list[str]], columns: int) -> Iterable[list[str]]:
-    """The rows of launches: they start with two numbers, its ID and its process. The program may print other rows."""
+    """The rows of launches. Each starts with two numbers: its ID and its process. The program may print other rows."""
     for row in rows:
         if len(row) > 1 and row[0].isdigit() and row[1].isdigit():
             if len(row) < columns:
@@ -129,7 +129,7 @@ def _kernel(launch: CsvLaunch, mark: str) -> KernelProfile:
 
 
 def _rule(cell: dict[str, str], mark: str) -> NvidiaRule:
-    """A "global" estimate is of the kernel's time. A "local" one is of one unit's use and does not count."""
+    """A "global" estimate is for the kernel's time. A "local" one is for a unit of the GPU and does not count."""
     whole = cell.get("Estimated Speedup Type") == "global"
     speedup = parse_number(cell.get("Estimated Speedup", ""), mark) if whole else None
     return NvidiaRule(cell["Rule Name"], cell["Rule Description"], speedup)
@@ -165,7 +165,7 @@ def decimal_mark(texts: Iterable[str]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Without the values of single instances, which follow in brackets, without blanks, and without ' in thousands."""
+    """The number without blanks, without ' in thousands, and without the values of single instances in brackets."""
     return re.sub(r"[\s'’]", "", text.partition("(")[0])
 
 

@@ -95,6 +95,7 @@ def by_address(action, name: str) -> dict[int, int]:
 
 
 def stall_reasons(action, names: set[str]) -> dict[int, Counter]:
+    """The number of samples by reason, for each instruction with a stall."""
     reasons: dict[int, Counter] = defaultdict(Counter)
     for name in names:
         reason = name.removeprefix(STALLS)
@@ -111,7 +112,7 @@ def lines(kernel: KernelSource) -> list[SourceLine]:
     for instruction in kernel.instructions:
         groups[instruction.file, instruction.line].append(instruction)
     total = total_samples(kernel.instructions)
-    merged = [source_line(kernel, own, total) for own in groups.values()]
+    merged = [source_line(kernel, instructions, total) for instructions in groups.values()]
     return sorted(merged, key=lambda line: -line.samples)
 
 
@@ -119,11 +120,11 @@ def total_samples(instructions: Iterable[SampledInstruction]) -> int:
     return sum(instruction.samples for instruction in instructions)
 
 
-def source_line(kernel: KernelSource, own: list[SampledInstruction], total: int) -> SourceLine:
-    """The instructions of one line together. total: samples of the kernel."""
-    file, line, samples = own[0].file, own[0].line, total_samples(own)
+def source_line(kernel: KernelSource, instructions: list[SampledInstruction], total: int) -> SourceLine:
+    """The sum of the instructions of one line. total: samples of the kernel."""
+    file, line, samples = instructions[0].file, instructions[0].line, total_samples(instructions)
     reasons: Counter = Counter()
-    for instruction in own:
+    for instruction in instructions:
         reasons[instruction.stall] += instruction.samples if instruction.stall else 0
     return SourceLine(
         file=file,
@@ -132,8 +133,8 @@ def source_line(kernel: KernelSource, own: list[SampledInstruction], total: int)
         samples=samples,
         share_pct=100 * samples / total if total else None,
         stall=reasons.most_common(1)[0][0] if samples else None,
-        instructions=len(own),
-        excess_sectors=sum(instruction.excess_sectors for instruction in own),
+        instructions=len(instructions),
+        excess_sectors=sum(instruction.excess_sectors for instruction in instructions),
     )
 
 
@@ -143,7 +144,7 @@ def text_of_line(sources: dict[str, str], file: str | None, line: int | None) ->
 
 
 def annotated_source(kernel: KernelSource) -> dict[str, str]:
-    """{file: its text, each line behind its share of the samples} Pure."""
+    """file -> its text, with the share of the samples before each line. Pure."""
     shares = {(line.file, line.line): line.share_pct for line in lines(kernel)}
     annotated = {}
     for file, text in kernel.sources.items():
@@ -153,7 +154,7 @@ def annotated_source(kernel: KernelSource) -> dict[str, str]:
 
 
 def annotated_sass(kernel: KernelSource) -> str:
-    """The instructions, each behind its address, its share of the samples and its stall. Pure."""
+    """The instructions, one a line, with address, share of the samples and stall before each. Pure."""
     total = total_samples(kernel.instructions)
     rows = []
     for instruction in kernel.instructions:

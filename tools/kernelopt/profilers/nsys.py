@@ -1,8 +1,8 @@
 """Nsight Systems: collect a report of the marked calls, and read the tables that `nsys stats` prints.
 
-The command lines follow NVIDIA's documentation; the readers are tested on tables of the documented columns. The
-collection never ran, because no machine with a complete nsys was at hand. Where nsys is absent or writes no report,
-torch_trace.py takes the timeline.
+The command lines follow NVIDIA's documentation. The readers are tested on tables with the documented columns. The
+collection never ran, because no machine had a complete nsys. torch_trace.py takes the timeline when nsys is absent or
+writes no report.
 """
 
 import csv
@@ -28,7 +28,7 @@ def program() -> str | None:
 
 
 def command(report: Path) -> list[str]:
-    """The nsys command line that starts the worker's: it records what lies between the worker's marks."""
+    """The nsys command line, before the worker's. It records the time between the worker's marks."""
     return [
         *(program() or "nsys", "profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"),
         *("--capture-range", "cudaProfilerApi", "--capture-range-end", "stop", "--cuda-graph-trace", "node"),

@@ -44,10 +44,11 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class Params:
-    """params.json: what was profiled, on which GPU, with which settings.
+    """params.json: the profiled kernel, its GPU and the settings.
 
-    counters: "unavailable" where the profiler had no permission to read them. triton: what Triton compiled of the
-    kernel's file, {name, compiled, autotuned} each. wall_s: of the profiled process. gpu_state: GpuState as JSON.
+    counters: "unavailable" where the profiler had no permission to read them. triton: the functions of the
+    kernel's file that Triton compiled, {name, compiled, autotuned} each. wall_s: of the profiled process.
+    gpu_state: GpuState as JSON.
     """
 
     version: str
@@ -92,11 +93,11 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything that is known of one profiled call.
+    """One profiled call.
 
     kernels: in launch order; empty where only a timeline was taken. work: {flops, bytes_min, dtype} of the problem.
     params: None for a report that was made elsewhere. recorded_us: the latency that the workspace recorded of this
-    kernel. product: the page of its GPU. is_amd: read from rocprofv3; doubts: what it counted and is not believed.
+    kernel. product: the page of its GPU. is_amd: read from rocprofv3. doubts: its counters that are not believed.
     """
 
     kernels: tuple[KernelProfile, ...] = ()

@@ -1,4 +1,4 @@
-"""When the GPU and the host worked during some calls: stages, gaps, overlap, cost of the CUDA API. Pure functions.
+"""When the GPU and the host work during some calls: stages, gaps, overlap, cost of the CUDA API. Pure functions.
 
 torch_trace.py and nsys.py read a `Trace`; `analyse` makes a `Timeline` of it. Copies and fills count as kernels.
 """
@@ -16,7 +16,7 @@ GAP_US = 1.0  # a shorter pause between two kernels is not listed
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, a copy or a fill on the GPU. grid, block: three sizes; None where the profiler does not say."""
+    """A kernel, a copy or a fill on the GPU. grid, block: three sizes; None where the profiler does not report them."""
 
     name: str
     start_us: float
@@ -145,12 +145,12 @@ def stages(calls: list[list[Launch]]) -> tuple[Stage, ...]:
 def stage(calls: list[list[Launch]], total_us: float) -> Stage:
     """The launches of one kernel, by call. total_us: of all kernels in all calls."""
     first = next(launch for launches in calls for launch in launches)
-    own = [sum(launch.us for launch in launches) for launches in calls]
+    times_us = [sum(launch.us for launch in launches) for launches in calls]
     return Stage(
         name=first.name,
         launches=statistics.median(map(len, calls)),
-        us=statistics.median(own),
-        share_pct=100 * sum(own) / total_us if total_us else None,
+        us=statistics.median(times_us),
+        share_pct=100 * sum(times_us) / total_us if total_us else None,
         stream=first.stream,
         grid=first.grid,
         block=first.block,
@@ -174,8 +174,8 @@ def gaps(calls: list[list[Launch]]) -> tuple[Gap, ...]:
 
 
 def api_cost(trace: Trace, calls: int) -> tuple[ApiCost, ...]:
-    """What the host's calls of the CUDA API cost, the most expensive first. Calls between the kernel's calls do not
-    count: there the profiling waits for the GPU."""
+    """The cost of the host's calls of the CUDA API, the most expensive first. Calls between the kernel's calls do not
+    count, because there the profiler waits for the GPU."""
     durations: dict[str, list[float]] = defaultdict(list)
     inside = [(call.start_us, call.start_us + call.us) for call in trace.calls]
     for event in trace.api:
