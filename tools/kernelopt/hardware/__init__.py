@@ -1,4 +1,5 @@
-"""Hardware values: the pages of the local wiki, and the roofline and occupancy that follow from them.
+"""Hardware values: the pages of the local wiki, the roofline and occupancy that follow from them,
+and the types of what a driver reports of a card.
 
 May import: bundle, errors.
 
