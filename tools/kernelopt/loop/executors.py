@@ -13,6 +13,7 @@ from .. import bundle
 from ..device import gpu
 from ..errors import EnvironmentLacks, Refused, ToolError
 from ..gate.measurement import Measurement
+from ..measure.verdict import Verdict
 from ..session.workspace import Workspace
 from . import remote
 
@@ -31,15 +32,15 @@ class Executor(ABC):
         self.workspace, self.timeout_s = workspace, timeout_s
 
     @abstractmethod
-    def examine(self, job: str, packed: bytes) -> dict | Measurement:
+    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
         """remote.examine on the next GPU that is free."""
 
     @abstractmethod
     def stop(self) -> None:
         """End the examinations that run."""
 
-    def verify(self, kernel: bytes) -> dict:
-        """{status, message} of a quick verification."""
+    def verify(self, kernel: bytes) -> Verdict:
+        """The verdict of a quick verification."""
         return self.examine("verify", remote.pack("verify", self.workspace, kernel))
 
     def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]:
@@ -67,7 +68,7 @@ class Local(Executor):
         for uuid in uuids:
             self._free.put(uuid)
 
-    def examine(self, job: str, packed: bytes) -> dict | Measurement:
+    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
         uuid = self._free.get()
         try:
             return remote.examine(job, packed, self.timeout_s, self.workspace.cache, uuid)
@@ -108,7 +109,7 @@ class Ray(Executor):
 
         self._get, self._task = ray.get, ray.remote(num_gpus=1, max_retries=0)(examine)
 
-    def examine(self, job: str, packed: bytes) -> dict | Measurement:
+    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
         return self._get(self._task.remote(job, packed, self.timeout_s))
 
     def stop(self) -> None:

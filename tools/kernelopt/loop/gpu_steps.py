@@ -92,17 +92,17 @@ class GpuSteps:
             _, first = problems[0]
             return Status.PLAN, f"plan.md, line {first.line}: {first.message}"
         try:
-            verified = self.executor.verify(kernel.read_bytes())
+            verdict = self.executor.verify(kernel.read_bytes())
         except EnvironmentLacks:
             raise
         except ToolError as error:
             return Status.CRASH, str(error)
-        return verified["status"], verified["message"]
+        return verdict.status, verdict.summary
 
     def restart(self) -> str | None:
-        """What a partial restart did; None when there is too little to mask."""
+        """Make a partial restart and describe it in a line; None when there is too little to mask."""
         try:
-            return restart.described(restart.begin(self.workspace, restart.random_seed()))
+            return restart.begin(self.workspace, restart.random_seed()).describe()
         except Refused:
             return None
 

@@ -6,6 +6,7 @@ versions are in the records, and candidates that were valid or waited for their 
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ..errors import UsageError
 from ..gate import history
@@ -19,7 +20,7 @@ from .fingerprints import fingerprint
 from .judging import Judge
 from .progress import Progress
 from .run_state import State
-from .stopping import STUCK, Limits, stop_reason
+from .stopping import STUCK, Limits, LoopResult, stop_reason
 from .strategies import Beam, Greedy
 
 INTERRUPTED = Answer("interrupted", "the run ended before it was right")
@@ -50,15 +51,11 @@ class Loop:
     def state(self) -> State:
         return self.progress.state
 
-    def run(self, resume: bool = False) -> dict:
-        """{reason, met, best, rounds, …, final} when a rule says stop.
-
-        Until it returns, --resume comes to the same end again.
-        """
+    def run(self, resume: bool = False) -> LoopResult:
+        """Run until a rule says stop. Killed before it returns, it comes to the same end with --resume."""
         self.begin(resume)
         try:
-            result = self.run_until_stop()
-            result["final"] = self.steps.final()
+            result = replace(self.run_until_stop(), final=self.steps.final())
             self.finish(result)
             return result
         except BaseException as error:
@@ -88,8 +85,8 @@ class Loop:
         recorded = {fingerprint(text) for text in recorded_kernels(self.workspace, self.records)}
         self.progress.start((unfinished or State()).with_tried(recorded))
 
-    def run_until_stop(self) -> dict:
-        """`result`, when a rule says stop."""
+    def run_until_stop(self) -> LoopResult:
+        """Make rounds until a rule says stop. The result has no final comparisons yet."""
         self.resume_round()
         if self.state.waiting:
             self.judge.judge_waiting()
@@ -153,32 +150,32 @@ class Loop:
         for name, answer in failures.items():
             self.progress.log(answer.outcome, name, answer.message, number)
 
-    def result(self, reason: str) -> dict:
-        """What the run came to, without the comparison at the end."""
+    def result(self, reason: str) -> LoopResult:
+        """Put the best version back, and make the result without the final comparisons."""
         best = self.records.best()
         if digest(self.workspace.kernel) != best.kernel_sha256:
             history.put_best_back(self.workspace, best)
         self.progress.last_word = f"measuring {best.version} once more, then it stops: {reason}"
         self.say(self.progress.last_word)
         self.progress.save()
-        return {
-            "reason": reason,
-            "met": stop_conditions.are_met(self.workspace.task().targets, best),
-            "best": best.version,
-            "latency_us": best.latency_us,
-            "rounds": self.state.rounds,
-            "agent_calls": self.state.agent_calls,
-            "restarts": self.state.restarts,
-            "minutes": round(self.state.spent_s / 60, 2),
-        }
+        return LoopResult(
+            reason=reason,
+            met=stop_conditions.are_met(self.workspace.task().targets, best),
+            best=best.version,
+            latency_us=best.latency_us,
+            rounds=self.state.rounds,
+            agent_calls=self.state.agent_calls,
+            restarts=self.state.restarts,
+            minutes=round(self.state.spent_s / 60, 2),
+        )
 
-    def finish(self, result: dict) -> None:
+    def finish(self, result: LoopResult) -> None:
         """Log the result; the next run begins anew."""
-        self.progress.log("stop", None, result["reason"])
-        for name, comparison in result["final"].items():
+        self.progress.log("stop", None, result.reason)
+        for name, comparison in result.final.items():
             message = f"{comparison.verdict}, {comparison.describe()}"
-            self.progress.log("final", f"{result['best']} against {name}", message)
-        self.progress.last_word = f"stopped: {result['reason']}"
+            self.progress.log("final", f"{result.best} against {name}", message)
+        self.progress.last_word = f"stopped: {result.reason}"
         self.progress.write_status()
         self.progress.files.remove_state()
 
@@ -193,10 +190,10 @@ def distinct(answers: dict[str, Answer], tried: set[str]) -> tuple[dict[str, str
     for name, answer in answers.items():
         if answer.outcome != "answered":
             failures[name] = answer
-        elif (own := fingerprint(answer.kernel)) in {*tried, *valid.values()}:
+        elif (key := fingerprint(answer.kernel)) in {*tried, *valid.values()}:
             failures[name] = TWIN
         else:
-            valid[name] = own
+            valid[name] = key
     return valid, failures
 
 
