@@ -31,6 +31,14 @@ def of_device(name: str, workspace: Workspace, task: Task) -> wiki.Page:
     return known(name, wiki.root(task.gpu_wiki_path), calibration_of(workspace, task))
 
 
+def page_of(name: str, workspace: Workspace | None, task: Task | None = None) -> wiki.Page | None:
+    """Return the page of the device with that name, or None if there is none. Without a workspace the bundle's wiki is
+    searched. task: the Task block of the workspace; None reads it."""
+    with contextlib.suppress(Refused):
+        return of_device(name, workspace, task or workspace.task()) if workspace else wiki.product(name)
+    return None
+
+
 def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
     """Return the page called `name` from the wiki in `root` or from the calibration of that card. Raise Refused if
     neither has it."""
