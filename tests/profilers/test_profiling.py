@@ -358,7 +358,8 @@ def test_without_nsys_torchs_profiler_serves_and_is_named(call, tmp_path, monkey
     profile, lack = collect.take(mode, StandInSandbox(tmp_path), call, folder, None)
     assert lack is None and profile.params.profiler == torch_trace.SOURCE
     written = profile_pages.write(folder, mode, profile, session)
-    assert written.to_json() == {"timeline": json.loads((folder / "timeline.json").read_text())}
+    sent = json.loads(json.dumps(written.to_json()))
+    assert sent == {"timeline": json.loads((folder / "timeline.json").read_text())}
     text = (folder / "report.md").read_text()
     assert "| profiler | torch.profiler (CUPTI) |" in text and "| `row_sum` | 1 |" in text
     assert json.loads((folder / "timeline.json").read_text())["calls"] == 5
