@@ -101,8 +101,8 @@ def check_response(args, diagnosis: Diagnosis) -> int:
     except OSError as error:
         raise UsageError(f"{args.check_response} cannot be read: {error.strerror}") from None
     result = brief.check_response(answer, diagnosis.metrics)
-    cli.emit(result, args.json, result["problems"] or ["the answer holds"])
-    return 0 if result["valid"] else 1
+    cli.emit(result.to_json(), args.json, result.problems or ["the answer holds"])
+    return 0 if result.valid else 1
 
 
 def arguments():

@@ -16,6 +16,7 @@ from ..errors import Refused, TimedOut, UsageError
 from ..statuses import Status
 from . import correctness
 from .cases import Case, prepare, secret_seed
+from .correctness import KernelShare
 from .pairing import PairedTimes
 from .verify import StoredCall, StoredCase
 
@@ -66,7 +67,7 @@ class Timing:
 
     latency: of do_bench. event: between CUDA events, cache cold. gpu_us: that without the events' own time, None on a
     CPU. cupti_us: of the profiler. warm_us: GPU time with a warm cache. call_us: as a caller sees a call. graph_us:
-    from a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced. gpu_state: of gpu.Watch.
+    from a CUDA graph. kernels: None where no call was traced. gpu_state: of gpu.Watch.
     """
 
     device: str
@@ -79,7 +80,7 @@ class Timing:
     warm_us: float
     call_us: float
     graph_us: float | None
-    kernels: list[dict] | None
+    kernels: list[KernelShare] | None
     warmup_ms: int
     rep_ms: int
     shapes: list[list[int]]
@@ -115,12 +116,14 @@ class Timing:
 
     def to_json(self) -> dict:
         named = {JSON_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
-        latencies = {"latency_us": self.latency.to_json(), "event_us": self.event.to_json()}
-        return {**named, **latencies, "launch_bound": self.launch_bound, "warnings": self.warnings()}
+        typed = {"latency_us": self.latency.to_json(), "event_us": self.event.to_json()}
+        typed["kernels"] = self.kernels and [kernel.to_json() for kernel in self.kernels]
+        return {**named, **typed, "launch_bound": self.launch_bound, "warnings": self.warnings()}
 
     @classmethod
     def from_json(cls, timing: dict) -> "Timing":
         own = {field.name: timing[JSON_NAMES.get(field.name, field.name)] for field in fields(cls)}
+        own["kernels"] = own["kernels"] and [KernelShare(**kernel) for kernel in own["kernels"]]
         return cls(**{**own, **{name: Latency.from_json(own[name]) for name in JSON_NAMES}})
 
 
