@@ -91,7 +91,7 @@ def write_brief(args, workspace: Workspace | None, profile: Profile, diagnosis: 
     for record in left_out:
         cli.say(f"analyze_profile.py: not in the brief: {record}")
     prompts = brief.compose(parts)
-    cli.emit(prompts, args.json, [prompts["system"], "", prompts["user"]])
+    cli.emit(prompts.to_json(), args.json, [prompts.system, "", prompts.user])
     return 0
 
 

@@ -73,7 +73,7 @@ def rows_of(user: str) -> dict[str, list[str]]:
 def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(report):
     """A formatter that looks for metrics in the wrong place leaves its tables empty; the prompt still looks fine."""
     parts = parts_of(report)
-    rows = rows_of(brief.compose(parts)["user"])
+    rows = rows_of(brief.compose(parts).user)
     collected = {key: value for key, value in parts.diagnosis.metrics.items() if value is not None}
     assert len(collected) > 40 and set(rows) == {metric.key for metric in metrics.schema()}
     for metric in metrics.schema():
@@ -87,12 +87,12 @@ def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(repor
 
 @pytest.mark.parametrize(("own", "told"), [(None, "0.016"), (0.001, "0.001")])
 def test_the_tolerance_is_told_the_dtypes_where_the_task_has_none(parts, own, told):
-    user = brief.compose(replace(parts, task=replace(parts.task, tolerance=own)))["user"]
+    user = brief.compose(replace(parts, task=replace(parts.task, tolerance=own))).user
     assert f"- tolerance: |error| / (|reference| + rms) up to {told}\n" in user
 
 
 def test_metrics_stand_in_their_sections(parts):
-    user = brief.compose(parts)["user"]
+    user = brief.compose(parts).user
     for metric in metrics.schema():
         section = user.split(f"\n### {metric.section}\n")[1].split("\n#")[0]
         assert f"| {metric.key} | {metric.label} |" in section
@@ -100,7 +100,7 @@ def test_metrics_stand_in_their_sections(parts):
 
 def test_what_was_not_collected_is_named_and_is_no_zero(parts):
     values = {**parts.diagnosis.metrics, "tensor_cycles": None, "waves_per_sm": 0.0}
-    rows = rows_of(brief.compose(with_metrics(parts, values))["user"])
+    rows = rows_of(brief.compose(with_metrics(parts, values)).user)
     assert rows["tensor_cycles"][2] == "not collected" and rows["waves_per_sm"][2] == "0"
 
 
@@ -115,7 +115,7 @@ def test_without_any_metric_there_is_no_brief(parts):
 
 
 def test_every_part_is_in_the_prompt(parts):
-    user = brief.compose(parts)["user"]
+    user = brief.compose(parts).user
     titles = re.findall("^## (.+)$", user, re.MULTILINE)
     assert titles == [
         "Task",
@@ -144,7 +144,7 @@ def test_the_history_holds_rejected_rounds_with_their_reason(parts):
 
 
 def test_a_bare_report_gives_a_brief_of_what_there_is(parts):
-    user = brief.compose(brief.Parts(parts.diagnosis))["user"]
+    user = brief.compose(brief.Parts(parts.diagnosis)).user
     assert re.findall("^## (.+)$", user, re.MULTILINE) == ["Profile", "Metrics", "Findings of the rules", "Answer"]
     assert "None" not in user.split("\n## Answer\n")[0]
 
@@ -156,7 +156,7 @@ def test_a_kernel_cannot_leave_its_fence(parts):
 
 
 def test_the_prompt_holds_the_schema_that_answers_are_checked_by(parts):
-    shown = json.loads(brief.compose(parts)["user"].split("```json\n")[-1].split("\n```")[0])
+    shown = json.loads(brief.compose(parts).user.split("```json\n")[-1].split("\n```")[0])
     whole = bundle.read_json(bundle.REFERENCE / brief.RESPONSE_SCHEMA)
     assert shown == {key: value for key, value in whole.items() if key not in ("$schema", "title")}
 
@@ -215,7 +215,7 @@ def test_good_answers():
 
 def test_a_real_report_answered_with_its_own_metrics(parts):
     values = parts.diagnosis.metrics
-    shown = rows_of(brief.compose(parts)["user"])
+    shown = rows_of(brief.compose(parts).user)
     for key in values.keys() - {"tcgen05_instructions"}:  # which this GPU does not have
         answer = changed(evidence=[{"metric": key, "value": json.loads(shown[key][2])}])
         assert brief.check_response(json.dumps(answer), values).problems == []
@@ -348,7 +348,7 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     assert alone.recorded_us is None
     assert brief.utilization(at, at.task(), alone).time_us == alone.total_us
     parts, _ = brief.of_workspace(at, alone, analysis.diagnose(alone))
-    assert f"- profiled {brief.figure(alone.total_us)} us, floor " in brief.compose(parts)["user"]
+    assert f"- profiled {brief.figure(alone.total_us)} us, floor " in brief.compose(parts).user
 
 
 def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):

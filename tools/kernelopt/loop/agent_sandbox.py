@@ -113,7 +113,7 @@ class AgentSandbox:
             )
         texts = {name: self._text(name) for name in MOST_BYTES}  # read once: what is judged is what is taken
         if changed := self.touched():
-            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; only kernel.py and {PLAN} are its own"
+            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; it may only write kernel.py and {PLAN}"
         else:
             original = self.kernel.decode(errors="replace")
             outcome = ended(code, log, timeout_s) or classified(texts, original, tried)
@@ -143,7 +143,7 @@ def ended(code: int | None, log: str, timeout_s: float) -> tuple[str, str] | Non
     if code is None:
         return "timed out", f"no answer within {timeout_s:.0f} s"
     if code:
-        return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it said nothing'}"
+        return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it printed nothing'}"
     return None
 
 
@@ -158,10 +158,10 @@ def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> 
     kernel = texts["kernel.py"]
     if not kernel or not kernel.strip():
         return "no answer", "it left no kernel.py"
-    own = fingerprint(kernel)
-    if own == fingerprint(original):
+    key = fingerprint(kernel)
+    if key == fingerprint(original):
         return "unchanged", "kernel.py is what it was, but for comments and layout"
-    if own in tried:
+    if key in tried:
         return "tried before", "this kernel was tried already, but for comments and layout"
     if not texts[PLAN]:
         return "no plan", f"it left no {PLAN}"
@@ -177,8 +177,8 @@ def run_folder(workspace: Workspace) -> Path:
     temporary = Path(tempfile.gettempdir()).resolve()
     if temporary.is_relative_to(workspace.root):
         raise UsageError(f"TMPDIR is {temporary}, which is in the workspace; set it to a folder outside")
-    own = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
-    return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / own
+    digest = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
+    return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / digest
 
 
 def run_mark(workspace: Workspace) -> str:

@@ -69,7 +69,7 @@ class GpuSteps:
         for message in left_out:
             self.say(f"not in the brief: {message}")
         prompts = brief.compose(parts, answer=instructions + direction(diagnosis.findings, number))
-        return f"{prompts['system']}\n\n{prompts['user']}"
+        return f"{prompts.system}\n\n{prompts.user}"
 
     def profiled(self, version: str) -> Path:
         """The folder of its profile, which is taken first if need be; without metrics.json when that failed."""

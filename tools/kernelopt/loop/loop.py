@@ -128,11 +128,11 @@ class Loop:
         """Enqueue the valid answers of the round in which the run was killed; without one, the round is not counted."""
         if not self.state.candidates:
             return
-        answers = {name: self.kept_answer(name, sha256) for name, sha256 in self.state.candidates.items()}
+        answers = {name: self.stored_answer(name, sha256) for name, sha256 in self.state.candidates.items()}
         counted = any(answer is not INTERRUPTED for answer in answers.values())
         self.enqueue(answers, counted)
 
-    def kept_answer(self, name: str, sha256: str) -> Answer:
+    def stored_answer(self, name: str, sha256: str) -> Answer:
         """The answer that a killed run found valid; INTERRUPTED without one."""
         texts = self.progress.files.read_candidate(name, sha256)
         return Answer("answered", "", *texts) if texts else INTERRUPTED

@@ -29,8 +29,8 @@ class Beam:
         times = relative_times(known)
         slower = (record for record in known if not record.git_commit_hash and not too_fast(record))
         refused = [record.version for record in slower if record.version in times]
-        kept = [records.best().version, *sorted(refused, key=times.get)][: self.width]
-        return [kept[number % len(kept)] for number in range(count)]
+        chosen = [records.best().version, *sorted(refused, key=times.get)][: self.width]
+        return [chosen[number % len(chosen)] for number in range(count)]
 
 
 def too_fast(record: Record) -> bool:

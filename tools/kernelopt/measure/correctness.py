@@ -155,15 +155,15 @@ class CaseResult:
     observed: Observed | None = None
 
     def to_json(self) -> dict:
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
-        return own | (self.observed.to_json() if self.observed else {})
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
+        return values | (self.observed.to_json() if self.observed else {})
 
     @classmethod
     def from_json(cls, result: dict) -> "CaseResult":
         names = [field.name for field in fields(Observed)]
         observed = Observed.from_json({name: result[name] for name in names}) if "outputs" in result else None
-        own = {name: value for name, value in result.items() if name not in names}
-        return cls(**{**own, "status": Status(own["status"])}, observed=observed)
+        values = {name: value for name, value in result.items() if name not in names}
+        return cls(**{**values, "status": Status(values["status"])}, observed=observed)
 
 
 def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, libraries: bool) -> CaseResult:

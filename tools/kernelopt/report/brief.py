@@ -125,8 +125,20 @@ def utilization(workspace: Workspace, task: Task, profile: Profile) -> Utilizati
     return used if used and used.floor_us is not None else None
 
 
-def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
-    """{system, user}: the two prompts. answer: the request for an answer, in place of the JSON for check_response.
+@dataclass(frozen=True)
+class Prompts:
+    """The system prompt and the user's."""
+
+    system: str
+    user: str
+
+    def to_json(self) -> dict:
+        """The output of analyze_profile.py --brief --json."""
+        return dict(vars(self))
+
+
+def compose(parts: Parts, answer: str | None = None) -> Prompts:
+    """The prompts. answer: the request for an answer, in place of the JSON for check_response.
 
     Refused when no metric was collected. UsageError when the metric schema lacks one: the brief would leave it out
     silently.
@@ -139,7 +151,7 @@ def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
     if all(value is None for value in values.values()):
         raise Refused("no metric was collected, so there is nothing to diagnose; profile again: profile_kernel.sh")
     sections = [*(section(parts) for section in SECTIONS), answer or answer_section()]
-    return {"system": SYSTEM, "user": "\n\n".join(section for section in sections if section) + "\n"}
+    return Prompts(SYSTEM, "\n\n".join(section for section in sections if section) + "\n")
 
 
 def task_section(parts: Parts) -> str:

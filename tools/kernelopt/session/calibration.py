@@ -173,11 +173,11 @@ def scatter(rate: Rate) -> str:
 def condition(state: State) -> str:
     """Return the SM clock and the power during a measurement, as text."""
     if state is None:
-        return "clock and power not told"
+        return "clock and power not reported"
     clock, power, reasons = state["sm_clock_mhz"], state["power_w"], state["throttle_reasons"]
     parts = [
-        f"SM {clock['median']} MHz" if clock else "SM clock not told",
-        f"{power['median']:.0f} W" if power else "power not told",
+        f"SM {clock['median']} MHz" if clock else "SM clock not reported",
+        f"{power['median']:.0f} W" if power else "power not reported",
         f"throttled by {', '.join(reasons)}" if reasons else "",
     ]
     return ", ".join(filter(None, parts))
@@ -211,9 +211,9 @@ def figure(value: float | str) -> str:
 
 
 def watts(value: float | None) -> str:
-    return "not told" if value is None else f"{value:.0f} W"
+    return "not reported" if value is None else f"{value:.0f} W"
 
 
 def clocks(highest: dict) -> str:
     names = {"sm_clock_mhz": "SM", "memory_clock_mhz": "memory"}
-    return ", ".join(f"{names[name]} {value} MHz" for name, value in highest.items()) or "not told"
+    return ", ".join(f"{names[name]} {value} MHz" for name, value in highest.items()) or "not reported"

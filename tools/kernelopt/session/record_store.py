@@ -109,7 +109,7 @@ class RecordStore:
 
     @contextlib.contextmanager
     def locked(self):
-        """Keep other processes from writing records. The lock may be nested. Each thread needs its own RecordStore."""
+        """Block other processes that write records. The lock may be nested. Each thread needs its own RecordStore."""
         if self._held:
             yield
             return
@@ -316,7 +316,7 @@ class RecordStore:
             try:
                 record = self.read(version)
             except UsageError as error:
-                raise UsageError(f"the best version cannot be told: {error}") from None
+                raise UsageError(f"the best version is unknown: {error}") from None
             if record.is_accepted:
                 return record
         return None
