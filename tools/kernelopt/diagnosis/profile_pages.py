@@ -162,7 +162,7 @@ def root_cause(diagnosis: Diagnosis) -> str:
 
 
 def opportunities(diagnosis: Diagnosis) -> list[str]:
-    """The best findings, each with the upper bound of its gain and its evidence."""
+    """The top findings, each with the upper bound of its gain and its evidence."""
     lines = [
         f"{place}. {finding.id}: {text.gain(finding)}; trigger: {text.evidence(finding)}; {finding.actions[0]}"
         for place, finding in enumerate(diagnosis.findings[:TOP], start=1)

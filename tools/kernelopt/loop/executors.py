@@ -1,4 +1,4 @@
-"""Where candidates are examined, one a GPU at a time: on this machine's GPUs, or as tasks of a Ray cluster."""
+"""Examine candidates, one per GPU at a time: on this machine's GPUs, or as tasks of a Ray cluster."""
 
 import os
 import queue
@@ -21,7 +21,7 @@ SHIPPED = {"tools", "reference", "gpu-wiki"}  # what an examination needs of the
 
 
 class Executor(ABC):
-    """A place with GPUs. slots: how many candidates it examines side by side, one a GPU.
+    """A place with GPUs. slots: the number of candidates that it examines side by side, one per GPU.
 
     timeout_s: of each process that an examination starts.
     """
@@ -44,7 +44,7 @@ class Executor(ABC):
         return self.examine("verify", remote.pack("verify", self.workspace, kernel))
 
     def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]:
-        """The measurement of each kernel against the best version, or why it could not be measured."""
+        """The measurement of each kernel against the best version, or the reason why there is none."""
         ends = (KeyboardInterrupt, SystemExit)
         return side_by_side(self._measure_one, [(kernel,) for kernel in kernels], self.slots, self.stop, ends)
 
@@ -80,9 +80,9 @@ class Local(Executor):
 
 
 class Ray(Executor):
-    """The GPUs of a Ray cluster: the one that RAY_ADDRESS names, else one made of this machine.
+    """The GPUs of a Ray cluster. RAY_ADDRESS names the cluster; without it, this machine becomes one.
 
-    Ray brings the bundle to each node; torch, triton and the bundle's other packages have to be there.
+    Ray copies the bundle to each node; torch, triton and the bundle's other packages must be there.
     """
 
     def __init__(self, workspace: Workspace, timeout_s: float, **options):
@@ -133,8 +133,8 @@ def side_by_side(
 ) -> list:
     """The results of `function` on each call's arguments, `workers` calls in threads at a time.
 
-    stop: called at one of the exceptions `ends`, until every call has ended, because the pool waits for them. No other
-    call begins then.
+    ends: exceptions after which no other call starts. `stop` is then called until every call has ended, because the
+    pool waits for them.
     """
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(function, *call) for call in calls]

@@ -1,7 +1,7 @@
 """Rounds without a person: brief -> agent -> verify -> gate -> record, until a rule says stop.
 
-The state is on disk before each step (progress.py). A run that is killed at any point goes on from there: accepted
-versions are in the records, and candidates that were valid or waited for their verdict are judged.
+The state is on disk before each step (progress.py). A killed run continues from there: the records hold the accepted
+versions, and candidates that were valid or waited for their verdict are judged.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Loop:
             )
         history.forget_unrecorded_commit(self.workspace, self.records)
         if resume and not unfinished:
-            self.say("no run is unfinished here: this one begins anew")
+            self.say("there is no unfinished run; this one starts from the beginning")
         if unfinished and unfinished.waiting:
             history.put_best_back(
                 self.workspace, self.records.best()
@@ -103,7 +103,7 @@ class Loop:
             self.round()
 
     def restarted(self) -> bool:
-        """Make a partial restart, if the limits and the records allow one; was it made?"""
+        """Make a partial restart, if the limits and the records allow one. Return whether it was made."""
         if self.state.restarts >= self.limits.restarts:
             return False
         stuck = self.state
@@ -140,7 +140,7 @@ class Loop:
     def enqueue(self, answers: dict[str, Answer], counted: bool = True) -> None:
         """Let the valid candidates of a round wait for the gate, and log why the others do not.
 
-        counted: does the round count? Its lines in the log have its number all the same.
+        counted: whether the round counts. Its lines in the log have its number in any case.
         """
         number = self.state.rounds
         valid, failures = distinct(answers, set(self.state.tried))
@@ -155,7 +155,7 @@ class Loop:
         best = self.records.best()
         if digest(self.workspace.kernel) != best.kernel_sha256:
             history.put_best_back(self.workspace, best)
-        self.progress.last_word = f"measuring {best.version} once more, then it stops: {reason}"
+        self.progress.last_word = f"measuring {best.version} once more before the run stops: {reason}"
         self.say(self.progress.last_word)
         self.progress.save()
         return LoopResult(
@@ -170,7 +170,7 @@ class Loop:
         )
 
     def finish(self, result: LoopResult) -> None:
-        """Log the result; the next run begins anew."""
+        """Log the result. The next run starts from the beginning."""
         self.progress.log("stop", None, result.reason)
         for name, comparison in result.final.items():
             message = f"{comparison.verdict}, {comparison.describe()}"

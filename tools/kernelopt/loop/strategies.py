@@ -1,4 +1,4 @@
-"""From which versions the candidates of a round start. A strategy is a class with `starts`."""
+"""The versions that the candidates of a round start from. A strategy is a class with `starts`."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Beam:
 
 
 def too_fast(record: Record) -> bool:
-    """Was it refused because the hardware does not allow its time? Then its time means nothing."""
+    """Whether it was refused because the hardware does not allow its time. Such a time means nothing."""
     return acceptance.is_impossible(record.quality_gate.failure_reason)
 
 

@@ -62,7 +62,7 @@ def round_row(session: Session, record: Record) -> tuple[str, ...]:
 
 
 def one_round(session: Session, record: Record) -> Iterator:
-    """Plan, its evidence, what the profile before said, outcome, and the difference to the parent."""
+    """Plan, its evidence, the findings in the earlier profile, outcome, and the difference to the parent."""
     change = record.optimization
     yield Facts(
         [
@@ -90,7 +90,7 @@ def one_round(session: Session, record: Record) -> Iterator:
 
 
 def outcome(session: Session, record: Record) -> Iterator[tuple[str, str]]:
-    """What programs found: in the profile before, and of this version."""
+    """The findings of programs: in the earlier profile, and on this version."""
     times = record.performance.latency_us_by_workload or {}
     if record.version != "v0":
         yield phrases.profile_before(session, record)
