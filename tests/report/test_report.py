@@ -145,7 +145,7 @@ def example() -> Reader:
         "row_softmax_demo_20261121_071539 on H200; goal: default at least 3866.4 GB/s (90 % of measured_copy_bandwidth).",
         "v1, 1.986x as fast as v0: Compute maximum, sum and result in one kernel",
         "What remains no target is open.",
-        "In the profile of v0 ncu; memory;",
+        "Profile of v0 said ncu; memory;",
         "three kernels in the call, DRAM-bound, several times the least bytes moved",
         "v1, median 262.46 us (p20 261.63 to p80 263.78); share of the floor 95.2 %; 1.986x as fast as v0 (measured in pairs)",
         "1.986x (95 % interval 1.985 to 1.989), measured in pairs",
@@ -470,10 +470,10 @@ def test_a_round_shows_its_plan_and_the_profile_before_apart(matmul):
     assert phrases.evidence(session, before).startswith("timing of v0: 1.085 ms, `a | b`; arithmetic")
     assert phrases.evidence(session, after) == "none in plans/v3_plan.md"
     said = "ncu; memory; dram 91 %; its first finding: tensor_cycles = 0 % → the tensor pipe is idle → tl.dot"
-    assert phrases.profile_before(session, before) == ("In the profile of v0", said)
-    assert phrases.profile_before(session, after) == ("In the profile of v1", "nothing: not profiled")
+    assert phrases.profile_before(session, before) == ("Profile of v0 said", said)
+    assert phrases.profile_before(session, after) == ("Profile of v1 said", "nothing: not profiled")
     text = read_page(matmul).text
-    assert "loads run ahead" in text and text.index("loads run ahead") < text.index("In the profile of v0")
+    assert "loads run ahead" in text and text.index("loads run ahead") < text.index("Profile of v0 said")
     assert "Evidence: none in plans/v3_plan.md." in text
 
 

@@ -94,7 +94,7 @@ def profile_before(session: Session, record: Record) -> tuple[str, str]:
     if profile.evidence_chain:
         parts.append(f"its first finding: {profile.evidence_chain.replace(' -> ', ' → ')}")
     name = before.version if before else "the version before"
-    return f"In the profile of {name}", "; ".join(parts) or f"nothing: {NOT_PROFILED}"
+    return f"Profile of {name} said", "; ".join(parts) or f"nothing: {NOT_PROFILED}"
 
 
 def chain(records: list[Record], best: Record) -> tuple[list[Record], str]:
