@@ -81,7 +81,8 @@ def measured(name: str) -> dict:
     row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof).to_json()
     if row["bound"] == "memory":
         mix = {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
-        row["ceiling"] = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)["best"]
+        _, ceiling = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)
+        row["ceiling"] = ceiling.best.to_json()
     return row
 
 

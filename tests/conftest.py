@@ -20,6 +20,7 @@ from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import readiness, rounds
 from kernelopt.gate.measurement import Measurement
 from kernelopt.measure import least_work
+from kernelopt.measure.correctness import KernelShare
 from kernelopt.measure.timing import Latency, Timing
 from kernelopt.session import workspace
 from kernelopt.session.task import Task
@@ -177,7 +178,7 @@ TIMING = Timing(
     warm_us=95.0,
     call_us=100.0,
     graph_us=None,
-    kernels=[{}],
+    kernels=[KernelShare("kernel", us=100.0, share_pct=100.0, origin="own")],
     warmup_ms=25,
     rep_ms=100,
     shapes=[[4, 4]],

@@ -91,7 +91,7 @@ def write_brief(args, workspace: Workspace | None, profile: Profile, diagnosis: 
     for record in left_out:
         cli.say(f"analyze_profile.py: not in the brief: {record}")
     prompts = brief.compose(parts)
-    cli.emit(prompts, args.json, [prompts["system"], "", prompts["user"]])
+    cli.emit(prompts.to_json(), args.json, [prompts.system, "", prompts.user])
     return 0
 
 
@@ -101,8 +101,8 @@ def check_response(args, diagnosis: Diagnosis) -> int:
     except OSError as error:
         raise UsageError(f"{args.check_response} cannot be read: {error.strerror}") from None
     result = brief.check_response(answer, diagnosis.metrics)
-    cli.emit(result, args.json, result["problems"] or ["the answer holds"])
-    return 0 if result["valid"] else 1
+    cli.emit(result.to_json(), args.json, result.problems or ["the answer holds"])
+    return 0 if result.valid else 1
 
 
 def arguments():

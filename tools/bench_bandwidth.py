@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import card_rates
+from kernelopt.session.benchmark_reports import Bandwidth
 
 
 def main() -> int:
@@ -26,15 +27,23 @@ def main() -> int:
     cli.add_benchmark_options(parser)
     args = parser.parse_args()
     sizes = [size << 20 for size in args.size_mb]
-    result = card_rates.run("bandwidth", {"sizes": sizes, "rep_ms": args.rep_ms}, args.timeout)
-    if result["left_out"]:
-        sizes = ", ".join(str(size >> 20) for size in result["left_out"])
+    _, report = card_rates.run("bandwidth", {"sizes": sizes, "rep_ms": args.rep_ms}, args.timeout)
+    if report.left_out:
+        sizes = ", ".join(str(size >> 20) for size in report.left_out)
         cli.say(f"bench_bandwidth.py: left out, for too little memory is free: buffers of {sizes} MiB")
-    if not result["rates"]:
+    if not report.rates:
         raise EnvironmentLacks("too little memory of the GPU is free; end what uses it, or pass a smaller --size-mb")
-    text = card_rates.lines(result, lambda r: f"{r['pattern']:5} {r['buffer_bytes'] >> 20:6} MiB {r['cache']}")
-    cli.emit(result, args.json, text + (card_rates.plot(result["rates"]) if args.plot else []))
+    plot = card_rates.plot(report.rates) if args.plot else []
+    cli.emit(report.to_json(), args.json, [*lines(report), *plot])
     return 0
+
+
+def lines(report: Bandwidth) -> list[str]:
+    rates = [
+        f"{one.pattern:5} {one.buffer_bytes >> 20:6} MiB {one.cache}  {one.rate.describe(report.unit)}"
+        for one in report.rates
+    ]
+    return rates + card_rates.state_lines(report.gpu_state)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.hardware import card
-from kernelopt.hardware.card import GpuState
 from kernelopt.measure import card_rates
+from kernelopt.session.benchmark_reports import ProductRate, State, state_json
 
 DTYPES = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 
@@ -22,43 +22,42 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=DTYPES, help="default: all")
     cli.add_benchmark_options(parser)
     args = parser.parse_args()
-    measured = measure(args)
-    result = measured.to_json()
-    text = card_rates.lines(result, lambda r: f"{r['dtype']} {r['size']}^3")
-    cli.emit(result, args.json, text + [f"{dtype}: not measured: {why}" for dtype, why in measured.failed.items()])
-    return 0 if measured.rates else 3
+    result = measured(args)
+    cli.emit(result.to_json(), args.json, result.lines())
+    return 0 if result.rates else 3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The rates of a card, one JSON object of the worker each. failed: dtype -> why it has no rate. gpu_state: during
-    all measurements."""
+    """The rates of all dtypes. gpu_state: of all their measurements. failed: the reason by dtype."""
 
     device: str
-    rates: list[dict]
-    gpu_state: GpuState | None
+    unit: str
+    rates: list[ProductRate]
+    gpu_state: State
     failed: dict[str, str]
 
     def to_json(self) -> dict:
-        state = self.gpu_state and self.gpu_state.to_json()
-        measured = {"unit": "TFLOPS", "rates": self.rates, "gpu_state": state}
-        return {"device": self.device, **measured, "failed": self.failed}
+        typed = {"rates": [rate.to_json() for rate in self.rates], "gpu_state": state_json(self.gpu_state)}
+        return {**vars(self), **typed}
+
+    def lines(self) -> list[str]:
+        rates = [f"{one.dtype} {one.size}^3  {one.rate.describe(self.unit)}" for one in self.rates]
+        failed = [f"{dtype}: not measured: {reason}" for dtype, reason in self.failed.items()]
+        return [*rates, *card_rates.state_lines(self.gpu_state), *failed]
 
 
-def measure(args) -> Measured:
-    """Measure each dtype in a separate job, so that a failure loses no other rate."""
+def measured(args) -> Measured:
+    """Measure each dtype on its own."""
     rates, failed, state = [], {}, None
-    with card_rates.jobs(args.timeout) as (device, job):
+    with card_rates.jobs(args.timeout) as (device, measure):
         for dtype in args.dtype:
             try:
-                report = job("matmul", size=args.size, dtype=dtype, rep_ms=args.rep_ms)
+                one = measure("matmul", size=args.size, dtype=dtype, rep_ms=args.rep_ms)
+                rates, state = [*rates, *one.rates], card.merged([state, one.gpu_state])
             except card_rates.Failed as error:
                 failed[dtype] = str(error)
-                continue
-            rates += report["rates"]
-            if report["gpu_state"]:
-                state = card.merged([state, GpuState.from_json(report["gpu_state"])])
-    return Measured(device.name, rates, state, failed)
+    return Measured(device.name, "TFLOPS", rates, state, failed)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from kernelopt.errors import Refused, TimedOut, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.measure import card_rates
 from kernelopt.session import calibration, platforms, record_store
+from kernelopt.session.benchmark_reports import Report
 from kernelopt.session.workspace import Workspace
 
 SIZES = [1 << power for power in range(20, 33, 2)]  # 1 MiB to 4 GiB
@@ -89,12 +90,12 @@ def is_calibration_of(path: Path, device: str) -> bool:
 def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
     """Run each dtype and each mix in a separate job, so that a failure loses no other result."""
     with card_rates.jobs(timeout_s) as (device, job):
-        reported, limit_w = gpu.query(), gpu.power_limit_w()
+        properties, limit_w = gpu.query(), gpu.power_limit_w()
         cli.say(f"calibrate_gpu.py: measuring {device.name}: bandwidth")
         bandwidth = job("bandwidth", sizes=SIZES, rep_ms=BENCH_MS, warm=False)
-        if not bandwidth["rates"]:
+        if not bandwidth.rates:
             raise card_rates.Failed("not even 4 MiB of the GPU's memory are free; end what uses it")
-        largest = max(rate["buffer_bytes"] for rate in bandwidth["rates"])
+        largest = max(one.buffer_bytes for one in bandwidth.rates)
         mixes = {"copy": (largest, largest), "read": (largest, SMALL), "write": (SMALL, largest)}
         ceilings = {
             pattern: tried(job, "ceiling", bytes_in=read, bytes_out=written, dtype="fp32", rep_ms=BENCH_MS)
@@ -112,10 +113,10 @@ def measure(limits: wiki.Page | None, timeout_s: float) -> calibration.Measured:
                 pause_s=PAUSE_S,
                 sustained_s=SUSTAINED_S,
             )
-    return calibration.Measured(device, reported, limit_w, bandwidth, ceilings, products)
+    return calibration.Measured(device, properties, limit_w, bandwidth, ceilings, products)
 
 
-def tried(job: card_rates.Job, name: str, **arguments) -> dict | str:
+def tried(job: card_rates.Job, name: str, **arguments) -> Report | str:
     """The job's report, or the reason why it failed."""
     try:
         return job(name, **arguments)

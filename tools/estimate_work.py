@@ -12,18 +12,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
-from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline
 from kernelopt.hardware.work import Work
 from kernelopt.measure import least_work
 from kernelopt.measure.least_work import CountedWorkload
-from kernelopt.session.target import KernelUnderTest, of_workspace
-from kernelopt.session.workspace import Workspace, dtype_name
+from kernelopt.session.target import of_reference
+from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:
     args = arguments()
-    target = chosen(args)
+    target = of_reference(args)
     counted = least_work.counted_work(target.reference, target.dtype, target.cache, args.timeout)
     workloads = {name: replace(each, work=by_hand(name, each.work, args)) for name, each in counted.items()}
     if target.workspace:
@@ -31,19 +30,6 @@ def main() -> int:
     result = {name: {**each.work.to_json(), "shapes": each.shapes} for name, each in workloads.items()}
     cli.emit({"workloads": result}, args.json, [line(name, each) for name, each in workloads.items()])
     return 0
-
-
-def chosen(args) -> KernelUnderTest:
-    if args.workspace:
-        if args.reference or args.dtype:
-            raise UsageError("--workspace says everything; leave out --reference and --dtype")
-        workspace = Workspace(args.workspace)
-        return of_workspace(workspace, workspace.task())
-    if not args.reference:
-        raise UsageError("pass --workspace W or --reference FILE")
-    if not args.reference.is_file():
-        raise UsageError(f"{args.reference} is not a file")
-    return KernelUnderTest(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
 def by_hand(workload: str, work: Work, args) -> Work:

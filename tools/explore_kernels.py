@@ -17,9 +17,9 @@ from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
-from kernelopt.session import record_store
-from kernelopt.session.target import KernelUnderTest, of_workspace
-from kernelopt.session.workspace import Workspace, dtype_name
+from kernelopt.session import platforms, record_store
+from kernelopt.session.target import of_reference
+from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
 
 
@@ -29,13 +29,13 @@ def main() -> int:
         print(store.keep(workspace_of(args), args.keep))
         return 0
     entries = candidates.from_paths(args.kernels)
-    target = target_of(args)
+    target = of_reference(args)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(target, args.against, Path(folder))
         started = time.monotonic()
         with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
             cli.say(f"exploring {len(entries)} candidates on {sandbox.device_name}")
-            product = opponents.page_of(sandbox.device_name, target.workspace)
+            product = platforms.page_of(sandbox.device_name, target.workspace)
             plan = run.Plan(
                 target,
                 entries,
@@ -61,20 +61,6 @@ def main() -> int:
     if args.keep:
         cli.say(store.keep(workspace_of(args), args.keep))
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
-
-
-def target_of(args) -> KernelUnderTest:
-    """The target that the candidates are checked against: a workspace's reference, or a reference alone."""
-    if args.workspace:
-        if args.reference or args.dtype:
-            raise UsageError("--workspace says everything; leave out --reference and --dtype")
-        workspace = Workspace(args.workspace)
-        return of_workspace(workspace, workspace.task())
-    if not args.reference:
-        raise UsageError("pass --workspace W, or --reference FILE with Model and get_inputs")
-    if not args.reference.is_file():
-        raise UsageError(f"{args.reference} is not a file")
-    return KernelUnderTest(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
 def workspace_of(args) -> Workspace:

@@ -7,7 +7,7 @@ and one that mostly reads may pass it: --set-target makes the workspace's Stop C
 """
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -23,20 +23,20 @@ from kernelopt.session.workspace import Workspace
 
 def main() -> int:
     args = arguments()
-    work = asked(args)
+    work = moved(args)
     if args.set_target:
         check_target(args)
-    result = card_rates.run("ceiling", {**work, "rep_ms": args.rep_ms}, args.timeout)
-    moved = work["bytes_in"] + work["bytes_out"]
-    result |= {"dtype": work["dtype"], "latency_us": moved / result["best"]["median"] / 1e3}
+    device, ceiling = card_rates.run("ceiling", {**vars(work), "rep_ms": args.rep_ms}, args.timeout)
+    rate = ceiling.best.rate
+    latency_us = (work.bytes_in + work.bytes_out) / rate.median / 1e3
+    result = {"device": device, **ceiling.to_json(), "dtype": work.dtype, "latency_us": latency_us}
     text = [
-        f"{work['bytes_in']} bytes read, {work['bytes_out']} written, {work['dtype']}: "
-        f"{result['best']['median']:.1f} GB/s (p20 {result['best']['p20']:.1f}, p80 {result['best']['p80']:.1f}, "
-        f"{result['best']['n']} runs), {result['latency_us']:.2f} us, the best of {len(result['rates'])} shapes",
-        *card_rates.state_lines(result),
+        f"{work.bytes_in} bytes read, {work.bytes_out} written, {work.dtype}: {rate.describe('GB/s')}, "
+        f"{latency_us:.2f} us, the best of {len(ceiling.rates)} shapes",
+        *card_rates.state_lines(ceiling.gpu_state),
     ]
     if args.set_target:
-        target = target_setting.of_ceiling(result["best"]["median"], result["device"], args.share)
+        target = target_setting.of_ceiling(rate.median, device, args.share)
         set_target(Workspace(args.workspace), target)
         result["target"] = target.to_json()
         text.append(stop_conditions.stop_line(target))
@@ -44,21 +44,30 @@ def main() -> int:
     return 0
 
 
-def asked(args) -> dict:
-    """{bytes_in, bytes_out, dtype} of the workload or of the options."""
-    by_hand = {"bytes_in": args.bytes_in, "bytes_out": args.bytes_out, "dtype": args.dtype}
+@dataclass(frozen=True)
+class Moved:
+    """The bytes that a problem reads and writes. dtype: of the elements."""
+
+    bytes_in: int
+    bytes_out: int
+    dtype: str
+
+
+def moved(args) -> Moved:
+    """The bytes of the workload or of the options."""
+    by_hand = (args.bytes_in, args.bytes_out, args.dtype)
     if args.workspace is None:
-        if None in by_hand.values():
+        if None in by_hand:
             raise UsageError("pass --workspace W, or all of --bytes-in, --bytes-out and --dtype")
-        return by_hand
-    if set(by_hand.values()) != {None}:
+        return Moved(*by_hand)
+    if set(by_hand) != {None}:
         raise UsageError("--workspace says everything; leave out --bytes-in, --bytes-out and --dtype")
     work = Workspace(args.workspace).task().work_of(args.workload)
     if work is None:
         raise UsageError(f"the Task block has no work for {args.workload}; run: estimate_work.py --workspace W")
     if work.bytes_in is None:
         raise UsageError("the work was given by hand, as one sum; pass --bytes-in, --bytes-out and --dtype instead")
-    return {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
+    return Moved(work.bytes_in, work.bytes_out, work.dtype)
 
 
 def check_target(args) -> None:

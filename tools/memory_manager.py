@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
-from kernelopt.session.record_store import SHORT, RecordStore, differences, field
+from kernelopt.session.record_store import SHORT, FieldChange, ListChange, RecordStore, differences, field
 from kernelopt.session.workspace import Workspace, version_number
 
 EXAMPLES = """examples:
@@ -116,13 +116,13 @@ def run_update(store: RecordStore, args) -> int:
         if not sign:
             raise UsageError(f"'{name}' has no '='; write FIELD=VALUE")
     record = store.update(args.version, {name: value for name, _, value in pairs})
-    cli.emit(record, args.json, [str(store.path(args.version))])
+    cli.emit(record.to_json(), args.json, [str(store.path(args.version))])
     return 0
 
 
 def run_append(store: RecordStore, args) -> int:
     record = store.append(args.version, args.field, args.item)
-    cli.emit(record, args.json, [str(store.path(args.version))])
+    cli.emit(record.to_json(), args.json, [str(store.path(args.version))])
     return 0
 
 
@@ -180,24 +180,24 @@ def rounded(value: float | None, digits: int) -> float | None:
 
 def run_history(store: RecordStore, args) -> int:
     rows = require(store, store.history(args.field))
-    lines = [f"{row['version']}  {shown(row['value'])}" for row in rows]
-    cli.emit({"field": args.field, "versions": rows}, args.json, lines)
+    lines = [f"{row.version}  {shown(row.value)}" for row in rows]
+    cli.emit({"field": args.field, "versions": [row.to_json() for row in rows]}, args.json, lines)
     return 0
 
 
 def run_diff(store: RecordStore, args) -> int:
     before, after = args.versions
-    changes = differences(store.recall(before).to_json(), store.recall(after).to_json())
-    lines = [line for change in changes for line in change_lines(change)]
-    cli.emit({"from": before, "to": after, "changes": changes}, args.json, lines if changes else ["no difference"])
+    changes = differences(store.recall(before), store.recall(after))
+    lines = [line for change in changes for line in change_lines(change)] or ["no difference"]
+    result = {"from": before, "to": after, "changes": [change.to_json() for change in changes]}
+    cli.emit(result, args.json, lines)
     return 0
 
 
-def change_lines(change: dict) -> list[str]:
+def change_lines(change: FieldChange | ListChange) -> list[str]:
     """The old value after a minus, the new value after a plus."""
-    old, new = (change["removed"], change["added"]) if "removed" in change else ([change["from"]], [change["to"]])
-    signed = [("-", value) for value in old] + [("+", value) for value in new]
-    return [f"{change['field']}: {sign} {shown(value)}" for sign, value in signed]
+    signed = [("-", value) for value in change.removed] + [("+", value) for value in change.added]
+    return [f"{change.field}: {sign} {shown(value)}" for sign, value in signed]
 
 
 def shown(value) -> str:

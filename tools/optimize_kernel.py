@@ -43,9 +43,8 @@ def main() -> int:
     with workspace.locked():
         run = loop.Loop(workspace, args.agent, limits, steps, executor, cli.say, strategy, wrapper)
         result = run.run(args.resume)
-    final = {name: comparison.to_json() for name, comparison in result["final"].items()}
-    cli.emit({**result, "final": final}, args.json, lines(result))
-    return 0 if result["met"] else 1
+    cli.emit(result.to_json(), args.json, lines(result))
+    return 0 if result.met else 1
 
 
 def opened(root: Path) -> Workspace:
@@ -58,13 +57,13 @@ def opened(root: Path) -> Workspace:
     return Workspace(root)
 
 
-def lines(result: dict) -> list[str]:
+def lines(result: stopping.LoopResult) -> list[str]:
     text = [
-        f"stopped: {result['reason']}",
-        f"best: {result['best']}, {result['latency_us']:.2f} us, after {result['rounds']} rounds",
+        f"stopped: {result.reason}",
+        f"best: {result.best}, {result.latency_us:.2f} us, after {result.rounds} rounds",
     ]
     return text + [
-        f"against {name}: {comparison.verdict}, {comparison.describe()}" for name, comparison in result["final"].items()
+        f"against {name}: {comparison.verdict}, {comparison.describe()}" for name, comparison in result.final.items()
     ]
 
 

@@ -24,14 +24,14 @@ def main() -> int:
     workspace = Workspace(args.workspace)
     if args.undo:
         result = restart.undo(workspace)
-        lines = [f"unmasked: {' '.join(result['unmasked'])}; next version: {result['next_version']}"]
+        lines = [result.describe()]
     else:
         result = restart.begin(workspace, args.seed)
-        cli.say(f"partial_restart.py: masked {' '.join(result['masked'])}; --undo takes them back")
-        lines = [restart.described(result), "", result["brief"]]
-    for message in result["left_out"]:
+        cli.say(f"partial_restart.py: masked {' '.join(result.masked)}; --undo takes them back")
+        lines = [result.describe(), "", result.brief]
+    for message in result.left_out:
         cli.say(f"partial_restart.py: left out: {message}")
-    cli.emit(result, args.json, lines)
+    cli.emit(result.to_json(), args.json, lines)
     return 0
 
 
@@ -43,7 +43,7 @@ def arguments():
         "--seed",
         type=cli.natural,
         default=restart.random_seed(),
-        help="the same seed masks the same records (default: random, and told)",
+        help="the same seed masks the same records (default: random, and printed)",
     )
     action.add_argument("--undo", action="store_true", help="unmask what the last restart masked")
     cli.add_json(parser)

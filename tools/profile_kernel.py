@@ -27,8 +27,8 @@ def main() -> int:
     folder = request.destination
     if args.dry_run:
         return dry_run(folder, args)
-    result, lines, lack = profile_run.run(request, cli.say)
-    cli.emit({"folder": str(folder), **result}, args.json, [str(folder), *lines])
+    written, lack = profile_run.run(request, cli.say)
+    cli.emit({"folder": str(folder), **written.to_json()}, args.json, [str(folder), written.describe()])
     if lack:
         raise EnvironmentLacks(f"no counters, durations and resources alone are in {folder}: {lack}")
     return 0

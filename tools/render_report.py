@@ -34,7 +34,7 @@ def main() -> int:
         print(page.markdown(), end="")
         return 0
     bundle.write_text(path, page.markdown() if args.markdown else page.html())
-    cli.emit({"report": str(path), **session_page.summary(session)}, args.json, [str(path)])
+    cli.emit({"report": str(path), **session_page.summary(session).to_json()}, args.json, [str(path)])
     return 0
 
 

@@ -567,3 +567,15 @@ def test_what_the_other_process_says_of_a_broken_report_is_said(tmp_path, monkey
     monkeypatch.setattr(ncu.sys, "executable", "false")
     with pytest.raises(Refused, match="its reader ended with 1"):
         ncu.read(tmp_path / "x.ncu-rep")
+
+
+def test_a_fresh_report_says_how_far_the_kernel_is_from_its_floor(session):
+    """As the profiler hands it over: without the page of the GPU, which the workspace knows."""
+    recorded = profile_folder.read(BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation")
+    fresh, folder = replace(recorded, product=None, recorded_us=None), session.profile("v0", "annotation")
+    folder.mkdir(parents=True)
+    profile_pages.write(folder, "annotation", fresh, session)
+    text = (folder / "report.md").read_text()
+    assert "floor unknown" not in text and "% of the floor at the copy rate" in text
+    read_again = analysis.diagnose(profile_folder.read(folder, session))
+    assert read_again.speed_of_light.floor_share_pct and f"Stop? no: {read_again.speed_of_light.reason}." in text

@@ -4,6 +4,7 @@ The machines on which that happens are stand-ins here: a sandbox that answers fo
 correctness.judge gives them. On an H200 it was seen under ncu: torch's profiler then names no kernel at all.
 """
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from kernelopt.gate import acceptance, readiness, rounds
 from kernelopt.gate.measurement import Measurement
 from kernelopt.hardware.card import Card
 from kernelopt.measure import correctness, verify
-from kernelopt.measure.correctness import CaseResult, Observed
+from kernelopt.measure.correctness import CaseResult, KernelShare, Observed
 from kernelopt.measure.pairing import Comparison
 from kernelopt.measure.verdict import Verdict
 from kernelopt.session import platforms, record_store, target
@@ -23,7 +24,7 @@ from kernelopt.statuses import Speed, Status
 from kernelopt.worker import tracing
 from kernelopt.worker.context import Context
 
-OWN = [{"name": "softmax_kernel", "us": 3.0, "share_pct": 100.0, "origin": "own"}]
+OWN = [KernelShare("softmax_kernel", us=3.0, share_pct=100.0, origin="own")]
 
 
 def case(kernels, elements: int = 4, workload: str = "default") -> CaseResult:
@@ -51,6 +52,15 @@ RAISED = CaseResult("default", 0, "fp32", None, False, Status.RUNTIME_ERROR, "bo
 )
 def test_own_work_is_checked_where_each_call_that_did_something_names_its_kernels(cases, libraries, expected):
     assert correctness.own_work(cases, libraries) == expected
+
+
+def test_the_shares_of_kernels_come_back_from_json():
+    kernels = correctness.shares([{"name": "a", "us": 1.004, "origin": "own", "more": 1}, vars(OWN[0])])
+    assert kernels[0].to_json() == {"name": "a", "us": 1.0, "share_pct": 25.1, "origin": "own"}
+    for of_case in (case(kernels), case([]), case(None)):
+        sent = of_case.to_json()
+        assert CaseResult.from_json(json.loads(json.dumps(sent))) == of_case
+    assert case(OWN).to_json()["kernels"] == [vars(OWN[0])] and case([]).to_json()["kernels"] == []
 
 
 def test_an_output_of_another_shape_was_returned_all_the_same():

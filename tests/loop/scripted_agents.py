@@ -18,7 +18,7 @@ from pathlib import Path
 from conftest import BUNDLE, kernel_text, recorded, with_floor_share
 from kernelopt.gate.measurement import Measurement
 from kernelopt.loop import loop, strategies
-from kernelopt.loop.stopping import Limits
+from kernelopt.loop.stopping import Limits, LoopResult
 from kernelopt.session import record_store
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Speed, Status
@@ -93,7 +93,7 @@ def scripted_loop(
     return loop.Loop(workspace, command, limits, machine, machine, **more)
 
 
-def run(workspace: Workspace, *arguments, resume: bool = False, **options) -> tuple[dict, list[dict]]:
+def run(workspace: Workspace, *arguments, resume: bool = False, **options) -> tuple[LoopResult, list[dict]]:
     """(result, lines of rounds.jsonl) of `scripted_loop`"""
     return scripted_loop(workspace, *arguments, **options).run(resume), log_lines(workspace)
 

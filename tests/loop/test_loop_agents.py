@@ -37,7 +37,7 @@ def test_whatever_an_agent_does_has_a_name_and_leaves_the_best(ready, command, o
     limits = replace(LIMITS, rounds=1, agent_timeout_s=2 if "sleep" in command else 20)
     result, lines = run(ready, command, limits=limits)
     assert outcomes(lines) == [outcome, "stop"], lines
-    assert says in lines[0]["message"] and result["best"] == "v0" and ready.kernel.read_bytes() == before
+    assert says in lines[0]["message"] and result.best == "v0" and ready.kernel.read_bytes() == before
     assert (ready.memory / "v0.json").read_bytes() == record and ready.git("rev-list", "--count", "HEAD") == commits
 
 
@@ -106,8 +106,8 @@ def test_an_agents_command_that_is_none_ends_the_run_and_another_goes_on(ready, 
     with pytest.raises(EnvironmentLacks, match=r"cannot be run: bash: line 1: .*--resume"):
         run(ready, command)
     result, lines = run(ready, GOOD, resume=True)
-    assert result["best"] == "v3" and outcomes(lines) == ["interrupted", *["accepted"] * 3, "stop"]
-    assert result["agent_calls"] == 3  # the one that was none is not counted
+    assert result.best == "v3" and outcomes(lines) == ["interrupted", *["accepted"] * 3, "stop"]
+    assert result.agent_calls == 3  # the one that was none is not counted
 
 
 def test_a_hanging_agent_leaves_no_process(ready, tmp_path):

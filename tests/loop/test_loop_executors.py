@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import signal
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.loop import executors, remote
+from kernelopt.measure.verdict import Verdict
 
 
 def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_lacks(ready):
@@ -23,6 +26,13 @@ def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_
             remote.examine(job, remote.pack(job, ready, b"x = 1\n"), 60)
     with pytest.raises(Refused, match="died, exit 1"):
         remote.examine("verify", b"no archive", 60)
+
+
+def test_a_verdict_comes_back_from_the_process_that_verifies(ready, monkeypatch):
+    monkeypatch.setattr(remote, "Sandbox", lambda _, cache: Sandbox("cpu-interpreter", cache))
+    verdict = remote.verified(ready, 60)
+    sent = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
+    assert verdict.status == "OK" and Verdict.from_json(sent) == verdict == remote.RESULTS["verify"].from_json(sent)
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot filter what it unpacks")

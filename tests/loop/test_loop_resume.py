@@ -46,7 +46,7 @@ def test_killed_while_it_takes_back_a_killed_run_it_goes_on_all_the_same(ready, 
     with pytest.raises(KeyboardInterrupt):
         run(ready, GOOD, resume=True)
     monkeypatch.setattr(snapshot, "discard", discard)
-    assert run(ready, GOOD, resume=True)[0]["best"] == "v3"
+    assert run(ready, GOOD, resume=True)[0].best == "v3"
 
 
 def test_told_to_stop_it_ends_its_agents_at_once_and_a_resumed_run_ends_those_of_a_killed_one(ready, tmp_path):
@@ -88,7 +88,7 @@ def test_a_run_is_not_begun_twice_and_needs_a_baseline(session, ready):
     (ready.root / ".loop" / "state.json").write_text(json.dumps({"rounds": 1}))
     with pytest.raises(UsageError, match="--resume"):
         run(ready, "true")
-    assert run(ready, "true", resume=True)[0]["rounds"] == 3  # two more
+    assert run(ready, "true", resume=True)[0].rounds == 3  # two more
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_accepted_round(read
     result, lines = run(ready, GOOD, resume=True)
     records = record_store.RecordStore(ready)
     accepted = [record.version for record in records.records() if record.git_commit_hash]
-    assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result["best"] == accepted[-1]
+    assert accepted[0] == "v0" and len(accepted) == len(set(accepted)) and result.best == accepted[-1]
     assert outcomes(lines).count("accepted") == len(accepted) - 1 >= 2
     subjects = ready.git("log", "--format=%s").splitlines()
     assert len(subjects) == len(set(subjects)) == len(accepted) + 1  # and the session's start
@@ -126,7 +126,7 @@ def test_a_right_answer_outlives_a_kill_while_another_agent_works(ready, evil, r
     gained = "accepted" in resumed
     result, lines = run(ready, "true", limits=replace(LIMITS, rounds=2 + gained, patience=9), resume=True)
     assert outcomes(lines) == [*resumed, "unchanged", "unchanged", "stop"], lines
-    assert result["best"] == ("v1" if gained else "v0") and result["rounds"] == 2 + gained
+    assert result.best == ("v1" if gained else "v0") and result.rounds == 2 + gained
 
 
 def test_stopped_in_the_comparison_at_the_end_it_says_so_and_comes_to_the_same_end(ready):
@@ -138,7 +138,7 @@ def test_stopped_in_the_comparison_at_the_end_it_says_so_and_comes_to_the_same_e
         run(ready, GOOD, replace(stand_in(ready), final=dies), limits)
     assert "ended by KeyboardInterrupt" in json.loads((ready.root / ".loop" / "status.json").read_text())["now"]
     result, lines = run(ready, GOOD, limits=limits, resume=True)
-    assert outcomes(lines) == ["accepted", "stop"] and result["best"] == "v1"
+    assert outcomes(lines) == ["accepted", "stop"] and result.best == "v1"
 
 
 def test_an_accepted_version_is_noted_though_a_refused_plan_came_before_it(ready):

@@ -32,15 +32,16 @@ def test_a_good_agent_gains_every_round_until_the_rounds_are_over(ready):
     machine = replace(stand_in(ready), final=lambda: {"torch.compile": compared})
     result, lines = run(ready, GOOD, machine)
     assert lines[-1]["of"] == "v3 against torch.compile" and compared.verdict in lines[-1]["message"]
-    assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result["reason"] == "3 rounds are over"
+    assert outcomes(lines) == ["accepted"] * 3 + ["stop", "final"] and result.reason == "3 rounds are over"
     assert (
-        result["best"] == "v3" == record_store.RecordStore(ready).best().version
-        and "us = 60" in ready.kernel.read_text()
+        result.best == "v3" == record_store.RecordStore(ready).best().version and "us = 60" in ready.kernel.read_text()
     )
     assert ready.git("worktree", "list").count("\n") == 0 and not (ready.root / ".loop" / "state.json").exists()
     status = json.loads((ready.root / ".loop" / "status.json").read_text())
     assert status["rounds_left"] == 0 and status["best"] == "v3" and status["now"] == "stopped: 3 rounds are over"
-    assert 60 > status["minutes_left"] == pytest.approx(60 - result["minutes"], abs=0.02)
+    assert 60 > status["minutes_left"] == pytest.approx(60 - result.minutes, abs=0.02)
+    keys = ["reason", "met", "best", "latency_us", "rounds", "agent_calls", "restarts", "minutes", "final"]
+    assert list(result.to_json()) == keys and result.to_json()["final"] == {"torch.compile": compared.to_json()}
 
 
 def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
@@ -50,7 +51,7 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
     machine = replace(machine, check=lambda *_: next(status))
     limits = replace(LIMITS, rounds=1)
     result, lines = run(ready, agent(kernel(50)), machine, limits)
-    assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
+    assert outcomes(lines) == ["refined", "accepted", "stop"] and result.agent_calls == 2
     bad = agent(kernel(40), plan=UNCITED)
     (ready.root / ".loop" / "rounds.jsonl").unlink()
     limits = replace(LIMITS, rounds=2)
@@ -62,7 +63,7 @@ def test_a_plan_is_mended_without_a_new_kernel_and_blocks_nobody_later(ready):
 def test_the_budget_of_calls_is_kept_with_several_candidates(ready):
     limits = replace(LIMITS, candidates=4, agent_calls=2, rounds=9)
     result, _ = run(ready, agent(kernel(500)), limits=limits)
-    assert result["agent_calls"] == 2 and "calls of the agent" in result["reason"]
+    assert result.agent_calls == 2 and "calls of the agent" in result.reason
 
 
 def test_a_kernel_of_a_former_run_is_not_judged_again(ready):
@@ -77,10 +78,10 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
     mends = mends.replace("v=$(grep -o 'v[0-9]*' | head -1)", "b=$(cat); v=$(grep -o 'v[0-9]*' <<< \"$b\" | head -1)")
     one = replace(LIMITS, rounds=1)
     result, lines = run(ready, mends, limits=one)
-    assert outcomes(lines) == ["refined", "accepted", "stop"] and result["agent_calls"] == 2
+    assert outcomes(lines) == ["refined", "accepted", "stop"] and result.agent_calls == 2
     never = agent("n=$RANDOM; " + kernel(40, "WRONG = $n\\n").replace("'END'", "END"))
     result, lines = run(ready, never, limits=one)
-    assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result["agent_calls"] == 2
+    assert outcomes(lines)[3:] == ["refined", "rejected", "stop"] and result.agent_calls == 2
     record = record_store.RecordStore(ready).read("v2")
     assert record.correctness.verify_status == "WRONG_VALUES"  # a failure is part of the history too
 
@@ -88,7 +89,7 @@ def test_an_error_is_handed_back_a_bounded_number_of_times(ready):
 def test_the_same_kernel_is_not_judged_twice(ready):
     once = agent(kernel(500) + 'echo "# $v" >> kernel.py')
     result, lines = run(ready, once)
-    assert outcomes(lines) == ["diverged", "tried before", "stop"] and result["reason"].startswith(
+    assert outcomes(lines) == ["diverged", "tried before", "stop"] and result.reason.startswith(
         "no accepted gain in the last 2 rounds"
     )
 
@@ -100,7 +101,7 @@ def test_stuck_means_a_partial_restart_and_then_the_end(ready):
     limits = replace(LIMITS, rounds=9, restarts=1)
     result, lines = run(ready, "true", machine, limits)
     assert outcomes(lines) == ["unchanged", "unchanged", "restart", "unchanged", "unchanged", "stop"]
-    assert result["reason"].startswith(STUCK) and masked == [1] and result["restarts"] == 1
+    assert result.reason.startswith(STUCK) and masked == [1] and result.restarts == 1
 
 
 def test_without_an_accepted_version_there_is_nothing_to_start_from(session):
@@ -112,8 +113,8 @@ def test_candidates_of_a_round_compete_and_twins_are_dropped(ready):
     limits = replace(LIMITS, rounds=1, candidates=3)
     twins = SEVERAL.replace("10 * n", "10 * (n > 1 ? 1 : n)")
     result, lines = run(ready, twins, limits=limits)
-    assert sorted(outcomes(lines)) == ["accepted", "accepted", "stop", "tried before"] and result["agent_calls"] == 3
-    assert "us = 60" in ready.kernel.read_text() and result["best"] == "v2"
+    assert sorted(outcomes(lines)) == ["accepted", "accepted", "stop", "tried before"] and result.agent_calls == 3
+    assert "us = 60" in ready.kernel.read_text() and result.best == "v2"
 
 
 def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_it(ready):
@@ -122,7 +123,7 @@ def test_on_several_gpus_the_fastest_of_a_round_is_accepted_and_the_others_meet_
     counting = replace(machine, measure=lambda kernels: measured.append(len(kernels)) or machine.measure(kernels))
     result, lines = run(ready, SEVERAL, counting, limits)
     assert outcomes(lines) == ["accepted", "rejected", "rejected", "stop"] and measured == [3, 2]
-    assert "us = 50" in ready.kernel.read_text() and result["best"] == "v1"
+    assert "us = 50" in ready.kernel.read_text() and result.best == "v1"
     against = [record_store.RecordStore(ready).read(v).comparison.against for v in ("v2", "v3")]
     assert against == ["v1", "v1"]  # each lost to the kernel that won, not to the one before it
 
@@ -131,7 +132,7 @@ def test_a_candidate_whose_judge_dies_is_dropped_and_named(ready):
     machine = stand_in(ready)
     machine = replace(machine, measure=lambda kernels: [Refused("it died")])
     result, lines = run(ready, GOOD, machine, replace(LIMITS, rounds=1))
-    assert outcomes(lines) == ["not judged", "stop"] and "it died" in lines[0]["message"] and result["best"] == "v0"
+    assert outcomes(lines) == ["not judged", "stop"] and "it died" in lines[0]["message"] and result.best == "v0"
 
 
 def test_a_beam_starts_from_refused_versions_too_and_greed_from_the_best_alone(ready):
@@ -171,7 +172,7 @@ def test_a_candidate_whose_files_are_gone_costs_that_candidate_alone(ready):
     made.judge.judge_waiting = lambda: (clear(), judge())
     result = made.run()
     lines = log_lines(ready)
-    assert outcomes(lines)[0] == "not judged" and "gone" in lines[0]["message"] and result["best"] == "v0"
+    assert outcomes(lines)[0] == "not judged" and "gone" in lines[0]["message"] and result.best == "v0"
 
 
 def test_a_plan_that_stays_refused_takes_no_measurement(ready):

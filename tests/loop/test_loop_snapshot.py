@@ -95,7 +95,7 @@ def test_a_round_in_which_the_workspace_was_changed_counts_for_nothing_and_the_n
     command = agent(f"if [ ! -e {W}/../done ]; then touch {W}/../done; {evil}; fi; " + kernel(50))
     result, lines = run(ready, command, limits=replace(LIMITS, rounds=2))
     assert outcomes(lines) == ["forbidden files", "accepted", "stop"], lines
-    assert "in the workspace itself" in lines[0]["message"] and result["best"] == "v1"
+    assert "in the workspace itself" in lines[0]["message"] and result.best == "v1"
     assert ready.file_at("HEAD", "kernel.py") == ready.kernel.read_bytes()
     file_trees.remove(ready.root / ".loop" / "taken")
 
@@ -151,7 +151,7 @@ def test_a_users_file_is_not_written_through_a_link_and_what_was_taken_is_kept(r
     limits = replace(LIMITS, rounds=2)
     result, _ = run(ready, agent(f"{link}; {edits}; " + kernel(50)), limits=limits)
     with ready.locked():
-        assert (tmp_path / "thesis").read_text() == "years" and result["best"] == "v0"
+        assert (tmp_path / "thesis").read_text() == "years" and result.best == "v0"
     taken = sorted(path.name.partition("_")[2] for path in (ready.root / ".loop" / "taken").iterdir())
     assert taken == ["a.txt", "a.txt", "b.txt", "b.txt"]
 
@@ -223,7 +223,7 @@ def test_what_was_forged_before_a_stop_is_put_back_before_anything_reads_it(read
     assert subprocess.run([sys.executable, "-c", code]).returncode in (143, -9)
     assert json.loads((ready.root / ".loop" / "status.json").read_text())["pid"]
     result, _ = run(ready, "true", limits=replace(LIMITS, rounds=1), resume=True)
-    assert result["reason"] == "1 rounds are over" and (ready.memory / "v0.json").read_bytes() == record
+    assert result.reason == "1 rounds are over" and (ready.memory / "v0.json").read_bytes() == record
 
 
 def test_what_stands_in_rounds_and_in_a_candidates_files_is_the_loops_own(ready):

@@ -1,14 +1,17 @@
 """The benchmarks of the GPU itself: what can be tested without one. test_gpu.py runs them."""
 
+import json
 import os
 import subprocess
 import sys
 
+import pytest
 from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt.device import gpu
-from kernelopt.hardware.card import Card
+from kernelopt.hardware.card import Card, GpuState, Spread
 from kernelopt.measure import card_rates
 from kernelopt.session import stop_conditions
+from kernelopt.session.benchmark_reports import REPORTS, BufferRate, Ceiling, Rate, ShapeRate
 
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():
@@ -25,7 +28,7 @@ def test_the_stream_reads_and_writes_everything_whichever_is_longer():
 
 def test_the_plot_shows_each_pattern_at_each_size():
     rates = [
-        {"pattern": pattern, "buffer_bytes": size << 20, "cache": cache, "median": size * (2 if cache == "warm" else 1)}
+        BufferRate(pattern, size << 20, cache, Rate(size * (2 if cache == "warm" else 1), 0, 0, 1))
         for pattern in ("copy", "read", "write")
         for size in (1, 2, 4)
         for cache in ("cold", "warm")
@@ -34,6 +37,57 @@ def test_the_plot_shows_each_pattern_at_each_size():
     drawing = "".join(lines[:-1])
     assert all(drawing.count(mark) == 3 for mark in "CRWcrw".replace("W", "")) and len(lines) <= 20
     assert "C copy" in lines[-1]
+
+
+RATE = {"median": 3.0, "p20": 2.5, "p80": 3.5, "n": 9}
+WINDOW = [1.0, 2.0]
+BEST = {"block": 1024, "warps": 4, "programs": None, **RATE}
+JSON_REPORTS = {  # as worker/rates.py makes them
+    "bandwidth": {
+        "unit": "GB/s",
+        "rates": [{"pattern": "copy", "buffer_bytes": 4096, "cache": "warm", **RATE}],
+        "left_out": [8192],
+        "window": WINDOW,
+        "device": {"sm_count": 132},
+        "torch": "2.11",
+        "triton": "3.6",
+    },
+    "ceiling": {"unit": "GB/s", "bytes_in": 8, "bytes_out": 4, "rates": [BEST], "best": BEST, "window": WINDOW},
+    "matmul": {"unit": "TFLOPS", "rates": [{"dtype": "bf16", "size": 512, **RATE}]},
+    "product_rates": {
+        "dtype": "bf16",
+        "size": 512,
+        "rested": {**RATE, "window": WINDOW},
+        "sustained": {"median": 2.0, "window": [3.0, 4.0]},
+    },
+}
+
+
+class StandInWatch:
+    def state(self, window):
+        return of_window(window)
+
+
+def of_window(window: list[float] | None) -> GpuState:
+    """A state that shows its window."""
+    times = Spread(*window, window[0]) if window else None
+    return GpuState(1, times, None, None, None, None, ())
+
+
+@pytest.mark.parametrize("job", JSON_REPORTS)
+def test_a_report_has_the_states_of_its_windows_and_prints_what_the_worker_reported(job):
+    sent = JSON_REPORTS[job]
+    report = REPORTS[job].from_json(sent, card_rates.states_of(sent, StandInWatch()))
+    assert report.gpu_state == of_window(sent.get("window"))
+    if job in ("bandwidth", "ceiling"):
+        device = {"device": {"sm_count": 132}} if job == "bandwidth" else {}
+        whole = {**device, **sent, "gpu_state": of_window(WINDOW).to_json(), "states": {}}
+        assert json.dumps(report.to_json()) == json.dumps(whole)
+    elif job == "matmul":
+        assert [rate.to_json() for rate in report.rates] == sent["rates"]
+    else:
+        assert (report.rested, report.sustained_median) == (Rate(3.0, 2.5, 3.5, 9), 2.0)
+        assert (report.rested_state, report.sustained_state) == (of_window(WINDOW), of_window([3.0, 4.0]))
 
 
 def test_the_ceiling_wants_the_work_of_a_problem(session, run_here):
@@ -59,9 +113,9 @@ def test_the_judges_benchmark_says_what_it_lacks_and_leaves_nothing(tmp_path):
 def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monkeypatch):
     """The measurement is stood in for; test_gpu.py makes one."""
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
-    given = {"median": 321.23, "p20": 320.0, "p80": 322.0, "n": 99}
-    result = {"device": "NVIDIA H200", "unit": "GB/s", "rates": [given], "best": given, "gpu_state": None}
-    monkeypatch.setattr(card_rates, "run", lambda *_: result.copy())
+    best = ShapeRate(1024, 4, None, Rate(321.23, 320.0, 322.0, 99))
+    ceiling = Ceiling("GB/s", 0, 0, (best,), best, [0.0, 1.0])
+    monkeypatch.setattr(card_rates, "run", lambda *_: ("NVIDIA H200", ceiling))
     monkeypatch.setattr(gpu, "identify", lambda: Card("NVIDIA H200", "GPU-0", "580.1"))
     command = ("measure_bandwidth_ceiling.py", "--workspace", session.root, "--set-target")
     asked = {"workload": "default", "metric": "latency_us", "target": 250, "unit": "us", "basis": "given"}

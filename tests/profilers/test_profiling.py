@@ -346,8 +346,8 @@ def test_without_counters_there_are_durations_resources_and_no_diagnosis(call, t
     assert longest.name == "normalise" and 250 < longest.duration_us < 270
     assert longest.metrics["registers_per_thread"] == 24 and longest.metrics["theoretical_occupancy"] == 100
     assert longest.metrics["dram_throughput"] is None
-    result, lines = profile_pages.write(folder, "annotation", profile, session)
-    assert result["classification"]["class"] == "unknown" and "not collected" in lines[0]
+    written = profile_pages.write(folder, "annotation", profile, session)
+    assert written.to_json()["classification"]["class"] == "unknown" and "not collected" in written.describe()
     assert "| `normalise` | 259 |" in (folder / "report.md").read_text()
     assert json.loads((folder / "params.json").read_text())["counters"] == "unavailable"
 
@@ -358,7 +358,9 @@ def test_without_nsys_torchs_profiler_serves_and_is_named(call, tmp_path, monkey
     folder = tmp_path / "profile"
     profile, lack = collect.take(mode, StandInSandbox(tmp_path), call, folder, None)
     assert lack is None and profile.params.profiler == torch_trace.SOURCE
-    profile_pages.write(folder, mode, profile, session)
+    written = profile_pages.write(folder, mode, profile, session)
+    sent = json.loads(json.dumps(written.to_json()))
+    assert sent == {"timeline": json.loads((folder / "timeline.json").read_text())}
     text = (folder / "report.md").read_text()
     assert "| profiler | torch.profiler (CUPTI) |" in text and "| `row_sum` | 1 |" in text
     assert json.loads((folder / "timeline.json").read_text())["calls"] == 5

@@ -43,7 +43,7 @@ def parts_of(report: str, **changes) -> brief.Parts:
             additional_notes="rows\nare long",
         ),
         specs=[H200.known(name).citation for name in ("sm_count", "memory_bandwidth")],
-        utilization={**roofline.utilization(500.0, 0, WORK["bytes_min"], roof).to_json(), "clock": "measured"},
+        utilization=roofline.utilization(500.0, 0, WORK["bytes_min"], roof),
         records=[
             Record.from_json(json.loads(path.read_text())) for path in sorted((EXAMPLE / "memory").glob("v*.json"))
         ],
@@ -73,7 +73,7 @@ def rows_of(user: str) -> dict[str, list[str]]:
 def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(report):
     """A formatter that looks for metrics in the wrong place leaves its tables empty; the prompt still looks fine."""
     parts = parts_of(report)
-    rows = rows_of(brief.compose(parts)["user"])
+    rows = rows_of(brief.compose(parts).user)
     collected = {key: value for key, value in parts.diagnosis.metrics.items() if value is not None}
     assert len(collected) > 40 and set(rows) == {metric.key for metric in metrics.schema()}
     for metric in metrics.schema():
@@ -87,12 +87,12 @@ def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(repor
 
 @pytest.mark.parametrize(("own", "told"), [(None, "0.016"), (0.001, "0.001")])
 def test_the_tolerance_is_told_the_dtypes_where_the_task_has_none(parts, own, told):
-    user = brief.compose(replace(parts, task=replace(parts.task, tolerance=own)))["user"]
+    user = brief.compose(replace(parts, task=replace(parts.task, tolerance=own))).user
     assert f"- tolerance: |error| / (|reference| + rms) up to {told}\n" in user
 
 
 def test_metrics_stand_in_their_sections(parts):
-    user = brief.compose(parts)["user"]
+    user = brief.compose(parts).user
     for metric in metrics.schema():
         section = user.split(f"\n### {metric.section}\n")[1].split("\n#")[0]
         assert f"| {metric.key} | {metric.label} |" in section
@@ -100,7 +100,7 @@ def test_metrics_stand_in_their_sections(parts):
 
 def test_what_was_not_collected_is_named_and_is_no_zero(parts):
     values = {**parts.diagnosis.metrics, "tensor_cycles": None, "waves_per_sm": 0.0}
-    rows = rows_of(brief.compose(with_metrics(parts, values))["user"])
+    rows = rows_of(brief.compose(with_metrics(parts, values)).user)
     assert rows["tensor_cycles"][2] == "not collected" and rows["waves_per_sm"][2] == "0"
 
 
@@ -115,7 +115,7 @@ def test_without_any_metric_there_is_no_brief(parts):
 
 
 def test_every_part_is_in_the_prompt(parts):
-    user = brief.compose(parts)["user"]
+    user = brief.compose(parts).user
     titles = re.findall("^## (.+)$", user, re.MULTILINE)
     assert titles == [
         "Task",
@@ -144,7 +144,7 @@ def test_the_history_holds_rejected_rounds_with_their_reason(parts):
 
 
 def test_a_bare_report_gives_a_brief_of_what_there_is(parts):
-    user = brief.compose(brief.Parts(parts.diagnosis))["user"]
+    user = brief.compose(brief.Parts(parts.diagnosis)).user
     assert re.findall("^## (.+)$", user, re.MULTILINE) == ["Profile", "Metrics", "Findings of the rules", "Answer"]
     assert "None" not in user.split("\n## Answer\n")[0]
 
@@ -156,7 +156,7 @@ def test_a_kernel_cannot_leave_its_fence(parts):
 
 
 def test_the_prompt_holds_the_schema_that_answers_are_checked_by(parts):
-    shown = json.loads(brief.compose(parts)["user"].split("```json\n")[-1].split("\n```")[0])
+    shown = json.loads(brief.compose(parts).user.split("```json\n")[-1].split("\n```")[0])
     whole = bundle.read_json(bundle.REFERENCE / brief.RESPONSE_SCHEMA)
     assert shown == {key: value for key, value in whole.items() if key not in ("$schema", "title")}
 
@@ -193,8 +193,8 @@ ABSTAIN = {"abstain": True, "reason": "the stalls were not collected"}
 def problems(response) -> list[str]:
     text = response if isinstance(response, str) else json.dumps(response)
     checked = brief.check_response(text, REPORT)
-    assert checked["valid"] == (not checked["problems"])
-    return checked["problems"]
+    assert checked.valid == (not checked.problems)
+    return checked.problems
 
 
 def changed(**fields) -> dict:
@@ -208,15 +208,17 @@ def citing(metric: str, value) -> dict:
 
 def test_good_answers():
     assert problems(GOOD) == problems(changed()) == problems(ABSTAIN) == []
-    assert brief.check_response(json.dumps(GOOD), REPORT) == {"valid": True, "problems": [], "response": GOOD}
+    checked = brief.check_response(json.dumps(GOOD), REPORT).to_json()
+    assert checked == {"valid": True, "problems": [], "response": GOOD}
+    assert list(checked) == ["valid", "problems", "response"]
 
 
 def test_a_real_report_answered_with_its_own_metrics(parts):
     values = parts.diagnosis.metrics
-    shown = rows_of(brief.compose(parts)["user"])
+    shown = rows_of(brief.compose(parts).user)
     for key in values.keys() - {"tcgen05_instructions"}:  # which this GPU does not have
         answer = changed(evidence=[{"metric": key, "value": json.loads(shown[key][2])}])
-        assert brief.check_response(json.dumps(answer), values)["problems"] == []
+        assert brief.check_response(json.dumps(answer), values).problems == []
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_a_real_report_answered_with_its_own_metrics(parts):
 )
 def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
     checked = brief.check_response(text.format(json.dumps(GOOD, indent=1)), REPORT)
-    assert checked["response"] == GOOD and checked["valid"]
+    assert checked.response == GOOD and checked.valid
 
 
 @pytest.mark.parametrize(
@@ -247,13 +249,13 @@ def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
 )
 def test_without_a_complete_answer_that_is_said(text):
     checked = brief.check_response(text, REPORT)
-    assert checked["response"] is None and "no complete JSON object" in checked["problems"][0]
+    assert checked.response is None and "no complete JSON object" in checked.problems[0]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 def test_numbers_that_are_none_make_no_answer(number):
     text = json.dumps(changed()).replace("91.2}", number + "}")
-    assert brief.check_response(text, REPORT)["response"] is None
+    assert brief.check_response(text, REPORT).response is None
 
 
 @pytest.mark.parametrize(
@@ -338,15 +340,15 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     profile = profile_folder.read(tmp_path / "copied", at)
     parts, _ = brief.of_workspace(at, profile, analysis.diagnose(profile))
     assert parts.kernel == (folder / "versions" / "v0_kernel.py").read_text() != (folder / "kernel.py").read_text()
-    assert (
-        parts.utilization["time_us"] == record["performance"]["latency_us"] and parts.utilization["clock"] == "measured"
-    )
+    assert parts.utilization.time_us == record["performance"]["latency_us"] and parts.clock == "measured"
     small_work = {**profile.work, "flops": 10**9, "bytes_min": 10**6}
     small = brief.utilization(at, at.task(), replace(profile, work=small_work))
-    assert small["floor_share_pct"] < 1
+    assert small.floor_share_pct < 1
     alone = profile_folder.read(tmp_path / "copied")
     assert alone.recorded_us is None
-    assert brief.utilization(at, at.task(), alone)["clock"] == "profiled"
+    assert brief.utilization(at, at.task(), alone).time_us == alone.total_us
+    parts, _ = brief.of_workspace(at, alone, analysis.diagnose(alone))
+    assert f"- profiled {brief.figure(alone.total_us)} us, floor " in brief.compose(parts).user
 
 
 def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):

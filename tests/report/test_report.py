@@ -379,7 +379,7 @@ def test_a_goal_is_met_since_the_version_after_which_it_was_never_lost(matmul, r
     for (version, against), tflops in zip((("v0", None), ("v1", "v0"), ("v3", "v1")), reached, strict=True):
         put(matmul, version, performance=timed(220, against, 1.1, tflops=tflops))
     assert f"Goal: met since {since}; v3 is the best version" in read_page(matmul).text
-    assert session_page.summary(gather.gather(matmul))["goal"]["since"] == since
+    assert session_page.summary(gather.gather(matmul)).to_json()["goal"]["since"] == since
 
 
 def test_the_summary_names_the_steps_that_gave_most(matmul):

@@ -9,39 +9,47 @@ from conftest import BUNDLE, run_tool, task, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
-from kernelopt.hardware.card import Card, MaxClocks
+from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.measure import card_rates
 from kernelopt.session import calibration, platforms, workspace
+from kernelopt.session.benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, ShapeRate
 
 WIKI = BUNDLE / "gpu-wiki"
-STATE = {
-    "sm_clock_mhz": {"min": 1700, "median": 1755, "max": 1980},
-    "power_w": {"min": 400.0, "median": 690.0, "max": 700.0},
-    "throttle_reasons": ["sw_power_cap"],
-}
+STATE = GpuState(
+    samples=9,
+    sm_clock_mhz=Spread(1700, 1755, 1980),
+    memory_clock_mhz=None,
+    power_w=Spread(400.0, 690.0, 700.0),
+    temperature_c=None,
+    throttle_reasons=("sw_power_cap",),
+    foreign_processes=(),
+)
 
 
-def rate(median: float) -> dict:
-    return {"median": median, "p20": 0.99 * median, "p80": 1.01 * median, "n": 50}
+def rate(median: float) -> Rate:
+    return Rate(median, 0.99 * median, 1.01 * median, 50)
 
 
-def product(dtype: str, rested: float, sustained: float) -> dict:
-    window = {"window": [0.0, 1.0]}
-    parts = {"rested": {**rate(rested), **window}, "sustained": {"median": sustained, **window}}
-    return {"dtype": dtype, "size": 8192, **parts, "states": {"rested": STATE, "sustained": STATE}, "gpu_state": STATE}
+def ceiling(median: float) -> Ceiling:
+    best = ShapeRate(1024, 4, None, rate(median))
+    return Ceiling("GB/s", 1, 1, (best,), best, [0.0, 1.0], STATE)
+
+
+def product(dtype: str, rested: float, sustained: float) -> RestedAndSustained:
+    return RestedAndSustained(dtype, 8192, rate(rested), sustained, STATE, STATE, STATE)
 
 
 def measured(name: str, **said) -> calibration.Measured:
     """What a card of that name gave: figures that no card has."""
-    rates = [
-        {"pattern": pattern, "buffer_bytes": size, "cache": "cold", **rate(size / 2**22 + number)}
+    rates = tuple(
+        BufferRate(pattern, size, "cold", rate(size / 2**22 + number))
         for size in (1 << 20, 1 << 32)
         for number, pattern in enumerate(calibration.PATTERNS)
-    ]
+    )
     device = Card(name, "GPU-0", "580.1", MaxClocks(sm_clock_mhz=2610))
     shown = {"compute_capability": "8.9", "sm_count": 46, "l2_capacity": 36.0, "memory_capacity": 11.6}
-    bandwidth = {"rates": rates, "left_out": [], "torch": "2.11", "triton": "3.6", "gpu_state": STATE, "device": shown}
-    ceilings = {"copy": {"best": rate(900.0), "gpu_state": STATE}, "read": {"best": rate(1234.5), "gpu_state": STATE}}
+    bandwidth = Bandwidth("GB/s", rates, [], [0.0, 1.0], shown, "2.11", "3.6", STATE)
+    ceilings = {"copy": ceiling(900.0), "read": ceiling(1234.5)}
     products = {
         "bf16": product("bf16", 123.4, 99.0),
         "fp8": "RuntimeError: torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0",

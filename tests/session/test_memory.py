@@ -79,10 +79,10 @@ def test_values_take_the_type_of_their_field(memory):
     memory.create("v0")
     changes = {"optimization.action_category": "0012345", "device": "7e12345", "performance.latency_us": "7e1"}
     record = memory.update("v0", changes)
-    assert record["optimization"]["action_category"] == "0012345"  # digits in a text field stay text
-    assert record["device"] == "7e12345" and memory.read_json("v0") == record
-    assert record["performance"]["latency_us"] == 70
-    assert memory.update("v0", {"performance.latency_us": "null"})["performance"]["latency_us"] is None
+    assert record.optimization.action_category == "0012345"  # digits in a text field stay text
+    assert record.device == "7e12345" and memory.read_json("v0") == record.to_json()
+    assert record.latency_us == 70
+    assert memory.update("v0", {"performance.latency_us": "null"}).latency_us is None
     for text in ("fast", "1e999", "[" * 100_000):
         with pytest.raises(UsageError, match=r"'performance\.latency_us' takes number or null"):
             memory.update("v0", {"performance.latency_us": text})
@@ -472,7 +472,7 @@ def test_what_differs_between_two_versions(memory, session, run_here):
     ]
     text = run_here("memory_manager.py", "diff", "v0", "v1", "--workspace", session.root).stdout.splitlines()
     assert text[:2] == ["device: - a", "device: + b"] and text[-1] == f"pitfalls_and_fixes: + {json.dumps(NOTE)}"
-    assert differences(memory.read_json("v0"), memory.read_json("v0")) == []
+    assert differences(memory.read("v0"), memory.read("v0")) == []
 
 
 def test_a_masked_record_stays_out_of_planning_and_is_counted(memory, session, run_here):

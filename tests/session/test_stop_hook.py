@@ -36,12 +36,12 @@ def test_it_blocks_only_while_armed_and_unmet_and_six_times_at_most(finished):
     miss(finished)
     assert hook(finished) is None
     assert run_tool("check_goal.py", finished, "--arm").stdout == "armed\n"
-    for said in range(1, 7):
+    for refusal in range(1, 7):
         found = hook(finished)
         assert (
             found["decision"] == "block"
             and "target 9999.0 GB/s" in found["reason"]
-            and f"said {said} of 6" in found["reason"]
+            and f"refusal {refusal} of 6" in found["reason"]
         )
     assert hook(finished) is None
     run_tool("check_goal.py", finished, "--arm")

@@ -93,7 +93,7 @@ class Context:
     ridges: tuple[float, ...] = ()
 
     @functools.cached_property
-    def own(self) -> dict[str, Page]:
+    def platform_pages(self) -> dict[str, Page]:
         """The pages that hold the platform's values."""
         product = [self.product, self.product.limits] if self.product else []
         return {page.file: page for page in (*product, self.pages.get(CALIBRATION)) if page}
@@ -108,13 +108,13 @@ class Context:
     @functools.cached_property
     def rows(self) -> dict[str, list[Row]]:
         """The numeric rows of the platform, by quantity."""
-        return by_quantity(self.own.values())
+        return by_quantity(self.platform_pages.values())
 
     @functools.cached_property
     def foreign(self) -> dict[str, list[Row]]:
         """The numeric rows of the other pages, by quantity. Without a platform, these are the rows of all pages.
         Rows that were measured on one card are left out."""
-        foreign_rows = by_quantity(page for name, page in self.pages.items() if name not in self.own)
+        foreign_rows = by_quantity(page for name, page in self.pages.items() if name not in self.platform_pages)
         return {name: [row for row in rows if "measured" not in row.metric] for name, rows in foreign_rows.items()}
 
     @functools.cached_property
@@ -143,7 +143,7 @@ class Piece:
 
     column: the column of the first character, or -1 if the source spells the text differently. label, unit: the name
     and the unit that a key or a table head gives to a bare number. used: whether values in this piece decide something.
-    code: whether the piece comes from a program. said: the number as the program spells it.
+    code: whether the piece comes from a program. spelling: of its number in the program.
     """
 
     text: str
@@ -153,7 +153,7 @@ class Piece:
     unit: str | None = None
     used: bool = False
     code: bool = False
-    said: str = ""
+    spelling: str = ""
 
     def place(self, at: int) -> tuple[int, int]:
         """Return the (line, column) of a character of the text."""
@@ -179,7 +179,7 @@ def check_citation(match: re.Match, context: Context) -> tuple | None:
     page = context.pages.get(page_name)
     if page is None:
         return "no value", f"{page_name} holds no hardware values"
-    if context.product and page_name not in context.own:
+    if context.product and page_name not in context.platform_pages:
         return "foreign", f"{page_name} is the page of {page.platform}, the task is for {context.product.platform}"
     row = page.rows.get(metric)
     if row is None:

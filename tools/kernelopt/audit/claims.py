@@ -149,13 +149,13 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Claim:
-    """The rows that a figure may state. own: rows of the platform with this value. foreign: rows of other pages, if
-    `own` is empty. derived: rows of which the figure is the share that its clause names. vendors: whether the text
+    """The rows that a figure may state. matching: rows of the platform with this value. foreign: rows of other pages, if
+    `matching` is empty. derived: rows of which the figure is the share that its clause names. vendors: whether the text
     calls it a peak or the vendor's figure. devices: whether the text speaks of the device, or `vendors` is true."""
 
     figure: Figure
     readings: list[Reading]
-    own: list[Row]
+    matching: list[Row]
     foreign: list[Row]
     derived: list[Row]
     vendors: bool
@@ -172,10 +172,10 @@ class Claim:
 
 def audit_figure(figure: Figure, piece: Piece, text: str, citations: list, context: Context, findings: Found) -> None:
     """Audit a figure outside citations. It is wrong if nothing supports it or if it has a hedge."""
-    said = piece.said or " ".join(text[figure.start : figure.end].split())
+    spelling = piece.spelling or " ".join(text[figure.start : figure.end].split())
     if off := off_ridge(figure, context):
         findings.checked += 1
-        add(findings, piece, figure.start, "ridge", f"'{said}' {off}", written=False)
+        add(findings, piece, figure.start, "ridge", f"'{spelling}' {off}", written=False)
         return
     claim = claim_of(figure, piece, context)
     if claim is None or not is_meant(claim, piece):
@@ -183,11 +183,11 @@ def audit_figure(figure: Figure, piece: Piece, text: str, citations: list, conte
     findings.checked += 1
     cited = is_held(claim, text, citations, context)
     if not cited:
-        kind, message = uncited(said, claim, piece, context)
+        kind, message = uncited(spelling, claim, piece, context)
         add(findings, piece, figure.start, kind, message, written=False, fix=citing(claim, text, piece, context))
     hedge = hedge_of(text, figure.start, figure.end)
-    if hedge and piece.used and (claim.own or not cited):
-        message = f"'{hedge}' beside {said}: a hardware value is exact or UNKNOWN"
+    if hedge and piece.used and (claim.matching or not cited):
+        message = f"'{hedge}' beside {spelling}: a hardware value is exact or UNKNOWN"
         add(findings, piece, figure.start, "hedge", message, written=False)
 
 
@@ -200,12 +200,12 @@ def claim_of(figure: Figure, piece: Piece, context: Context) -> Claim | None:
     vendors = figure.says("documented") or (quantity in MEASURABLE and figure.says("peak", PEAK_REACH))
     vendors = vendors or (quantity == "power" and figure.says("most", RUN_REACH))
     devices = vendors or figure.says("device")
-    own = matching(figure, readings, context.rows, ROUNDED if devices else SAME)
-    if piece.code and own and all(map(context.is_common, own)):
+    rows = matching(figure, readings, context.rows, ROUNDED if devices else SAME)
+    if piece.code and rows and all(map(context.is_common, rows)):
         return None  # a value of all cards of a vendor, such as a warp of 32, names no card
-    foreign = [] if own else matching(figure, readings, context.foreign, SAME)
-    derived = shares_of(figure, readings, context) if figure.share and quantity in MEASURABLE and not own else []
-    return Claim(figure, readings, likeliest(own, figure), foreign, derived, vendors, devices)
+    foreign = [] if rows else matching(figure, readings, context.foreign, SAME)
+    derived = shares_of(figure, readings, context) if figure.share and quantity in MEASURABLE and not rows else []
+    return Claim(figure, readings, likeliest(rows, figure), foreign, derived, vendors, devices)
 
 
 def readings_of(figure: Figure) -> list[Reading]:
@@ -293,7 +293,7 @@ def likeliest(rows: list[Row], figure: Figure) -> list[Row]:
 
 def is_meant(claim: Claim, piece: Piece) -> bool:
     """Return whether a figure describes the hardware, and not only data, work or a run."""
-    if claim.figure.unit is None and not claim.own:
+    if claim.figure.unit is None and not claim.matching:
         return piece.used and METRIC_NAME.search(claim.figure.label) is not None
     if claim.measurable:
         return rate_is_meant(claim, piece)
@@ -308,13 +308,13 @@ def rate_is_meant(claim: Claim, piece: Piece) -> bool:
     figure = claim.figure
     if figure.unit is None:  # a key: "peak_bw: 4.8e12"
         return equals_no_chance(claim)
-    if claim.quantity == "power" and not (claim.own or figure.unit == "kW" or POWER_WORDS.search(figure.around)):
+    if claim.quantity == "power" and not (claim.matching or figure.unit == "kW" or POWER_WORDS.search(figure.around)):
         return False  # 62 W is a width
-    if figure.unit in WORK and not claim.devices and (not claim.own or WORK_WORDS.search(figure.after)):
+    if figure.unit in WORK and not claim.devices and (not claim.matching or WORK_WORDS.search(figure.after)):
         return False
     if piece.used or claim.derived:
         return True
-    if claim.own:
+    if claim.matching:
         return equals_no_chance(claim) and not was_run(claim)
     if claim.foreign:
         return claim.vendors or (figure.says("device") and not was_run(claim))
@@ -325,7 +325,9 @@ def equals_no_chance(claim: Claim) -> bool:
     """Return whether the match is more than chance. Figures of two digits often equal some row, so the text must
     then name the device or the dtype of the row."""
     few = claim.figure.number.digits <= 2
-    return bool(claim.own) and (not few or claim.devices or any(is_named(row, claim.figure) for row in claim.own))
+    return bool(claim.matching) and (
+        not few or claim.devices or any(is_named(row, claim.figure) for row in claim.matching)
+    )
 
 
 def is_named(row: Row, figure: Figure) -> bool:
@@ -340,14 +342,14 @@ def was_run(claim: Claim) -> bool:
     figure = claim.figure
     if claim.vendors or figure.says("modal", RUN_REACH) or figure.says("most", RUN_REACH):
         return False
-    could_be_measured = all(row.metric.startswith("measured_") for row in claim.own)
+    could_be_measured = all(row.metric.startswith("measured_") for row in claim.matching)
     return figure.says("ran", RUN_REACH) or (could_be_measured and figure.says("runs", RUN_REACH))
 
 
 def size_is_meant(claim: Claim, piece: Piece) -> bool:
     """Return whether a figure is the capacity of a memory or the number of multiprocessors."""
     figure = claim.figure
-    if claim.own:
+    if claim.matching:
         return True
     if not (piece.used or claim.foreign or claim.quantity == "multiprocessors"):
         return False
@@ -361,16 +363,16 @@ def limit_is_meant(claim: Claim) -> bool:
     """Return whether 255 registers, 2048 threads or 48 KB is a limit of the hardware. A kernel has such figures too,
     so the text must name an SM or a limit."""
     figure = claim.figure
-    if not (claim.own or claim.foreign) or is_counter(figure) or DATA_BEFORE.search(figure.before):
+    if not (claim.matching or claim.foreign) or is_counter(figure) or DATA_BEFORE.search(figure.before):
         return False
     scope = scope_of(figure)
     limit = figure.says("limit", LIMIT_REACH) or figure.says("documented")
     if figure.says("data") and not limit:
         return False
     if scope is None:
-        return bool(claim.own) and figure.says("most", LIMIT_REACH) and (figure.number.digits > 2 or claim.devices)
-    if claim.own:  # a round number per block may be a launch's own
-        return limit or scope != "block" or bool(figure.label) or claim.own[0].value % 8 != 0
+        return bool(claim.matching) and figure.says("most", LIMIT_REACH) and (figure.number.digits > 2 or claim.devices)
+    if claim.matching:  # a round number per block may be a launch's own
+        return limit or scope != "block" or bool(figure.label) or claim.matching[0].value % 8 != 0
     return limit and scope == "sm"
 
 
@@ -430,10 +432,10 @@ def is_recorded(reading: Reading, figure: Figure, vendors: bool, context: Contex
 
 
 def clocks_meant(figure: Figure) -> list[str]:
-    said = WHICH_CLOCK.search(figure.clause)
-    if said is None:
+    match = WHICH_CLOCK.search(figure.clause)
+    if match is None:
         return ["SM clock", "memory clock"]
-    return ["memory clock" if said["memory"] else "SM clock"]
+    return ["memory clock" if match["memory"] else "SM clock"]
 
 
 def off_ridge(figure: Figure, context: Context) -> str | None:
@@ -450,20 +452,22 @@ def off_ridge(figure: Figure, context: Context) -> str | None:
 # --- advice --------------------------------------------------------------------------------------------------------
 
 
-def uncited(said: str, claim: Claim, piece: Piece, context: Context) -> tuple[str, str]:
+def uncited(spelling: str, claim: Claim, piece: Piece, context: Context) -> tuple[str, str]:
     """Return the (kind, message) of a figure that nothing supports."""
-    rows = claim.own or claim.derived
+    rows = claim.matching or claim.derived
     platform = context.product.platform if context.product else "this card"
     if piece.code and rows:
         names = " or ".join(row.metric for row in rows)
-        return "hard-coded", f"'{said}' is {names} of {platform}; {query(rows[0], platform)}"
-    return "uncited", f"'{said}' {because(claim, platform, context)}"
+        return "hard-coded", f"'{spelling}' is {names} of {platform}; {query(rows[0], platform)}"
+    return "uncited", f"'{spelling}' {because(claim, platform, context)}"
 
 
 def because(claim: Claim, platform: str, context: Context) -> str:
     """Return the problem of a figure that nothing supports, and the text to write instead."""
-    if claim.own:
-        return f"is no citation and no program recorded it; write: {', or: '.join(row.citation for row in claim.own)}"
+    if claim.matching:
+        return (
+            f"is no citation and no program recorded it; write: {', or: '.join(row.citation for row in claim.matching)}"
+        )
     if claim.derived:
         row = claim.derived[0]
         return f"is a share of {row.metric}; cite that beside it: {row.citation}"
@@ -496,13 +500,13 @@ def query(row: Row, platform: str) -> str:
 def citing(claim: Claim, text: str, piece: Piece, context: Context) -> Fix | None:
     """Return the citation to insert after a hint's figure, if exactly one row matches."""
     figure = claim.figure
-    if piece.used or piece.code or piece.column < 0 or len(claim.own) != 1:
+    if piece.used or piece.code or piece.column < 0 or len(claim.matching) != 1:
         return None
-    row, unit = claim.own[0], rate_of(figure.unit) if figure.unit else None
+    row, unit = claim.matching[0], rate_of(figure.unit) if figure.unit else None
     if len(matching(figure, claim.readings, context.rows, SAME)) > 1 and not is_named(row, figure):
         return None
     if unit and not (convertible(unit, row.unit) and equal(figure.number.value, unit, row.value, row.unit)):
         return None
     start = max(figure.start, text.rfind("\n", 0, figure.end) + 1)
-    said = text[start : figure.end]
-    return Fix(*piece.place(start), said, f"{said} ({row.citation})")
+    written = text[start : figure.end]
+    return Fix(*piece.place(start), written, f"{written} ({row.citation})")

@@ -164,8 +164,8 @@ def key_before(text: str) -> str:
 def share_beside(text: str, shares: list[re.Match], spot: Spot) -> float | None:
     """Return the percentage of a peak that the figure is: "90 % of the peak would be 4.3 TB/s". An achieved rate may
     also have a share next to it; it does not count."""
-    said = (float(share["pct"]) for share in shares if MAKES.fullmatch(text, share.end(), spot.start))
-    return next(said, None)
+    percentages = (float(share["pct"]) for share in shares if MAKES.fullmatch(text, share.end(), spot.start))
+    return next(percentages, None)
 
 
 def spots_of(text: str) -> Iterator[Spot]:

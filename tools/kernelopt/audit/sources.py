@@ -40,10 +40,10 @@ def of_code(text: str, python: bool) -> Iterator[Piece]:
     if len(text) > LONGEST_CODE:
         return
     whole = tokens(text) if python else [(0, len(text))]
-    said = [place for start, end in whole for place in prose(text, start, end, python)]
+    places = [place for start, end in whole for place in prose(text, start, end, python)]
     starts = line_starts(text)
     code, at = [], 0
-    for start, end in said:
+    for start, end in places:
         words = MARK.sub(lambda match: " " * len(match[0]), text[start:end])
         yield Piece(words, bisect.bisect(starts, start), -1, code=True)
         code += [text[at:start], re.sub(r"[^\n]", " ", text[start:end])]
@@ -52,7 +52,7 @@ def of_code(text: str, python: bool) -> Iterator[Piece]:
         value = evaluated(expression)
         if value is not None and (label := label_of(name, value)):
             line = bisect.bisect(starts, place)
-            yield Piece(f"{value:.15g}", line, -1, label, code=True, said=" ".join(written.split()))
+            yield Piece(f"{value:.15g}", line, -1, label, code=True, spelling=" ".join(written.split()))
 
 
 def line_starts(text: str) -> list[int]:

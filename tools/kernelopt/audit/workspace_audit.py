@@ -31,7 +31,7 @@ CODE = (".py", ".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")
 USED_OF_README = ("hardware spec", "roofline", "stop conditions")
 # The fields of a record with evidence, and with advice for the next round. The gate writes the rest.
 EVIDENCE = ("profile_evidence", "search_log", "isa_metric_progress")
-TOLD = ("optimization", "pitfalls_and_fixes", "references")
+ADVICE = ("optimization", "pitfalls_and_fixes", "references")
 STATE = (("sm_clock_mhz", "MHz", "SM clock"), ("memory_clock_mhz", "MHz", "memory clock"), ("power_w", "W", "power"))
 UNTIL_JUDGED = ("correctness", "quality_gate")
 
@@ -133,8 +133,8 @@ def texts(root: Path) -> list[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in NOT_AUDITED]  # skips their subfolders too
         paths += [Path(folder, name) for name in names if name.endswith(TEXTS) and name not in NOT_AUDITED]
-    kept = (path for path in (root / "versions").glob("*") if path.suffix in CODE)
-    return [*sorted(paths), *sorted([root / "kernel.py", *kept, *root.glob("*.json")])]
+    versions = (path for path in (root / "versions").glob("*") if path.suffix in CODE)
+    return [*sorted(paths), *sorted([root / "kernel.py", *versions, *root.glob("*.json")])]
 
 
 def make_context(
@@ -238,9 +238,11 @@ def of_json(text: str, path: Path, context: Context, result: Audit) -> None:
 def of_record(record: dict, path: Path, context: Context, result: Audit) -> None:
     """Audit the fields that the author of a record wrote: evidence and advice for the next round."""
     judged = (record.get("quality_gate") or {}).get("result") is not None
-    told = set(TOLD) & record.keys()
-    parts = [name for name in record if name in EVIDENCE or name in told or (name in UNTIL_JUDGED and not judged)]
-    cut = [piece for name in parts for piece in pieces.of_json(record[name], name not in told, name, name in EVIDENCE)]
+    advice = set(ADVICE) & record.keys()
+    parts = [name for name in record if name in EVIDENCE or name in advice or (name in UNTIL_JUDGED and not judged)]
+    cut = [
+        piece for name in parts for piece in pieces.of_json(record[name], name not in advice, name, name in EVIDENCE)
+    ]
     first = audit(cut, context, result.with_hints)
     if first.problems or first.hints:  # lines are located only then
         result.look(path, pieces.located(cut, path.read_text(encoding="utf-8")), context)
@@ -264,9 +266,9 @@ def fix(result: Audit) -> list[tuple[Path, Problem]]:
     for path in sorted({path for path, problem in [*result.problems, *result.hints] if problem.fix}):
         if path.suffix in CODE:
             continue
-        own = [problem for other, problem in [*result.problems, *result.hints] if other == path and problem.fix]
+        fixable = [problem for other, problem in [*result.problems, *result.hints] if other == path and problem.fix]
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        for problem in sorted(own, key=lambda problem: problem.fix[:2], reverse=True):
+        for problem in sorted(fixable, key=lambda problem: problem.fix[:2], reverse=True):
             if mend(lines, problem):
                 mended.append((path, problem))
         bundle.write_text(path, "".join(lines))

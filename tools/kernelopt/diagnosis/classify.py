@@ -79,8 +79,8 @@ def memory_unit(m: Metrics, limits: Limits) -> str | None:
     """
     memory, dram, l2 = (m.get(key) for key in ("memory_throughput", "dram_throughput", "l2_throughput"))
     passes = m.get("lsu_wavefronts")  # over the L1, in percent of all cycles, as the memory throughput is
-    own = {"dram": dram, "l1": m.get("l1_throughput") if passes is None else passes}
-    off = {unit: abs(value - memory) for unit, value in own.items() if value is not None}
+    throughputs = {"dram": dram, "l1": m.get("l1_throughput") if passes is None else passes}
+    off = {unit: abs(value - memory) for unit, value in throughputs.items() if value is not None}
     nearest = min(off, key=off.get, default=None)
     if nearest and off[nearest] <= limits["same_points"]:
         return nearest

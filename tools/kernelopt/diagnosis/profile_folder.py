@@ -11,7 +11,6 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError, UsageError
-from ..hardware import wiki
 from ..profilers import ncu, ncu_csv, rocprof
 from ..profilers.profile import Params, Profile
 from ..session import platforms
@@ -76,14 +75,8 @@ def with_session(profile: Profile, workspace: Workspace | None, task: Task | Non
     except ToolError:
         workspace = None
     with contextlib.suppress(ToolError):
-        product = page_of(profile.params.device, workspace, task) if profile.params else None
+        product = platforms.page_of(profile.params.device, workspace, task) if profile.params else None
     return replace(profile, recorded_us=recorded_us, product=product)
-
-
-def page_of(device: str, workspace: Workspace | None, task: Task | None) -> wiki.Page:
-    """The page of a device as the workspace knows it, or the bundle's wiki where there is no workspace. Refused when
-    there is none."""
-    return platforms.of_device(device, workspace, task or workspace.task()) if workspace else wiki.product(device)
 
 
 def is_of(workspace: Workspace, params: Params) -> bool:

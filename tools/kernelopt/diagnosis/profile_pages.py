@@ -3,7 +3,7 @@ the entry for a development log. Pure except `write`."""
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import bundle
@@ -22,23 +22,38 @@ NO_FINDING = "None: no rule fired on these metrics."
 CHANGES = ("duration", "tensor_cycles", "dram_throughput", "achieved_occupancy", "registers_per_thread")
 
 
-def write(folder: Path, mode: str, profile: Profile, workspace: Workspace) -> tuple[dict, list[str]]:
-    """Write the files of a mode that are made from its profile; (the JSON answer of the tool, its lines)."""
+@dataclass(frozen=True)
+class Written:
+    """The result on the pages: a diagnosis of metrics, or the timeline of the modes event and nsys."""
+
+    diagnosis: Diagnosis | None = None
+    timeline: Timeline | None = None
+
+    def to_json(self) -> dict:
+        """The output of profile_kernel.sh --json, without the folder."""
+        return {"timeline": self.timeline.to_json()} if self.timeline else self.diagnosis.to_json()
+
+    def describe(self) -> str:
+        """One line."""
+        return timeline_line(self.timeline) if self.timeline else summary_line(self.diagnosis)
+
+
+def write(folder: Path, mode: str, profile: Profile, workspace: Workspace) -> Written:
+    """Write the files of a mode that are made from its profile."""
     bundle.write_json(folder / "params.json", profile.params.to_json())
     if profile.timeline:
-        timeline = profile.timeline.to_json()
-        bundle.write_json(folder / "timeline.json", timeline)
+        bundle.write_json(folder / "timeline.json", profile.timeline.to_json())
         bundle.write_text(folder / "report.md", timeline_page(profile.timeline, profile))
-        return {"timeline": timeline}, [timeline_line(profile.timeline)]
+        return Written(timeline=profile.timeline)
     bundle.write_json(folder / "metrics.json", profile.to_json())
     earlier = profile_folder.earlier(workspace, profile.params)
-    profile = replace(profile, recorded_us=analysis.recorded_us(workspace.memory, profile.params))
+    profile = profile_folder.with_session(profile, workspace, None, folder)
     diagnosis = analysis.diagnose(profile, earlier)
     bundle.write_text(folder / "report.md", page(profile, diagnosis, profile_folder.parent(workspace, earlier)))
     if mode == "ncu" and (folder / "hotspots.json").is_file():
         hotspots = collect.read_hotspots(folder)
         bundle.write_text(folder / "report-verbose.md", verbose_page(profile, diagnosis, hotspots))
-    return diagnosis.to_json(), [summary_line(diagnosis)]
+    return Written(diagnosis)
 
 
 def page(profile: Profile, diagnosis: Diagnosis, before: Profile | None) -> str:
@@ -147,7 +162,7 @@ def root_cause(diagnosis: Diagnosis) -> str:
 
 
 def opportunities(diagnosis: Diagnosis) -> list[str]:
-    """The best findings, each with the upper bound of its gain and its evidence."""
+    """The top findings, each with the upper bound of its gain and its evidence."""
     lines = [
         f"{place}. {finding.id}: {text.gain(finding)}; trigger: {text.evidence(finding)}; {finding.actions[0]}"
         for place, finding in enumerate(diagnosis.findings[:TOP], start=1)

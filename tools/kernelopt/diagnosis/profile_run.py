@@ -1,21 +1,18 @@
 """Profile one version of a workspace's kernel and write its pages: what profile_kernel.sh and the unattended loop
 do."""
 
-import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..device.sandbox import Sandbox
-from ..errors import Refused, UsageError
-from ..hardware import wiki
+from ..errors import UsageError
 from ..measure import timing
 from ..profilers import collect
 from ..profilers.profile import Profile
 from ..session import platforms, version_kernels
 from ..session.record_store import RecordStore
-from ..session.task import Task
 from ..session.workspace import Workspace, digest
 from . import profile_folder, profile_pages
 
@@ -50,15 +47,14 @@ class Request:
         return self.folder or self.workspace.profile(self.version, self.mode)
 
 
-def run(request: Request, say: Callable[[str], None]) -> tuple[dict, list[str], str | None]:
-    """Take the profile and write its folder: (JSON answer, its lines for a terminal, why metrics are missing).
+def run(request: Request, say: Callable[[str], None]) -> tuple[profile_pages.Written, str | None]:
+    """Take the profile and write its folder: (the result on its pages, why metrics are missing).
 
     EnvironmentLacks without a GPU, UsageError for a version that has no kernel.
     """
     with Sandbox("cuda", request.workspace.cache) as sandbox:
         profile, lack = take(request, sandbox, say)
-    result, lines = profile_pages.write(request.destination, request.mode, profile, request.workspace)
-    return result, lines, lack
+    return profile_pages.write(request.destination, request.mode, profile, request.workspace), lack
 
 
 def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[Profile, str | None]:
@@ -79,7 +75,7 @@ def take(request: Request, sandbox: Sandbox, say: Callable[[str], None]) -> tupl
         case.dtype,
         request.cache,
         request.timeout_s,
-        page_of(sandbox.device_name, workspace, task),
+        platforms.page_of(sandbox.device_name, workspace, task),
     )
     work = task.work_of(request.workload)
     return collect.take(request.mode, sandbox, call, folder, work and work.to_json())
@@ -95,13 +91,6 @@ def clear(folder: Path, with_folders: bool) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in OWN_FOLDERS if with_folders else ():
         shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def page_of(device: str, workspace: Workspace, task: Task) -> wiki.Page | None:
-    """The wiki page of the device; None where there is none."""
-    with contextlib.suppress(Refused):
-        return platforms.of_device(device, workspace, task)
-    return None
 
 
 def kernel_of(workspace: Workspace, version: str, scratch: Path) -> Path:

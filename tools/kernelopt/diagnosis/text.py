@@ -22,7 +22,7 @@ def metric_value(diagnosis: Diagnosis, key: str, value: float | None, write: Cal
 
 
 def origin(profile: Profile) -> str:
-    """Where and when a profile was recorded; every output that shows the profile says it."""
+    """Where and when a profile was recorded. Every output that shows the profile includes it."""
     if profile.is_amd:
         return rocprof.ORIGIN
     if profile.params is None:

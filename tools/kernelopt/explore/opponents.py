@@ -1,16 +1,12 @@
 """The opponents that candidates are timed against: the workspace's best version, PyTorch, torch.compile, or any
 file."""
 
-import contextlib
 from pathlib import Path
 
-from ..errors import Refused, UsageError
-from ..hardware import wiki
+from ..errors import UsageError
 from ..measure import baselines
-from ..session import platforms
 from ..session.record_store import RecordStore
 from ..session.target import KernelUnderTest
-from ..session.workspace import Workspace
 
 BEST = "best"
 
@@ -36,10 +32,3 @@ def of(target: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[s
         else:
             raise UsageError(f"--against {name}: it is no file; {BEST}, {', '.join(baselines.MODES)} are names")
     return opponents
-
-
-def page_of(device: str, workspace: Workspace | None) -> wiki.Page | None:
-    """The wiki page of the device; None when the wiki lacks it."""
-    with contextlib.suppress(Refused):
-        return platforms.of_device(device, workspace, workspace.task()) if workspace else wiki.product(device)
-    return None

@@ -28,8 +28,8 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
 
 
 def forget_unrecorded_commit(workspace: Workspace, records: RecordStore) -> None:
-    """Take back the commit of a verdict that was not recorded: the gate was killed between the two, and will judge
-    again. A commit of the gate's own names its version and its kernel; other commits stay."""
+    """Undo the commit of a verdict that was not recorded: the gate was killed in between, and will judge again. The
+    gate's commits name a version and a kernel; other commits stay."""
     own_message = re.match(
         rf"V(\d+): .*^{KERNEL_TRAILER}(\w+)$", workspace.git("log", "-1", "--format=%B"), re.DOTALL | re.MULTILINE
     )
@@ -69,6 +69,6 @@ def set_aside(workspace: Workspace, version: str, best: Record | None) -> None:
 
 
 def put_best_back(workspace: Workspace, best: Record | None) -> None:
-    """kernel.py is the best version again, where there is one."""
+    """Write the best version to kernel.py, if there is one."""
     if best:
         bundle.write_bytes(workspace.kernel, workspace.file_at(best.git_commit_hash, "kernel.py"))

@@ -4,6 +4,6 @@ May import: report and below.
 Next: a search strategy is a class in strategies.py; another place to measure is a subclass of Executor in executors.py.
 
 loop.py runs the rounds: asking.py asks agents (agent_sandbox.py, agent_process.py), judging.py judges their candidates.
-run_state.py has the states and the steps between them; progress.py and run_files.py keep them on disk. stopping.py says
-when to stop. snapshot.py guards the workspace.
+run_state.py has the states and the steps between them; progress.py and run_files.py keep them on disk. stopping.py
+decides when to stop. snapshot.py guards the workspace.
 """

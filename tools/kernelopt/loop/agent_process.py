@@ -1,4 +1,4 @@
-"""An agent's command as a process: its time limit, what it starts, the folder that it may not write to."""
+"""An agent's command as a process: its time limit, its child processes, and the folder that is read-only for it."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ MARK = "KERNELOPT_AGENT"  # an environment variable of every process that an age
 def run(
     command: str, brief: str, folder: Path, timeout_s: float, mark: str, wrapper: tuple[str, ...] = ()
 ) -> tuple[int | None, str, float]:
-    """(exit code or None after a time-out, end of its output, seconds) of a shell command that gets the brief on stdin.
+    """Run a shell command with the brief on stdin: (exit code, or None after a time-out; end of its output; seconds).
 
-    mark: by which `end_marked` finds what it starts. wrapper: see `read_only`.
+    mark: lets `end_marked` find its child processes. wrapper: see `read_only`.
     """
     start = time.monotonic()
     process = subprocess.Popen(
@@ -48,7 +48,7 @@ def run(
 
 
 def read_only(folder: Path) -> tuple[str, ...]:
-    """A command prefix behind which `folder` cannot be written to; () where bubblewrap is absent or does not work."""
+    """A command prefix that makes `folder` read-only; () where bubblewrap is absent or does not work."""
     wrapper = ("bwrap", "--dev-bind", "/", "/", "--ro-bind", str(folder), str(folder), "--")
     if shutil.which("bwrap") is None:
         return ()
@@ -57,7 +57,7 @@ def read_only(folder: Path) -> tuple[str, ...]:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process with this mark, or with one that begins with `mark`/, also those that left their session."""
+    """Kill every process whose mark is `mark` or begins with `mark`/, in any session."""
     deadline = time.monotonic() + ENDING_S
     while time.monotonic() < deadline:
         marked = [pid for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if is_marked(pid, mark)]
@@ -74,7 +74,7 @@ def end_marked(mark: str) -> None:
 
 
 def is_marked(pid: int, mark: str) -> bool:
-    """Has a living process this mark, or one that begins with `mark`/?"""
+    """Whether a living process has this mark, or one that begins with `mark`/."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # a zombie's is empty
     except OSError:

@@ -1,6 +1,6 @@
 """A git clone outside the workspace, in which one agent works on one candidate.
 
-Whatever the agent does has a name (OUTCOMES). Nothing but its kernel.py and its plan is taken from the clone.
+OUTCOMES names everything that an agent can do. Only kernel.py and the plan are taken from the clone.
 """
 
 import hashlib
@@ -64,8 +64,8 @@ class Answer:
 class AgentSandbox:
     """The clone in which an agent works on one candidate, as a context manager: it is removed at the end.
 
-    The clone has one commit, of the best version: the workspace's git is another one, and masked rounds are not in its
-    history. kernel: what kernel.py holds at the start. wrapper: of the agent's command, see agent_process.read_only.
+    The clone's own git has one commit, of the best version, so that its history shows no masked rounds. kernel: what
+    kernel.py holds at the start. wrapper: of the agent's command, see agent_process.read_only.
     """
 
     def __init__(self, workspace: Workspace, name: str, kernel: bytes, wrapper: tuple[str, ...] = ()):
@@ -86,7 +86,7 @@ class AgentSandbox:
         return self
 
     def _forget_history(self) -> None:
-        """Replace the clone's git, which still has the plans of masked rounds, by one of one commit."""
+        """Replace the clone's git, which still has the plans of masked rounds, by a git with one commit."""
         file_trees.remove(self.path / ".git")
         run_git(self.path, "init", "--quiet", "--template=")
         for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
@@ -113,14 +113,14 @@ class AgentSandbox:
             )
         texts = {name: self._text(name) for name in MOST_BYTES}  # read once: what is judged is what is taken
         if changed := self.touched():
-            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; only kernel.py and {PLAN} are its own"
+            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; it may only write kernel.py and {PLAN}"
         else:
             original = self.kernel.decode(errors="replace")
             outcome = ended(code, log, timeout_s) or classified(texts, original, tried)
         return Answer(*outcome, texts["kernel.py"], texts[PLAN], wall_s)
 
     def touched(self) -> list[str]:
-        """The names of what differs from the start, new files too, except kernel.py and the plan."""
+        """The names of files that are new or changed, except kernel.py and the plan."""
         now = file_trees.entries(self.path, IGNORED_NAMES)
         changed = {name for name in {*now, *self.before} if now.get(name) != self.before.get(name)}
         return sorted(changed - {"kernel.py", PLAN})
@@ -139,18 +139,18 @@ class AgentSandbox:
 
 
 def ended(code: int | None, log: str, timeout_s: float) -> tuple[str, str] | None:
-    """(outcome, message) of a command that failed; None of one that ended with exit code 0. Pure."""
+    """(outcome, message) of a command that failed, or None after exit code 0. Pure."""
     if code is None:
         return "timed out", f"no answer within {timeout_s:.0f} s"
     if code:
-        return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it said nothing'}"
+        return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it printed nothing'}"
     return None
 
 
 def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> tuple[str, str]:
-    """(outcome, message) of the texts that an agent left; the first rule that holds. Pure.
+    """(outcome, message) for the texts that an agent left, by the first rule that applies. Pure.
 
-    original: kernel.py as the agent got it. tried: fingerprints of kernels that were judged already.
+    original: the kernel.py that the agent got. tried: fingerprints of kernels that were judged already.
     """
     for name, most in MOST_BYTES.items():
         if texts[name] is not None and len(texts[name].encode()) > most:
@@ -158,10 +158,10 @@ def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> 
     kernel = texts["kernel.py"]
     if not kernel or not kernel.strip():
         return "no answer", "it left no kernel.py"
-    own = fingerprint(kernel)
-    if own == fingerprint(original):
+    key = fingerprint(kernel)
+    if key == fingerprint(original):
         return "unchanged", "kernel.py is what it was, but for comments and layout"
-    if own in tried:
+    if key in tried:
         return "tried before", "this kernel was tried already, but for comments and layout"
     if not texts[PLAN]:
         return "no plan", f"it left no {PLAN}"
@@ -177,17 +177,17 @@ def run_folder(workspace: Workspace) -> Path:
     temporary = Path(tempfile.gettempdir()).resolve()
     if temporary.is_relative_to(workspace.root):
         raise UsageError(f"TMPDIR is {temporary}, which is in the workspace; set it to a folder outside")
-    own = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
-    return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / own
+    digest = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
+    return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / digest
 
 
 def run_mark(workspace: Workspace) -> str:
-    """With which the mark of every agent of this workspace begins; see agent_process.end_marked."""
+    """The start of the mark of each agent of this workspace; see agent_process.end_marked."""
     return f"{workspace.root}/.loop"
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, which other users cannot use; EnvironmentLacks when one of them made it."""
+    """Make the folder, closed to other users, and return it. EnvironmentLacks when another user made it."""
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # links have all rights

@@ -1,4 +1,4 @@
-"""A round's first half: agents are asked side by side, and each answer is handed back until it is valid."""
+"""A round's first half: ask agents side by side, and hand each answer back until it is valid."""
 
 import contextlib
 import threading
@@ -30,7 +30,7 @@ Mend {file} in this folder, and leave both kernel.py and plan.md there.
 
 
 class Steps(Protocol):
-    """What a round takes besides its executor; see gpu_steps.GpuSteps."""
+    """The steps of a round besides its executor; see gpu_steps.GpuSteps."""
 
     def brief(self, version: str, number: int) -> str: ...
     def check(self, kernel: Path, plan: Path) -> tuple[str, str]: ...
@@ -75,7 +75,7 @@ class Agents:
         return dict(zip(starts, answers, strict=True))
 
     def _kernel_of(self, version: str) -> bytes | None:
-        """None when somebody has cleared rejected/."""
+        """The kernel of a version; None when somebody has cleared rejected/."""
         try:
             return version_kernels.kernel_of(self.progress.workspace, self.progress.records.read(version))
         except UsageError:
@@ -94,7 +94,7 @@ class Agents:
         except EnvironmentLacks:
             raise
         except (ToolError, *DAMAGE) as error:
-            return Answer("failed", f"its answer could not be looked at: {error}")
+            return Answer("failed", f"its answer could not be read: {error}")
 
     def refine_until_valid(self, sandbox: AgentSandbox, brief: str) -> Answer:
         """The agent's answer, handed back with the verifier's message until it is valid or no refinement is left."""
@@ -121,7 +121,7 @@ class Agents:
         return answer
 
     def _count_call(self, name: str) -> bool:
-        """May the agent be called? Then the call is counted."""
+        """Count a call of the agent, if one is left. Return whether it may be called."""
         with self.progress.lock:
             calls = self.progress.state.agent_calls
             if self._stopping.is_set() or calls >= self.limits.agent_calls:
@@ -142,7 +142,7 @@ class Agents:
 
 
 def forbidden(changed: list[str]) -> Answer:
-    """The answer of each agent of a round in which the workspace was changed: nobody knows by which of them."""
+    """The answer of each agent of a round in which the workspace was changed. The agent that changed it is unknown."""
     return Answer(
         "forbidden files",
         f"{', '.join(changed[:5])} in the workspace itself was changed in this round; that is put back",

@@ -1,4 +1,4 @@
-"""Where candidates are examined, one a GPU at a time: on this machine's GPUs, or as tasks of a Ray cluster."""
+"""Examine candidates, one per GPU at a time: on this machine's GPUs, or as tasks of a Ray cluster."""
 
 import os
 import queue
@@ -13,6 +13,7 @@ from .. import bundle
 from ..device import gpu
 from ..errors import EnvironmentLacks, Refused, ToolError
 from ..gate.measurement import Measurement
+from ..measure.verdict import Verdict
 from ..session.workspace import Workspace
 from . import remote
 
@@ -20,7 +21,7 @@ SHIPPED = {"tools", "reference", "gpu-wiki"}  # what an examination needs of the
 
 
 class Executor(ABC):
-    """A place with GPUs. slots: how many candidates it examines side by side, one a GPU.
+    """A place with GPUs. slots: the number of candidates that it examines side by side, one per GPU.
 
     timeout_s: of each process that an examination starts.
     """
@@ -31,19 +32,19 @@ class Executor(ABC):
         self.workspace, self.timeout_s = workspace, timeout_s
 
     @abstractmethod
-    def examine(self, job: str, packed: bytes) -> dict | Measurement:
+    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
         """remote.examine on the next GPU that is free."""
 
     @abstractmethod
     def stop(self) -> None:
         """End the examinations that run."""
 
-    def verify(self, kernel: bytes) -> dict:
-        """{status, message} of a quick verification."""
+    def verify(self, kernel: bytes) -> Verdict:
+        """The verdict of a quick verification."""
         return self.examine("verify", remote.pack("verify", self.workspace, kernel))
 
     def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]:
-        """The measurement of each kernel against the best version, or why it could not be measured."""
+        """The measurement of each kernel against the best version, or the reason why there is none."""
         ends = (KeyboardInterrupt, SystemExit)
         return side_by_side(self._measure_one, [(kernel,) for kernel in kernels], self.slots, self.stop, ends)
 
@@ -67,7 +68,7 @@ class Local(Executor):
         for uuid in uuids:
             self._free.put(uuid)
 
-    def examine(self, job: str, packed: bytes) -> dict | Measurement:
+    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
         uuid = self._free.get()
         try:
             return remote.examine(job, packed, self.timeout_s, self.workspace.cache, uuid)
@@ -79,9 +80,9 @@ class Local(Executor):
 
 
 class Ray(Executor):
-    """The GPUs of a Ray cluster: the one that RAY_ADDRESS names, else one made of this machine.
+    """The GPUs of a Ray cluster. RAY_ADDRESS names the cluster; without it, this machine becomes one.
 
-    Ray brings the bundle to each node; torch, triton and the bundle's other packages have to be there.
+    Ray copies the bundle to each node; torch, triton and the bundle's other packages must be there.
     """
 
     def __init__(self, workspace: Workspace, timeout_s: float, **options):
@@ -108,7 +109,7 @@ class Ray(Executor):
 
         self._get, self._task = ray.get, ray.remote(num_gpus=1, max_retries=0)(examine)
 
-    def examine(self, job: str, packed: bytes) -> dict | Measurement:
+    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
         return self._get(self._task.remote(job, packed, self.timeout_s))
 
     def stop(self) -> None:
@@ -132,8 +133,8 @@ def side_by_side(
 ) -> list:
     """The results of `function` on each call's arguments, `workers` calls in threads at a time.
 
-    stop: called at one of the exceptions `ends`, until every call has ended, because the pool waits for them. No other
-    call begins then.
+    ends: exceptions after which no other call starts. `stop` is then called until every call has ended, because the
+    pool waits for them.
     """
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(function, *call) for call in calls]

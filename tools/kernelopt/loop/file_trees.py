@@ -1,4 +1,4 @@
-"""Folders that an agent may have been at: what lies in them, and how it is removed. No link is followed."""
+"""List and remove folders that an agent may have changed. No link is followed."""
 
 import contextlib
 import hashlib
@@ -13,15 +13,14 @@ FOLDER, SPECIAL, UNREADABLE = "folder", "special", "unreadable"  # entries; the 
 
 
 def entries(root: Path, ignored: tuple[str, ...] = ()) -> dict[str, str]:
-    """{name: entry} of all that lies in a folder, however deep; see `entry`.
-
-    ignored: names at the top that are left out. __pycache__ is left out everywhere.
+    """{name: entry} of everything in a folder, at any depth; see `entry`. ignored: names at the top level that are left
+    out. __pycache__ is left out everywhere.
     """
     return {str(path.relative_to(root)): kind for path, kind in walk(root, ignored)}
 
 
 def walk(root: Path, ignored: tuple[str, ...] = ()) -> Iterator[tuple[Path, str]]:
-    """(path, entry) of all that lies in a folder."""
+    """(path, entry) of everything in a folder."""
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -40,7 +39,7 @@ def walk(root: Path, ignored: tuple[str, ...] = ()) -> Iterator[tuple[Path, str]
 
 
 def listed(folder: Path) -> list[str]:
-    """The names in a folder, whose rights are given back if its owner has removed them; [] when it cannot be read."""
+    """The names in a folder; [] when it cannot be read. Rights that its owner removed are restored first."""
     with contextlib.suppress(OSError):
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             folder.chmod(0o755)
@@ -49,7 +48,7 @@ def listed(folder: Path) -> list[str]:
 
 
 def entry(path: Path) -> str:
-    """What a path is: "folder", "link to …", "special", "file MODE SHA-256", "large: SIZE bytes of TIME"."""
+    """The kind of a path: "folder", "link to …", "special", "file MODE SHA-256", "large: SIZE bytes of TIME"."""
     status = path.lstat()
     if stat.S_ISDIR(status.st_mode):
         return FOLDER
@@ -63,14 +62,14 @@ def entry(path: Path) -> str:
 
 
 def ensure_folder(path: Path, move_away: Callable[[], object] | None = None) -> None:
-    """`path` is a folder afterwards, not a link to one. What was there is removed, or moved by `move_away`."""
+    """Make `path` a folder, not a link to one. Anything else in its place is removed, or moved by `move_away`."""
     if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
         (move_away or (lambda: remove(path)))()
     path.mkdir(parents=True, exist_ok=True)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all in it, however deep and whatever the rights. It may be absent."""
+    """Remove a file, a link, or a folder with its content, at any depth and with any rights. It may be absent."""
     if path.is_dir() and not path.is_symlink():
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL)
@@ -80,6 +79,6 @@ def remove(path: Path) -> None:
 
 
 def remove_unless_file(path: Path) -> None:
-    """Remove what lies in the place of a plain file."""
+    """Remove anything at `path` that is no plain file."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         remove(path)

@@ -1,4 +1,4 @@
-"""The fingerprint of a kernel: two kernels have the same when they differ in comments, docstrings and layout alone."""
+"""The fingerprint of a kernel: it is the same for kernels that differ only in comments, docstrings and layout."""
 
 import hashlib
 import io

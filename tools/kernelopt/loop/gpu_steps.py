@@ -50,7 +50,7 @@ class GpuSteps:
     say: Callable[[str], None]
 
     def brief(self, version: str, number: int) -> str:
-        """The brief on a version, which is profiled first if it was not yet.
+        """The brief on a version, which is profiled first if it has no profile.
 
         number: of the candidate in its round; each gets another direction.
         """
@@ -64,15 +64,16 @@ class GpuSteps:
             profile = profile_folder.read(folder, self.workspace)
             diagnosis = analysis.diagnose(profile)
         except ToolError as error:
-            return f"Make the kernel in kernel.py faster. Its profile says nothing: {error}\n{instructions}"
+            return f"Make the kernel in kernel.py faster. Its profile could not be diagnosed: {error}\n{instructions}"
         parts, left_out = brief.of_workspace(self.workspace, profile, diagnosis)
         for message in left_out:
             self.say(f"not in the brief: {message}")
         prompts = brief.compose(parts, answer=instructions + direction(diagnosis.findings, number))
-        return f"{prompts['system']}\n\n{prompts['user']}"
+        return f"{prompts.system}\n\n{prompts.user}"
 
     def profiled(self, version: str) -> Path:
-        """The folder of its profile, which is taken first if need be; without metrics.json when that failed."""
+        """The folder of its profile. The profile is taken first if there is none; metrics.json is missing when that
+        failed."""
         folder = self.workspace.profile(version, profile_folder.MODE)
         if not (folder / "metrics.json").exists():
             try:
@@ -92,24 +93,24 @@ class GpuSteps:
             _, first = problems[0]
             return Status.PLAN, f"plan.md, line {first.line}: {first.message}"
         try:
-            verified = self.executor.verify(kernel.read_bytes())
+            verdict = self.executor.verify(kernel.read_bytes())
         except EnvironmentLacks:
             raise
         except ToolError as error:
             return Status.CRASH, str(error)
-        return verified["status"], verified["message"]
+        return verdict.status, verdict.summary
 
     def restart(self) -> str | None:
-        """What a partial restart did; None when there is too little to mask."""
+        """Make a partial restart and describe it in a line; None when there is too little to mask."""
         try:
-            return restart.described(restart.begin(self.workspace, restart.random_seed()))
+            return restart.begin(self.workspace, restart.random_seed()).describe()
         except Refused:
             return None
 
     def final(self) -> dict[str, Comparison]:
         """{name: comparison} of the best version with v0 and with torch.compile of the reference, in paired runs.
 
-        The best is profiled too, for the report. What cannot be compared is named and left out.
+        The best is profiled too, for the report. A failed comparison is named and left out.
         """
         comparisons: dict[str, Comparison] = {}
         try:
@@ -145,7 +146,7 @@ class GpuSteps:
 
 
 def direction(findings: Sequence[Finding], number: int) -> str:
-    """The finding that a candidate is to remove, another one for each of a round. Pure."""
+    """The finding that a candidate shall remove; each candidate of a round gets another one. Pure."""
     if number < len(findings):
         chosen = findings[number]
         return f"\nDirection of this candidate: {chosen.id}: {chosen.actions[0]}.\n"

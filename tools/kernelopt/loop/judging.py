@@ -1,4 +1,4 @@
-"""A round's second half: candidates that wait are measured against the best version, and their verdicts recorded."""
+"""A round's second half: waiting candidates are measured against the best version, and their verdicts are recorded."""
 
 from .. import bundle
 from ..diagnosis import profile_folder
@@ -37,7 +37,7 @@ class Judge:
         self.progress.apply(State.all_judged)
 
     def measure(self, names: tuple[str, ...]) -> dict[str, Measurement | Refused]:
-        """The measurement of each candidate against the best version, or why it could not be measured."""
+        """The measurement of each candidate against the best version, or the reason why there is none."""
         self.progress.say(f"measuring {', '.join(names)} against {self.records.best().version}")
         kernels = [self.files.candidate(name)[0].read_bytes() for name in names]
         with self.progress.guarded() as changed:  # a process of an agent may have outlived it
@@ -47,7 +47,7 @@ class Judge:
         return dict(zip(names, measurements, strict=True))
 
     def close_recorded(self) -> bool:
-        """Close the first candidate if its verdict was recorded just before a stop; was it?"""
+        """Close the first candidate if its verdict was recorded just before a stop. Return whether it was."""
         version = self.progress.state.version
         record = self.records.read(version) if version in self.records.versions() else None
         if record is None or not record.is_judged:
@@ -57,7 +57,7 @@ class Judge:
         return True
 
     def close_lost(self) -> bool:
-        """Close a candidate whose files are gone from the disk; was there one?"""
+        """Close a candidate whose files are gone from the disk. Return whether there was one."""
         for name in self.progress.state.waiting:
             if not self.files.has_candidate(name):
                 self.progress.apply(State.judged_next, name)
@@ -66,7 +66,7 @@ class Judge:
         return False
 
     def record_verdict(self, name: str, measurement: Measurement | Refused) -> bool:
-        """Make a candidate the next version; was it accepted?"""
+        """Make a candidate the next version. Return whether it was accepted."""
         # A stop may have left a record without a verdict, whose version is then used.
         version = self.progress.state.version or self.records.next_version()
         self.progress.apply(State.judging, name, version)
@@ -97,7 +97,8 @@ class Judge:
     def close_candidate(
         self, of: str, accepted: bool, reason: str, outcome: str | None = None, logged: bool = False
     ) -> bool:
-        """The first candidate waits no longer; `accepted`. of: its version, or its name when it became none."""
+        """Log the first candidate's outcome and end its wait. Return `accepted`. of: its version, or its name when it
+        became none."""
         if not logged:
             self.progress.log(outcome or ("accepted" if accepted else "rejected"), of, reason)
         self.progress.apply(State.candidate_closed, accepted)

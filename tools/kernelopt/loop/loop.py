@@ -1,11 +1,12 @@
 """Rounds without a person: brief -> agent -> verify -> gate -> record, until a rule says stop.
 
-The state is on disk before each step (progress.py). A run that is killed at any point goes on from there: accepted
-versions are in the records, and candidates that were valid or waited for their verdict are judged.
+The state is on disk before each step (progress.py). A killed run continues from there: the records hold the accepted
+versions, and candidates that were valid or waited for their verdict are judged.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ..errors import UsageError
 from ..gate import history
@@ -19,7 +20,7 @@ from .fingerprints import fingerprint
 from .judging import Judge
 from .progress import Progress
 from .run_state import State
-from .stopping import STUCK, Limits, stop_reason
+from .stopping import STUCK, Limits, LoopResult, stop_reason
 from .strategies import Beam, Greedy
 
 INTERRUPTED = Answer("interrupted", "the run ended before it was right")
@@ -50,15 +51,11 @@ class Loop:
     def state(self) -> State:
         return self.progress.state
 
-    def run(self, resume: bool = False) -> dict:
-        """{reason, met, best, rounds, …, final} when a rule says stop.
-
-        Until it returns, --resume comes to the same end again.
-        """
+    def run(self, resume: bool = False) -> LoopResult:
+        """Run until a rule says stop. Killed before it returns, it comes to the same end with --resume."""
         self.begin(resume)
         try:
-            result = self.run_until_stop()
-            result["final"] = self.steps.final()
+            result = replace(self.run_until_stop(), final=self.steps.final())
             self.finish(result)
             return result
         except BaseException as error:
@@ -78,7 +75,7 @@ class Loop:
             )
         history.forget_unrecorded_commit(self.workspace, self.records)
         if resume and not unfinished:
-            self.say("no run is unfinished here: this one begins anew")
+            self.say("there is no unfinished run; this one starts from the beginning")
         if unfinished and unfinished.waiting:
             history.put_best_back(
                 self.workspace, self.records.best()
@@ -88,8 +85,8 @@ class Loop:
         recorded = {fingerprint(text) for text in recorded_kernels(self.workspace, self.records)}
         self.progress.start((unfinished or State()).with_tried(recorded))
 
-    def run_until_stop(self) -> dict:
-        """`result`, when a rule says stop."""
+    def run_until_stop(self) -> LoopResult:
+        """Make rounds until a rule says stop. The result has no final comparisons yet."""
         self.resume_round()
         if self.state.waiting:
             self.judge.judge_waiting()
@@ -106,7 +103,7 @@ class Loop:
             self.round()
 
     def restarted(self) -> bool:
-        """Make a partial restart, if the limits and the records allow one; was it made?"""
+        """Make a partial restart, if the limits and the records allow one. Return whether it was made."""
         if self.state.restarts >= self.limits.restarts:
             return False
         stuck = self.state
@@ -131,11 +128,11 @@ class Loop:
         """Enqueue the valid answers of the round in which the run was killed; without one, the round is not counted."""
         if not self.state.candidates:
             return
-        answers = {name: self.kept_answer(name, sha256) for name, sha256 in self.state.candidates.items()}
+        answers = {name: self.stored_answer(name, sha256) for name, sha256 in self.state.candidates.items()}
         counted = any(answer is not INTERRUPTED for answer in answers.values())
         self.enqueue(answers, counted)
 
-    def kept_answer(self, name: str, sha256: str) -> Answer:
+    def stored_answer(self, name: str, sha256: str) -> Answer:
         """The answer that a killed run found valid; INTERRUPTED without one."""
         texts = self.progress.files.read_candidate(name, sha256)
         return Answer("answered", "", *texts) if texts else INTERRUPTED
@@ -143,7 +140,7 @@ class Loop:
     def enqueue(self, answers: dict[str, Answer], counted: bool = True) -> None:
         """Let the valid candidates of a round wait for the gate, and log why the others do not.
 
-        counted: does the round count? Its lines in the log have its number all the same.
+        counted: whether the round counts. Its lines in the log have its number in any case.
         """
         number = self.state.rounds
         valid, failures = distinct(answers, set(self.state.tried))
@@ -153,32 +150,32 @@ class Loop:
         for name, answer in failures.items():
             self.progress.log(answer.outcome, name, answer.message, number)
 
-    def result(self, reason: str) -> dict:
-        """What the run came to, without the comparison at the end."""
+    def result(self, reason: str) -> LoopResult:
+        """Put the best version back, and make the result without the final comparisons."""
         best = self.records.best()
         if digest(self.workspace.kernel) != best.kernel_sha256:
             history.put_best_back(self.workspace, best)
-        self.progress.last_word = f"measuring {best.version} once more, then it stops: {reason}"
+        self.progress.last_word = f"measuring {best.version} once more before the run stops: {reason}"
         self.say(self.progress.last_word)
         self.progress.save()
-        return {
-            "reason": reason,
-            "met": stop_conditions.are_met(self.workspace.task().targets, best),
-            "best": best.version,
-            "latency_us": best.latency_us,
-            "rounds": self.state.rounds,
-            "agent_calls": self.state.agent_calls,
-            "restarts": self.state.restarts,
-            "minutes": round(self.state.spent_s / 60, 2),
-        }
+        return LoopResult(
+            reason=reason,
+            met=stop_conditions.are_met(self.workspace.task().targets, best),
+            best=best.version,
+            latency_us=best.latency_us,
+            rounds=self.state.rounds,
+            agent_calls=self.state.agent_calls,
+            restarts=self.state.restarts,
+            minutes=round(self.state.spent_s / 60, 2),
+        )
 
-    def finish(self, result: dict) -> None:
-        """Log the result; the next run begins anew."""
-        self.progress.log("stop", None, result["reason"])
-        for name, comparison in result["final"].items():
+    def finish(self, result: LoopResult) -> None:
+        """Log the result. The next run starts from the beginning."""
+        self.progress.log("stop", None, result.reason)
+        for name, comparison in result.final.items():
             message = f"{comparison.verdict}, {comparison.describe()}"
-            self.progress.log("final", f"{result['best']} against {name}", message)
-        self.progress.last_word = f"stopped: {result['reason']}"
+            self.progress.log("final", f"{result.best} against {name}", message)
+        self.progress.last_word = f"stopped: {result.reason}"
         self.progress.write_status()
         self.progress.files.remove_state()
 
@@ -193,10 +190,10 @@ def distinct(answers: dict[str, Answer], tried: set[str]) -> tuple[dict[str, str
     for name, answer in answers.items():
         if answer.outcome != "answered":
             failures[name] = answer
-        elif (own := fingerprint(answer.kernel)) in {*tried, *valid.values()}:
+        elif (key := fingerprint(answer.kernel)) in {*tried, *valid.values()}:
             failures[name] = TWIN
         else:
-            valid[name] = own
+            valid[name] = key
     return valid, failures
 
 

@@ -1,4 +1,4 @@
-"""How far a run is: its state, on disk before each step; its log and status; the workspace that it guards meanwhile."""
+"""The progress of a run: its state, on disk before each step; its log and status; the guard of the workspace."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ class Progress:
             raise UsageError(f"{self.files.state_file} is of a run that did not end; go on with --resume, or remove it")
 
     def recover(self) -> State | None:
-        """Clear away what a killed run left and undo what was changed since. Returns the state to go on from."""
+        """Remove the rest of a killed run and undo changes since. Return the state to continue from."""
         unfinished = self.files.state()
         self.files.open()
         agent_sandbox.clear_killed_run(self.workspace)
@@ -74,7 +74,7 @@ class Progress:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[list[str]]:
-        """Undo at the end what others change in the workspace; yields the list that then has the names of it."""
+        """Undo at the end what others changed in the workspace. Yield a list that then names the changes."""
         changed: list[str] = []
         before = Snapshot.take(self.workspace)
         self.apply(State.with_snapshot, before.digest)
@@ -112,7 +112,7 @@ class Progress:
 
 
 def activity(state: State) -> str:
-    """What a run in this state does. Pure."""
+    """The activity of a run in this state. Pure."""
     if state.waiting:
         return f"round {state.rounds}: judging {', '.join(state.waiting)}"
     return f"round {state.rounds}: asking the agent" if state.rounds else "beginning"

@@ -1,7 +1,7 @@
 """Examine a candidate in a copy of its workspace, on the GPU that this process sees, possibly on another machine.
 
 `python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin. It prints one
-JSON object: {status, message} of a verification, the fields of Measurement of a measurement, or {error, message}.
+JSON object: a Verdict for "verify", a Measurement for "measure", or {error, message}.
 """
 
 import io
@@ -21,6 +21,7 @@ from ..gate import rounds
 from ..gate.measurement import Measurement
 from ..gate.readiness import RoundStart
 from ..measure import verify
+from ..measure.verdict import Verdict
 from ..session.target import of_workspace
 from ..session.workspace import Workspace
 
@@ -28,6 +29,7 @@ PACKED = {  # of a workspace, besides kernel.py; agents may change its git while
     "verify": ("README.md", "reference.py"),
     "measure": ("README.md", "reference.py", ".git", "memory"),
 }
+RESULTS: dict[str, type[Verdict] | type[Measurement]] = {"verify": Verdict, "measure": Measurement}
 RUNNING: set[subprocess.Popen] = set()
 
 
@@ -45,11 +47,11 @@ def pack(job: str, workspace: Workspace, kernel: bytes) -> bytes:
 
 def examine(
     job: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
-) -> dict | Measurement:
-    """{status, message} of the job "verify", the Measurement of "measure", in a process of its own.
+) -> Verdict | Measurement:
+    """Run the job in another process. Return the Verdict of "verify" or the Measurement of "measure".
 
-    timeout_s: of each process that it starts. cache: compiled kernels are kept there; None keeps none. gpu: its UUID;
-    None takes the first visible one. Raises the ToolError that the process met, Refused when the process died.
+    timeout_s: of each process that it starts. cache: the folder for compiled kernels; None stores none. gpu: its UUID;
+    None takes the first visible one. Raise the ToolError that the process met, and Refused when the process died.
     """
     command = [sys.executable, "-m", "kernelopt.loop.remote", str(os.getpid()), job, str(timeout_s), str(cache or "")]
     environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
@@ -65,11 +67,11 @@ def examine(
     try:
         answer = bundle.loads(out.decode())
     except ValueError:
-        last = log.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        last = log.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         raise errors.Refused(f"the process that judged the kernel died, exit {process.returncode}: {last[0]}") from None
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"])
-    return Measurement.from_json(answer) if job == "measure" else answer
+    return RESULTS[job].from_json(answer)
 
 
 def end_all() -> None:
@@ -78,7 +80,8 @@ def end_all() -> None:
         RUNNING.pop().terminate()
 
 
-def main(job: str, timeout_s: float, cache: Path | None) -> dict:
+def main(job: str, timeout_s: float, cache: Path | None) -> Verdict | Measurement:
+    """Do the job in the workspace that stdin holds."""
     with tempfile.TemporaryDirectory(prefix="kernelopt-trial-") as folder:
         with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as archive:
             # "data" keeps all in the folder: Python 3.14's default. The first releases of 3.10 and 3.11 lack it.
@@ -87,23 +90,22 @@ def main(job: str, timeout_s: float, cache: Path | None) -> dict:
         if cache:
             workspace.cache = cache
         if job == "measure":
-            return rounds.measure(RoundStart.of(workspace), timeout_s, errors.say).to_json()
+            return rounds.measure(RoundStart.of(workspace), timeout_s, errors.say)
         return verified(workspace, timeout_s)
 
 
-def verified(workspace: Workspace, timeout_s: float) -> dict:
-    """{status, message} of a quick verification, for an agent to mend its kernel."""
+def verified(workspace: Workspace, timeout_s: float) -> Verdict:
+    """The verdict of a quick verification. An agent mends its kernel by it."""
     target = of_workspace(workspace, workspace.task())
     with Sandbox("cuda", target.cache) as sandbox:
-        verdict = verify.verify(sandbox, target, timeout_s=timeout_s)
-    return {"status": verdict.status, "message": verdict.summary}
+        return verify.verify(sandbox, target, timeout_s=timeout_s)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that scratch files are cleaned up
     processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))  # a killed loop's next run would wait for the GPU
     try:
-        result = main(sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4] else None)
+        result = main(sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4] else None).to_json()
     except errors.ToolError as error:
         kinds = (errors.UsageError, errors.EnvironmentLacks, errors.TimedOut)
         kind = next((kind for kind in kinds if isinstance(error, kind)), errors.Refused)

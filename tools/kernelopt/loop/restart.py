@@ -1,9 +1,9 @@
-"""Partial restart: which records are masked, what a fresh agent is told, and the journal that takes it back."""
+"""Partial restart: mask half of the records, and write a brief for a fresh agent. A journal lets `undo` revert it."""
 
 import random
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .. import bundle
@@ -15,20 +15,75 @@ from ..session.record_store import RecordStore, now
 from ..session.task import Target, Task
 from ..session.workspace import Workspace, digest, version_number
 
-ENTRY = {"when", "seed", "masked", "undone"}  # of the journal, a list of restarts, oldest first
-
 OPENING = """# A fresh start on a kernel
 
 Earlier rounds got stuck. Some of their records are masked, so that you plan with open eyes: from the
 best kernel and its profile."""
 
 
-def begin(workspace: Workspace, seed: int) -> dict:
-    """Mask half of the records; {masked, of, seed, next_version, brief, left_out}. It is noted before it is done, so
-    that `undo` also mends a restart that died half-way.
+@dataclass(frozen=True)
+class Entry:
+    """One restart in the journal. when, undone: times in UTC; undone is None until `undo`. masked: versions."""
 
-    of: how many were unmasked. brief: for a fresh agent. left_out: of the brief, a sentence each. Refused when there is
-    nothing to restart for or too little to mask; UsageError when kernel.py is not the best version.
+    when: str
+    seed: int
+    masked: list[str]
+    undone: str | None = None
+
+    def to_json(self) -> dict:
+        """One object of memory/restarts.json."""
+        return asdict(self)
+
+
+ENTRY_KEYS = set(Entry.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The result of `begin`. masked: the versions that it masked, of: the number of records that were unmasked before.
+    brief: for a fresh agent. left_out: a sentence for each record that the brief leaves out."""
+
+    masked: list[str]
+    of: int
+    seed: int
+    next_version: str
+    brief: str
+    left_out: list[str]
+
+    def to_json(self) -> dict:
+        """The output of partial_restart.py --json."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """One line."""
+        return (
+            f"{len(self.masked)} of {self.of} unmasked records are masked now, seed {self.seed}; "
+            f"next version: {self.next_version}"
+        )
+
+
+@dataclass(frozen=True)
+class Undone:
+    """The result of `undo`. unmasked: versions. left_out: a sentence for each record that cannot be read."""
+
+    unmasked: list[str]
+    next_version: str
+    left_out: list[str]
+
+    def to_json(self) -> dict:
+        """The output of partial_restart.py --undo --json."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """One line."""
+        return f"unmasked: {' '.join(self.unmasked)}; next version: {self.next_version}"
+
+
+def begin(workspace: Workspace, seed: int) -> Restart:
+    """Mask half of the records. The journal is written first, so that `undo` also mends a restart that died half-way.
+
+    Refused when the targets are met or too few records may be masked. UsageError when kernel.py is not the best
+    version.
     """
     store, task = RecordStore(workspace), workspace.task()
     with store.locked():
@@ -42,52 +97,46 @@ def begin(workspace: Workspace, seed: int) -> dict:
             )
         before = [record.version for record in store.scan()]
         chosen = draw(before, best and best.version, seed)
-        entry = {"when": now(), "seed": seed, "masked": chosen, "undone": None}
-        bundle.write_json(store.restarts, [*past, entry])
+        write_journal(store, [*past, Entry(now(), seed, chosen)])
         store.set_masked(chosen, True)
         records = store.records()
         hidden = set(store.versions()) - {record.version for record in records} - {best.version if best else ""}
         following = store.next_version()
     text = hand_over(workspace.root, task, best, records, hidden, following)
-    begun = {"masked": chosen, "of": len(before), "seed": seed, "next_version": following, "brief": text}
-    return {**begun, "left_out": store.left_out()}
+    return Restart(chosen, len(before), seed, following, text, store.left_out())
 
 
 def random_seed() -> int:
     return random.SystemRandom().randrange(2**32)
 
 
-def described(begun: dict) -> str:
-    """The result of `begin` in a line."""
-    return (
-        f"{len(begun['masked'])} of {begun['of']} unmasked records are masked now, seed {begun['seed']}; "
-        f"next version: {begun['next_version']}"
-    )
-
-
-def undo(workspace: Workspace) -> dict:
-    """{unmasked, next_version, left_out}: what the last restart masked is unmasked, but for records that were
-    removed since. Refused when there is none."""
+def undo(workspace: Workspace) -> Undone:
+    """Unmask the records of the last restart that still exist. Refused when there is no restart to undo."""
     store = RecordStore(workspace)
     with store.locked():
         past = journal(store)
-        entry = last(past)
+        number, entry = last(past)
         recorded = set(store.versions())
-        back = [version for version in entry["masked"] if version in recorded]
-        store.set_masked(back, False)
-        entry["undone"] = now()
-        bundle.write_json(store.restarts, past)
-        return {"unmasked": back, "next_version": store.next_version(), "left_out": store.left_out()}
+        unmasked = [version for version in entry.masked if version in recorded]
+        store.set_masked(unmasked, False)
+        past[number] = replace(entry, undone=now())
+        write_journal(store, past)
+        return Undone(unmasked, store.next_version(), store.left_out())
 
 
-def journal(store: RecordStore) -> list[dict]:
-    """The restarts of this workspace; UsageError when the file holds something else, which then stays as it is."""
+def journal(store: RecordStore) -> list[Entry]:
+    """The restarts of this workspace, oldest first. UsageError when the file holds something else; it stays as it
+    is."""
     if not store.restarts.exists():
         return []
     past = bundle.read_json(store.restarts)
     if not is_journal(past):
         raise UsageError(f"{store.restarts} is no list of restarts; mend or remove it")
-    return past
+    return [Entry(**entry) for entry in past]
+
+
+def write_journal(store: RecordStore, entries: Sequence[Entry]) -> None:
+    bundle.write_json(store.restarts, [entry.to_json() for entry in entries])
 
 
 def draw(versions: list[str], best: str | None, seed: int) -> list[str]:
@@ -107,25 +156,25 @@ def is_journal(value) -> bool:
     """Is a JSON value a list of restarts? {when: UTC, seed, masked: [version], undone: UTC or None} each."""
     return isinstance(value, list) and all(
         isinstance(entry, dict)
-        and entry.keys() == ENTRY
+        and entry.keys() == ENTRY_KEYS
         and isinstance(entry["masked"], list)
         and all(isinstance(version, str) for version in entry["masked"])
         for entry in value
     )
 
 
-def last(journal: list[dict]) -> dict:
-    """The latest restart that was not undone; Refused when there is none."""
-    for entry in reversed(journal):
-        if entry["undone"] is None:
-            return entry
+def last(entries: Sequence[Entry]) -> tuple[int, Entry]:
+    """The index of the latest restart that was not undone, and its entry. Refused when there is none."""
+    for number, entry in reversed(list(enumerate(entries))):
+        if entry.undone is None:
+            return number, entry
     raise Refused("there is no restart to undo")
 
 
 def hand_over(
     root: Path, task: Task, best: Record | None, records: list[Record], masked: set[str], next_version: str
 ) -> str:
-    """The brief for a fresh agent, in Markdown; of masked versions it holds nothing, not even their names.
+    """The brief for a fresh agent, in Markdown. It leaves out masked versions and their names.
 
     root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
     """

@@ -53,7 +53,7 @@ class RunFiles:
         except (OSError, RecursionError):
             state = None
         if state is None:
-            raise UsageError(f"{self.state_file} is no state of a run; remove it to begin anew")
+            raise UsageError(f"{self.state_file} is no state of a run; remove it to start from the beginning")
         return state
 
     def distrust(self) -> None:
@@ -62,7 +62,7 @@ class RunFiles:
             self.save_state(state.distrusted())
 
     def remove_state(self) -> None:
-        """The next run begins anew."""
+        """Remove the state, so that the next run starts from the beginning."""
         self.state_file.unlink(missing_ok=True)
 
     # --- log and status ---------------------------------------------------------------------------------------

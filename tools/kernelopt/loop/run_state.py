@@ -1,4 +1,4 @@
-"""Where the loop stands, and the steps from one state to the next. Pure; progress.py writes each state to disk."""
+"""The state of the loop, and the steps from one state to the next. Pure; progress.py writes each state to disk."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 
@@ -7,12 +7,12 @@ LISTS = ("waiting", "tried")  # JSON has no tuples
 
 @dataclass(frozen=True)
 class State:
-    """Where the loop stands. Each method returns the next state.
+    """The state of the loop. Each method returns the next state.
 
     candidates: of the round in which agents work, {name: digest of its files, "" until they are valid}.
     waiting: names of the candidates to be judged; while a verdict is recorded, the first of them is `version`.
-    gained: has this round accepted a candidate?
-    without_gain: rounds since one did.
+    gained: whether this round accepted a candidate.
+    without_gain: rounds since the last gain.
     spent_s: seconds that the run has taken, over all its processes.
     tried: fingerprints of all kernels that were judged, in earlier runs too.
     kept: while agents or measurements run, the digest of the workspace's snapshot.
@@ -47,7 +47,7 @@ class State:
         return replace(self, candidates=dict.fromkeys(self.candidates, ""))
 
     def restarted(self) -> "State":
-        """A partial restart was used; patience begins anew."""
+        """A partial restart was made; patience starts again."""
         return replace(self, restarts=self.restarts + 1, without_gain=0)
 
     # --- a round: agents are asked ----------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class State:
         return replace(self, agent_calls=self.agent_calls + 1)
 
     def call_uncounted(self) -> "State":
-        """The agent's command does not exist: nobody was called."""
+        """The agent's command does not exist, so the call does not count."""
         return replace(self, agent_calls=self.agent_calls - 1)
 
     def candidate_valid(self, name: str, digest: str) -> "State":
@@ -77,7 +77,7 @@ class State:
     # --- a round: candidates are judged -----------------------------------------------------------------------
 
     def judged_next(self, name: str) -> "State":
-        """`name` is the first of those that wait."""
+        """`name` is the first candidate that waits."""
         return replace(self, waiting=(name, *(other for other in self.waiting if other != name)))
 
     def judging(self, name: str, version: str) -> "State":
@@ -85,13 +85,13 @@ class State:
         return replace(self.judged_next(name), version=version)
 
     def candidate_closed(self, accepted: bool) -> "State":
-        """The first of those that wait has its verdict."""
+        """The first candidate that waits has its verdict."""
         without_gain = 0 if accepted else self.without_gain
         gained = self.gained or accepted
         return replace(self, waiting=self.waiting[1:], version=None, gained=gained, without_gain=without_gain)
 
     def plan_refused(self, fingerprint: str) -> "State":
-        """The kernel was not judged, because of its plan: it may come again."""
+        """The kernel was not judged, because of its plan. It may be proposed again."""
         return replace(self, tried=tuple(other for other in self.tried if other != fingerprint))
 
     def all_judged(self) -> "State":
@@ -114,7 +114,7 @@ def from_json(value) -> State | None:
 
 
 def is_state(state: State) -> bool:
-    """Does each field hold what its type says?"""
+    """Whether each field has a value of its type."""
     if not isinstance(state.candidates, dict):
         return False
     texts = (*state.waiting, *state.tried, *state.candidates.values())

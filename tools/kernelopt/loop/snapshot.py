@@ -1,4 +1,4 @@
-"""The workspace as it was before agents or measurements ran. What they change in it is noticed, named and undone.
+"""The workspace as it was before agents or measurements ran. Their changes to it are found, named and undone.
 
 The snapshot is in memory, and in .loop/kept.tar in case the run is killed. Agents work elsewhere (agent_sandbox.py),
 and behind bubblewrap where that works. Without it they have the user's rights, and the snapshot guards against mistakes
@@ -54,8 +54,8 @@ class Snapshot:
     def load(cls, root: Path, digest: str | None = None) -> "Snapshot | None":
         """The snapshot that a killed run left in the workspace `root`; None without one.
 
-        digest: SHA-256 of the archive, as the run's state has it. UsageError when the archive is another one: then
-        nothing says which changes are the agents'.
+        digest: SHA-256 of the archive, as the run's state has it. UsageError when the archive is another one, because
+        the agents' changes are then unknown.
         """
         path = archive(root)
         exists = path.is_file() and not path.is_symlink()
@@ -108,7 +108,7 @@ class Snapshot:
         return [*self._keep_commits(commits), *sorted([*moved, *reports])]
 
     def _changed(self) -> list[str]:
-        """The names that are not as they were. New objects of git, and our own references to them, are no change."""
+        """The names of changed entries. New objects of git, and this module's references to them, are no change."""
         now = everything(self.root)
         names = [name for name in sorted({*now, *self.entries}) if now.get(name) != self.entries.get(name)]
         harmless = (".git/objects/", f".git/{OWN_REFS}")
@@ -121,14 +121,14 @@ class Snapshot:
         return sorted(commit for commit in heads if COMMIT.fullmatch(commit))
 
     def _keep_commits(self, commits: list[str]) -> Iterator[str]:
-        """Keep each new commit by a reference of ours, and name it."""
+        """Make a reference to each new commit, so that git keeps it, and name it."""
         for commit in commits:
             reference = f"{OWN_REFS}/taken-{commit[:10]}"
             if commit != self.head and not run_git(self.root, "update-ref", reference, commit).returncode:
                 yield f"the history (HEAD; {commit[:10]} is kept as {reference})"
 
     def _restored(self, name: str) -> str:
-        """Put a file, folder or link back as it was; its name, with a remark where that failed."""
+        """Restore a file, folder or link. Return its name, with a remark where that failed."""
         path, kind = self.root / name, self.entries[name]
         with contextlib.suppress(OSError):
             if kind == file_trees.FOLDER:
@@ -170,7 +170,7 @@ def discard(root: Path) -> None:
 
 
 def everything(root: Path) -> dict[str, str]:
-    """The entries of all that a snapshot of the workspace `root` has, its git included."""
+    """The entries of everything in a snapshot of the workspace `root`, with its git."""
     git = {f".git/{name}": kind for name, kind in file_trees.entries(root / ".git", GIT_NOT_KEPT).items()}
     return file_trees.entries(root, (*NOT_KEPT, ".git")) | git
 
@@ -183,7 +183,7 @@ def unlock_git(root: Path) -> None:
 
 
 def mend_git(root: Path, head: str) -> None:
-    """Once the files of .git are restored: make its index and its logs sound, and HEAD the commit `head`."""
+    """Repair the index and the logs of .git after its files were restored, and set HEAD to the commit `head`."""
     git = root / ".git"
     for name in ("index", "kernelopt-lock"):
         remove_unless_file(git / name)
@@ -196,7 +196,7 @@ def mend_git(root: Path, head: str) -> None:
 
 
 def is_plain_tree(folder: Path) -> bool:
-    """Is this a folder of plain files and folders alone?"""
+    """Whether this folder holds only plain files and folders."""
     if not os.path.lexists(folder) or file_trees.entry(folder) != file_trees.FOLDER:
         return False
     kinds = file_trees.entries(folder).values()

@@ -1,8 +1,9 @@
 """When the loop stops. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from ..measure.pairing import Comparison
 from ..profilers import metrics
 from ..session import stop_conditions
 from ..session.record import Record
@@ -28,6 +29,26 @@ class Limits:
     refinements: int
     agent_timeout_s: float
     candidates: int = 1
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """The end of a run. met: whether the targets are met. best: the version, latency_us: its recorded median. minutes:
+    over all processes of the run. final: the comparisons of the best version that are made last, by baseline."""
+
+    reason: str
+    met: bool
+    best: str
+    latency_us: float
+    rounds: int
+    agent_calls: int
+    restarts: int
+    minutes: float
+    final: Mapping[str, Comparison] = field(default_factory=dict)
+
+    def to_json(self) -> dict:
+        """The output of optimize_kernel.py --json."""
+        return {**vars(self), "final": {name: comparison.to_json() for name, comparison in self.final.items()}}
 
 
 def stop_reason(state: State, limits: Limits, targets: Sequence[Target], best: Record) -> str | None:

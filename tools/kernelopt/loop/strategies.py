@@ -1,4 +1,4 @@
-"""From which versions the candidates of a round start. A strategy is a class with `starts`."""
+"""The versions that the candidates of a round start from. A strategy is a class with `starts`."""
 
 from dataclasses import dataclass
 
@@ -29,12 +29,12 @@ class Beam:
         times = relative_times(known)
         slower = (record for record in known if not record.git_commit_hash and not too_fast(record))
         refused = [record.version for record in slower if record.version in times]
-        kept = [records.best().version, *sorted(refused, key=times.get)][: self.width]
-        return [kept[number % len(kept)] for number in range(count)]
+        chosen = [records.best().version, *sorted(refused, key=times.get)][: self.width]
+        return [chosen[number % len(chosen)] for number in range(count)]
 
 
 def too_fast(record: Record) -> bool:
-    """Was it refused because the hardware does not allow its time? Then its time means nothing."""
+    """Whether it was refused because the hardware does not allow its time. Such a time means nothing."""
     return acceptance.is_impossible(record.quality_gate.failure_reason)
 
 

@@ -98,11 +98,25 @@ class OracleCheck:
 
 
 @dataclass(frozen=True)
+class KernelShare:
+    """One GPU kernel of a traced call: its time, its share of the call's time, and its origin as worker/tracing.py
+    names it."""
+
+    name: str
+    us: float
+    share_pct: float
+    origin: str
+
+    def to_json(self) -> dict:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
 class Observed:
     """The observations on a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
     own.
 
-    oracle: its precision. kernels: [{name, us, share_pct, origin}] of a traced call.
+    oracle: its precision. kernels: of a traced call. outputs: as the oracle compared them, see CallCheck.
     """
 
     max_rel: float
@@ -111,8 +125,17 @@ class Observed:
     guarded: bool
     fails_guarded: bool
     oracle: str | None
-    kernels: list[dict] | None
+    kernels: list[KernelShare] | None
     outputs: list[dict]
+
+    def to_json(self) -> dict:
+        kernels = self.kernels and [kernel.to_json() for kernel in self.kernels]
+        return {**vars(self), "kernels": kernels}
+
+    @classmethod
+    def from_json(cls, values: dict) -> "Observed":
+        kernels = values["kernels"] and [KernelShare(**kernel) for kernel in values["kernels"]]
+        return cls(**{**values, "kernels": kernels})
 
 
 @dataclass(frozen=True)
@@ -132,15 +155,15 @@ class CaseResult:
     observed: Observed | None = None
 
     def to_json(self) -> dict:
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
-        return own | (vars(self.observed) if self.observed else {})
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
+        return values | (self.observed.to_json() if self.observed else {})
 
     @classmethod
     def from_json(cls, result: dict) -> "CaseResult":
         names = [field.name for field in fields(Observed)]
-        observed = Observed(**{name: result[name] for name in names}) if "outputs" in result else None
-        own = {name: value for name, value in result.items() if name not in names}
-        return cls(**{**own, "status": Status(own["status"])}, observed=observed)
+        observed = Observed.from_json({name: result[name] for name in names}) if "outputs" in result else None
+        values = {name: value for name, value in result.items() if name not in names}
+        return cls(**{**values, "status": Status(values["status"])}, observed=observed)
 
 
 def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, libraries: bool) -> CaseResult:
@@ -239,16 +262,16 @@ def own_work(results: list[CaseResult], libraries: bool) -> str:
     return CHECKED if traced and all(traced) else NOT_CHECKED
 
 
-def shares(kernels: list[dict]) -> list[dict]:
-    """[{name, us, share_pct, origin}] of a call's kernels."""
+def shares(kernels: list[dict]) -> list[KernelShare]:
+    """The share of each kernel of a call. kernels: {name, us, origin} each, from the candidate's process."""
     total = sum(kernel["us"] for kernel in kernels)
     return [
-        {
-            "name": kernel["name"],
-            "us": round(kernel["us"], 2),
-            "share_pct": round(100 * kernel["us"] / total, 1) if total else 0.0,
-            "origin": kernel["origin"],
-        }
+        KernelShare(
+            name=kernel["name"],
+            us=round(kernel["us"], 2),
+            share_pct=round(100 * kernel["us"] / total, 1) if total else 0.0,
+            origin=kernel["origin"],
+        )
         for kernel in kernels
     ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..device.sandbox import Sandbox
 from ..errors import Refused
-from ..hardware import roofline, wiki
+from ..hardware import roofline
 from ..hardware.work import Work
 from ..session import platforms
 from ..session.target import KernelUnderTest
@@ -51,17 +51,15 @@ def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s
     """
     workspace = target.workspace
     task = workspace.task() if workspace else None
-    card = sandbox.gpu
-    try:
-        page = platforms.of_device(card.name, workspace, task) if workspace else wiki.product(card.name)
-    except Refused:
+    page = platforms.page_of(sandbox.gpu.name, workspace, task)
+    if page is None:
         return None
     work = work_of(sandbox, target, task, workload, timeout_s)
     if work is None:
         return None
     with contextlib.suppress(Refused):
         roof = roofline.roof_for(page, work)
-        return roofline.physical_limit_us(work.flops, work.bytes_min, roof, card.max_clocks)
+        return roofline.physical_limit_us(work.flops, work.bytes_min, roof, sandbox.gpu.max_clocks)
     return None
 
 

@@ -18,6 +18,7 @@ from ..hardware.card import GpuState
 from ..statuses import Status
 from . import correctness
 from .cases import Case, prepare, secret_seed
+from .correctness import KernelShare
 from .pairing import PairedTimes
 from .verify import StoredCall, StoredCase
 
@@ -68,7 +69,7 @@ class Timing:
 
     latency: of do_bench. event: between CUDA events, cache cold. gpu_us: that without the events' own time, None on a
     CPU. cupti_us: of the profiler. warm_us: GPU time with a warm cache. call_us: as a caller sees a call. graph_us:
-    from a CUDA graph. kernels: [{name, us, share_pct, origin}], None where no call was traced.
+    from a CUDA graph. kernels: None where no call was traced.
     """
 
     device: str
@@ -81,7 +82,7 @@ class Timing:
     warm_us: float
     call_us: float
     graph_us: float | None
-    kernels: list[dict] | None
+    kernels: list[KernelShare] | None
     warmup_ms: int
     rep_ms: int
     shapes: list[list[int]]
@@ -117,16 +118,17 @@ class Timing:
 
     def to_json(self) -> dict:
         named = {JSON_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
-        latencies = {"latency_us": self.latency.to_json(), "event_us": self.event.to_json()}
-        named["gpu_state"] = self.gpu_state and self.gpu_state.to_json()
-        return {**named, **latencies, "launch_bound": self.launch_bound, "warnings": self.warnings()}
+        typed = {"latency_us": self.latency.to_json(), "event_us": self.event.to_json()}
+        typed["gpu_state"] = self.gpu_state and self.gpu_state.to_json()
+        typed["kernels"] = self.kernels and [kernel.to_json() for kernel in self.kernels]
+        return {**named, **typed, "launch_bound": self.launch_bound, "warnings": self.warnings()}
 
     @classmethod
     def from_json(cls, timing: dict) -> "Timing":
         values = {field.name: timing[JSON_NAMES.get(field.name, field.name)] for field in fields(cls)}
-        values |= {name: Latency.from_json(values[name]) for name in JSON_NAMES}
-        state = values["gpu_state"]
-        return cls(**{**values, "gpu_state": state and GpuState.from_json(state)})
+        values["kernels"] = values["kernels"] and [KernelShare(**kernel) for kernel in values["kernels"]]
+        values["gpu_state"] = values["gpu_state"] and GpuState.from_json(values["gpu_state"])
+        return cls(**{**values, **{name: Latency.from_json(values[name]) for name in JSON_NAMES}})
 
 
 JSON_NAMES = {"latency": "latency_us", "event": "event_us"}  # of the fields that have another name in JSON

@@ -93,19 +93,19 @@ class Verdict:
     sanitizer: SanitizerRun | None = None
 
     def to_json(self) -> dict:
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        own["cases"] = [case.to_json() for case in self.cases]
-        own["process"] = self.process and vars(self.process)
-        sanitizer = own.pop("sanitizer")
-        return own | ({"sanitizer": sanitizer.to_json()} if sanitizer else {})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["cases"] = [case.to_json() for case in self.cases]
+        values["process"] = self.process and vars(self.process)
+        sanitizer = values.pop("sanitizer")
+        return values | ({"sanitizer": sanitizer.to_json()} if sanitizer else {})
 
     @classmethod
     def from_json(cls, verdict: dict) -> "Verdict":
-        own = {**verdict, "status": Status(verdict["status"])}
-        own["cases"] = tuple(map(CaseResult.from_json, verdict.get("cases", ())))
-        own["process"] = verdict.get("process") and ProcessEnd(**verdict["process"])
-        own["sanitizer"] = verdict.get("sanitizer") and SanitizerRun.from_json(verdict["sanitizer"])
-        return cls(**own)
+        values = {**verdict, "status": Status(verdict["status"])}
+        values["cases"] = tuple(map(CaseResult.from_json, verdict.get("cases", ())))
+        values["process"] = verdict.get("process") and ProcessEnd(**verdict["process"])
+        values["sanitizer"] = verdict.get("sanitizer") and SanitizerRun.from_json(verdict["sanitizer"])
+        return cls(**values)
 
 
 def bad_case(cases: list[CaseResult]) -> CaseResult | None:

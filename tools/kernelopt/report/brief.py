@@ -20,6 +20,7 @@ from .. import bundle
 from ..diagnosis.diagnosis import Diagnosis
 from ..diagnosis.text import finding_lines, metric_value, origin, summary_line
 from ..errors import Refused, UsageError
+from ..hardware.roofline import Utilization
 from ..hardware.work import Work
 from ..measure import verify
 from ..profilers import metrics
@@ -58,9 +59,9 @@ class Parts:
     """The parts of a brief; only the diagnosis is required.
 
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
-    hardware values as the wiki cites them (Row.citation). utilization: of roofline.utilization, with clock: measured or
-    profiled. records: of the rounds so far, rejected ones too (RecordStore.records). masked: versions that are not
-    named.
+    hardware values as the wiki cites them (Row.citation). utilization: of the profiled call. clock: of its time,
+    "measured" or "profiled". records: of the rounds so far, rejected ones too (RecordStore.records). masked: versions
+    that are not named.
     """
 
     diagnosis: Diagnosis
@@ -68,7 +69,8 @@ class Parts:
     kernel: str | None = None
     task: Task | None = None
     specs: Sequence[str] = ()
-    utilization: dict | None = None
+    utilization: Utilization | None = None
+    clock: str = "measured"
     records: Sequence[Record] = ()
     masked: Set[str] = frozenset()
 
@@ -84,6 +86,7 @@ def of_workspace(workspace: Workspace, profile: Profile, diagnosis: Diagnosis) -
         task=task,
         specs=[*(roof.citations() if roof else []), *clock_citations(workspace, task)],
         utilization=utilization(workspace, task, profile),
+        clock="measured" if profile.recorded_us else "profiled",
         records=records.records(),
         masked=records.masked_versions(),
     )
@@ -113,19 +116,29 @@ def profiled_source(workspace: Workspace, records: RecordStore, params: Params |
     return source.decode("utf-8", "replace")
 
 
-def utilization(workspace: Workspace, task: Task, profile: Profile) -> dict | None:
-    """roofline.utilization of the profiled call, by its recorded latency where it has one, and the clock of that time.
-    None when the time, the work or the GPU is unknown."""
+def utilization(workspace: Workspace, task: Task, profile: Profile) -> Utilization | None:
+    """roofline.utilization of the profiled call, by its recorded latency where it has one. None when the time, the
+    work or the GPU is unknown."""
     time_us = profile.recorded_us or profile.total_us
     work = profile.work and Work.from_json(profile.work)
     used = platforms.utilization(workspace, task, time_us, work) if time_us else None
-    if used is None or used.floor_us is None:
-        return None
-    return {**used.to_json(), "clock": "measured" if profile.recorded_us else "profiled"}
+    return used if used and used.floor_us is not None else None
 
 
-def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
-    """{system, user}: the two prompts. answer: the request for an answer, in place of the JSON for check_response.
+@dataclass(frozen=True)
+class Prompts:
+    """The system prompt and the user's."""
+
+    system: str
+    user: str
+
+    def to_json(self) -> dict:
+        """The output of analyze_profile.py --brief --json."""
+        return dict(vars(self))
+
+
+def compose(parts: Parts, answer: str | None = None) -> Prompts:
+    """The prompts. answer: the request for an answer, in place of the JSON for check_response.
 
     Refused when no metric was collected. UsageError when the metric schema lacks one: the brief would leave it out
     silently.
@@ -138,7 +151,7 @@ def compose(parts: Parts, answer: str | None = None) -> dict[str, str]:
     if all(value is None for value in values.values()):
         raise Refused("no metric was collected, so there is nothing to diagnose; profile again: profile_kernel.sh")
     sections = [*(section(parts) for section in SECTIONS), answer or answer_section()]
-    return {"system": SYSTEM, "user": "\n\n".join(section for section in sections if section) + "\n"}
+    return Prompts(SYSTEM, "\n\n".join(section for section in sections if section) + "\n")
 
 
 def task_section(parts: Parts) -> str:
@@ -176,16 +189,15 @@ def roofline_section(parts: Parts) -> str:
     if u is None:
         return ""
     intensity, ridge = (
-        figure(u[name]) if u[name] is not None else "unknown" for name in ("arithmetic_intensity", "ridge_point")
+        figure(value) if value is not None else "unknown" for value in (u.arithmetic_intensity, u.ridge_point)
     )
     return titled(
         "Roofline of the whole problem",
         [
-            f"- bound: {u['bound']}; arithmetic intensity {intensity} FLOP/byte, ridge point {ridge} FLOP/byte",
-            f"- {u['clock']} {figure(u['time_us'])} us, floor {figure(u['floor_us'])} us: "
-            f"{figure(u['floor_share_pct'])} % of the "
-            "floor's speed (100 is the floor itself)",
-            f"- {figure(u['tflops'])} TFLOPS, {figure(u['bandwidth_gbps'])} GB/s of the least bytes",
+            f"- bound: {u.bound}; arithmetic intensity {intensity} FLOP/byte, ridge point {ridge} FLOP/byte",
+            f"- {parts.clock} {figure(u.time_us)} us, floor {figure(u.floor_us)} us: "
+            f"{figure(u.floor_share_pct)} % of the floor's speed (100 is the floor itself)",
+            f"- {figure(u.tflops)} TFLOPS, {figure(u.bandwidth_gbps)} GB/s of the least bytes",
         ],
     )
 
@@ -233,13 +245,13 @@ def round_line(record: Record) -> str:
     """One round: verdict, latency, what was changed, and how that ended."""
     gate, expected, pair = record.quality_gate, record.optimization.expected_impact, record.comparison
     verdict = {"PASS": "accepted", None: "not judged yet"}.get(gate.result, "rejected")
-    said = [
+    clauses = [
         record.latency_us and f"{figure(record.latency_us)} us",
         record.action,
         expected and f"expected: {expected}",
         gate.failure_reason or (pair and f"{pair.speedup:.3f}x against {pair.against}"),
     ]
-    return f"- {record.version}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in said if part)
+    return f"- {record.version}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in clauses if part)
 
 
 def answer_section() -> str:
@@ -284,18 +296,30 @@ def response_schema() -> dict:
     return bundle.read_json(bundle.REFERENCE / RESPONSE_SCHEMA)
 
 
-def check_response(text: str, report: Metrics) -> dict:
-    """{valid, problems, response} of a model's answer; abstaining is valid. response: its JSON object, None without
-    one.
+@dataclass(frozen=True)
+class CheckedResponse:
+    """A model's answer and its problems. response: its JSON object; None without one."""
 
-    report: the metrics of the profile.
-    """
+    problems: list[str]
+    response: dict | None
+
+    @property
+    def valid(self) -> bool:
+        return not self.problems
+
+    def to_json(self) -> dict:
+        """The output of analyze_profile.py --check-response --json."""
+        return {"valid": self.valid, **vars(self)}
+
+
+def check_response(text: str, report: Metrics) -> CheckedResponse:
+    """Check a model's answer; abstaining is valid. report: the metrics of the profile."""
     response = last_answer(text)
     if response is None:
         problems = [f"the answer holds no complete JSON object with {' or '.join(sorted(ANSWERS))}"]
     else:
         problems = schema_problems(response) or content_problems(response.get("bottlenecks", []), report)
-    return {"valid": not problems, "problems": problems, "response": response}
+    return CheckedResponse(problems, response)
 
 
 def last_answer(text: str) -> dict | None:

@@ -32,7 +32,7 @@ def escaped(value: str) -> str:
 
 
 class Name(str):
-    """A name that a compiler made and nobody reads to its end: a page shows its two ends, and the whole as a title."""
+    """A long name that a compiler made. A page shows its two ends, and the whole name as a title."""
 
     def html(self) -> str:
         if len(self) <= 2 * NAME_END + 1:
@@ -41,7 +41,7 @@ class Name(str):
 
 
 def cell(value: str) -> str:
-    """What stands in a table or a list of facts."""
+    """The content of a cell in a table or a list of facts."""
     return value.html() if isinstance(value, Name) else escaped(value)
 
 
@@ -99,7 +99,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Link:
-    """A file that lies beside the page. words: what stands before its name."""
+    """A file beside the page. words: the text before its name."""
 
     words: str
     name: str
@@ -228,7 +228,7 @@ class Page:
     sections: Sequence[Section]
 
     def html(self) -> str:
-        """The whole file. Placeholders are filled in one pass, so that none is found in what was filled in."""
+        """The whole file. Placeholders are filled in one pass, so that inserted text is not searched for them."""
         values = {
             "TITLE": escaped(self.title),
             "SUBTITLE": escaped(self.subtitle),

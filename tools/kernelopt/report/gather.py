@@ -1,7 +1,7 @@
 """A workspace, read for its report: records, sources, plans, profiles, and the files that cannot be read."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from .. import bundle
 from ..diagnosis import analysis, profile_folder
@@ -20,14 +20,24 @@ CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown
 
 
 @dataclass(frozen=True)
+class RunLine:
+    """A line of .loop/rounds.jsonl. at: UTC. of: a version, or a candidate that became none."""
+
+    at: str
+    round: str
+    of: str
+    outcome: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Session:
     """Everything that a report shows.
 
     records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
     by version, where a file has the recorded SHA-256. plans: the Evidence table of each version's plan, where there is
-    one. unattended: the lines of optimize_kernel.py's rounds.jsonl, {at, round, of, outcome, message}. profiles: by
-    version, of unmasked ones. diagnosis: of the best version's profile. no_roof: why roof is None. gaps: a sentence for
-    each file that cannot be read.
+    one. unattended: the lines that optimize_kernel.py logged. profiles: by version, of unmasked ones. diagnosis: of the
+    best version's profile. no_roof: why roof is None. gaps: a sentence for each file that cannot be read.
     """
 
     name: str
@@ -39,7 +49,7 @@ class Session:
     kernel_is_best: bool
     sources: dict[str, str]
     plans: dict[str, list[list[str]]]
-    unattended: list[dict]
+    unattended: list[RunLine]
     profiles: dict[str, Profile]
     diagnosis: Diagnosis | None
     roof: Roof | None
@@ -91,18 +101,17 @@ def heading(workspace: Workspace) -> str:
     return title[1].strip() if title else workspace.root.name
 
 
-def unattended(workspace: Workspace, gaps: list[str]) -> list[dict]:
-    """The lines that optimize_kernel.py wrote about its rounds, of all runs; broken lines go to `gaps`."""
+def unattended(workspace: Workspace, gaps: list[str]) -> list[RunLine]:
+    """The lines that optimize_kernel.py wrote about its rounds, of all runs. Broken lines go to `gaps`."""
     path = workspace.root / ".loop" / "rounds.jsonl"
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     lines = []
-    for number, text in enumerate(
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    ):
+    for number, text in enumerate(texts, start=1):
         try:
             line = bundle.loads(text)
-            lines.append({name: str(line[name]) for name in ("at", "round", "of", "outcome", "message")})
+            lines.append(RunLine(**{field.name: str(line[field.name]) for field in fields(RunLine)}))
         except (ValueError, KeyError, TypeError, RecursionError):
-            gaps.append(f"{path}:{number + 1} is not a line of a round")
+            gaps.append(f"{path}:{number} is not a line of a round")
     return lines
 
 

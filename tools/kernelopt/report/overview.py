@@ -9,7 +9,7 @@ from . import phrases, plots, remains_section, session_page, task_section
 from .document import Facts, Link, Table, Text
 from .gather import Session
 
-GREATEST = 2  # steps told in the summary
+GREATEST = 2  # steps that the summary names
 
 
 def overview(session: Session, has_lessons: bool) -> Iterator:

@@ -56,7 +56,7 @@ def gain(record: Record) -> str:
 
 
 def share_of_floor(record: Record) -> str:
-    """By the measured median. The profiler's own time gives another one, which is named as its."""
+    """The share by the measured median. The profiler's time gives another share, which is labelled as such."""
     share = record.performance.floor_share_pct
     return NOT_RECORDED if share is None else f"{share:.1f} %"
 
@@ -66,15 +66,15 @@ def change_words(record: Record) -> str:
 
 
 def one_line(words: str, width: int = LINE) -> str:
-    """Whole words of a text, as many as fit; a text with a citation is left as it is, for a cut one would hold no
-    more."""
+    """The first words of a text, as many as fit. A text with a citation stays whole, because a cut citation would be
+    invalid."""
     if CITATION.search(words):
         return words
     return textwrap.shorten(words, width, placeholder=" …")
 
 
 def evidence(session: Session, record: Record) -> str:
-    """What the plan of a round gives as its evidence, in short: source and finding of each row."""
+    """The evidence in the plan of a round, in short: source and finding of each row."""
     rows = session.plans.get(record.version)
     if rows is None:
         return no_evidence(record)
@@ -88,7 +88,7 @@ def no_evidence(record: Record) -> str:
 
 
 def profile_before(session: Session, record: Record) -> tuple[str, str]:
-    """What the gate found in the profile of the version that a round started from, whether or not the plan used it."""
+    """The gate's findings in the profile of the version that a round started from, whether or not the plan used it."""
     before, profile = parent(session, record), record.profile_evidence
     parts = [part for part in (profile.tool_used, profile.bottleneck_type, profile.evidence_summary) if part]
     if profile.evidence_chain:
@@ -210,7 +210,7 @@ def goal_line(session: Session) -> str:
 
 
 def parent(session: Session, record: Record) -> Record | None:
-    """What a round started from: the version it was compared with, else the last one accepted before it."""
+    """The version that a round started from: the one it was compared with, else the last one accepted before it."""
     compared = record.comparison
     before = [other for other in session.records if version_number(other.version) < version_number(record.version)]
     wanted = [other for other in before if other.version == compared.against] if compared else []

@@ -60,7 +60,7 @@ def profile_says(session: Session) -> Iterator:
 
 
 def distance(standing: Standing) -> str:
-    """How far a target that is not met is away."""
+    """The distance from a target that is not met."""
     target = standing.target
     if standing.achieved is None:
         return f"{phrases.NOT_RECORDED}, target {overview.wanted(target)}"

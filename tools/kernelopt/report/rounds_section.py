@@ -32,23 +32,21 @@ def unattended(session: Session) -> Iterator:
     """How optimize_kernel.py stopped, how the best compared then, and the answers of its agent that became no
     version."""
     lines = session.unattended
-    final = [*itertools.takewhile(lambda line: line["outcome"] == "final", reversed(lines))][::-1]
+    final = [*itertools.takewhile(lambda line: line.outcome == "final", reversed(lines))][::-1]
     last = (lines[: len(lines) - len(final)] or lines)[-1]
     yield Text(
-        f"Stopped: {last['message']}."
-        if last["outcome"] == "stop"
-        else f"No stop is noted; the last line: {last['message']}",
+        f"Stopped: {last.message}." if last.outcome == "stop" else f"No stop is noted; the last line: {last.message}",
         "note",
     )
     if final:
-        yield Table(("measured in pairs at the end", "verdict"), [(line["of"], line["message"]) for line in final])
-    became_none = [line for line in lines if line["outcome"] not in RECORDED]
+        yield Table(("measured in pairs at the end", "verdict"), [(line.of, line.message) for line in final])
+    became_none = [line for line in lines if line.outcome not in RECORDED]
     if became_none:
-        counts = Counter(line["outcome"] for line in became_none)
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        yield Text(f"Besides the versions above: {told}.")
+        counts = Counter(line.outcome for line in became_none)
+        listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        yield Text(f"Besides the versions above: {listed}.")
         head = ("when", "round", "candidate", "outcome", "message")
-        rows = [tuple(line[name] for name in ("at", "round", "of", "outcome", "message")) for line in became_none]
+        rows = [astuple(line) for line in became_none]
         yield Table(head, rows[-MOST_LINES:])
 
 
@@ -64,7 +62,7 @@ def round_row(session: Session, record: Record) -> tuple[str, ...]:
 
 
 def one_round(session: Session, record: Record) -> Iterator:
-    """Plan, its evidence, what the profile before said, outcome, and the difference to the parent."""
+    """Plan, its evidence, the findings in the earlier profile, outcome, and the difference to the parent."""
     change = record.optimization
     yield Facts(
         [
@@ -92,7 +90,7 @@ def one_round(session: Session, record: Record) -> Iterator:
 
 
 def outcome(session: Session, record: Record) -> Iterator[tuple[str, str]]:
-    """What programs found: in the profile before, and of this version."""
+    """The findings of programs: in the earlier profile, and on this version."""
     times = record.performance.latency_us_by_workload or {}
     if record.version != "v0":
         yield phrases.profile_before(session, record)

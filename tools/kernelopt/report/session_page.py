@@ -3,6 +3,8 @@
 gather.py reads the workspace. The report computes nothing but products and differences of recorded values, and says so.
 """
 
+from dataclasses import dataclass
+
 from . import environment_section, overview, phrases, remains_section, rounds_section, task_section
 from .document import Page, Section
 from .gather import Session
@@ -39,14 +41,30 @@ def page(session: Session, has_lessons: bool = False) -> Page:
     )
 
 
-def summary(session: Session) -> dict:
-    """The figures of the report, for --json."""
-    speedup = phrases.speedup_over_v0(session)
-    return {
-        "goal": phrases.goal(session).to_json(),
-        "best": session.best.version if session.best else None,
-        "speedup_over_v0": speedup and speedup.to_json(),
-        "versions": {record.version: phrases.verdict(record) for record in session.visible},
-        "masked": session.masked,
-        "gaps": session.gaps,
-    }
+@dataclass(frozen=True)
+class Summary:
+    """The figures of the report. best: the version, speedup_over_v0: its; None without one. versions: the verdict of
+    each unmasked version. masked: how many are masked. gaps: see Session."""
+
+    goal: phrases.Goal
+    best: str | None
+    speedup_over_v0: phrases.SpeedupOverV0 | None
+    versions: dict[str, str]
+    masked: int
+    gaps: list[str]
+
+    def to_json(self) -> dict:
+        """The output of render_report.py --json, without the path of the report."""
+        speedup = self.speedup_over_v0 and self.speedup_over_v0.to_json()
+        return {**vars(self), "goal": self.goal.to_json(), "speedup_over_v0": speedup}
+
+
+def summary(session: Session) -> Summary:
+    return Summary(
+        goal=phrases.goal(session),
+        best=session.best.version if session.best else None,
+        speedup_over_v0=phrases.speedup_over_v0(session),
+        versions={record.version: phrases.verdict(record) for record in session.visible},
+        masked=session.masked,
+        gaps=session.gaps,
+    )

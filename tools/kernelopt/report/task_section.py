@@ -103,7 +103,7 @@ def limits(session: Session, target: Target | None) -> Iterator[Figure]:
         pairs = roof_pairs(session.roof)
         marks = [mark(session, place, record, "bandwidth_gbps") for place, record in enumerate(session.visible)]
         roofs = [(kind, bandwidth.value) for kind, (bandwidth, _) in pairs]
-        caption = f"{why} {said(pairs, 1)}. {KEY}; at the foot: no rate recorded."
+        caption = f"{why} {roof_rows(pairs, 1)}. {KEY}; at the foot: no rate recorded."
         yield Figure(plots.bandwidth(marks, roofs, limit(target, "bandwidth_gbps")), caption)
 
 
@@ -117,7 +117,7 @@ def roofline_figure(session: Session, target: Target | None) -> Figure:
     return Figure(
         plots.roofline(plots.known(marks), intensity, roofs, target_line(target, intensity)),
         f"FLOPs over least bytes of the whole problem: {intensity:.4g} FLOP/byte, the same for every version. "
-        f"{said(pairs, 2)}. {KEY}.{absent}",
+        f"{roof_rows(pairs, 2)}. {KEY}.{absent}",
     )
 
 
@@ -129,7 +129,7 @@ def roof_pairs(roof: Roof) -> list[tuple[str, tuple]]:
     return [(kind, pair) for kind, pair in (named if measured else named[:1]) if pair[0]]
 
 
-def said(pairs: list[tuple[str, tuple]], count: int) -> str:
+def roof_rows(pairs: list[tuple[str, tuple]], count: int) -> str:
     """The first `count` rows of each roof."""
     roofs = ((kind, [row for row in rows[:count] if row]) for kind, rows in pairs)
     return "; ".join(f"{kind}: {', '.join(f'{r.metric} {r.text} {r.unit}' for r in rows)}" for kind, rows in roofs)

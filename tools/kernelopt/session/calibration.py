@@ -4,12 +4,14 @@ pure.
 platforms.read parses the page. The last line is a digest of the text above it, so an edited page is refused.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..hardware import wiki
 from ..hardware.card import Card, MaxClocks
 from ..hardware.wiki import Page
 from . import platforms
+from .benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, State
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 TENSOR_TYPE_NEEDED = ("tf32", "fp8")  # without such cores torch uses another dtype or refuses
@@ -24,7 +26,7 @@ QUERIED = {  # metric of gpu.query -> unit
     "boost_clock": "MHz",
     "tdp": "W",
 }
-UNTOLD = (
+NOT_QUERIED = (
     "memory_bandwidth",
     "peak_fp64",
     "peak_fp32",
@@ -38,17 +40,16 @@ NOT_SUPPORTED = ("not supported", "only supported", "not implemented", "NOT_SUPP
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of a calibration. reported: from gpu.query, in the wiki's units.
-    power_limit_w: the limit in force. bandwidth: the report of the `bandwidth` job. ceilings: pattern -> report of
-    `ceiling`, or the reason for its absence. products: dtype -> report of `product_rates`, or the reason for its
+    """The results of a calibration. properties: from gpu.query, in the wiki's units.
+    power_limit_w: the limit in force. ceilings: by pattern, products: by dtype; each a report or the reason for its
     absence."""
 
     device: Card
-    reported: dict[str, float | str]
+    properties: dict[str, float | str]
     power_limit_w: float | None
-    bandwidth: dict
-    ceilings: dict[str, dict | str]
-    products: dict[str, dict | str]
+    bandwidth: Bandwidth
+    ceilings: dict[str, Ceiling | str]
+    products: dict[str, RestedAndSustained | str]
 
 
 def lacks(dtype: str, limits: Page | None) -> str | None:
@@ -83,12 +84,12 @@ Vendor: NVIDIA
 
 GB/s of float32 buffers, median (p20 to p80), the L2 flushed before each call; copy counts bytes read and written.
 
-{by_size(measured.bandwidth["rates"])}
+{by_size(measured.bandwidth.rates)}
 
 ## Sources
 
 - [calibration]: `{command}` on one {name} ({measured.device.uuid}), {date}, driver {measured.device.driver}, \
-torch {measured.bandwidth["torch"]}, triton {measured.bandwidth["triton"]}, clocks as found; power limit in force \
+torch {measured.bandwidth.torch}, triton {measured.bandwidth.triton}, clocks as found; power limit in force \
 {watts(measured.power_limit_w)}, highest clocks {clocks(measured.device.max_clocks)}.
 """
     return platforms.sealed(body)
@@ -104,14 +105,14 @@ def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:
 def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> list[str]:
     """Return the rows that the device reports and the rows derived from them. If the wiki has a page, only its gaps
     are filled. Without a page, unknown values get a row too."""
-    values = {**measured.bandwidth["device"], **measured.reported}
+    values = {**measured.bandwidth.card, **measured.properties}
     known = {
         name: row(name, figure(values[name]), unit, "device query") for name, unit in QUERIED.items() if name in values
     }
     known |= derived_rows(values, limits)
     if page:
         return [text for name, text in known.items() if name in QUERIED and page.known(name) is None]
-    names = dict.fromkeys([*QUERIED, *UNTOLD])
+    names = dict.fromkeys([*QUERIED, *NOT_QUERIED])
     units = {**QUERIED, "memory_bandwidth": "GB/s", "peak_int8_tensor": "TOPS"}
     return [known.get(name) or row(name, "UNKNOWN", units.get(name, "TFLOPS"), "") for name in names]
 
@@ -134,22 +135,18 @@ def derived_rows(values: dict[str, float | str], limits: Page | None) -> dict[st
 def bandwidth_rows(measured: Measured) -> list[str]:
     """Return the best rate on the largest buffers, from torch's own operation or from a kernel that only moves
     bytes."""
-    largest = max(rate["buffer_bytes"] for rate in measured.bandwidth["rates"])
+    bandwidth = measured.bandwidth
+    largest = max(one.buffer_bytes for one in bandwidth.rates)
     rows = []
     for pattern in PATTERNS:
-        plain = next(
-            rate
-            for rate in measured.bandwidth["rates"]
-            if (rate["pattern"], rate["buffer_bytes"]) == (pattern, largest)
-        )
+        plain = next(one for one in bandwidth.rates if (one.pattern, one.buffer_bytes) == (pattern, largest))
         ceiling = measured.ceilings[pattern]
-        tried = [("torch", plain, measured.bandwidth["gpu_state"])]
-        if isinstance(ceiling, dict):
-            tried.append(("a kernel that only moves bytes", ceiling["best"], ceiling["gpu_state"]))
-        method, rate, state = max(tried, key=lambda one: one[1]["median"])
-        scatter = f"p20 {figure(rate['p20'])}, p80 {figure(rate['p80'])}"
-        note = f"{method}, {largest >> 20} MiB buffers; {scatter}; {condition(state)}"
-        rows.append(row(f"measured_{pattern}_bandwidth", figure(rate["median"]), "GB/s", "measured", note))
+        tried = [("torch", plain.rate, bandwidth.gpu_state)]
+        if isinstance(ceiling, Ceiling):
+            tried.append(("a kernel that only moves bytes", ceiling.best.rate, ceiling.gpu_state))
+        method, rate, state = max(tried, key=lambda one: one[1].median)
+        note = f"{method}, {largest >> 20} MiB buffers; {scatter(rate)}; {condition(state)}"
+        rows.append(row(f"measured_{pattern}_bandwidth", figure(rate.median), "GB/s", "measured", note))
     return rows
 
 
@@ -163,25 +160,25 @@ def product_rows(measured: Measured) -> list[str]:
             value = "UNSUPPORTED" if any(sign in one for sign in NOT_SUPPORTED) else "UNKNOWN"
             rows.append(row(metric, value, unit, "measured", " ".join(one.split())[:200]))
             continue
-        shape = f"{one['size']}^3"
-        rested, sustained = one["rested"], one["sustained"]
-        spread = f"p20 {figure(rested['p20'])}, p80 {figure(rested['p80'])}"
-        states = one["states"]
-        note = f"{shape}, rested; {spread}; {condition(states['rested'])}"
-        rows.append(row(metric, figure(rested["median"]), unit, "measured", note))
-        note = f"{shape}, back to back; {condition(states['sustained'])}"
-        rows.append(row(f"{metric}_sustained", figure(sustained["median"]), unit, "measured", note))
+        note = f"{one.size}^3, rested; {scatter(one.rested)}; {condition(one.rested_state)}"
+        rows.append(row(metric, figure(one.rested.median), unit, "measured", note))
+        note = f"{one.size}^3, back to back; {condition(one.sustained_state)}"
+        rows.append(row(f"{metric}_sustained", figure(one.sustained_median), unit, "measured", note))
     return rows
 
 
-def condition(state: dict | None) -> str:
+def scatter(rate: Rate) -> str:
+    return f"p20 {figure(rate.p20)}, p80 {figure(rate.p80)}"
+
+
+def condition(state: State) -> str:
     """Return the SM clock and the power during a measurement, as text."""
     if state is None:
         return "clock and power not reported"
-    clock, power, reasons = state["sm_clock_mhz"], state["power_w"], state["throttle_reasons"]
+    clock, power, reasons = state.sm_clock_mhz, state.power_w, state.throttle_reasons
     parts = [
-        f"SM {clock['median']} MHz" if clock else "SM clock not reported",
-        f"{power['median']:.0f} W" if power else "power not reported",
+        f"SM {clock.median} MHz" if clock else "SM clock not reported",
+        f"{power.median:.0f} W" if power else "power not reported",
         f"throttled by {', '.join(reasons)}" if reasons else "",
     ]
     return ", ".join(filter(None, parts))
@@ -190,17 +187,17 @@ def condition(state: dict | None) -> str:
 def foreign_processes(measured: Measured) -> list[int]:
     """Return the ids of other processes that used the GPU during any measurement."""
     reports = [measured.bandwidth, *measured.ceilings.values(), *measured.products.values()]
-    states = [report["gpu_state"] for report in reports if isinstance(report, dict)]
-    return sorted({pid for state in states if state for pid in state.get("foreign_processes", [])})
+    states = [report.gpu_state for report in reports if not isinstance(report, str)]
+    return sorted({pid for state in states if state for pid in state.foreign_processes})
 
 
-def by_size(rates: list[dict]) -> str:
+def by_size(rates: Sequence[BufferRate]) -> str:
     """Return the table of the rates at each buffer size."""
-    at = {(rate["buffer_bytes"], rate["pattern"]): rate for rate in rates}
+    at = {(one.buffer_bytes, one.pattern): one.rate for one in rates}
     lines = [f"| buffer, MiB | {' | '.join(PATTERNS)} |", "|---|---|---|---|"]
-    for size in sorted({rate["buffer_bytes"] for rate in rates}):
+    for size in sorted({one.buffer_bytes for one in rates}):
         cells = [
-            f"{figure(rate['median'])} ({figure(rate['p20'])} to {figure(rate['p80'])})"
+            f"{figure(rate.median)} ({figure(rate.p20)} to {figure(rate.p80)})"
             for rate in (at[size, pattern] for pattern in PATTERNS)
         ]
         lines.append(f"| {size >> 20} | {' | '.join(cells)} |")

@@ -32,24 +32,32 @@ def of_device(name: str, workspace: Workspace, task: Task) -> wiki.Page:
     return known(name, wiki.root(task.gpu_wiki_path), calibration_of(workspace, task))
 
 
+def page_of(name: str, workspace: Workspace | None, task: Task | None = None) -> wiki.Page | None:
+    """Return the page of the device with that name, or None if there is none. Without a workspace the bundle's wiki is
+    searched. task: the Task block of the workspace; None reads it."""
+    with contextlib.suppress(Refused):
+        return of_device(name, workspace, task or workspace.task()) if workspace else wiki.product(name)
+    return None
+
+
 def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:
     """Return the page called `name` from the wiki in `root` or from the calibration of that card. Raise Refused if
     neither has it."""
-    own = calibration if calibration and wiki.normalised(name) in wiki.spellings(calibration) else None
+    of_card = calibration if calibration and wiki.normalised(name) in wiki.spellings(calibration) else None
     try:
         page = wiki.find(name, wiki.pages(root))
     except Refused:
-        if own is None:
+        if of_card is None:
             raise
-        return replace(own, limits=wiki.limit_pages(root).get(own.limits_key()))
-    return calibrated(page, own) if own else page
+        return replace(of_card, limits=wiki.limit_pages(root).get(of_card.limits_key()))
+    return calibrated(page, of_card) if of_card else page
 
 
 def calibrated(page: wiki.Page, calibration: wiki.Page) -> wiki.Page:
     """Return a product's page with the rows of a calibration. Measured rows replace the wiki's rows. Other rows fill
     the gaps of the page."""
-    own = {name: row for name, row in calibration.rows.items() if row.text != "UNKNOWN"}
-    taken = {name: row for name, row in own.items() if name.startswith(MEASURED) or page.known(name) is None}
+    known_rows = {name: row for name, row in calibration.rows.items() if row.text != "UNKNOWN"}
+    taken = {name: row for name, row in known_rows.items() if name.startswith(MEASURED) or page.known(name) is None}
     return replace(page, rows={**page.rows, **taken}, aliases=(*page.aliases, *calibration.aliases))
 
 

@@ -11,7 +11,7 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -46,6 +46,49 @@ SHORT = (
 )
 
 
+@dataclass(frozen=True)
+class FieldValue:
+    """The value of a field, any JSON value, in the record of one version."""
+
+    version: str
+    value: object
+
+    def to_json(self) -> dict:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class FieldChange:
+    """A field, named by dotted path, with different values in two records."""
+
+    field: str
+    old: object
+    new: object
+
+    def to_json(self) -> dict:
+        return {"field": self.field, "from": self.old, "to": self.new}
+
+    @property
+    def removed(self) -> list:
+        return [self.old]
+
+    @property
+    def added(self) -> list:
+        return [self.new]
+
+
+@dataclass(frozen=True)
+class ListChange:
+    """A list of two records, and the items that only the first or only the second has."""
+
+    field: str
+    removed: list
+    added: list
+
+    def to_json(self) -> dict:
+        return dict(vars(self))
+
+
 class RecordStore:
     """All records of one workspace. Every write is checked against the schema, atomic and under one lock.
 
@@ -66,7 +109,7 @@ class RecordStore:
 
     @contextlib.contextmanager
     def locked(self):
-        """Keep other processes from writing records. The lock may be nested. Each thread needs its own RecordStore."""
+        """Block other processes that write records. The lock may be nested. Each thread needs its own RecordStore."""
         if self._held:
             yield
             return
@@ -168,9 +211,9 @@ class RecordStore:
         """Return the versions of the valid records that are masked."""
         return {record.version for record in self.scan(masked=True) if record.masked}
 
-    def history(self, name: str) -> list[dict]:
-        """Return [{version, value}] of a field in the unmasked records. The value is None if a record lacks the
-        field. Raise UsageError if all records lack it."""
+    def history(self, name: str) -> list[FieldValue]:
+        """Return the values of a field in the unmasked records. The value is None if a record lacks the field. Raise
+        UsageError if all records lack it."""
         entries, lacking = [], []
         for record in self.glance((holder(name),)):
             try:
@@ -178,7 +221,7 @@ class RecordStore:
             except UsageError as error:
                 value = None
                 lacking.append(error)
-            entries.append({"version": record["version"], "value": value})
+            entries.append(FieldValue(record["version"], value))
         if entries and len(lacking) == len(entries):
             raise lacking[0]
         return entries
@@ -221,7 +264,7 @@ class RecordStore:
             yield record
             self._write(record)
 
-    def update(self, version: str, changes: dict[str, str]) -> dict:
+    def update(self, version: str, changes: dict[str, str]) -> Record:
         """Set fields, named by dotted path, from text. The schema decides the type of each value.
 
         Raise UsageError for fields that only the gate writes, such as verdicts and measurements. Raise Refused if the
@@ -231,9 +274,9 @@ class RecordStore:
             for name, text in changes.items():
                 _check_free(record, name)
                 _assign(record, name, text)
-        return record
+        return Record.from_json(record)
 
-    def append(self, version: str, name: str, items: list[str]) -> dict:
+    def append(self, version: str, name: str, items: list[str]) -> Record:
         """Append items to the list in the field `name`. Each item is the text of a JSON value. The checks of
         `update` apply."""
         with self.editing(version) as record:
@@ -243,7 +286,7 @@ class RecordStore:
                 lists = ", ".join(key for key, value in record.items() if isinstance(value, list))
                 raise UsageError(f"'{name}' is no list; lists are: {lists}")
             values += [_json(item, name, "JSON values") for item in items]
-        return record
+        return Record.from_json(record)
 
     def set_masked(self, versions: list[str], masked: bool) -> None:
         """Mask or unmask records. Nothing changes unless all versions exist.
@@ -253,9 +296,9 @@ class RecordStore:
         with self.locked():
             records = [self.read(version) for version in versions]
             best = self.best() if masked else None
-            for kept in ("v0", best.version if best else None):
-                if masked and kept in versions:
-                    raise UsageError(f"{kept} stays unmasked: planning starts from the baseline and the best version")
+            for name in ("v0", best.version if best else None):
+                if masked and name in versions:
+                    raise UsageError(f"{name} stays unmasked: planning starts from the baseline and the best version")
             for record in records:
                 self.save(replace(record, masked=masked))
 
@@ -273,7 +316,7 @@ class RecordStore:
             try:
                 record = self.read(version)
             except UsageError as error:
-                raise UsageError(f"the best version cannot be told: {error}") from None
+                raise UsageError(f"the best version is unknown: {error}") from None
             if record.is_accepted:
                 return record
         return None
@@ -367,25 +410,26 @@ def joined(version: str, names: tuple[str, ...], values: list) -> dict:
     return record
 
 
-def differences(before: dict, after: dict, path: str = "") -> list[dict]:
-    """Return the fields in which two records differ, in order: {field, from, to}, and {field, removed, added} for
-    lists.
+def differences(before: Record, after: Record) -> list[FieldChange | ListChange]:
+    """Return the fields in which two records differ, in order.
 
     A field on only one side, such as a workload, is None on the other. Fields that always differ (version, timestamp)
     are left out. Latencies are listed without a ratio, because only a paired comparison measures a speed-up.
     """
-    changes = []
+    return list(_differences(before.to_json(), after.to_json()))
+
+
+def _differences(before: dict, after: dict, path: str = "") -> Iterator[FieldChange | ListChange]:
     for name in [*before, *(name for name in after if name not in before)]:
         old, new, where = before.get(name), after.get(name), f"{path}{name}"
         if old == new or where in ("version", "timestamp"):
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            changes += differences(old, new, f"{where}.")
+            yield from _differences(old, new, f"{where}.")
         elif isinstance(old, list) and not path:
-            changes.append({"field": where, "removed": _without(old, new), "added": _without(new, old)})
+            yield ListChange(where, _without(old, new), _without(new, old))
         else:
-            changes.append({"field": where, "from": old, "to": new})
-    return changes
+            yield FieldChange(where, old, new)
 
 
 def _without(items: list, others: list) -> list:

@@ -23,8 +23,8 @@ class Standing:
 
     def to_json(self) -> dict:
         """The JSON object: the keys of the target, then those of its standing."""
-        own = {"achieved": self.achieved, "met": self.met, "problem": self.problem}
-        return {**self.target.to_json(), **own, "documented": is_documented(self.target)}
+        standing = {"achieved": self.achieved, "met": self.met, "problem": self.problem}
+        return {**self.target.to_json(), **standing, "documented": is_documented(self.target)}
 
 
 def sign(metric: str) -> str:

@@ -39,18 +39,17 @@ def why_not(root: Path) -> str | None:
     armed = root / ARMED
     if not armed.is_file():
         return None
-    said = bundle.read_json(armed)["blocks"]
+    refusals = bundle.read_json(armed)["blocks"]
     unmet = goals_unmet(root)
     if not unmet:
         armed.unlink()
         return None
-    if said not in range(MOST_BLOCKS):
+    if refusals not in range(MOST_BLOCKS):
         return None
-    bundle.write_json(armed, {"blocks": said + 1})
+    bundle.write_json(armed, {"blocks": refusals + 1})
     return (
         f"The goal of {root} is not met ({'; '.join(unmet)}). Go on with the next round, or disarm it: check_goal.py "
-        f"{root} --disarm "
-        f"(said {said + 1} of {MOST_BLOCKS} times)"
+        f"{root} --disarm (refusal {refusals + 1} of {MOST_BLOCKS})"
     )
 
 

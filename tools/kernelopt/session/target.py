@@ -50,6 +50,21 @@ def resolve(args) -> KernelUnderTest:
     return KernelUnderTest(args.kernel, args.reference, dtype_name(args.dtype) if args.dtype else None)
 
 
+def of_reference(args) -> KernelUnderTest:
+    """Return the target of a command that needs no kernel: the workspace's, or the file that --reference names as both
+    kernel and reference. Raise UsageError for any other combination."""
+    if args.workspace:
+        if args.reference or args.dtype:
+            raise UsageError("--workspace says everything; leave out --reference and --dtype")
+        workspace = Workspace(args.workspace)
+        return of_workspace(workspace, workspace.task())
+    if not args.reference:
+        raise UsageError("pass --workspace W, or --reference FILE with Model and get_inputs")
+    if not args.reference.is_file():
+        raise UsageError(f"{args.reference} is not a file")
+    return KernelUnderTest(args.reference, args.reference, dtype_name(args.dtype) if args.dtype else None)
+
+
 def of_workspace(workspace: Workspace, task: Task) -> KernelUnderTest:
     """Return the workspace's kernel and reference, with the dtype, the tolerance and the rules of its Task block."""
     return KernelUnderTest(
