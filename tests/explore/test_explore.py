@@ -217,7 +217,7 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         "explore/e1.json has no row 'space[UNUSED=9]'",
         "explore/e4.json has no row 'x'",
     ]
-    file = store.find(ready, "e1#space[UNUSED=1]")[2]
+    file = store.find(ready, "e1#space[UNUSED=1]").file
     file.write_text(file.read_text() + "# changed\n")
     with pytest.raises(UsageError, match="was changed since e1"):
         store.keep(ready, "space[UNUSED=1]")

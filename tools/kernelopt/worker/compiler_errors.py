@@ -80,13 +80,18 @@ def output_of(error: BaseException) -> str:
     return getattr(error, NAME, "")
 
 
+def uses_extensions(kernel: Path) -> bool:
+    """Does the file name torch's builder of extensions? To import that takes a fifth of a second."""
+    return kernel.is_file() and b"cpp_extension" in kernel.read_bytes()
+
+
 def watch(kernel: Path) -> None:
     """Note the errors of Triton's compiler and, for a file that names it, of torch's builder of extensions, from here
     on in this process."""
     import triton.compiler
 
     _wrap(triton.compiler, "compile")  # what JITFunction imports when it first compiles
-    if kernel.is_file() and b"cpp_extension" in kernel.read_bytes():  # to import it takes a fifth of a second
+    if uses_extensions(kernel):
         import torch.utils.cpp_extension
 
         _wrap(torch.utils.cpp_extension, "_jit_compile")  # below load and load_inline
