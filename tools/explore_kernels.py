@@ -4,6 +4,7 @@
 A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with
 a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.
 Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
+With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
 The gate decides: `--keep NAME` makes a candidate the workspace's kernel.py, then verify and judge it as any other.
 With --workspace the table goes to explore/eN.json. Exit 1 when no candidate is right."""
 
@@ -16,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.explore import candidates, opponents, run, store, table
+from kernelopt.explore import candidates, compiling, opponents, run, store, table
+from kernelopt.explore.compiled import Card
 from kernelopt.session import platforms, record_store
-from kernelopt.session.target import of_reference
+from kernelopt.session.target import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
 
@@ -30,6 +32,7 @@ def main() -> int:
         return 0
     entries = candidates.from_paths(args.kernels)
     target = of_reference(args)
+    card = card_of(args, target)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(target, args.against, Path(folder))
         started = time.monotonic()
@@ -45,6 +48,7 @@ def main() -> int:
                 args.budget_seconds,
                 args.candidate_seconds or args.budget_seconds,
                 product,
+                card,
             )
             entrants = run.explore(plan, sandbox, cli.say, args.profile)
             result = {
@@ -53,14 +57,29 @@ def main() -> int:
                 "workload": plan.workload,
                 "against": plan.against,
                 "budget_s": plan.budget_s,
+                "compiled": card and card.to_json(),
                 "wall_s": round(time.monotonic() - started, 2),
-                "rows": store.rows(entrants, plan.against),
+                "rows": [row.to_json() for row in store.rows(entrants, plan.against)],
             }
             path = store.save(target.workspace, result, entrants) if target.workspace else None
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
     if args.keep:
         cli.say(store.keep(workspace_of(args), args.keep))
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
+
+
+def card_of(args, target: KernelUnderTest) -> Card | None:
+    """Without a GPU: the card that candidates are compiled for, --card or the workspace's platform; None when neither
+    is known."""
+    if args.device == "cuda":
+        if args.card:
+            raise UsageError("--card goes with --device cpu-interpreter; on a GPU candidates are compiled for it")
+        return None
+    if args.card:
+        return Card.of(compiling.page_of(args.card, target.workspace))
+    platform = target.workspace and target.workspace.task().platform
+    page = platform and compiling.page_of(platform, target.workspace)
+    return Card.of(page) if page and page.vendor == "NVIDIA" else None
 
 
 def workspace_of(args) -> Workspace:
@@ -91,6 +110,12 @@ def arguments():
         type=cli.positive_float,
         metavar="S",
         help="give a candidate up that compiles and runs for longer (default: when times must be taken)",
+    )
+    parser.add_argument(
+        "--card",
+        type=cli.filled,
+        help="with --device cpu-interpreter: compile for this card, which need not be here, as h100-sxm "
+        "(default: the workspace's platform)",
     )
     parser.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
     cli.add_device(parser)

@@ -3,7 +3,8 @@
 
 Statuses: OK, COMPILE_ERROR, IMPORT_ERROR, LAUNCH_ERROR, RUNTIME_ERROR, ILLEGAL_ACCESS, TIMEOUT, OOM, WRONG_SHAPE,
 WRONG_DTYPE, WRONG_STRIDE, WRONG_DEVICE, WRONG_VALUES, NONFINITE, OUT_OF_BOUNDS, INPUT_MUTATED, ALIASED_OUTPUT,
-CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK."""
+CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK.
+--compile-only compiles it for the GPU that is here, or for --card, and checks nothing: exit 0 when it compiles."""
 
 import sys
 from dataclasses import replace
@@ -12,8 +13,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
+from kernelopt.errors import EnvironmentLacks, TimedOut
+from kernelopt.explore import compiling, table
 from kernelopt.measure import verify
-from kernelopt.session.target import resolve
+from kernelopt.session.target import KernelUnderTest, resolve
 from kernelopt.statuses import Status
 
 QUICK = "a quick check: no other sizes, layouts and values were tried"
@@ -22,6 +25,8 @@ QUICK = "a quick check: no other sizes, layouts and values were tried"
 def main() -> int:
     args = arguments()
     given = resolve(args)
+    if args.compile_only:
+        return compile_only(args, given)
     target = replace(
         given,
         tolerance=args.tolerance or given.tolerance,
@@ -38,6 +43,20 @@ def main() -> int:
     if result.status == Status.TIMEOUT:
         return 4
     return 0 if result.status == Status.OK else 1
+
+
+def compile_only(args, target: KernelUnderTest) -> int:
+    """Compile the kernel, print its resources or the compiler's errors, and return the exit code."""
+    card = compiling.card_of(args.card, args.device == "cuda", target.workspace)
+    cli.say(f"compiling {target.kernel} for {card.target}")
+    with Sandbox("cpu-interpreter", None, args.sandbox) as sandbox:
+        compiled = compiling.compile_target(sandbox, target, (args.workload or ["default"])[0], card, args.timeout)
+    if compiled.lacking and not compiled.refused:
+        raise EnvironmentLacks(compiled.lacking)
+    cli.emit(compiled.to_json(), args.json, table.compiled_lines(compiled))
+    if compiled.status == Status.TIMEOUT:
+        return TimedOut.exit_code
+    return 0 if compiled.status == Status.OK else 1
 
 
 def arguments():
@@ -57,11 +76,18 @@ def arguments():
     parser.add_argument("--allow-libraries", action="store_true", help="torch or cuBLAS may do the core work")
     parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")
     parser.add_argument("--quick", action="store_true", help="the task's own inputs, two seeds; no gate accepts it")
+    parser.add_argument("--compile-only", action="store_true", help="compile it and check nothing")
+    parser.add_argument(
+        "--card", type=cli.filled, help="with --compile-only: compile for this card, which need not be here"
+    )
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer as well")
     cli.add_sandbox(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
     cli.add_json(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.card and not args.compile_only:
+        parser.error("--card goes with --compile-only")
+    return args
 
 
 if __name__ == "__main__":

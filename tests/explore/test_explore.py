@@ -8,10 +8,12 @@ import pytest
 from conftest import tool_json
 from kernelopt.audit import workspace_audit
 from kernelopt.device import standing
-from kernelopt.device.sandbox import Sandbox
+from kernelopt.device.outcomes import Fault
+from kernelopt.device.sandbox import Outcome, Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.explore import candidates, entrants, halving, store
+from kernelopt.explore import candidates, entrants, halving, run, store
 from kernelopt.session.record_store import RecordStore
+from kernelopt.statuses import Status
 from kernelopt.worker import faults
 
 SPACE = """
@@ -148,6 +150,60 @@ def test_a_message_of_a_compiler_begins_with_its_first_error():
     assert faults.describe(RuntimeError(log))["status"] == "COMPILE_ERROR"
 
 
+class Timed:
+    """A stand-in for a process that times its kernel."""
+
+    def __init__(self, time_us: float):
+        self.time_us, self.turns = time_us, 0
+
+    def ask(self, timeout_s: float, **order) -> dict:
+        self.turns += 1
+        return {"us": [self.time_us * (1 + 0.001 * (self.turns % 3))] * order["calls"]}
+
+    def end(self) -> None:
+        pass
+
+
+def racing(folder, times_us: dict[str, float]) -> list[entrants.Entrant]:
+    return [entrants.Entrant(name, folder / "k.py", process=Timed(time_us)) for name, time_us in times_us.items()]
+
+
+def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
+    first = racing(folder, {"fast": 100.0, "slow": 150.0, "near": 100.4, "slower": 300.0})
+    first[1].is_opponent = True
+    waiting = entrants.Entrant("waiting", folder / "k.py")
+    race = run.Race([*first, waiting], time.monotonic() + 60)
+    race.run(last=False, say=lambda text: None)
+    assert [one.name for one in race.running()] == ["fast", "near"] and race.rounds == halving.FIRST_ROUNDS
+    assert [one.process is None for one in first] == [False, True, False, True] and not waiting.dropped
+    waiting.process = Timed(90.0)
+    race.run(last=True, say=lambda text: None)
+    assert [one.name for one in race.running()] == ["waiting"]
+    assert [one.dropped for one in (first[0], first[2])] == [True, True] and first[0].process is not None
+    assert waiting.rounds_us[: halving.FIRST_ROUNDS] == [None] * halving.FIRST_ROUNDS
+
+
+def test_a_process_that_ends_during_its_turn_leaves_the_race(folder):
+    class Dies(Timed):
+        def ask(self, timeout_s: float, **order) -> dict:
+            raise standing.Ended(Outcome(None, None, "SIGSEGV", False, 1.0, ""))
+
+    first = racing(folder, {"fast": 100.0, "dies": 50.0})
+    first[1].process = Dies(50.0)
+    race = run.Race(first, time.monotonic() + 60)
+    race.run(last=True, say=lambda text: None)
+    assert [one.name for one in race.running()] == ["fast"] and first[1].status == "ILLEGAL_ACCESS"
+
+
+def test_the_errors_of_a_compiler_are_not_cut(folder):
+    errors = "\n".join(f"k.cu({n}): error: no foo{n}" for n in range(30))
+    entrant = entrants.Entrant("k", folder / "k.py")
+    entrant.fail(Fault(Status.COMPILE_ERROR, errors))
+    assert entrant.error == errors
+    entrant.fail(Fault(Status.RUNTIME_ERROR, errors))
+    assert len(entrant.error.splitlines()) == 12
+
+
 # --- processes that stay ---------------------------------------------------------------------------------------
 
 
@@ -217,7 +273,7 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         "explore/e1.json has no row 'space[UNUSED=9]'",
         "explore/e4.json has no row 'x'",
     ]
-    file = store.find(ready, "e1#space[UNUSED=1]")[2]
+    file = store.find(ready, "e1#space[UNUSED=1]").file
     file.write_text(file.read_text() + "# changed\n")
     with pytest.raises(UsageError, match="was changed since e1"):
         store.keep(ready, "space[UNUSED=1]")

@@ -26,6 +26,33 @@ def get_inputs():
 """
 
 
+# By name: an operation of a library that a reference may call, as an expression.
+OPERATIONS = {
+    "layer norm": "F.layer_norm(randn(4, 8), (8,))",
+    "RMS norm": "F.rms_norm(randn(4, 8), (8,))",
+    "group norm": "F.group_norm(randn(2, 8, 4, 4), 4)",
+    "batch norm": "torch.nn.BatchNorm2d(8)(randn(2, 8, 4, 4))",
+    "convolution": "torch.nn.Conv2d(8, 16, 3)(randn(2, 8, 9, 9))",
+    "transposed convolution": "torch.nn.ConvTranspose3d(8, 16, 3)(randn(2, 8, 5, 5, 5))",
+    "attention": "F.scaled_dot_product_attention(*3 * [randn(2, 4, 16, 8)], is_causal=True)",
+    "embedding": "F.embedding(torch.randint(0, 10, (4, 5)), randn(10, 8))",
+    "LSTM": "torch.nn.LSTM(8, 16)(randn(5, 3, 8))",
+    "pooling": "F.max_pool3d(randn(2, 3, 8, 8, 8), 2)",
+    "scan": "randn(4, 8).cumsum(1)",
+    "sort": "randn(4, 8).sort(1)",
+    "einsum": "torch.einsum('bij,bjk->bik', randn(2, 3, 4), randn(2, 4, 5))",
+    "cross entropy": "F.cross_entropy(randn(4, 10), torch.randint(0, 10, (4,)))",
+    "interpolation": "F.interpolate(randn(1, 3, 8, 8), scale_factor=2, mode='bilinear')",
+    "gather": "randn(4, 8).gather(1, torch.randint(0, 8, (4, 3)))",
+    "scatter": "torch.zeros(4, 8).scatter_add(1, torch.randint(0, 8, (4, 3)), randn(4, 3))",
+    "mask": "randn(4, 8).masked_fill(torch.arange(8)[None] < torch.randint(1, 8, (4, 1)), -1e9)",
+    "norm": "torch.linalg.norm(randn(4, 8))",
+    "8-bit product": "randn(16, 16).to(torch.float8_e4m3fn).to(torch.bfloat16) @ randn(16, 16).bfloat16()",
+    "activation": "F.gelu(randn(4, 8))",
+    "random values": "torch.empty(4, 8).uniform_(-1, 1) + torch.empty(4, 8).normal_()",
+}
+
+
 def reference(path, text: str) -> problem.Reference:
     path.write_text(text)
     return problem.Reference(path)
@@ -52,3 +79,22 @@ def test_a_reference_that_adds_a_real_tensor_is_tried_on_fake_ones(tmp_path):
     shapes = variants.Shapes(mixed, "default", mixed.case("default", 0, None, "cpu"))
     assert shapes.groups() == [[(0, 0, 300)]]
     assert work.estimate(mixed, "default", None, "cpu")["bytes_min"] == 2 * 4 * 300 * 64
+
+
+def test_no_operation_on_meta_tensors_loads_a_compiler():
+    """In a process of its own: others of this suite have loaded them."""
+    code = f"""if True:
+        import sys, torch, torch.nn.functional as F
+        from torch import randn
+        from kernelopt.worker import blank
+        for name, operation in {OPERATIONS!r}.items():
+            try:
+                with blank.without_compilers(), torch.device("meta"), torch.no_grad():
+                    eval(operation)
+            except Exception as error:
+                print(f"{{name}}: {{error!r}}")
+        print(*(set(blank.STAND_INS) & set(sys.modules)), sep="")
+    """
+    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "\n", done.stdout + done.stderr

@@ -137,9 +137,10 @@ class Sandbox:
             self._server = Server(self._wrapper(), self._environment(), self.scratch)
         return self._server
 
-    def fork_server(self) -> "Server":
-        """A separate server (worker.server) for jobs that run beside others (standing.py). The caller ends it."""
-        return Server(self._wrapper(), self._environment(), self.scratch)
+    def fork_server(self, **environment: str) -> "Server":
+        """A separate server (worker.server) for jobs that run beside others (standing.py). The caller ends it.
+        environment: variables that differ from those of other children."""
+        return Server(self._wrapper(), {**self._environment(), **environment}, self.scratch)
 
     def request(self, job: str, arguments: dict, hidden: Iterable[Path | str] = ()) -> tuple[str, str]:
         """(seal that the answers must carry, text of the request)"""

@@ -13,6 +13,8 @@ from ..measure import correctness
 from ..measure.cases import Case
 from ..measure.correctness import CaseReport, OracleCheck
 from ..statuses import Status
+from .compiled import Compiled
+from .resources import Resources
 
 HANG_S = 20.0  # for a launched kernel to end
 STUCK = {
@@ -21,6 +23,17 @@ STUCK = {
     "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
     "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
 }
+
+
+@dataclass(frozen=True)
+class KeyMetrics:
+    """Nsight Compute's metrics of the kernel that takes most of a call; None where one is missing."""
+
+    kernel: str
+    metrics: dict[str, float | None]
+
+    def to_json(self) -> dict:
+        return {"kernel": self.kernel, **self.metrics}
 
 
 @dataclass
@@ -41,13 +54,15 @@ class Entrant:
     rounds_us: list[float | None] = field(default_factory=list)
     calls_us: list[float] = field(default_factory=list)
     dropped: bool = False
-    resources: dict = field(default_factory=dict)
+    resources: Resources = field(default_factory=Resources)
     sustained_us: float | None = None
     sm_clock_mhz: float | None = None
-    metrics: dict | None = None
+    metrics: KeyMetrics | None = None
+    compiled: Compiled | None = None
 
     def fail(self, fault: Fault) -> None:
-        self.status, self.error = fault.status, first_lines(fault.message)
+        whole = fault.status == Status.COMPILE_ERROR  # the worker has left out all but the compiler's errors
+        self.status, self.error = fault.status, fault.message if whole else first_lines(fault.message)
         self.end()
 
     def end(self) -> None:
@@ -70,7 +85,7 @@ def fault_of(ended: standing.Ended) -> Fault:
 
 
 def first_lines(message: str, most: int = 12) -> str:
-    """The compiler's first error and the text after it, or the start of any other message."""
+    """The start of a message, or its first error and the text after it."""
     lines = [line for line in message.strip().splitlines() if line.strip()]
     first = next((at for at, line in enumerate(lines) if "error:" in line), 0)
     return "\n".join(lines[first : first + most])

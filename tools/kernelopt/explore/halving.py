@@ -8,7 +8,9 @@ import math
 import statistics
 from dataclasses import dataclass
 
-RESAMPLES = 400
+from ..measure import pairing
+
+RESAMPLES = 400  # fewer than a comparison's: each candidate has an interval after each round
 FIRST_ROUNDS = 5  # before any candidate is dropped
 MOST_ROUNDS = 40
 # A candidate is dropped when it is slower for certain by more than this.
@@ -38,9 +40,8 @@ def ratio(times_us: list[float | None], others_us: list[float | None]) -> Ratio 
     logs = numpy.array([math.log(other / own) for own, other in pairs if own is not None and other is not None])
     if not len(logs):
         return None
-    picks = numpy.random.default_rng(0).choice(logs, size=(RESAMPLES, len(logs)))
-    low, high = numpy.percentile(numpy.median(picks, axis=1), [2.5, 97.5])
-    return Ratio(math.exp(float(numpy.median(logs))), math.exp(float(low)), math.exp(float(high)))
+    low, high = pairing.median_interval(logs, RESAMPLES)
+    return Ratio(math.exp(float(numpy.median(logs))), math.exp(low), math.exp(high))
 
 
 def leader(rounds: dict[str, list[float | None]]) -> str:

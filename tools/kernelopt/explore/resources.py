@@ -1,41 +1,48 @@
 """The GPU resources of a candidate's compiled code: registers, local memory, shared memory, occupancy."""
 
-import contextlib
 import math
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..device import programs
 from ..errors import ToolError
 from ..hardware import wiki
 from ..profilers import collect, timeline, torch_trace
-from .entrants import Entrant
 
-TRACE_S = 60.0
 DUMP_S = 60.0
 USAGE = re.compile(r"Function (\S+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+MANGLED = re.compile(r"^_Z(N[rVK]*|L)?")
 
 
-def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
-    """Put registers, spill_bytes, shared_bytes and occupancy_pct of the kernel that takes most of a call's time into
-    `resources`. product: the wiki page of the GPU, or None."""
-    status, error = entrant.status, entrant.error
-    answer = entrant.ask(TRACE_S, do="describe", trace=str(trace))
-    entrant.status, entrant.error = status, error  # a trace that fails says nothing of the kernel
-    if answer is None:
-        return
-    with contextlib.suppress(ToolError, KeyError, ValueError, TypeError):
+@dataclass(frozen=True)
+class Resources:
+    """What the kernel that takes most of a call needs. registers: of a thread. spill_bytes: of local memory a thread,
+    the most of any kernel. shared_bytes: of a block. occupancy_pct: theoretical. None: unknown."""
+
+    kernel: str | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    occupancy_pct: float | None = None
+
+    def to_json(self) -> dict:
+        return dict(vars(self))
+
+
+def of_call(answer: dict, trace: Path, product: wiki.Page | None) -> Resources:
+    """The resources of a call. answer: of the worker's `describe`, which left the trace of the call. product: the wiki
+    page of the GPU, or None."""
+    spills = spill_bytes(answer)
+    try:
         stages = timeline.analyse(torch_trace.read(trace)).stages
         main = max(stages, key=lambda stage: stage.us)
-        threads = main.block and math.prod(main.block)
-        entrant.resources = {
-            "kernel": main.name,
-            "registers": main.registers,
-            "shared_bytes": main.shared_bytes,
-            "occupancy_pct": collect.theoretical_occupancy(product, threads, main.registers, main.shared_bytes),
-        }
-    entrant.resources["spill_bytes"] = spill_bytes(answer)
+    except (ToolError, KeyError, ValueError, TypeError):
+        return Resources(spill_bytes=spills)
+    threads = main.block and math.prod(main.block)
+    occupancy = collect.theoretical_occupancy(product, threads, main.registers, main.shared_bytes)
+    return Resources(main.name, main.registers, spills, main.shared_bytes, occupancy)
 
 
 def spill_bytes(answer: dict) -> int | None:
@@ -43,18 +50,39 @@ def spill_bytes(answer: dict) -> int | None:
     unknown."""
     triton = [one["spills"] for kernel in answer["triton"] for one in kernel["compiled"] or []]
     known = [4 * count for count in triton if count is not None]
-    for file in answer["extensions"]:
-        known += [stack + local for stack, local in local_memory(Path(file))]
+    known += [one.local_bytes for file in answer["extensions"] for one in usage(Path(file))]
     return max(known) if known else None
 
 
-def local_memory(extension: Path) -> list[tuple[int, int]]:
-    """[(stack, local bytes a thread)] of the kernels in a shared library; empty where cuobjdump is not installed."""
+@dataclass(frozen=True)
+class Usage:
+    """What a compiled function takes. registers, local_bytes: of a thread. shared_bytes: of a block, static."""
+
+    function: str
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+
+
+def usage(file: Path) -> list[Usage]:
+    """The functions of a cubin or a shared library; empty where cuobjdump is not installed."""
     program = programs.find("cuobjdump")
     if program is None:
         return []
     try:
-        done = subprocess.run([program, "-res-usage", str(extension)], capture_output=True, text=True, timeout=DUMP_S)
+        done = subprocess.run([program, "-res-usage", str(file)], capture_output=True, text=True, timeout=DUMP_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [(int(stack), int(local)) for _, _, stack, _, local in USAGE.findall(done.stdout + done.stderr)]
+    return [
+        Usage(name, int(registers), int(stack) + int(local), int(shared))
+        for name, registers, stack, shared, local in USAGE.findall(done.stdout + done.stderr)
+    ]
+
+
+def plain_name(function: str) -> str:
+    """The innermost name in a mangled one, without its arguments: scale of _ZN2my5scaleEPf."""
+    rest, name = MANGLED.sub("", function), function
+    while rest != function and (length := re.match(r"\d+", rest)):
+        end = length.end() + int(length[0])
+        name, rest = rest[length.end() : end], rest[end:]
+    return name

@@ -25,9 +25,10 @@ from ..measure.cases import Case
 from ..profilers import ncu
 from ..session.target import KernelUnderTest
 from ..statuses import Status
-from . import halving, resources
+from . import compiling, halving, resources
 from .candidates import Candidate
-from .entrants import Entrant, Judge, Starter
+from .compiled import Card, status_after
+from .entrants import Entrant, Judge, KeyMetrics, Starter
 
 SEEDS = 2
 # Of the budget: kept for times, and of that for registers, occupancy and sustained times.
@@ -38,6 +39,7 @@ SUSTAINED_S = 0.25
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
 MANY = 1 << 16  # without a GPU nothing is timed, and each process ends after its check
+TRACE_S = 60.0
 PROFILE_S = 120.0  # of one process under ncu
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
 
@@ -45,7 +47,8 @@ KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_oc
 @dataclass(frozen=True)
 class Plan:
     """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
-    compile and run. against: the opponent that ratios refer to. product: the page of the GPU, where there is one."""
+    compile and run. against: the opponent that ratios refer to. product: the page of the GPU, where there is one.
+    card: without a GPU, the card that candidates are compiled for, or None."""
 
     target: KernelUnderTest
     candidates: list[Candidate]
@@ -55,6 +58,7 @@ class Plan:
     budget_s: float = 90.0
     candidate_s: float = 90.0
     product: wiki.Page | None = None
+    card: Card | None = None
 
 
 def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> list[Entrant]:
@@ -71,10 +75,11 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
             for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):
                 start_all(starter, wave, compiled_by, say)
                 if sandbox.gpu:
-                    running = [entrant for entrant in entrants if entrant.process and not entrant.dropped]
-                    race.run(running, last=wave[-1] is entrants[-1], say=say)
+                    race.run(last=wave[-1] is entrants[-1], say=say)
             if sandbox.gpu:
                 finish(entrants, sandbox, watch, plan)
+            elif plan.card:
+                compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
     finally:
         for entrant in entrants:
             entrant.end()
@@ -86,7 +91,25 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     return best
 
 
-def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> dict | None:
+def compile_all(entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, say: Callable[[str], None]) -> None:
+    """Compile the candidates for the card, as many at a time as the machine has cores; each may take `candidate_s`."""
+    candidates = [entrant for entrant in entrants if not entrant.is_opponent]
+    say(f"compiling {len(candidates)} for {plan.card.target}")
+    server = compiling.start_server(sandbox)
+
+    def compile_one(entrant: Entrant) -> None:
+        result = compiling.compile_file(sandbox, server, entrant.file, {"inputs": inputs}, plan.card, plan.candidate_s)
+        entrant.compiled, entrant.resources = result, result.resources()
+        entrant.status, entrant.error = status_after(entrant.status, entrant.error, result)
+
+    try:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(compile_one, candidates))
+    finally:
+        server.end()
+
+
+def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> KeyMetrics | None:
     """KEY_METRICS of the kernel that takes most of a call; None, with the reason in `error`, where they cannot be
     read."""
     report = Path(sandbox.new_folder("profile"), "report.ncu-rep")
@@ -96,7 +119,7 @@ def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> dict | None:
     except ToolError as error:
         entrant.error = f"not profiled: {error}"
         return None
-    return {"kernel": main.name, **{name: main.metrics.get(name) for name in KEY_METRICS}}
+    return KeyMetrics(main.name, {name: main.metrics.get(name) for name in KEY_METRICS})
 
 
 def entered(plan: Plan, scratch: Path) -> list[Entrant]:
@@ -164,25 +187,31 @@ class Race:
     def __init__(self, entrants: list[Entrant], until: float):
         self.entrants, self.until, self.rounds = entrants, until, 0
 
-    def run(self, running: list[Entrant], last: bool, say: Callable[[str], None]) -> None:
-        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Between
-        two waves half of the room is freed whatever the times say."""
-        room = len(running) // 2
+    def running(self) -> list[Entrant]:
+        return [entrant for entrant in self.entrants if entrant.process and not entrant.dropped]
+
+    def run(self, last: bool, say: Callable[[str], None]) -> None:
+        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Before
+        another wave starts, the slower half makes room, whatever the times say."""
+        half = max(1, len(self.running()) // 2)
         for number in range(halving.MOST_ROUNDS if last else halving.FIRST_ROUNDS):
-            running = [entrant for entrant in running if entrant.process]
-            if not running or (number and time.monotonic() > self.until):
+            if not self.running() or (number and time.monotonic() > self.until):
                 break
-            self.one_round(running)
-            if number + 1 < halving.FIRST_ROUNDS:
-                continue
-            running = self.drop(running)
-            if self.is_settled(running):
-                break
+            self.one_round(self.running())
+            if number + 1 >= halving.FIRST_ROUNDS:
+                self.drop()
+                if self.is_settled():
+                    break
         if not last:
-            surplus = sorted(running, key=median_of)[max(1, room) :]
-            for entrant in (*surplus, *(one for one in self.entrants if one.dropped)):
-                self.leave(entrant)
-        say(f"{len([entrant for entrant in running if entrant.process])} in the lead after {self.rounds} rounds")
+            self.make_room(half)
+        say(f"{len(self.running())} in the lead after {self.rounds} rounds")
+
+    def make_room(self, most: int) -> None:
+        """End all processes but those of the `most` fastest entrants."""
+        slower = sorted(self.running(), key=median_of)[most:]
+        for entrant in (*slower, *(one for one in self.entrants if one.dropped)):
+            entrant.dropped = True
+            entrant.end()
 
     def one_round(self, running: list[Entrant]) -> None:
         """A turn for each, in changing order."""
@@ -196,29 +225,26 @@ class Race:
                 entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken["us"]))))
         self.rounds += 1
 
-    def times(self, running: list[Entrant]) -> dict[str, list[float | None]]:
-        return {entrant.name: entrant.rounds_us for entrant in running if entrant.calls_us}
+    def drop(self) -> None:
+        """Drop what is slower than the leading candidate for certain. An opponent is never the leader: the candidates
+        are compared with each other, however fast it is."""
+        first = self.leader()
+        slower = set(halving.slower(self.times(), first)) if first else set()
+        for entrant in self.running():
+            entrant.dropped = entrant.name in slower
 
-    def drop(self, running: list[Entrant]) -> list[Entrant]:
-        """Those that still run when all that are slower than the leading candidate for certain were dropped. An
-        opponent is never the leader: the candidates are compared with each other, however fast it is."""
-        first = self.leader(running)
-        gone = set(halving.slower(self.times(running), first)) if first else set()
-        for entrant in running:
-            entrant.dropped |= entrant.name in gone
-        return [entrant for entrant in running if not entrant.dropped and entrant.process]
+    def is_settled(self) -> bool:
+        first = self.leader()
+        return first is None or halving.settled(self.times(), first)
 
-    def is_settled(self, running: list[Entrant]) -> bool:
-        first = self.leader(running)
-        return first is None or halving.settled(self.times(running), first)
+    def leader(self) -> str | None:
+        candidates = self.times(opponents=False)
+        return halving.leader(candidates) if candidates else None
 
-    def leader(self, running: list[Entrant]) -> str | None:
-        times = self.times([entrant for entrant in running if not entrant.is_opponent])
-        return halving.leader(times) if times else None
-
-    def leave(self, entrant: Entrant) -> None:
-        entrant.dropped = True
-        entrant.end()
+    def times(self, opponents: bool = True) -> dict[str, list[float | None]]:
+        """name -> one time a round, of the running entrants that have any."""
+        timed = [entrant for entrant in self.running() if entrant.calls_us]
+        return {entrant.name: entrant.rounds_us for entrant in timed if opponents or not entrant.is_opponent}
 
 
 def calls_in_a_turn(expected_us: float | None) -> int:
@@ -244,11 +270,16 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Pl
             entrant.sm_clock_mhz = state and state.sm_clock_mhz and state.sm_clock_mhz.median
     folder = Path(sandbox.new_folder("traces"))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(
-            pool.map(
-                lambda pair: resources.describe(pair[1], folder / f"{pair[0]}.json", plan.product), enumerate(living)
-            )
-        )
+        list(pool.map(lambda pair: describe(pair[1], folder / f"{pair[0]}.json", plan.product), enumerate(living)))
+
+
+def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
+    """Put what a call needs into `resources`. A trace that fails says nothing of the kernel."""
+    status, error = entrant.status, entrant.error
+    answer = entrant.ask(TRACE_S, do="describe", trace=str(trace))
+    entrant.status, entrant.error = status, error
+    if answer is not None:
+        entrant.resources = resources.of_call(answer, trace, product)
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:

@@ -2,54 +2,89 @@
 
 import hashlib
 import re
-import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import bundle
 from ..errors import UsageError
+from ..measure.timing import Latency
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
-from .entrants import Entrant
+from .compiled import Compiled
+from .entrants import Entrant, KeyMetrics
+from .resources import Resources
 
 NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
 CITED = re.compile(r"(?:explore/)?(e[1-9][0-9]*)(?:\.json)?#(.+)")
 
 
-def rows(entrants: list[Entrant], against: str | None) -> list[dict]:
-    """A row for each entrant, in their order. Times in microseconds, cold; sizes in bytes, of one thread or one
-    block."""
+@dataclass(frozen=True)
+class Row:
+    """One entrant of an exploration. Times are in microseconds, cold. against_best: the speed-up over the first
+    opponent. kernel_sha256: of the entrant's file. compiled: for a card that is not here, None where that was not
+    asked."""
+
+    name: str
+    config: dict
+    opponent: bool
+    status: Status
+    latency: Latency | None
+    against_best: halving.Ratio | None
+    resources: Resources
+    sm_clock_mhz: float | None
+    sustained_us: float | None
+    metrics: KeyMetrics | None
+    compiled: Compiled | None
+    dropped: bool
+    error: str | None
+    kernel_sha256: str
+
+    @classmethod
+    def of(cls, entrant: Entrant, opponent: Entrant | None) -> "Row":
+        ratio = None
+        if opponent and opponent is not entrant and entrant.calls_us and opponent.calls_us:
+            ratio = halving.ratio(entrant.rounds_us, opponent.rounds_us)
+        return cls(
+            name=entrant.name,
+            config=entrant.config,
+            opponent=entrant.is_opponent,
+            status=entrant.status,
+            latency=Latency.of(entrant.calls_us) if entrant.calls_us else None,
+            against_best=ratio,
+            resources=entrant.resources,
+            sm_clock_mhz=entrant.sm_clock_mhz,
+            sustained_us=entrant.sustained_us,
+            metrics=entrant.metrics,
+            compiled=entrant.compiled,
+            dropped=entrant.dropped,
+            error=entrant.error,
+            kernel_sha256=hashlib.sha256(entrant.file.read_bytes()).hexdigest(),
+        )
+
+    def to_json(self) -> dict:
+        own = {name: value for name, value in vars(self).items() if name not in ("latency", "resources")}
+        parts = ("against_best", "metrics", "compiled")
+        own |= {name: own[name] and own[name].to_json() for name in parts}
+        return {**own, "latency_us": self.latency and self.latency.to_json(), **self.resources.to_json()}
+
+
+def rows(entrants: list[Entrant], against: str | None) -> list[Row]:
+    """A row for each entrant, in their order. against: the name of the opponent that ratios refer to."""
     opponent = next((entrant for entrant in entrants if entrant.name == against), None)
-    return [row(entrant, opponent) for entrant in entrants]
+    return [Row.of(entrant, opponent) for entrant in entrants]
 
 
-def row(entrant: Entrant, opponent: Entrant | None) -> dict:
-    ratio = None
-    if opponent and opponent is not entrant and entrant.calls_us and opponent.calls_us:
-        ratio = halving.ratio(entrant.rounds_us, opponent.rounds_us)
-    resources = ("kernel", "registers", "spill_bytes", "shared_bytes", "occupancy_pct")
-    return {
-        "name": entrant.name,
-        "config": entrant.config,
-        "opponent": entrant.is_opponent,
-        "status": entrant.status,
-        "latency_us": latency_us(entrant.calls_us),
-        "against_best": ratio and ratio.to_json(),
-        **{name: entrant.resources.get(name) for name in resources},
-        "sm_clock_mhz": entrant.sm_clock_mhz,
-        "sustained_us": entrant.sustained_us,
-        "metrics": entrant.metrics,
-        "dropped": entrant.dropped,
-        "error": entrant.error,
-        "kernel_sha256": hashlib.sha256(entrant.file.read_bytes()).hexdigest(),
-    }
+@dataclass(frozen=True)
+class StoredRow:
+    """A candidate of a stored exploration, and its file. exploration: "e3"."""
 
-
-def latency_us(calls_us: list[float]) -> dict | None:
-    if not calls_us:
-        return None
-    fifths = statistics.quantiles(calls_us, n=5, method="inclusive") if len(calls_us) > 1 else 4 * calls_us
-    return {"median": statistics.median(calls_us), "p20": fifths[0], "p80": fifths[3], "n": len(calls_us)}
+    exploration: str
+    name: str
+    status: str
+    file: Path
+    kernel_sha256: str
 
 
 def folder_of(workspace: Workspace) -> Path:
@@ -80,19 +115,23 @@ def file_name(name: str) -> str:
     return f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.py"
 
 
-def read(workspace: Workspace, number: int) -> dict:
-    return bundle.read_json(folder_of(workspace) / f"e{number}.json")
+def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
+    """The rows of a stored exploration."""
+    exploration = f"e{number}"
+    for row in bundle.read_json(folder_of(workspace) / f"{exploration}.json")["rows"]:
+        file = folder_of(workspace) / exploration / file_name(row["name"])
+        yield StoredRow(exploration, row["name"], row["status"], file, row["kernel_sha256"])
 
 
-def find(workspace: Workspace, name: str) -> tuple[str, dict, Path]:
-    """(exploration, row, file) of a candidate: `NAME` of the newest exploration that has it, or `eN#NAME`."""
+def find(workspace: Workspace, name: str) -> StoredRow:
+    """A candidate: `NAME` of the newest exploration that has it, or `eN#NAME`. UsageError when there is none."""
     cited = CITED.fullmatch(name)
     wanted, only = (cited[2], cited[1]) if cited else (name, None)
     for number in reversed(numbers(workspace)):
         if only in (None, f"e{number}"):
-            for candidate in read(workspace, number)["rows"]:
-                if candidate["name"] == wanted:
-                    return f"e{number}", candidate, folder_of(workspace) / f"e{number}" / file_name(wanted)
+            for row in candidates_of(workspace, number):
+                if row.name == wanted:
+                    return row
     raise UsageError(
         f"no exploration of {workspace.root} has a candidate '{name}'; its tables: {folder_of(workspace)}/eN.json"
     )
@@ -101,12 +140,12 @@ def find(workspace: Workspace, name: str) -> tuple[str, dict, Path]:
 def keep(workspace: Workspace, name: str) -> str:
     """Make a candidate the workspace's kernel.py, and return the message for the user. UsageError when it is wrong, or
     its file was changed."""
-    exploration, candidate, file = find(workspace, name)
-    if candidate["status"] != Status.OK:
-        raise UsageError(f"{candidate['name']} of {exploration} is {candidate['status']}; nothing was written")
-    content = bundle.read_bytes(file)
-    if hashlib.sha256(content).hexdigest() != candidate["kernel_sha256"]:
-        raise UsageError(f"{file} was changed since {exploration}; explore it again")
+    row = find(workspace, name)
+    if row.status != Status.OK:
+        raise UsageError(f"{row.name} of {row.exploration} is {row.status}; nothing was written")
+    content = bundle.read_bytes(row.file)
+    if hashlib.sha256(content).hexdigest() != row.kernel_sha256:
+        raise UsageError(f"{row.file} was changed since {row.exploration}; explore it again")
     bundle.write_bytes(workspace.kernel, content)
-    row = candidate["name"]
-    return f"kernel.py is now {row} of {exploration}; cite it in the plan as explore/{exploration}.json#{row}"
+    cited = f"explore/{row.exploration}.json#{row.name}"
+    return f"kernel.py is now {row.name} of {row.exploration}; cite it in the plan as {cited}"

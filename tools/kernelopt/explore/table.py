@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..statuses import Status
+from .compiled import Compiled
 
 MOST_CHARACTERS = 60  # of a candidate's name
 
@@ -29,7 +30,27 @@ def lines(result: dict, path: Path | None) -> list[str]:
     notes = [f"speed-up over {result['against']}; * dropped as slower" if result["against"] else "* dropped as slower"]
     if result["device"] == "cpu-interpreter":
         notes = ["checked in the CPU interpreter, nothing was timed"]
+        if result["compiled"]:
+            notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
+        errors += [line for row in result["rows"] for line in not_compiled(row)]
     return [*table, *notes, *errors, *([str(path)] if path else [])]
+
+
+def compiled_lines(compiled: Compiled) -> list[str]:
+    """The resources of each kernel, and the compiler's errors."""
+    card = compiled.card
+    head = card.label if compiled.status == Status.OK else f"{compiled.status} for {card.target}"
+    lines = [f"{head} ({card.page.platform})"]
+    for kernel in compiled.kernels:
+        amounts = {
+            "registers": kernel.registers,
+            "bytes spilled": kernel.spill_bytes,
+            "bytes of shared memory": kernel.shared_bytes,
+            "% occupancy": kernel.occupancy_pct,
+        }
+        known = [f"{value:.0f} {unit}" for unit, value in amounts.items() if value is not None]
+        lines.append(f"{kernel.name}: {', '.join(known) or 'its resources are unknown, cuobjdump is not here'}")
+    return [*lines, *([compiled.error] if compiled.error else [])]
 
 
 def cells_of(row: dict) -> tuple[str, ...]:
@@ -48,3 +69,10 @@ def cells_of(row: dict) -> tuple[str, ...]:
 
 def whole(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
+
+
+def not_compiled(row: dict) -> list[str]:
+    """Why a candidate was not compiled, where its own error does not say it."""
+    compiled = row["compiled"]
+    error = compiled and compiled["error"]
+    return [f"{row['name']}: not compiled: {error}"] if error and error not in (row["error"] or "") else []

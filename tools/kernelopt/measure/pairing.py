@@ -87,8 +87,8 @@ def compare(runs: list[PairedTimes]) -> Comparison:
         turns = numpy.where(numpy.arange(len(a)) % 4 < 2, 1, -1)  # each of the two is the earlier one equally often
         control.append((a[:, 0] - a[:, 1]) * turns)
         times.append(numpy.exp(a).reshape(-1))
-    interval = _interval(numpy.concatenate(ratios), numpy)
-    noise = max(abs(edge) for edge in _interval(numpy.concatenate(control), numpy))
+    interval = median_interval(numpy.concatenate(ratios))
+    noise = max(abs(edge) for edge in median_interval(numpy.concatenate(control)))
     ticks = LEAST_US / float(numpy.median(numpy.concatenate(times)))
     least = max(math.log1p(LEAST), noise, ticks)
     medians = [float(numpy.median(own)) for own in ratios]
@@ -117,9 +117,11 @@ def speed_of(interval: tuple[float, float], medians: list[float], least: float, 
     return Speed.EQUAL if -same < low and high < same else Speed.AMBIGUOUS
 
 
-def _interval(values, numpy) -> tuple[float, float]:
+def median_interval(values, resamples: int = RESAMPLES) -> tuple[float, float]:
     """95 % bootstrap interval of the median; the generator is seeded, so the same times give the same verdict."""
+    import numpy
+
     generator = numpy.random.default_rng(0)
-    picks = generator.choice(values, size=(RESAMPLES, len(values)))
+    picks = generator.choice(values, size=(resamples, len(values)))
     low, high = numpy.percentile(numpy.median(picks, axis=1), [2.5, 97.5])
     return float(low), float(high)

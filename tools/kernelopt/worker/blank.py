@@ -17,7 +17,7 @@ from . import problem
 def on_meta(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
     """`do(model, inputs)` on meta tensors. Raises what the reference raises, and where it needs contents or mixes in
     tensors that lie on a device."""
-    with without_dynamo(), torch.device("meta"):
+    with without_compilers(), torch.device("meta"):
         model, inputs, _ = reference.build(workload, 0, dtype, "meta")
         return do(model.to("meta"), inputs)
 
@@ -31,20 +31,45 @@ def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: 
         return do(model, inputs)
 
 
-@contextlib.contextmanager
-def without_dynamo() -> Iterator[None]:
-    """Inside, torch._dynamo is a stand-in that holds `disable` alone, unless it is loaded already.
+def itself(value, *_, **__):
+    return value
 
-    torch imports it at the first call of many functions, only to keep torch.compile out of them (torch/_compile.py).
-    Whatever needs more of it fails.
+
+# By module: what torch takes from it while it runs on meta tensors, whose sizes are plain numbers.
+STAND_INS = {
+    "torch._dynamo": {"disable": itself},
+    "sympy": {"Basic": type("Basic", (), {})},
+    "torch.fx.experimental.symbolic_shapes": {
+        **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), itself),
+        **dict.fromkeys(("definitely_true", "statically_known_true", "size_hint", "guarding_hint_or_throw"), itself),
+        **dict.fromkeys(("has_hint", "has_guarding_hint"), lambda _: True),
+        **dict.fromkeys(("is_nested_int", "free_unbacked_symbols"), lambda _: False),
+        "sym_and": lambda *conditions: all(conditions),
+        "sym_or": lambda *conditions: any(conditions),
+        "sym_eq": lambda a, b: tuple(a) == tuple(b) if isinstance(a, list | tuple) else a == b,
+    },
+}
+
+
+@contextlib.contextmanager
+def without_compilers() -> Iterator[None]:
+    """Inside, stand-ins take the place of modules that torch imports for the sake of torch.compile, unless they are
+    loaded already.
+
+    torch imports torch._dynamo at the first call of many functions, only to keep torch.compile out of them, and sympy
+    to ask whether a size is a plain number. That takes as long as importing torch. Whatever needs more of these modules
+    fails.
     """
-    if "torch._dynamo" in sys.modules:
-        yield
-        return
-    stand_in = types.ModuleType("torch._dynamo")
-    stand_in.disable = lambda function, *_, **__: function
-    sys.modules["torch._dynamo"] = torch._dynamo = stand_in
+    absent = {name: types.ModuleType(name) for name in STAND_INS if name not in sys.modules}
+    for name, module in absent.items():
+        vars(module).update(STAND_INS[name])
+    sys.modules.update(absent)
+    if dynamo := absent.get("torch._dynamo"):
+        torch._dynamo = dynamo
     try:
         yield
     finally:
-        del sys.modules["torch._dynamo"], torch._dynamo
+        for name in absent:
+            del sys.modules[name]
+        if dynamo:
+            del torch._dynamo

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import artefacts, interpreter, problem, tensor_trees
+from . import artefacts, compiler_errors, interpreter, problem, tensor_trees
 from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -75,6 +75,7 @@ class Candidate:
 
     def __init__(self, context: Context, path: str):
         self.path, self.device = Path(path), context.device
+        compiler_errors.watch(self.path)
         self._snapshot = Snapshot()
         self._tripwire = Tripwire(self.path, **context.rules)
 

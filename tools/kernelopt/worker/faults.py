@@ -1,10 +1,9 @@
 """Errors in a child process, as statuses."""
 
 import contextlib
-import re
 
 from ..statuses import Status
-from . import problem
+from . import compiler_errors, problem
 
 
 class LoadError(Exception):
@@ -44,6 +43,7 @@ STATUS_OF_OWN = {
 }
 STATUS_OF_SIGN = {  # the first sign found in the message decides
     "Error building extension": Status.COMPILE_ERROR,
+    "PassManager::run failed": Status.COMPILE_ERROR,
     "illegal memory access": Status.ILLEGAL_ACCESS,
     "misaligned address": Status.ILLEGAL_ACCESS,
     "can't allocate memory": Status.OOM,
@@ -57,36 +57,62 @@ STATUS_OF_SIGN = {  # the first sign found in the message decides
 STATUS_OF_TYPE = {
     "CompilationError": Status.COMPILE_ERROR,
     "CompileTimeAssertionFailure": Status.COMPILE_ERROR,
+    "PTXASError": Status.COMPILE_ERROR,
     "OutOfResources": Status.LAUNCH_ERROR,
     "OutOfMemoryError": Status.OOM,
     "MemoryError": Status.OOM,
 }
 MESSAGE_CHARACTERS = 2000
-ERROR_LINE = re.compile(r"\b(fatal )?error\b.*: |: (fatal )?error:")
 
 
 def describe(error: BaseException) -> dict:
-    """{status, type, message} of an exception; the status is one of verify's."""
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
-    own = next((status for kind, status in STATUS_OF_OWN.items() if isinstance(error, kind)), None)
-    by_type = [STATUS_OF_TYPE[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUS_OF_TYPE]
-    by_sign = [status for sign, status in STATUS_OF_SIGN.items() if sign in text]
-    status = own or next(iter(by_type + by_sign), Status.RUNTIME_ERROR)
-    message = str(error) if own or isinstance(error, problem.ContractError) else text
-    if status == Status.COMPILE_ERROR:
-        message = from_first_error(message)
-    if len(message) > MESSAGE_CHARACTERS:
-        half = MESSAGE_CHARACTERS // 2
-        message = f"{message[:half]} … {message[-half:]}"
+    """{status, type, message} of an exception; the status is one of verify's. A failed compilation that the exception
+    followed is told in its place."""
+    status, message = status_of(error), text_of(error)
+    if own_status(error) or isinstance(error, problem.ContractError):
+        message = str(error)
+    if not own_status(error) and (first := first_compile_error(error)):
+        message = first if status == Status.COMPILE_ERROR else f"{first}\nthen {shortened(message)}"
+        status = Status.COMPILE_ERROR
+    else:
+        message = shortened(message)
     message = message.encode("utf-8", "backslashreplace").decode()  # half a character can be neither printed nor stored
     return {"status": status, "type": type(error).__name__, "message": message}
 
 
-def from_first_error(message: str) -> str:
-    """A compiler's output from its first error on: commands and warnings before it would push it out of the message."""
-    lines = message.splitlines()
-    first = next((number for number, line in enumerate(lines) if ERROR_LINE.search(line)), 0)
-    return "\n".join(lines[first:])
+def text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def own_status(error: BaseException) -> Status | None:
+    """The status of an exception that this package raises; None of any other."""
+    return next((status for kind, status in STATUS_OF_OWN.items() if isinstance(error, kind)), None)
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of an exception by itself, whatever it followed."""
+    if own := own_status(error):
+        return own
+    by_type = [STATUS_OF_TYPE[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in STATUS_OF_TYPE]
+    by_sign = [status for sign, status in STATUS_OF_SIGN.items() if sign in text_of(error)]
+    return next(iter(by_type + by_sign), Status.RUNTIME_ERROR)
+
+
+def first_compile_error(error: BaseException) -> str | None:
+    """The compiler's errors of the first compilation that failed on the way to an exception: of those that it followed,
+    else one that the candidate caught. None for an exception with another status."""
+    if status_of(error) not in (Status.COMPILE_ERROR, Status.RUNTIME_ERROR):
+        return None
+    failed = [one for one in compiler_errors.chain(error) if status_of(one) == Status.COMPILE_ERROR]
+    if failed:
+        return compiler_errors.errors_of(f"{text_of(failed[-1])}\n{compiler_errors.output_of(failed[-1])}".strip())
+    return (caught := compiler_errors.noted()) and compiler_errors.errors_of(caught)
+
+
+def shortened(message: str) -> str:
+    """The start and the end of a long message."""
+    half = MESSAGE_CHARACTERS // 2
+    return message if len(message) <= MESSAGE_CHARACTERS else f"{message[:half]} … {message[-half:]}"
 
 
 @contextlib.contextmanager

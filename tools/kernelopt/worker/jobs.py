@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, exploring, oracle, rates, timing, tracing
+from . import candidate, compiling, exploring, oracle, rates, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -13,6 +13,7 @@ JOBS = {
         candidate.profile,
         candidate.trace,
         timing.measure,
+        compiling.compile_only,
         exploring.contest,
         exploring.judge,
         rates.bandwidth,
