@@ -7,12 +7,12 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import UsageError
+from ..session.explorations import folder_of, numbers
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
 from .entrants import Entrant
 
-NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
 CITED = re.compile(r"(?:explore/)?(e[1-9][0-9]*)(?:\.json)?#(.+)")
 
 
@@ -50,16 +50,6 @@ def latency_us(calls_us: list[float]) -> dict | None:
         return None
     fifths = statistics.quantiles(calls_us, n=5, method="inclusive") if len(calls_us) > 1 else 4 * calls_us
     return {"median": statistics.median(calls_us), "p20": fifths[0], "p80": fifths[3], "n": len(calls_us)}
-
-
-def folder_of(workspace: Workspace) -> Path:
-    return workspace.root / "explore"
-
-
-def numbers(workspace: Workspace) -> list[int]:
-    """The numbers of the workspace's explorations, in order."""
-    files = folder_of(workspace).glob("e*.json")
-    return sorted(int(match[1]) for file in files if (match := NUMBERED.match(file.name)))
 
 
 def save(workspace: Workspace, result: dict, entrants: list[Entrant]) -> Path:
