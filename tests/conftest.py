@@ -165,6 +165,23 @@ def ready(session) -> workspace.Workspace:
     return session
 
 
+def explored(session: workspace.Workspace, name: str) -> Path:
+    """The recorded exploration (tests/fixtures/exploration) as eN.json of a workspace, with times, made by hand: 10, 11,
+    12 and 13 us for the candidates that are right, of which the last was dropped, and 40 us for the opponent."""
+    content = json.loads((FIXTURES / "exploration" / "e1.json").read_text())
+    right = [row for row in content["rows"] if row["status"] == "OK"]
+    for row, us in zip(right, (40.0, 10.0, 11.0, 12.0, 13.0), strict=True):
+        row["latency_us"] = {"median": us, "p20": us - 0.1, "p80": us + 0.2, "n": 30}
+        ratio = 40.0 / us
+        row["against_best"] = None if row["opponent"] else {"point": ratio, "ci95": [ratio - 0.01, ratio + 0.01]}
+        row["registers"], row["spill_bytes"] = 32, 0
+    right[-1]["dropped"] = True
+    file = session.root / "explore" / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**content, "exploration": name, "device": "NVIDIA H200"}))
+    return file
+
+
 LATENCY = Latency(100.0, 99.0, 101.0, 60)
 # The times of a kernel of 100 us, on a GPU that nothing disturbed.
 TIMING = Timing(

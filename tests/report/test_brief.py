@@ -10,7 +10,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from conftest import BUNDLE, FIXTURES, task
+from conftest import BUNDLE, FIXTURES, explored, task
 from kernelopt import bundle
 from kernelopt.diagnosis import analysis, profile_folder
 from kernelopt.errors import Refused, UsageError
@@ -19,7 +19,7 @@ from kernelopt.hardware.work import Work
 from kernelopt.profilers import metrics, ncu
 from kernelopt.profilers.profile import Profile
 from kernelopt.report import brief
-from kernelopt.session import target_setting, workspace
+from kernelopt.session import explorations, target_setting, workspace
 from kernelopt.session.record import Record
 
 WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
@@ -141,6 +141,32 @@ def test_the_history_holds_rejected_rounds_with_their_reason(parts):
     assert [line.split(":")[0] for line in history[2:]] == ["- v0, accepted", "- v1, accepted", "- v2, rejected"]
     assert "Rename the kernel and change nothing" in history[4] and "0.999x (95 % interval 0.998 to 1.001" in history[4]
     assert "262.46 us; Compute maximum" in history[3] and history[3].endswith("1.986x against v0")
+
+
+def test_the_last_explorations_best_rows_are_told_and_where_the_rest_lies(parts, session):
+    for name in ("e1", "e2"):
+        file = explored(session, name)
+    recorded, gaps = explorations.recorded(session)
+    told = replace(parts, exploration=recorded[-1], exploration_file=str(file))
+    user = brief.compose(told).user
+    assert user.index("## Findings of the rules") < user.index("## Last exploration") < user.index("## History")
+    lines = brief.exploration_section(told).splitlines()
+    assert lines[2].startswith("e2 on NVIDIA H200, workload default: 7 candidates, 3 of them wrong.") and not gaps
+    assert f"All rows: {file}; a plan cites one as explore/e2.json#NAME." in lines[2]
+    assert lines[4] == "- row[BLOCK=128,WARPS=1]: 10 us, 4.000x against eager, 32 registers, 0 bytes spilled"
+    assert lines[7].endswith("dropped as slower") and lines[8] == "- misspelt: RUNTIME_ERROR" and len(lines) == 11
+    assert brief.exploration_section(parts) == ""
+
+
+def test_a_masked_version_is_not_named_by_an_exploration_and_its_own_one_is_left_out(parts, session):
+    explored(session, "e1")
+    content = json.loads(explored(session, "e2").read_text())
+    (session.root / "explore/e2.json").write_text(json.dumps({**content, "against": "best (v3)"}))
+    recorded, _ = explorations.recorded(session)
+    told = replace(parts, exploration=recorded[-1], masked={"v3"})
+    assert "against best (a masked version)" in brief.exploration_section(told)
+    session.plan("v3").write_text("`explore/e2.json#row[BLOCK=128,WARPS=1]`\n")
+    assert [one.name for one in explorations.recorded(session, {"v3"})[0]] == ["e1"]
 
 
 def test_a_bare_report_gives_a_brief_of_what_there_is(parts):

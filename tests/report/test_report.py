@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, kernel_text, run_tool, task, tool_json
+from conftest import BUNDLE, FIXTURES, explored, kernel_text, run_tool, task, tool_json
 from kernelopt import bundle
 from kernelopt.audit import workspace_audit
 from kernelopt.report import document, environment_section, gather, overview, phrases, plots, session_page
@@ -651,6 +651,86 @@ def test_many_versions_keep_their_names_apart():
     )
     assert len(heights) > 3 and all(b - a >= plots.LINE_HEIGHT for a, b in itertools.pairwise(heights))
     assert plots.apart([10.0, 12.0, 80.0]) == [10.0, 23.0, 80.0]
+
+
+# --- explorations -------------------------------------------------------------------------------------------------
+
+
+def test_an_exploration_has_a_plot_and_a_table_best_first(session):
+    explored(session, "e1")
+    (chart,) = (chart for chart in page_of(session).charts() if chart.name == "exploration_e1")
+    assert [mark.name for mark in chart.marks] == ["1", "2", "3", "4", "5", "6", "7"]
+    assert [mark.kind for mark in chart.marks] == ["accepted"] * 3 + ["not judged"] + ["rejected"] * 3
+    leader, *_, wrong = chart.marks
+    assert (leader.low, leader.value, leader.high, leader.best) == (9.9, 10.0, 10.2, True) and wrong.value is None
+    assert [line.name for line in chart.lines] == ["40 us eager"] and chart.y.high > 40
+    reader = read_page(session)
+    assert "4 of 7 candidates right" in reader.text and "a plan cites a row as explore/e1.json#NAME" in reader.text
+    rows = page_of(session).markdown().split("| place |")[1].split("\n\n")[0].splitlines()[2:]
+    assert rows[0].startswith("| opponent | eager | OK | 40.00 us")
+    assert rows[1].startswith("| 1 | row\\[BLOCK=128,WARPS=1\\] | OK | 10.00 us (p20 9.90 to p80 10.20) | 4.000x (95 %")
+    assert rows[4].startswith("| 4 | ") and "| OK, dropped as slower |" in rows[4]
+    assert "misspelt | RUNTIME" in page_of(session).markdown() and "no attribute 'lod'" in reader.text
+
+
+def test_a_recorded_exploration_that_timed_nothing_has_a_table_and_no_plot(session):
+    (session.root / "explore").mkdir()
+    shutil.copyfile(FIXTURES / "exploration" / "e1.json", session.root / "explore" / "e1.json")
+    page = page_of(session)
+    assert (
+        "Nothing was timed." in page.markdown() and "| 7 | row\\[BLOCK=64,WARPS=4\\] | NONFINITE |" in page.markdown()
+    )
+    assert not [chart for chart in page.charts() if chart.name.startswith("exploration")]
+
+
+def test_the_latest_exploration_stands_open_and_the_earlier_ones_behind_a_line(session):
+    for name in ("e1", "e2", "e10"):
+        explored(session, name)
+    (section,) = (section for section in page_of(session).sections if section.title == "Explorations")
+    folds = [block.title.split(":")[0] for block in section.blocks if isinstance(block, document.Fold)]
+    assert folds == ["e2", "e1"] and section.blocks[0].rows[0][1].startswith("e10: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"rows": []}', '{"rows": [{"name": 1}]}', '{"rows": [{"latency_us": {"median": "x"}}]}']
+)
+def test_a_broken_exploration_is_named(session, text):
+    explored(session, "e1")
+    (session.root / "explore" / "e2.json").write_text(text)
+    assert gather.gather(session).gaps == ["explore/e2.json is no exploration; explore_kernels.py writes these files"]
+    assert "exploration_e1" in [chart.name for chart in page_of(session).charts()]
+
+
+@pytest.mark.parametrize("value", [-1, 0, 10**299, True, "x"])
+def test_any_number_in_an_exploration_leaves_a_page(session, value):
+    file = explored(session, "e1")
+    content = json.loads(file.read_text())
+    content["rows"][1]["latency_us"] = {"median": value, "p20": value, "p80": value, "n": 3}
+    file.write_text(json.dumps(content))
+    for chart in page_of(session).charts():
+        ElementTree.fromstring(plots.svg(chart))
+    assert bool(gather.gather(session).gaps) == (value != 0 or value is True)
+
+
+def test_an_exploration_of_a_masked_round_stays_hidden(matmul):
+    for name in ("e1", "e2"):
+        explored(matmul, name)
+    matmul.plan("v1").write_text("## Evidence\nexplore/e2.json#row[BLOCK=128,WARPS=1] is 4.0x as fast\n")
+    RecordStore(matmul).set_masked(["v1"], True)
+    assert [exploration.name for exploration in gather.gather(matmul).explorations] == ["e1"]
+
+
+def test_hostile_names_of_candidates_stay_text(session):
+    file = explored(session, "e1")
+    content = json.loads(file.read_text())
+    for row in content["rows"]:
+        row["name"] += HOSTILE
+        row["error"], row["status"] = HOSTILE, row["status"] if row["opponent"] else HOSTILE
+    file.write_bytes(json.dumps({**content, "device": HOSTILE, "against": HOSTILE}).encode())
+    page = page_of(session)
+    assert {"script", "img"}.isdisjoint(read(page.html()).tags)
+    for chart in page.charts():
+        ElementTree.fromstring(plots.svg(chart))
 
 
 # --- hostile strings ----------------------------------------------------------------------------------------------

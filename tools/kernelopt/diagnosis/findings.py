@@ -201,6 +201,21 @@ def all_sectors(m: Metrics) -> float | None:
     return None if None in dram else max(counted, sum(dram) / SECTOR)
 
 
+def byte_share(m: Metrics, kind: str) -> float | None:
+    """Percent of the kernel's bytes that its loads or stores use; None unknown. Bytes of bulk copies are at least the
+    traffic of DRAM."""
+    pairs = [(m.get(f"{each}_sectors"), m.get(f"{each}_bytes_per_sector")) for each in ("load", "store")]
+    used = sum(sectors * width for sectors, width in pairs if sectors and width)
+    if not sees_all(m):
+        used = max(used, sum(m.get(key) or 0 for key in ("dram_bytes_read", "dram_bytes_written")))
+    return 100 * m[f"{kind}_sectors"] * m[f"{kind}_bytes_per_sector"] / used if used else None
+
+
+def runs_special_functions(case: Case) -> bool:
+    """Does the kernel compute exponentials, as a softmax does? A product without them gets no advice on them."""
+    return (case.m.get("xu_instructions") or 0) >= case.limits["relevant_xu_pct"]
+
+
 def sector_share(case: Case, name: str, share: float | None) -> Evidence:
     return (name if sees_all(case.m) else f"{name}, at most", share, "%")
 
@@ -239,12 +254,15 @@ def excess_traffic(case: Case) -> Iterator[Finding]:
 
 
 def scattered_access(case: Case) -> Iterator[Finding]:
-    """Sectors that are fetched for few useful bytes, where they are a relevant part of the kernel's traffic."""
-    if not (total := all_sectors(case.m)):
+    """Sectors that are fetched for few useful bytes, where they are a relevant part of the kernel's traffic and of its
+    bytes. Where the tensor pipe leads, memory is less busy, and they cost nothing."""
+    if case.classification.limiter == "tensor pipe" or not (total := all_sectors(case.m)):
         return
     for kind in ("load", "store"):
         used, share = case.m.get(f"{kind}_bytes_per_sector"), 100 * case.m[f"{kind}_sectors"] / total
         if not used or used >= case.limits["low_bytes_per_sector"] or share < case.limits["relevant_sectors_pct"]:
+            continue
+        if (bytes_pct := byte_share(case.m, kind)) is None or bytes_pct < case.limits["relevant_bytes_pct"]:
             continue
         merged = dram_has_the_least(case)
         costs = case.is_limited_by_memory_or_latency and not merged
@@ -369,8 +387,8 @@ def uneven_work(case: Case) -> Iterator[Finding]:
 
 
 def busy_pipes(case: Case) -> Iterator[Finding]:
-    """A pipe, or the issue slots, that limit the kernel. Without a gain: one that is near its peak while another unit
-    limits, and one that is full before the floor is reached.
+    """A pipe, or the issue slots, that limit the kernel, or lead it below their peak. Without a gain: one that is near
+    its peak while another unit limits, and one that is full before the floor is reached.
 
     The work of the tensor pipe is the problem itself: only the rest of the cycles can be gained.
     """
@@ -382,25 +400,28 @@ def busy_pipes(case: Case) -> Iterator[Finding]:
             continue
         gain = 100 - busy_pct if name == "tensor pipe" else beside_dram(case.m)
         pipe = dict(texts()["pipes"][name])
+        with_special_functions = pipe.pop("with_special_functions", {})
+        pipe |= with_special_functions if runs_special_functions(case) else {}
         yield finding(
             pipe.pop("finding"),
-            gain_of(case, gain) if role == LIMITER else None,
+            gain_of(case, gain) if role in (LIMITER, LEADS) else None,
             (metric, case.m[metric], unit),
             text="busy_pipe",
             variant=None if role == LIMITER else role,
             busy=busy_pct,
+            rest=100 - busy_pct,
             idle=100 - (share_of_the_call(case, busy_pct) or 0),
             **pipe,
         )
 
 
-LIMITER, NEAR_PEAK, FULL_BEFORE_FLOOR = "limiter", "near_peak", "full_before_floor"
+LIMITER, LEADS, NEAR_PEAK, FULL_BEFORE_FLOOR = "limiter", "leads", "near_peak", "full_before_floor"
 
 
 def role_of(case: Case, name: str, busy_pct: float) -> str | None:
     """Why a unit that is busy in this share of the cycles is worth a finding; None where it is not."""
     if name == case.classification.limiter:
-        return LIMITER
+        return LIMITER if busy_pct >= case.limits["saturated_pct"] else LEADS
     if busy_pct >= case.limits["saturated_pct"]:
         return NEAR_PEAK
     used, floor_pct = share_of_the_call(case, busy_pct), case.floor and case.floor.share_pct
@@ -428,7 +449,8 @@ def starved_tensor_pipe(case: Case) -> Iterator[Finding]:
         return
     if limits["tensor_idle_pct"] <= tensor < limits["tensor_busy_pct"]:
         evidence = (("tensor_cycles", tensor, "%"), ("share of the floor", case.floor.share_pct, "%"))
-        yield finding("starved_tensor_pipe", gain_of(case, 100 - tensor), *evidence, tensor=tensor)
+        variant = "with_special_functions" if runs_special_functions(case) else None
+        yield finding("starved_tensor_pipe", gain_of(case, 100 - tensor), *evidence, variant=variant, tensor=tensor)
 
 
 def unused_tensor_cores(case: Case) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from .. import bundle
 from ..errors import UsageError
 from ..measure.timing import Latency
+from ..session.explorations import folder_of, numbers
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
@@ -16,7 +17,6 @@ from .compiled import Compiled
 from .entrants import Entrant, KeyMetrics
 from .resources import Resources
 
-NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
 CITED = re.compile(r"(?:explore/)?(e[1-9][0-9]*)(?:\.json)?#(.+)")
 
 
@@ -85,16 +85,6 @@ class StoredRow:
     status: str
     file: Path
     kernel_sha256: str
-
-
-def folder_of(workspace: Workspace) -> Path:
-    return workspace.root / "explore"
-
-
-def numbers(workspace: Workspace) -> list[int]:
-    """The numbers of the workspace's explorations, in order."""
-    files = folder_of(workspace).glob("e*.json")
-    return sorted(int(match[1]) for file in files if (match := NUMBERED.match(file.name)))
 
 
 def save(workspace: Workspace, result: dict, entrants: list[Entrant]) -> Path:

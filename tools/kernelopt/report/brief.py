@@ -25,7 +25,8 @@ from ..hardware.work import Work
 from ..measure import verify
 from ..profilers import metrics
 from ..profilers.profile import Metrics, Params, Profile
-from ..session import platforms, stop_conditions, version_kernels
+from ..session import explorations, platforms, stop_conditions, version_kernels
+from ..session.explorations import Exploration, ExploredKernel
 from ..session.record import Record
 from ..session.record_store import RecordStore, empty
 from ..session.task import Task
@@ -34,6 +35,7 @@ from ..session.workspace import Workspace
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
 ANSWERS = {"bottlenecks", "abstain"}  # an object with one of these keys is meant as the answer
 NOT_COLLECTED = "not collected"
+BEST_ROWS = 5  # of an exploration
 
 SYSTEM = """You are a GPU performance engineer. From one profile you say what limits a kernel, and the one change to
 try for it.
@@ -60,8 +62,8 @@ class Parts:
 
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
     hardware values as the wiki cites them (Row.citation). utilization: of the profiled call. clock: of its time,
-    "measured" or "profiled". records: of the rounds so far, rejected ones too (RecordStore.records). masked: versions
-    that are not named.
+    "measured" or "profiled". exploration: the latest, and exploration_file: where it lies. records: of the rounds so
+    far, rejected ones too (RecordStore.records). masked: versions that are not named.
     """
 
     diagnosis: Diagnosis
@@ -71,6 +73,8 @@ class Parts:
     specs: Sequence[str] = ()
     utilization: Utilization | None = None
     clock: str = "measured"
+    exploration: Exploration | None = None
+    exploration_file: str = ""
     records: Sequence[Record] = ()
     masked: Set[str] = frozenset()
 
@@ -78,7 +82,9 @@ class Parts:
 def of_workspace(workspace: Workspace, profile: Profile, diagnosis: Diagnosis) -> tuple[Parts, list[str]]:
     """(the parts of a brief on a profile of this workspace, which records it leaves out). It alone reads files."""
     task, records, params = workspace.task(), RecordStore(workspace), profile.params
-    roof = platforms.roof_of_task(workspace, task)
+    roof, masked = platforms.roof_of_task(workspace, task), records.masked_versions()
+    explored, unreadable = explorations.recorded(workspace, masked)
+    latest = explored[-1] if explored else None
     parts = Parts(
         diagnosis=diagnosis,
         origin=origin(profile) + (f", torch {params.torch}" if params else ""),
@@ -87,10 +93,12 @@ def of_workspace(workspace: Workspace, profile: Profile, diagnosis: Diagnosis) -
         specs=[*(roof.citations() if roof else []), *clock_citations(workspace, task)],
         utilization=utilization(workspace, task, profile),
         clock="measured" if profile.recorded_us else "profiled",
+        exploration=latest,
+        exploration_file=str(explorations.folder_of(workspace) / f"{latest.name}.json") if latest else "",
         records=records.records(),
-        masked=records.masked_versions(),
+        masked=masked,
     )
-    return parts, records.left_out()
+    return parts, [*records.left_out(), *unreadable]
 
 
 def clock_citations(workspace: Workspace, task: Task) -> list[str]:
@@ -230,6 +238,39 @@ def findings_section(parts: Parts) -> str:
     return titled("Findings of the rules", lines)
 
 
+def exploration_section(parts: Parts) -> str:
+    """The best candidates of the last exploration, how many others failed, and the file with all of them."""
+    exploration = parts.exploration
+    if exploration is None:
+        return ""
+    candidates = exploration.candidates
+    best = [row for row in candidates if row.is_right][:BEST_ROWS]
+    failed = [row for row in candidates if not row.is_right]
+    lines = [
+        f"{exploration.name} on {exploration.device}, workload {exploration.workload}: {len(candidates)} candidates, "
+        f"{len(failed)} of them wrong. All rows: {parts.exploration_file}; a plan cites one as "
+        f"explore/{exploration.name}.json#NAME. Times there rank candidates and judge none.",
+        "",
+        *(f"- {candidate_line(row, exploration.against)}" for row in best),
+        *(f"- {row.name}: {row.status}" for row in failed[:BEST_ROWS]),
+    ]
+    return without_names(titled("Last exploration, best first", lines), parts.masked)
+
+
+def candidate_line(row: ExploredKernel, against: str | None) -> str:
+    """ "tile[BM=64]: 182.1 us, 1.042x against best (v2), 168 registers, 0 bytes spilled, slower for certain" """
+    if row.median_us is None:
+        return f"{row.name}: right, not timed"
+    said = [
+        f"{row.name}: {figure(row.median_us)} us",
+        row.speedup is not None and f"{row.speedup:.3f}x against {against}",
+        row.registers is not None and f"{figure(row.registers)} registers",
+        row.spill_bytes is not None and f"{figure(row.spill_bytes)} bytes spilled",
+        row.dropped and "dropped as slower",
+    ]
+    return ", ".join(part for part in said if part)
+
+
 def history_section(parts: Parts) -> str:
     return without_names(titled("History", [round_line(record) for record in parts.records]), parts.masked)
 
@@ -267,6 +308,7 @@ SECTIONS = (
     profile_section,
     metrics_section,
     findings_section,
+    exploration_section,
     history_section,
 )
 

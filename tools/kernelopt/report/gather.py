@@ -9,7 +9,8 @@ from ..diagnosis.diagnosis import Diagnosis
 from ..errors import Refused, ToolError, UsageError
 from ..hardware.roofline import Roof, roof_for
 from ..profilers.profile import Profile
-from ..session import plans, platforms, version_kernels
+from ..session import explorations, plans, platforms, version_kernels
+from ..session.explorations import Exploration
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
@@ -36,8 +37,9 @@ class Session:
 
     records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
     by version, where a file has the recorded SHA-256. plans: the Evidence table of each version's plan, where there is
-    one. unattended: the lines that optimize_kernel.py logged. profiles: by version, of unmasked ones. diagnosis: of the
-    best version's profile. no_roof: why roof is None. gaps: a sentence for each file that cannot be read.
+    one. explorations: in order, without those that masked rounds cite. unattended: the lines that optimize_kernel.py
+    logged. profiles: by version, of unmasked ones. diagnosis: of the best version's profile. no_roof: why roof is None.
+    gaps: a sentence for each file that cannot be read.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Session:
     kernel_is_best: bool
     sources: dict[str, str]
     plans: dict[str, list[list[str]]]
+    explorations: list[Exploration]
     unattended: list[RunLine]
     profiles: dict[str, Profile]
     diagnosis: Diagnosis | None
@@ -75,6 +78,8 @@ def gather(workspace: Workspace) -> Session:
     visible = [record for record in records if not record.masked]
     profiles = {r.version: p for r in visible if (p := profile_of(workspace, task, r.version, gaps))}
     roof, no_roof = roof_of(workspace, task)
+    explored, unreadable = explorations.recorded(workspace, [record.version for record in records if record.masked])
+    gaps += unreadable
     sources = ((record.version, source_of(workspace, record)) for record in visible)
     return Session(
         name=heading(workspace),
@@ -86,6 +91,7 @@ def gather(workspace: Workspace) -> Session:
         kernel_is_best=bool(best) and workspace.kernel.is_file() and digest(workspace.kernel) == best.kernel_sha256,
         sources={version: source for version, source in sources if source is not None},
         plans={r.version: rows for r in visible if (rows := plan_evidence(workspace, r.version))},
+        explorations=explored,
         unattended=unattended(workspace, gaps),
         profiles={version: profile for version, (profile, _) in profiles.items()},
         diagnosis=profiles[best.version][1] if best and best.version in profiles else None,

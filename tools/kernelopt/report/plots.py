@@ -100,7 +100,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside[:: math.ceil(len(inside) / 7)]
 
 
-# --- the three charts ---------------------------------------------------------------------------------------------
+# --- the charts ---------------------------------------------------------------------------------------------
 
 
 def versions_axis(marks: Sequence[Mark]) -> Axis:
@@ -135,6 +135,22 @@ def steps(accepted: Sequence[Mark], end: float) -> list[tuple[float, float]]:
     for mark, until in zip(accepted, [*(mark.at for mark in accepted[1:]), end], strict=True):
         points += [(mark.at, mark.value), (until, mark.value)]
     return points
+
+
+def exploration(marks: Sequence[Mark], opponents: Sequence[tuple[str, float]], name: str) -> Chart:
+    """Latency of candidates, best first (marks: `at` counts from 0), and of opponents as lines (name, microseconds)."""
+    values = [v for mark in known(marks) for v in (mark.value, mark.low, mark.high) if v is not None]
+    values += [us for _, us in opponents]
+    log = bool(values) and min(values) > 0 and max(values) > LOG_FROM * min(values)
+    x = Axis("candidate, best first", -0.6, len(marks) - 0.4, names=tuple(mark.name for mark in marks))
+    y = Axis("latency, us", min(values) / 1.3 if log else 0.0, max([*values, 1e-3]) * 1.15, log)
+    lines = tuple(Line(shortened(f"{us:.4g} us {opponent}"), "documented", level(x, us)) for opponent, us in opponents)
+    return Chart(f"exploration_{name}", f"Latency of the candidates of {name}", x, y, lines, tuple(marks))
+
+
+def shortened(words: str, most: int = 18) -> str:
+    """A name that fits into the right margin."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def level(x: Axis, value: float) -> tuple[tuple[float, float], ...]:

@@ -5,7 +5,15 @@ gather.py reads the workspace. The report computes nothing but products and diff
 
 from dataclasses import dataclass
 
-from . import environment_section, overview, phrases, remains_section, rounds_section, task_section
+from . import (
+    environment_section,
+    explorations_section,
+    overview,
+    phrases,
+    remains_section,
+    rounds_section,
+    task_section,
+)
 from .document import Page, Section
 from .gather import Session
 
@@ -24,6 +32,9 @@ def page(session: Session, has_lessons: bool = False) -> Page:
         task.dtype,
         (task.shapes or {}).get("default"),
     )
+    explored = (
+        [Section("Explorations", list(explorations_section.explorations(session)))] if session.explorations else []
+    )
     by_itself = [Section("Unattended rounds", list(rounds_section.unattended(session)))] if session.unattended else []
     return Page(
         session.name,
@@ -33,6 +44,7 @@ def page(session: Session, has_lessons: bool = False) -> Page:
             Section("Task", list(task_section.asked_for(session))),
             Section("Plots", list(task_section.figures(session))),
             Section("Rounds", list(rounds_section.all_rounds(session))),
+            *explored,
             *by_itself,
             Section("What remains", list(remains_section.remains(session))),
             Section("Hardware values", list(environment_section.hardware(session))),

@@ -1,0 +1,135 @@
+"""The recorded explorations of a workspace, explore/eN.json, which explore/store.py writes."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import bundle
+from ..errors import ToolError
+from ..statuses import Status
+from .workspace import Workspace
+
+NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
+CITED = re.compile(r"\bexplore/(e[1-9]\d{0,6})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploredKernel:
+    """One row. status: of the verifier, OK for an opponent that ran. median_us, p20_us, p80_us: of cold calls, None
+    where none was timed. speedup, ci95: over the first opponent. registers: of a thread. spill_bytes: of a thread.
+    shared_bytes: of a block. sustained_us: of calls in a row. sm_clock_mhz: meanwhile."""
+
+    name: str
+    is_opponent: bool
+    status: str
+    median_us: float | None
+    p20_us: float | None
+    p80_us: float | None
+    speedup: float | None
+    ci95: tuple[float, float] | None
+    registers: int | None
+    spill_bytes: int | None
+    shared_bytes: int | None
+    occupancy_pct: float | None
+    sm_clock_mhz: float | None
+    sustained_us: float | None
+    dropped: bool
+    error: str | None
+
+    @classmethod
+    def from_json(cls, row: dict) -> "ExploredKernel":
+        """KeyError, TypeError or ValueError when the row is no row of an exploration."""
+        time, ratio = row["latency_us"] or {}, row["against_best"] or {}
+        if not isinstance(row["name"], str) or not isinstance(row["status"], str):
+            raise TypeError("name and status are texts")
+        return cls(
+            name=row["name"],
+            is_opponent=bool(row["opponent"]),
+            status=row["status"],
+            median_us=number(time.get("median")),
+            p20_us=number(time.get("p20")),
+            p80_us=number(time.get("p80")),
+            speedup=number(ratio.get("point")),
+            ci95=(float(ratio["ci95"][0]), float(ratio["ci95"][1])) if ratio else None,
+            **{name: number(row[name]) for name in NUMBERS},
+            dropped=bool(row["dropped"]),
+            error=None if row["error"] is None else str(row["error"]),
+        )
+
+    @property
+    def is_right(self) -> bool:
+        return self.status == Status.OK
+
+
+NUMBERS = ("registers", "spill_bytes", "shared_bytes", "occupancy_pct", "sm_clock_mhz", "sustained_us")
+
+
+def number(value) -> float | None:
+    """A finite number above 0 or 0; None is kept. ValueError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        raise ValueError(f"{value!r} is no number of an exploration")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploration:
+    """name: "e1". against: the opponent that speed-ups refer to, or None. rows: best first, failures last."""
+
+    name: str
+    timestamp: str
+    device: str
+    workload: str
+    against: str | None
+    wall_s: float
+    rows: tuple[ExploredKernel, ...]
+
+    @classmethod
+    def from_json(cls, value: dict) -> "Exploration":
+        """KeyError, TypeError or ValueError when the value is no exploration."""
+        against = value["against"]
+        return cls(
+            **{name: str(value[name]) for name in ("timestamp", "device", "workload")},
+            name=str(value["exploration"]),
+            against=None if against is None else str(against),
+            wall_s=float(value["wall_s"]),
+            rows=tuple(ExploredKernel.from_json(row) for row in value["rows"]),
+        )
+
+    @property
+    def candidates(self) -> list[ExploredKernel]:
+        """The rows that are no opponents."""
+        return [row for row in self.rows if not row.is_opponent]
+
+
+def folder_of(workspace: Workspace) -> Path:
+    return workspace.root / "explore"
+
+
+def numbers(workspace: Workspace) -> list[int]:
+    """The numbers of the workspace's explorations, in order."""
+    files = folder_of(workspace).glob("e*.json")
+    return sorted(int(match[1]) for file in files if (match := NUMBERED.match(file.name)))
+
+
+def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exploration], list[str]]:
+    """(the explorations in order, a sentence for each file that cannot be read). masked: versions; explorations that
+    their plans cite are left out, as they show what a masked round tried."""
+    hidden = {name for version in masked for name in cited_in(workspace.plan(version))}
+    explorations, gaps = [], []
+    for count in numbers(workspace):
+        path = folder_of(workspace) / f"e{count}.json"
+        if path.stem in hidden:
+            continue
+        try:
+            explorations.append(Exploration.from_json(bundle.read_json(path)))
+        except (ToolError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+            gaps.append(f"{path} is no exploration; explore_kernels.py writes these files")
+    return explorations, gaps
+
+
+def cited_in(plan: Path) -> set[str]:
+    """The explorations ("e3") that a plan cites; empty where there is no plan."""
+    return set(CITED.findall(plan.read_text(encoding="utf-8", errors="replace"))) if plan.is_file() else set()
