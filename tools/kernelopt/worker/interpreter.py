@@ -46,7 +46,7 @@ def install() -> None:
     reserved = getattr(interpreter, "RESERVED_KWS", [])
     reserved += [name for name in Config({}).all_kwargs() if name not in reserved]
     builder = interpreter.interpreter_builder
-    if not builder.options.debug:  # the interpreter would compute whether a whole number overflows, and then assert nothing
+    if not builder.options.debug:  # it would compute whether whole numbers overflow, and assert nothing
         builder.options = replace(builder.options, sanitize_overflow=False)
     launch = GridExecutor.__call__
 
