@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,20 +150,42 @@ def problem(tmp_path) -> dict[str, Path]:
     return files
 
 
-@pytest.fixture
-def session(tmp_path, problem) -> workspace.Workspace:
-    """A fresh workspace of that problem on the platform H200."""
-    return workspace.create(tmp_path, "test", problem["kernel"], problem["reference"], task())
+@pytest.fixture(scope="session")
+def started(tmp_path_factory) -> Path:
+    """The folder of a fresh workspace of that problem on the platform H200, for `session` to copy."""
+    folder = tmp_path_factory.mktemp("started")
+    files = {"kernel.py": kernel_text(), "reference.py": REFERENCE}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return workspace.create(folder, "test", *(folder / name for name in files), task()).root
 
 
-@pytest.fixture
-def ready(session) -> workspace.Workspace:
-    """That workspace with an accepted v0, whose measurement is a recorded one of an H200."""
-    start = readiness.RoundStart.of(session)
+@pytest.fixture(scope="session")
+def with_v0(started, tmp_path_factory) -> Path:
+    """That folder with an accepted v0, whose measurement is a recorded one of an H200, for `ready` to copy."""
+    made = copy_of(started, tmp_path_factory.mktemp("with_v0"))
+    start = readiness.RoundStart.of(made)
     plan = readiness.check_ready(start, "v0")
-    first = recorded("v0", workspace.digest(session.kernel), comparisons=None, against=None)
+    first = recorded("v0", workspace.digest(made.kernel), comparisons=None, against=None)
     rounds.settle(start, "v0", plan, with_floor_share(first, 10.0), None)
-    return session
+    return made.root
+
+
+def copy_of(made: Path, folder: Path) -> workspace.Workspace:
+    """A workspace in `folder` like the one at `made`: to copy one takes a tenth of the time that git takes."""
+    return workspace.Workspace(shutil.copytree(made, folder / made.name, symlinks=True))
+
+
+@pytest.fixture
+def session(tmp_path, started) -> workspace.Workspace:
+    """A fresh workspace of that problem on the platform H200."""
+    return copy_of(started, tmp_path)
+
+
+@pytest.fixture
+def ready(tmp_path, with_v0) -> workspace.Workspace:
+    """That workspace with an accepted v0, whose measurement is a recorded one of an H200."""
+    return copy_of(with_v0, tmp_path)
 
 
 def explored(session: workspace.Workspace, name: str) -> Path:

@@ -341,17 +341,17 @@ def test_a_round_starts_from_the_profile_of_the_best_kernel_and_no_other(session
 
 
 @pytest.mark.parametrize(("content", "code"), [(None, 2), ("", 2), ("{}", 1), ('{"kernels": []}', 1), ("[1]", 1)])
-def test_a_folder_without_a_profile_is_said(tmp_path, content, code):
+def test_a_folder_without_a_profile_is_said(tmp_path, content, code, run_here):
     if content is not None:
         (tmp_path / "metrics.json").write_text(content)
-    done = run_tool("analyze_profile.py", tmp_path)
+    done = run_here("analyze_profile.py", tmp_path)
     assert done.returncode == code and done.stderr.count("\n") == 1
 
 
-def test_one_of_several_reports_must_be_named(tmp_path):
+def test_one_of_several_reports_must_be_named(tmp_path, run_here):
     for name in ("a", "b"):
         (tmp_path / f"{name}.ncu-rep").write_bytes(b"")
-    done = run_tool("analyze_profile.py", tmp_path)
+    done = run_here("analyze_profile.py", tmp_path)
     assert done.returncode == 2 and "holds 2 reports" in done.stderr
 
 
@@ -541,11 +541,11 @@ def test_without_ncu_or_gpu_the_tool_says_what_is_missing(session, tmp_path):
         assert not list(session.root.glob("profiles/**/*.json"))
 
 
-def test_a_profile_of_another_session_is_named():
+def test_a_profile_of_another_session_is_named(run_here):
     profile = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
-    done = run_tool("analyze_profile.py", profile, "--workspace", BUNDLE / "examples" / "attention", "--brief")
+    done = run_here("analyze_profile.py", profile, "--workspace", BUNDLE / "examples" / "attention", "--brief")
     assert "is it another session's?" in done.stderr and "## Kernel\n" not in done.stdout
-    assert not run_tool("analyze_profile.py", profile, "--workspace", profile.parents[2], "--brief").stderr
+    assert not run_here("analyze_profile.py", profile, "--workspace", profile.parents[2], "--brief").stderr
 
 
 # --- the reader in a process of its own ------------------------------------------------------------------------

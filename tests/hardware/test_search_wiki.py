@@ -115,13 +115,13 @@ def test_another_wiki_is_searched_when_named(small):
     assert run_tool("search_wiki.py", "--gpu-wiki", small / "none", "pad").returncode == 2
 
 
-def test_unknown_words_are_named_in_one_sentence():
-    done = run_tool("search_wiki.py", "occupency")
+def test_unknown_words_are_named_in_one_sentence(run_here):
+    done = run_here("search_wiki.py", "occupency")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "'occupency'; it has occupancy" in done.stderr
-    done = run_tool("search_wiki.py", "xyzzy", "occupancy")
+    done = run_here("search_wiki.py", "xyzzy", "occupancy")
     assert done.returncode == 0 and "no page has: xyzzy" in done.stderr and "occupancy.md" in done.stdout
-    done = run_tool("search_wiki.py", "how", "--", "?")
+    done = run_here("search_wiki.py", "how", "--", "?")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, run_tool, tool_json
+from conftest import BUNDLE, tool_json
 from kernelopt.hardware import wiki, wiki_checks
 
 ROOT = BUNDLE / "gpu-wiki"
@@ -83,14 +83,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_page_is_found(copy, case):
+def test_a_broken_page_is_found(copy, case, run_here):
     (old, new), message = BROKEN[case]
     text = (copy / H200).read_text()
     assert old in text
     (copy / H200).write_text(text.replace(old, new, 1))
     found = wiki_checks.problems(copy)
     assert any(message in problem for problem in found), found
-    done = run_tool("gpu_specs.py", "check", "--gpu-wiki", copy)
+    done = run_here("gpu_specs.py", "check", "--gpu-wiki", copy)
     assert done.returncode == 1 and message in done.stdout
 
 
@@ -99,10 +99,10 @@ def test_a_page_that_the_index_leaves_out_is_found(copy):
     assert "README.md does not link docs/hardware/h200.md" in wiki_checks.problems(copy)
 
 
-def test_an_empty_wiki_is_not_sound(tmp_path):
+def test_an_empty_wiki_is_not_sound(tmp_path, run_here):
     (tmp_path / "docs/hardware").mkdir(parents=True)
     (tmp_path / "README.md").write_text("")
-    assert run_tool("gpu_specs.py", "check", "--gpu-wiki", tmp_path).returncode == 1
+    assert run_here("gpu_specs.py", "check", "--gpu-wiki", tmp_path).returncode == 1
 
 
 def test_a_device_that_says_something_else_than_its_page_is_told():

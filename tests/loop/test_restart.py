@@ -54,8 +54,9 @@ def masked(session) -> list[str]:
     return [record.version for record in RecordStore(session).records(masked=True) if record.masked]
 
 
-def begin(session, *arguments) -> dict:
-    return tool_json("partial_restart.py", session.root, *arguments)
+@pytest.fixture
+def begin(run_here):
+    return lambda session, *arguments: tool_json("partial_restart.py", session.root, *arguments, run=run_here)
 
 
 def journal(session) -> list[dict]:
@@ -79,7 +80,7 @@ def test_of_fewer_than_two_none_is_drawn(versions):
     assert restart.draw(["v0", "v1", "v3"], None, 0) in (["v1"], ["v3"])  # half of three, rounded down
 
 
-def test_a_restart_masks_and_is_written_down(stuck):
+def test_a_restart_masks_and_is_written_down(stuck, begin):
     found = begin(stuck, "--seed", 7)
     assert masked(stuck) == found["masked"] and len(found["masked"]) == 4 and not {"v0", "v3"} & set(found["masked"])
     (entry,) = journal(stuck)
@@ -88,7 +89,7 @@ def test_a_restart_masks_and_is_written_down(stuck):
     assert RecordStore(stuck).best().version == "v3"
 
 
-def test_the_same_seed_masks_the_same_and_none_is_told(stuck):
+def test_the_same_seed_masks_the_same_and_none_is_told(stuck, begin):
     first = begin(stuck, "--seed", 11)["masked"]
     begin(stuck, "--undo")
     assert begin(stuck, "--seed", 11)["masked"] == first
@@ -98,7 +99,7 @@ def test_the_same_seed_masks_the_same_and_none_is_told(stuck):
     assert begin(stuck, "--seed", chosen["seed"])["masked"] == chosen["masked"]
 
 
-def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here):
+def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here, begin):
     first, second = begin(stuck, "--seed", 1)["masked"], begin(stuck, "--seed", 2)["masked"]
     assert len(second) == 2 and not set(first) & set(second)
     assert begin(stuck, "--undo")["unmasked"] == second and masked(stuck) == first
@@ -109,7 +110,7 @@ def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here)
     assert done.returncode == 1 and "no restart to undo" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_what_was_masked_by_hand_stays_so(stuck):
+def test_what_was_masked_by_hand_stays_so(stuck, begin):
     RecordStore(stuck).set_masked(["v8"], True)
     found = begin(stuck)
     assert "v8" not in found["masked"] and len(found["masked"]) == 4
@@ -117,13 +118,13 @@ def test_what_was_masked_by_hand_stays_so(stuck):
     assert masked(stuck) == ["v8"]
 
 
-def test_a_record_that_was_removed_does_not_stop_the_way_back(stuck):
+def test_a_record_that_was_removed_does_not_stop_the_way_back(stuck, begin):
     gone, *rest = begin(stuck)["masked"]
     RecordStore(stuck).path(gone).unlink()
     assert begin(stuck, "--undo")["unmasked"] == rest and masked(stuck) == []
 
 
-def test_the_brief_holds_what_a_round_needs(stuck):
+def test_the_brief_holds_what_a_round_needs(stuck, begin):
     found = begin(stuck, "--seed", 7)
     text = found["brief"]
     for line in (
@@ -169,7 +170,7 @@ def test_too_few_records_are_one_sentence_and_nothing_changes(session, run_here)
     assert not done.stdout and masked(session) == [] and not (session.memory / "restarts.json").exists()
 
 
-def test_without_an_accepted_version_the_brief_says_so(session):
+def test_without_an_accepted_version_the_brief_says_so(session, begin):
     for number in range(4):
         put(session, f"v{number}", 9, accepted=False)
     found = begin(session)
@@ -201,7 +202,7 @@ def test_a_pipe_in_place_of_the_list_is_not_waited_for(stuck):
     assert done.returncode == 2 and "restarts.json is no file; remove it" in done.stderr
 
 
-def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch):
+def test_a_restart_that_dies_half_way_is_undone(stuck, monkeypatch, begin):
     write, written = RecordStore._write, []
 
     def dies(self, record):
@@ -225,7 +226,7 @@ def test_a_kernel_that_is_not_the_best_is_told(stuck, run_here):
     assert done.returncode == 2 and f"checkout {'a' * 40} -- kernel.py" in done.stderr
 
 
-def test_the_list_of_restarts_is_no_foreign_record(stuck, run_here):
+def test_the_list_of_restarts_is_no_foreign_record(stuck, run_here, begin):
     begin(stuck)
     done = run_here("memory_manager.py", "summary", "--workspace", stuck.root)
     assert done.stderr == "memory_manager.py: left out: 4 masked records\n"

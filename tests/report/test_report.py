@@ -215,15 +215,16 @@ def test_the_tool_writes_the_page_and_says_where(tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("# Kernel optimisation: row_softmax_demo")
 
 
-def test_the_page_lies_in_the_workspace_unless_told_otherwise(session):
-    done = run_tool("render_report.py", session.root)
+def test_the_page_lies_in_the_workspace_unless_told_otherwise(session, run_here):
+    done = run_here("render_report.py", session.root)
     assert done.returncode == 0 and done.stdout.strip() == str(session.root / "report.html")
     read((session.root / "report.html").read_text())
 
 
 @pytest.mark.parametrize("arguments", [["--out", "."], ["--out", ""], ["--json", "--markdown"]])
-def test_wrong_calls(session, arguments):
-    done = run_tool("render_report.py", session.root, *arguments, cwd=session.root)
+def test_wrong_calls(session, arguments, run_here, monkeypatch):
+    monkeypatch.chdir(session.root)
+    done = run_here("render_report.py", session.root, *arguments)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert not (session.root / "report.html").exists()
 
@@ -414,13 +415,13 @@ def test_a_version_has_one_share_of_the_floor_the_measured_one(example):
     assert "Stop? yes: 95.2 % of the floor" in example.text and "98.2 %" not in example.text
 
 
-def test_lessons_that_lie_beside_the_page_are_linked(session):
-    assert run_tool("render_report.py", session.root).returncode == 0
+def test_lessons_that_lie_beside_the_page_are_linked(session, run_here):
+    assert run_here("render_report.py", session.root).returncode == 0
     assert "lessons.md" not in (session.root / "report.html").read_text()
     (session.root / "lessons.md").write_text("Measure first.")
     for form, link in ([], '<a href="lessons.md">lessons.md</a>'), (["--markdown"], "[lessons.md](lessons.md)"):
         out = session.root / "page"
-        assert run_tool("render_report.py", session.root, *form, "--out", out).returncode == 0
+        assert run_here("render_report.py", session.root, *form, "--out", out).returncode == 0
         assert link in out.read_text()
 
 
@@ -908,19 +909,19 @@ def test_that_check_sees_a_script_that_the_policy_stops(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["kernel.py", "README.md", "reference.py"])
-def test_only_a_report_is_replaced(session, name):
+def test_only_a_report_is_replaced(session, name, run_here):
     before = (session.root / name).read_bytes()
     for form in ([], ["--markdown"]):
-        done = run_tool("render_report.py", session.root, "--out", session.root / name, *form)
+        done = run_here("render_report.py", session.root, "--out", session.root / name, *form)
         assert done.returncode == 2 and "is a file of something else" in done.stderr
     assert (session.root / name).read_bytes() == before
     for form in ([], [], ["--markdown"], ["--markdown"]):
-        assert run_tool("render_report.py", session.root, "--out", session.root / "page", *form).returncode == 0
+        assert run_here("render_report.py", session.root, "--out", session.root / "page", *form).returncode == 0
 
 
-def test_what_remains_of_an_edited_kernel_is_not_nothing(session):
+def test_what_remains_of_an_edited_kernel_is_not_nothing(session, run_here):
     session.kernel.write_text(session.kernel.read_text() + "# edited\n")
-    assert "no target is open" not in run_tool("render_report.py", session.root, "--markdown").stdout
+    assert "no target is open" not in run_here("render_report.py", session.root, "--markdown").stdout
 
 
 def test_what_became_no_version_of_an_unattended_run_is_told(ready, run_here):

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from os.path import abspath, isdir, realpath
 from pathlib import Path
 from sys import _getframe
@@ -29,6 +30,7 @@ LOOKING |= {"sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitorin
 FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
+ABSENT = object()
 
 __builtins__ = dict(vars(builtins))  # the functions below use this copy; changes to the module do not reach it
 
@@ -73,6 +75,8 @@ class Tripwire:
         state = threading.local()
 
         def hook(event: str, arguments: tuple) -> None:
+            if event == "object.__getattr__" and arguments[1] not in FRAME_ATTRIBUTES:
+                return  # the most frequent event by far
             if (self._judging and get_ident() == self._harness) or getattr(state, "looking", False):
                 return
             state.looking = True
@@ -142,18 +146,28 @@ class Tripwire:
 
 
 class Snapshot:
-    """The functions that timing and judging use, as they were before the candidate was loaded."""
+    """The functions that timing and judging use, as they were before the candidate was loaded.
+
+    The objects are held and compared by identity, because each call of `id` raises an audit event. `check` follows each
+    load and call of a candidate, so it collects nothing anew and looks into each function once.
+    """
 
     def __init__(self):
-        self._before = {key: _parts(value) for key, value in _watched().items()}
+        self._spaces = _watched()
+        members = [(f"{owner}.{name}", value) for owner, _, space in self._spaces for name, value in space.items()]
+        functions = {id(value): (name, value) for name, value in members if getattr(value, "__code__", None)}
+        self._functions = [(name, one, one.__code__, one.__defaults__) for name, one in functions.values()]
         self._left_behind = _left_behind()
 
     def check(self) -> None:
         """Raises CheatError when one of them was replaced since."""
-        now = _watched()
-        for key, before in self._before.items():
-            if key not in now or any(a is not b for a, b in zip(before, _parts(now[key]), strict=True)):
-                raise CheatError(f"{key} was replaced while the kernel was loaded or run")
+        for owner, space, before in self._spaces:
+            for name, value in before.items():
+                if space.get(name, ABSENT) is not value:
+                    raise CheatError(f"{owner}.{name} was replaced while the kernel was loaded or run")
+        for name, function, code, defaults in self._functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                raise CheatError(f"{name} was replaced while the kernel was loaded or run")
         if _left_behind() != self._left_behind:
             raise CheatError(
                 "the kernel left a mode of torch, a hook or a signal handler behind, which sees what comes later"
@@ -172,40 +186,41 @@ def _left_behind() -> tuple:
     return modes, hooks, handlers, len(gc.callbacks), sys.getprofile(), sys.gettrace()
 
 
-def _parts(function) -> tuple:
-    """The objects that identify this function. They are held themselves, because each call of `id` raises an audit
-    event."""
-    return function, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
-
-
-def _watched() -> dict[str, object]:
-    """Functions by name: all of the modules that only judge, and of torch those that make, wait, time or compute.
+def _watched() -> list[tuple[str, Mapping, dict[str, object]]]:
+    """[(name of a module or class, its members, those of them that are watched)]: all of the modules that only judge,
+    and of torch those that make, wait, time or compute. The modules and classes themselves are watched where they are
+    looked up.
 
     torch's own lazily patched Python functions (by dynamo, say) are left out.
     """
     import torch
 
+    modules = {name: module for name, module in sys.modules.items() if name.startswith("kernelopt.")}
+    looked_up = modules | {name: sys.modules[name] for name in ("torch", "triton.testing") if name in sys.modules}
+    watched = [("sys", vars(sys), {"modules": sys.modules}), ("sys.modules", sys.modules, looked_up)]
     owners = {"time": time, "builtins": builtins, "json": json, "os": os, "gc": gc, "secrets": secrets}
     owners |= {"torch.cuda.Event": torch.cuda.Event, "torch.nn.functional": torch.nn.functional}
     if "triton.testing" in sys.modules:
         owners["triton.testing"] = sys.modules["triton.testing"]
-    watched = {
-        f"{owner}.{name}": value
-        for owner, space in owners.items()
-        for name, value in vars(space).items()
-        if callable(value) and not name.startswith("__")
-    }
-    for owner, module in sys.modules.items():
-        if owner.startswith("kernelopt."):
-            watched |= {f"{owner}.{name}": value for name, value in vars(module).items() if not name.startswith("__")}
-            classes = [value for value in vars(module).values() if isinstance(value, type)]
-            watched |= {
-                f"{owner}.{cls.__name__}.{name}": member for cls in classes for name, member in vars(cls).items()
-            }
-    for name in ("save", "load", "allclose", "equal", "where", "empty", "zeros", "relu", "matmul", "softmax"):
-        watched[f"torch.{name}"] = getattr(torch, name)
-    for cls in reversed(torch.Tensor.__mro__):
-        watched |= {f"torch.Tensor.{name}": member for name, member in vars(cls).items() if name != "__dict__"}
-    for name in ("synchronize", "current_stream", "_sleep", "stream", "CUDAGraph"):
-        watched[f"torch.cuda.{name}"] = getattr(torch.cuda, name)
+    for owner, holder in owners.items():
+        functions = {name: value for name, value in _members(holder).items() if callable(value)}
+        watched.append((owner, vars(holder), functions))
+    for owner, module in modules.items():
+        watched.append((owner, vars(module), _members(module)))
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        watched += [(f"{owner}.{cls.__name__}", vars(cls), dict(vars(cls))) for cls in classes]
+    for owner, holder, names in (
+        ("torch", torch, "cuda nn Tensor save load allclose equal where empty zeros relu matmul softmax".split()),
+        ("torch.nn", torch.nn, ["functional"]),
+        ("torch.cuda", torch.cuda, ["Event", "synchronize", "current_stream", "_sleep", "stream", "CUDAGraph"]),
+    ):
+        watched.append((owner, vars(holder), {name: vars(holder)[name] for name in names}))
+    inherited: set[str] = set()
+    for cls in reversed(torch.Tensor.__mro__):  # a name that comes new before a base's would take its place
+        inherited |= set(vars(cls)) - {"__dict__"}
+        watched.append(("torch.Tensor", vars(cls), {name: vars(cls).get(name, ABSENT) for name in inherited}))
     return watched
+
+
+def _members(holder) -> dict[str, object]:
+    return {name: value for name, value in vars(holder).items() if not name.startswith("__")}

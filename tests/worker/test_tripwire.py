@@ -1,0 +1,35 @@
+"""What a candidate may not replace (worker.tripwire)."""
+
+import sys
+import time
+from types import ModuleType
+
+import pytest
+import torch
+from kernelopt.worker import accuracy, tripwire
+from kernelopt.worker.faults import CheatError
+
+
+def other_code(monkeypatch) -> None:
+    monkeypatch.setattr(accuracy.compare, "__code__", (lambda *_: {}).__code__)
+
+
+REPLACED = {
+    "a function": lambda patch: patch.setattr(time, "perf_counter", lambda: 0.0),
+    "its code": other_code,
+    "a method": lambda patch: patch.setattr(torch.Tensor, "__repr__", lambda _: ""),
+    "an inherited method": lambda patch: patch.setattr(torch.Tensor, "__eq__", lambda *_: True, raising=False),
+    "a class": lambda patch: patch.setattr(torch.cuda, "Event", type("Event", (), {})),
+    "a module": lambda patch: patch.setitem(sys.modules, accuracy.__name__, ModuleType(accuracy.__name__)),
+    "all modules": lambda patch: patch.setattr(sys, "modules", dict(sys.modules)),
+}
+
+
+@pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
+def test_what_is_replaced_is_seen_and_nothing_else(monkeypatch, replace):
+    snapshot = tripwire.Snapshot()
+    snapshot.check()
+    with monkeypatch.context() as patch, pytest.raises(CheatError, match="was replaced"):
+        replace(patch)
+        snapshot.check()
+    snapshot.check()
