@@ -38,8 +38,9 @@ def serve(handle: int) -> None:
     ended. A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the
     same time and torch is imported once. When the other end of the socket is closed, the child is killed.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        _import_for_interpreter()
+    if os.environ.get("TRITON_INTERPRET") == "1":  # whose interpreter imports it for the types of a kernel's arguments
+        with contextlib.suppress(ImportError):  # Triton 3.2 has none
+            import triton.experimental.gluon  # noqa: F401
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
     control = socket.socket(fileno=handle)
@@ -66,15 +67,6 @@ def serve(handle: int) -> None:
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
         with contextlib.suppress(BrokenPipeError):
             control.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _import_for_interpreter() -> None:
-    """Import what torch and triton would otherwise import in each child: the first for random meta tensors, on which
-    sizes are tried, the second for the types of a kernel's arguments in Triton's interpreter."""
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401
-
-    with contextlib.suppress(ImportError):
-        import triton.experimental.gluon  # noqa: F401  (Triton 3.2 has none)
 
 
 def _serve_apart(handle: int) -> None:
