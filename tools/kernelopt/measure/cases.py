@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..device import outcomes
@@ -33,7 +33,8 @@ class Variant:
 class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
-    other: another case of the workload, on whose contents the kernel is called in between. first: of its workload.
+    mutates: {number of a tensor among the inputs that forward is declared to change: its parameter's name}. other:
+    another case of the workload, on whose contents the kernel is called in between. first: of its workload.
     """
 
     workload: str
@@ -42,12 +43,14 @@ class Case:
     path: str
     dtype: str
     shapes: list[list[int]]
+    mutates: dict[int, str] = field(default_factory=dict)
     other: "Case | None" = None
     first: bool = False
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
-        return cls(**{**fields, "variant": fields["variant"] and Variant(**fields["variant"])})
+        mutates = {int(number): name for number, name in fields["mutates"].items()}
+        return cls(**{**fields, "mutates": mutates, "variant": fields["variant"] and Variant(**fields["variant"])})
 
     @property
     def in_reserve(self) -> bool:
@@ -63,6 +66,14 @@ class Case:
         """The data from which the reference's process makes the inputs again."""
         variant = self.variant and asdict(self.variant)
         return {"workload": self.workload, "seed": self.seed, "variant": variant, "first": self.first}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The cases of a task, and what its reference declares (worker.declarations.DeclaredJson)."""
+
+    cases: list[Case]
+    declared: dict
 
 
 class ReferenceFailed(Refused):
@@ -91,7 +102,12 @@ def result_of_reference(outcome: Outcome) -> dict:
     raise ReferenceFailed(fault)
 
 
-def prepare(
+def prepare(*arguments, **options) -> list[Case]:
+    """The cases of `prepare_task`."""
+    return prepare_task(*arguments, **options).cases
+
+
+def prepare_task(
     sandbox: Sandbox,
     reference: Path,
     dtype: str | None,
@@ -100,7 +116,7 @@ def prepare(
     timeout_s: float,
     with_variants: bool,
     folder: str,
-) -> list[Case]:
+) -> Prepared:
     """Write input files for each workload, seed and variant to `folder`.
 
     Large inputs get fewer seeds: the last two, and more while a workload's files stay below INPUT_BYTES. Raises as
@@ -116,7 +132,8 @@ def prepare(
         "with_variants": with_variants,
         "folder": folder,
     }
-    return list(map(Case.from_json, result_of_reference(sandbox.run("prepare", arguments, timeout_s))["cases"]))
+    made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
+    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"])
 
 
 def with_others(cases: list[Case]) -> list[Case]:

@@ -33,9 +33,10 @@ MEMORY_LAYOUT = {"shape": Status.WRONG_SHAPE, "dtype": Status.WRONG_DTYPE, "stri
 class CaseReport:
     """What the candidate's process reports of a case that ran. Nothing in it is a verdict.
 
-    mutated: numbers of inputs. changed: names of parameters and buffers. aliased: an output shares memory with an input
-    or another output. changed_after_return: an output was written after its call. deterministic: two calls on the same
-    contents agree, None where there was one. device: where an output lies, if elsewhere. guarded: with guard bands.
+    mutated: numbers of inputs. changed: names of parameters and buffers. aliased: an output shares memory with one of
+    another call. shares: numbers of inputs that an output shares memory with. changed_after_return: an output was
+    written after its call. deterministic: two calls on the same contents agree, None where there was one. device:
+    where an output lies, if elsewhere. guarded: with guard bands.
     kernels: [{name, us, origin, …}] of a traced call.
     """
 
@@ -49,6 +50,7 @@ class CaseReport:
     guarded: bool
     fails_guarded: bool
     kernels: list[dict] | None
+    shares: Sequence[int] = ()
 
 
 REPORT_KEYS = {field.name for field in fields(CaseReport)}
@@ -211,20 +213,21 @@ def observed(report: CaseReport, check: OracleCheck) -> Observed:
 
 def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) -> Iterator[Fault]:
     """The faults of a case that ran. The first fault is its verdict."""
-    yield from faults_of_process(report, check)
+    yield from faults_of_process(case, report, check)
     yield from faults_of_outputs(check, case.variant)
-    if report.aliased:
+    if report.aliased or set(report.shares) - set(case.mutates):
         yield Fault(Status.ALIASED_OUTPUT, "an output shares memory with an input or with the output of another call")
     if report.kernels and not libraries:
         yield from faults_of_kernels(report.kernels)
 
 
-def faults_of_process(report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
-    """Faults in the kernel's side effects."""
+def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
+    """Faults in the kernel's side effects, but for those on inputs that the task declares as outputs."""
     if report.device:
         yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
-    if report.mutated:  # before the values, because it makes a second call wrong
-        yield Fault(Status.INPUT_MUTATED, f"input {report.mutated[0]} was changed")
+    undeclared = [number for number in report.mutated if number not in case.mutates]
+    if undeclared:  # before the values, because it makes a second call wrong
+        yield Fault(Status.INPUT_MUTATED, f"input {undeclared[0]} was changed")
     if check.changes is not None:
         for name in report.changed:
             if name not in check.changes:
@@ -302,7 +305,7 @@ def faults_of_call(call: CallCheck, check: OracleCheck, variant: Variant | None)
         yield Fault(Status.WRONG_SHAPE, shown)
     for number, output in enumerate(call.outputs):
         yield from faults_of_output(output, number, variant)
-    filled = [output for output in call.outputs if output["elements"]]
+    filled = [output for output in call.outputs if output.get("elements")]
     if variant is None and filled and not any(output["finite"] for output in filled):
         message = "the reference's outputs hold no finite value, so there is nothing to compare"
         yield Fault(Status.INVALID_TASK, message)
@@ -314,24 +317,30 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
     On a variant the strides may differ, any value will do where the reference has no finite one, and on other values
     than the task's a few elements may be off.
     """
-    for name in ("shape", "dtype") if variant else MEMORY_LAYOUT:
+    what = f"input '{output['input']}' after the call" if "input" in output else f"output {number}"
+    for name in ("shape", "dtype") if variant or "input" in output else MEMORY_LAYOUT:
         expected = output[f"expected_{name}"]
         if output[name] != expected:
-            yield Fault(MEMORY_LAYOUT[name], f"output {number} has {name} {output[name]}, expected {expected}")
+            yield Fault(MEMORY_LAYOUT[name], f"{what} has {name} {output[name]}, expected {expected}")
     # A variance of one element, or a row with an empty mask after the cut, is not part of any task.
     lenient = variant and (output["usually_finite"] or not output["finite"])
     if count := output["spurious" if lenient else "nonfinite"]:
-        yield Fault(Status.NONFINITE, f"output {number}: {count} elements are NaN or Inf where they must not be")
+        yield Fault(Status.NONFINITE, f"{what}: {count} elements are NaN or Inf where they must not be")
+    if output.get("refused"):
+        yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")
     share = 100 * output["mismatches"] / max(output["elements"], 1)
     if share > (MISMATCHES_PCT if variant and variant.values else 0):
         message = (
-            f"output {number}: {output['mismatches']} elements ({share:.3g} %) are off, "
+            f"{what}: {output['mismatches']} elements ({share:.3g} %) are off, "
             f"error up to {output['max_rel']:.3g} of (|reference| + rms), first at index {output['first_bad_index']}"
         )
         yield Fault(Status.WRONG_VALUES, message)
     if output["lost_pct"] > max(LOST_PCT, LOST_FACTOR * output["baseline_lost_pct"]):
         message = (
-            f"output {number}: {output['lost_pct']:.3g} % of the elements that are not 0 miss by more than half of "
+            f"{what}: {output['lost_pct']:.3g} % of the elements that are not 0 miss by more than half of "
             "themselves, small as they are beside the largest"
         )
+        yield Fault(Status.WRONG_VALUES, message)
+    if output.get("disturbed"):
+        message = f"{what}: {output['disturbed']} elements differ that the reference leaves as they were"
         yield Fault(Status.WRONG_VALUES, message)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ..device.outcomes import Fault
 from ..statuses import Status
@@ -79,7 +79,8 @@ class Verdict:
 
     worst_rel_err: largest error over (|reference| + rms), None where nothing was compared. tolerance: the bound on it,
     or "by dtype". own_work: of correctness.own_work. sandbox: how the candidate was confined. process: None where no
-    process of the candidate's ran. sanitizer: None when it was not requested."""
+    process of the candidate's ran. sanitizer: None when it was not requested. declared: what the reference declares
+    (worker.declarations)."""
 
     status: Status
     device: str
@@ -91,9 +92,11 @@ class Verdict:
     cases: tuple[CaseResult, ...] = ()
     process: ProcessEnd | None = None
     sanitizer: SanitizerRun | None = None
+    declared: dict = field(default_factory=dict)
 
     def to_json(self) -> dict:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {name: value for name, value in values.items() if value or name != "declared"}
         values["cases"] = [case.to_json() for case in self.cases]
         values["process"] = self.process and vars(self.process)
         sanitizer = values.pop("sanitizer")
@@ -106,6 +109,21 @@ class Verdict:
         values["process"] = verdict.get("process") and ProcessEnd(**verdict["process"])
         values["sanitizer"] = verdict.get("sanitizer") and SanitizerRun.from_json(verdict["sanitizer"])
         return cls(**values)
+
+
+def with_declared(verdict: Verdict, declared: dict) -> Verdict:
+    """The verdict, which names the task's declarations."""
+    if not declared:
+        return verdict
+    named = "; ".join(f"{name.upper()} {shown(value)}" for name, value in declared.items())
+    return replace(verdict, declared=declared, summary=f"{verdict.summary}; the task declares {named}")
+
+
+def shown(value) -> str:
+    """A declaration's value for a summary."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {shown(own)}" for key, own in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def bad_case(cases: list[CaseResult]) -> CaseResult | None:

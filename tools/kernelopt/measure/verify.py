@@ -18,10 +18,19 @@ from ..errors import EnvironmentLacks
 from ..session.target import KernelUnderTest
 from ..statuses import Status
 from . import correctness, runs
-from .cases import Case, ReferenceFailed, called_up, draw_seeds, prepare, result_of_reference, with_others
+from .cases import Case, ReferenceFailed, called_up, draw_seeds, prepare_task, result_of_reference, with_others
 from .correctness import CaseResult, OracleCheck
 from .memcheck import Memcheck
-from .verdict import NO_KERNEL_NAMED, Failure, ProcessEnd, Verdict, bad_case, right, worst_error
+from .verdict import (
+    NO_KERNEL_NAMED,
+    Failure,
+    ProcessEnd,
+    Verdict,
+    bad_case,
+    right,
+    with_declared,
+    worst_error,
+)
 
 # Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
 # the last place (bf16 equals torch.testing's rtol); fp32: KernelBench's 1e-4, which a tf32 product fails;
@@ -77,10 +86,10 @@ def verify(
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
         try:
-            prepared = prepare(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
+            task = prepare_task(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
         except ReferenceFailed as error:
             return verdict(sandbox, target, [], error.fault)
-        prepared = with_others(prepared)
+        prepared = with_others(task.cases)
         usual = [case for case in prepared if not case.in_reserve]
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
         memcheck = Memcheck(sandbox, target.kernel, usual, timeout_s) if sanitize else None
@@ -91,7 +100,7 @@ def verify(
             with sandbox.folder("outputs") as apart:
                 more = judge(sandbox, target, rest, apart, timeout_s)
             judged = Judged(more.outcome, [] if more.fault else judged.results + more.results, more.fault)
-        result = verdict(sandbox, target, judged.results, judged.fault, judged.outcome)
+        result = with_declared(verdict(sandbox, target, judged.results, judged.fault, judged.outcome), task.declared)
         return memcheck.judged(result) if memcheck and result.status == Status.OK else result
 
 

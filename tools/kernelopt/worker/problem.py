@@ -1,43 +1,31 @@
 """The problem contract, in the format of KernelBench. Imported by worker processes only.
 
 reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
-`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
-same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
+`get_workloads() -> dict[str, callable]` for more shapes, and declarations (declarations.py). kernel.py:
+`class ModelNew(nn.Module)`, built with the same arguments and loaded with Model's state, or
+`kernel_function(*inputs)`.
 
 This is the only place that builds inputs and calls a kernel, so that verification, timing and profiling run the same
 code.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from . import tensor_trees
+from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput  # noqa: F401
+from .declarations import Declarations
 
 UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
-
-
-class ContractError(Exception):
-    """A file does not fulfil the contract."""
-
-
-class UnknownWorkload(ContractError):
-    """The reference has no workload of that name."""
-
-
-class CastOfQuantised(ContractError):
-    """The task's dtype would cast 8-bit data, or the scales beside it."""
-
-
-class UnsupportedInput(ContractError):
-    """The reference is sound, but this bundle cannot handle its inputs."""
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
@@ -95,6 +83,7 @@ class Reference:
         self.model_class = module.Model
         self.init_inputs = getattr(module, "get_init_inputs", list)
         self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more_workloads(module)}
+        self.declarations = Declarations.of_module(module, module.Model.forward)
 
     def build(self, workload: str, seed: int, dtype: str | None, device: str) -> tuple[torch.nn.Module, list, list]:
         """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`.
@@ -105,7 +94,8 @@ class Reference:
         with torch.device(device), torch.no_grad():
             init = arguments(self.init_inputs(), "get_init_inputs")
             model = self.model_class(*init)
-            inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
+            with deterministic_memory() if self.declarations.mutates else contextlib.nullcontext():
+                inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
         if dtype:
             refuse_cast(dtype, [*model.parameters(), *model.buffers(), *tensor_trees.input_tensors(inputs)])
             cast_module(model, tensor_trees.TORCH_DTYPES[dtype])
@@ -137,9 +127,26 @@ class Reference:
             dtype,
         )
 
+    def mutated(self, inputs: list) -> list[torch.Tensor]:
+        """The tensors among the inputs that the task declares to be outputs as well."""
+        tensors = tensor_trees.input_tensors(inputs)
+        return [tensors[number] for number in self.declarations.mutated_tensors(inputs)]
+
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
         return bind(self.model_class, case, device, dtype)
+
+
+@contextlib.contextmanager
+def deterministic_memory() -> Iterator[None]:
+    """Inside, torch.empty holds NaN, or the largest whole number: the memory of an output that forward gets is then the
+    same in each process, and shows where a kernel wrote nothing."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def more_workloads(module) -> dict[str, Callable[[], list]]:
@@ -261,12 +268,13 @@ def call(kernel: Callable, inputs: list):
 
 
 def oracle_outputs(reference: Reference, case: Case, device: str) -> tuple[list[torch.Tensor], str]:
-    """The reference's outputs in the highest precision that it runs in, and that precision's name."""
+    """The reference's outputs in the highest precision that it runs in, and that precision's name. Inputs that it
+    declares to change come last, with their contents after the call."""
     for dtype, name in ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given")):
         try:
             model = reference.model(case, device, dtype)
             inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
-            return tensor_trees.tensors(call(model, inputs)), name
+            return tensor_trees.tensors(call(model, inputs)) + reference.mutated(inputs), name
         except Exception:  # an operation without float64, memory, a reference that asserts its dtype
             if dtype is None:
                 raise

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from . import problem
+from . import contract
 
 TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {value: key for key, value in TORCH_DTYPES.items()}
@@ -115,7 +115,7 @@ def tensors(value) -> list[torch.Tensor]:
     for kind in (list, tuple):
         if isinstance(value, kind):
             return [tensor for item in kind.__iter__(value) for tensor in tensors(item)]
-    raise problem.ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
+    raise contract.ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
 
 
 def structure(value) -> str:
