@@ -1,32 +1,17 @@
 """Tasks with declarations: what is declared is judged, and what is not declared is refused aloud. torch on the CPU stands
 in for kernels here."""
 
-from pathlib import Path
+import functools
 
 import pytest
 from kernelopt.measure import timing, verify
-from kernelopt.session.target import KernelUnderTest
-
-HEAD = "import torch\nimport torch.nn as nn\n"
+from written_tasks import judge, written
 
 
 @pytest.fixture
 def judged(interpreter, tmp_path):
-    """The verdict as JSON on a kernel and a reference, each the text of a file."""
-
-    def judge(reference: str, kernel: str, **options) -> dict:
-        files = written(tmp_path, reference, kernel)
-        return verify.verify(interpreter, KernelUnderTest(*files, **options), seeds=2).to_json()
-
-    return judge
-
-
-def written(folder: Path, reference: str, kernel: str) -> tuple[Path, Path]:
-    """(kernel's file, reference's file)."""
-    files = folder / "kernel_file.py", folder / "reference_file.py"
-    for file, text in zip(files, (kernel, reference), strict=True):
-        file.write_text(HEAD + text)
-    return files
+    """The verdict on a reference and a kernel, each the text of a file."""
+    return functools.partial(judge, interpreter, tmp_path)
 
 
 NORM = """

@@ -19,14 +19,19 @@ KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 class Variant:
     """Sizes, a layout or values that the task does not list and that its reference takes.
 
-    sizes: [[input, dimension, new size], …]. values: the name of a change, None for the task's own. instead_of: the
-    name of the variant whose refusal activates this one."""
+    sizes: [[input, dimension, new size], …]. keywords: other values of the task's keyword sizes. values: the name of a
+    change, None for the task's own. instead_of: the name of the variant whose refusal activates this one."""
 
     name: str
     sizes: list[list[int]]
     layout: str
     values: str | None
     instead_of: str | None
+    keywords: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def resized(self) -> bool:
+        return bool(self.sizes or self.keywords)
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The cases of a task, and what its reference declares (worker.declarations.DeclaredJson)."""
+    """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), and the names of variants of
+    its own making that it fails on."""
 
     cases: list[Case]
     declared: dict
+    left_out: list[str] = field(default_factory=list)
 
 
 class ReferenceFailed(Refused):
@@ -133,7 +140,7 @@ def prepare_task(
         "folder": folder,
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
-    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"])
+    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"])
 
 
 def with_others(cases: list[Case]) -> list[Case]:

@@ -71,8 +71,8 @@ class CallCheck:
 
 @dataclass(frozen=True)
 class OracleCheck:
-    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs; then the rest is
-    empty.
+    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs, or broken: the error
+    of the reference on a variant; then the rest is empty.
 
     changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
     trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
@@ -80,6 +80,7 @@ class OracleCheck:
     """
 
     unreadable: str | None = None
+    broken: str | None = None
     calls: Sequence[CallCheck] = ()
     expected_count: int = 0
     expected_structure: str = ""
@@ -143,6 +144,7 @@ class Observed:
 @dataclass(frozen=True)
 class CaseResult:
     """The verdict on one case. seed: "secret" for one that stays unknown. variant: its name. resized: of other sizes.
+    shapes: of its inputs. layout: of them, in a variant.
 
     observed: None when the kernel raised.
     """
@@ -155,6 +157,8 @@ class CaseResult:
     status: Status
     message: str
     observed: Observed | None = None
+    shapes: Sequence[list[int]] = ()
+    layout: str = "contiguous"
 
     def to_json(self) -> dict:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
@@ -183,8 +187,10 @@ def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, lib
 
 def result_of(case: Case, fault: Fault | None, observed: Observed | None = None) -> CaseResult:
     status, message = (fault.status, fault.message) if fault else (Status.OK, "")
-    name, resized = (case.variant.name, bool(case.variant.sizes)) if case.variant else (None, False)
-    return CaseResult(case.workload, shown_seed(case.seed), case.dtype, name, resized, status, message, observed)
+    name, resized = (case.variant.name, case.variant.resized) if case.variant else (None, False)
+    layout = case.variant.layout if case.variant else "contiguous"
+    seed = shown_seed(case.seed)
+    return CaseResult(case.workload, seed, case.dtype, name, resized, status, message, observed, case.shapes, layout)
 
 
 def of_raised(fault: Fault, variant: Variant | None) -> Fault:

@@ -30,6 +30,7 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     candidate, done, elements = Candidate(context, kernel), [], 0
     trace = trace and context.device == "cuda"
     for number, entry in enumerate(cases):
+        context.mark(f"case {number}", 1)  # so that the parent knows where a process died
         try:
             one = Run(context, candidate, entry, guarded)
             done.append(one.result(f"{path}-{number}", trace and entry["first"]))
@@ -129,7 +130,9 @@ class Run:
         if self.guarded:
             return [
                 self.guards.memory(
-                    tensor_trees.memory_like(tensor, "meta"), self.context.device, variants.layout_of(layout, number)
+                    tensor_trees.memory_like(tensor, "meta"),
+                    self.context.device,
+                    variants.layout_of(layout, number, tensor),
                 )
                 for number, tensor in enumerate(tensors)
             ]

@@ -21,11 +21,12 @@ CONTIGUOUS = "contiguous"
 
 
 class DeclaredJson(TypedDict, total=False):
-    """The declarations as a verdict names them. A key is absent where nothing is declared."""
+    """The declarations as a verdict names them. A key is absent where nothing is declared. sizes: by workload."""
 
     mutates: list[str]
     compare: dict[str, dict]
     layouts: str
+    sizes: dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True)

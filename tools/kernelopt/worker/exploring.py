@@ -36,7 +36,7 @@ class Contestant:
     def __init__(self, context: Context, kernel: str, inputs: list[str]):
         self.context, self.candidate = context, Candidate(context, kernel)
         cases = [self.candidate.load_case(file) for file in inputs]
-        self.case, *self.others = cases
+        self.case, self.others = cases[0], cases[1:]
         self.arguments = [case.placed_inputs(context.device) for case in cases]
         self.timer: GatedTimer | None = None
         self.pristine: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # inputs that a call changes, and copies

@@ -25,7 +25,18 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
     finite: dict[str, list[bool]] = {}
-    return {"cases": [Check(context, loaded, maker, entry, tolerances, finite).result() for entry in cases]}
+    return {"cases": [checked(context, loaded, maker, entry, tolerances, finite) for entry in cases]}
+
+
+def checked(context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, finite: dict) -> dict:
+    """`Check.result`; {broken: message} for a variant on which the reference fails and leaves the device as it was."""
+    try:
+        return Check(context, loaded, maker, entry, tolerances, finite).result()
+    except OracleError as error:
+        if not entry["variant"]:
+            raise
+        context.synchronize()  # it fails where the device is lost, and then the process ends
+        return {"broken": str(error)}
 
 
 @dataclass
@@ -219,8 +230,9 @@ class Check:
     def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
         """The rms of each output on other contents of the same sizes, where a single one, a sum near 0, is no scale;
         else 0."""
-        sizes = self.entry["variant"] and self.entry["variant"]["sizes"]
-        if not sizes or not any(tensor.numel() < accuracy.FEW for tensor in oracle):
+        variant = self.entry["variant"] or {"sizes": [], "keywords": {}}
+        few = any(tensor.numel() < accuracy.FEW for tensor in oracle)
+        if not few or not (variant["sizes"] or variant["keywords"]):
             return [0.0] * len(oracle)
         try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from . import judging, problem, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
+from .declarations import DeclaredJson
 from .faults import OracleError, blaming
 
 
@@ -42,7 +43,7 @@ def prepare(
     A workload gets no more seeds once its files hold limit_bytes, but it always gets the last `at_least` seeds.
     with_variants: also write cases on other shapes, layouts and values that the reference takes, mostly for the first
     workload."""
-    loaded, cases = load_reference(reference), []
+    loaded, cases, left_out = load_reference(reference), [], []
     maker = Maker(loaded, dtype, context.device)
     with blaming(OracleError):
         names = chosen(loaded, workloads)
@@ -58,37 +59,58 @@ def prepare(
             case = maker.case(workload, seeds[-1])
             full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
             possible = variants.of_workload(loaded, workload, case, full, own_sizes)
-            for variant in taken(possible, loaded, maker, workload, seeds[-1]):
+            for variant in taken(possible, loaded, maker, workload, seeds[-1], left_out):
                 cases.append(store(maker, workload, seeds[-1], variant, folder))
-    return {"cases": cases, "declared": loaded.declarations.to_json()}
+    return {"cases": cases, "declared": declared_by(loaded), "left_out": left_out}
+
+
+def declared_by(loaded: problem.Reference) -> DeclaredJson:
+    """What the reference declares, sizes among it."""
+    declared, sizes = loaded.declarations.to_json(), {name: own for name, own in loaded.sizes.items() if own}
+    return {**declared, "sizes": sizes} if sizes else declared
 
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
 
 
-def taken(possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int) -> list[dict]:
+def taken(
+    possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int, left_out: list[str]
+) -> list[dict]:
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
 
     The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs count as
     taken. So does every input when the reference cannot run on a CPU, except whole numbers of our own, which may be
-    indices out of range."""
-    answers = {}
+    indices out of range. left_out: gets the names of variants of the task's own making that the reference fails on."""
+    answers, cases = {}, {}
     for number, variant in enumerate(possible):
-        case = maker.case(workload, seed, variant)
-        if (
-            sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
-            <= TRIED_BYTES
-        ):
-            try:
-                judging.outputs(loaded, case, "cpu")
-                answers[number] = True
-            except Exception:
-                answers[number] = False
-    if not any(
-        answer and possible[number]["values"] is None for number, answer in answers.items()
-    ):  # it cannot run on a CPU
-        answers = {}
+        try:
+            case = maker.case(workload, seed, variant)
+        except Exception as error:
+            answers[number] = False
+            left_out += [] if isinstance(error, ValueError) else [variant["name"]]
+            continue
+        size = sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
+        if variant["keywords"] and size > variants.LARGE_BYTES:
+            answers[number] = False
+        elif size <= TRIED_BYTES:
+            cases[number] = runs(loaded, case)
+    if any(cases[number] and possible[number]["values"] is None for number in cases):  # it can run on a CPU
+        answers |= cases
+        left_out += [possible[number]["name"] for number in cases if not cases[number] and own_making(possible[number])]
     return [one for number, one in enumerate(possible) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
+
+
+def runs(loaded: problem.Reference, case: problem.Case) -> bool:
+    try:
+        judging.outputs(loaded, case, "cpu")
+        return True
+    except Exception:
+        return False
+
+
+def own_making(variant: dict) -> bool:
+    """Does get_inputs make the variant's inputs as they are?"""
+    return bool(variant["keywords"]) and variant["values"] is None
 
 
 class Maker:
@@ -100,10 +122,15 @@ class Maker:
         self.declarations = loaded.declarations
 
     def case(self, workload: str, seed: int, variant: dict | None = None, from_the_end: bool = False) -> problem.Case:
-        """The inputs and parameters of a seed, cut down to the sizes of a variant. from_the_end: other elements of
+        """The inputs and parameters of a seed, made or cut to the sizes of a variant. from_the_end: other elements of
         them."""
-        if self._last[0] != (workload, seed):
-            self._last = (workload, seed), self._loaded.case(workload, seed, self._dtype, self._device)
+        keywords = variant["keywords"] if variant else {}
+        if keywords and from_the_end:
+            seed, from_the_end = seed + 1, False
+        key = workload, seed, tuple(keywords.items())
+        if self._last[0] != key:
+            self._last = (None, None)  # so that two do not lie in memory
+            self._last = key, self._loaded.case(workload, seed, self._dtype, self._device, keywords)
         return variant_inputs.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from . import tensor_trees
+from . import keyword_sizes, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput  # noqa: F401
 from .declarations import Declarations
 
@@ -82,11 +82,18 @@ class Reference:
             raise ContractError(f"{path.name} must define Model and get_inputs")
         self.model_class = module.Model
         self.init_inputs = getattr(module, "get_init_inputs", list)
-        self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more_workloads(module)}
+        self.workloads: dict[str, Callable[..., list]] = {"default": module.get_inputs, **more_workloads(module)}
+        self.sizes = {
+            name: keyword_sizes.of_function(make, f"what makes the inputs of workload '{name}'")
+            for name, make in self.workloads.items()
+        }
         self.declarations = Declarations.of_module(module, module.Model.forward)
 
-    def build(self, workload: str, seed: int, dtype: str | None, device: str) -> tuple[torch.nn.Module, list, list]:
-        """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`.
+    def build(
+        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+    ) -> tuple[torch.nn.Module, list, list]:
+        """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`. sizes: other
+        values for its keyword sizes.
 
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
@@ -95,20 +102,23 @@ class Reference:
             init = arguments(self.init_inputs(), "get_init_inputs")
             model = self.model_class(*init)
             with deterministic_memory() if self.declarations.mutates else contextlib.nullcontext():
-                inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
+                made = self.workloads[workload](**sizes or {})
+                inputs = arguments(made, f"what makes the inputs of workload '{workload}'")
         if dtype:
             refuse_cast(dtype, [*model.parameters(), *model.buffers(), *tensor_trees.input_tensors(inputs)])
             cast_module(model, tensor_trees.TORCH_DTYPES[dtype])
             inputs = [tensor_trees.cast(value, tensor_trees.TORCH_DTYPES[dtype]) for value in inputs]
         return model, inputs, init
 
-    def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
+    def case(
+        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+    ) -> Case:
         """The same as a Case, its tensors on `device`.
 
         Constant parameters and buffers (weights of one, running variances) get noise, or a kernel that ignores them
         would pass. The noise is positive, because a variance must stay positive.
         """
-        model, inputs, init = self.build(workload, seed, dtype, device)
+        model, inputs, init = self.build(workload, seed, dtype, device, sizes)
         for tensor in tensor_trees.input_tensors(inputs):
             refuse_unsupported(tensor)
         for tensor in (*model.parameters(), *model.buffers()):
@@ -149,15 +159,26 @@ def deterministic_memory() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def more_workloads(module) -> dict[str, Callable[[], list]]:
-    """The result of a reference's get_workloads. Raises ContractError when it is no dict of callables, or names
-    `default`."""
+def more_workloads(module) -> dict[str, Callable[..., list]]:
+    """The result of a reference's get_workloads, in which a set of sizes becomes get_inputs with those. Raises
+    ContractError when it is no dict of callables and sizes, or names `default`."""
     more = module.get_workloads() if hasattr(module, "get_workloads") else {}
-    if not isinstance(more, dict) or not all(isinstance(name, str) and callable(make) for name, make in more.items()):
-        raise ContractError("get_workloads must return a dict of names to functions, each returning a list of inputs")
+    if not isinstance(more, dict) or not all(
+        isinstance(name, str) and (callable(make) or isinstance(make, dict)) for name, make in more.items()
+    ):
+        raise ContractError(
+            "get_workloads must return a dict of names to functions, each returning a list of inputs, or to sizes, "
+            "each a dict of get_inputs' keywords"
+        )
     if "default" in more:
         raise ContractError("get_workloads names a workload 'default', which is the one of get_inputs; rename it")
-    return more
+    sizes = keyword_sizes.of_function(module.get_inputs, "get_inputs")
+    return {
+        name: make
+        if callable(make)
+        else functools.partial(module.get_inputs, **keyword_sizes.chosen(sizes, make, name))
+        for name, make in more.items()
+    }
 
 
 def arguments(values, maker: str) -> list:
