@@ -196,3 +196,42 @@ def test_a_kernel_that_leaves_its_input_alone_when_it_is_timed_is_caught(interpr
     except timing.KernelFailed as error:
         fault = error
     assert fault is not None and fault.status in ("WRONG_VALUES", "CHEAT_SUSPECT")
+
+
+TOP = """
+class Model(nn.Module):
+    def forward(self, scores):
+        values, indices = torch.sort(scores, dim=-1, descending=True, stable=True)
+        return values[:, :5], indices[:, :5]
+def get_inputs(*, rows=9, count=40): return [torch.randint(0, 20, (rows, count)).float() + 0 * torch.rand(rows, count)]
+COMPARE = {1: {"ties": "scores"}}
+"""
+LAST_FIRST = """
+def kernel_function(scores):
+    order = torch.sort(scores.flip(-1), dim=-1, descending=True, stable=True)
+    return order.values[:, :5], (scores.shape[-1] - 1 - order.indices)[:, :5]
+"""
+
+
+def test_ties_may_go_either_way_where_the_task_says_so(judged):
+    assert judged(TOP.replace("COMPARE =", "IGNORED ="), LAST_FIRST)["status"] == "WRONG_VALUES"
+    found = judged(TOP, LAST_FIRST)
+    assert found["status"] == "OK", found["summary"]
+    assert found["declared"]["compare"] == {"1": {"ties": "scores"}} and "COMPARE 1: ties: scores" in found["summary"]
+    found = judged(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
+    assert found["status"] == "WRONG_VALUES" and "point to another score" in found["summary"]
+
+
+def test_a_bound_that_lets_an_empty_answer_pass_makes_no_task(judged):
+    reference = NORM.replace("residual.add_(x)", "residual = residual + x") + "COMPARE = {0: {'atol': 9.0}}\n"
+    found = judged(reference, ON_A_COPY)
+    assert found["status"] == "INVALID_TASK" and "an output of zeros is within the tolerance" in found["summary"]
+
+
+def test_a_changed_input_is_compared_as_declared_by_its_name(judged):
+    rough = ADDS.replace("residual += x", "residual += x * 1.004")
+    assert judged(DECLARED, rough)["status"] == "WRONG_VALUES"
+    loose = DECLARED + "COMPARE = {'residual': {'atol': 0.1}, 0: {'atol': 0.1}}\n"
+    assert judged(loose, rough)["status"] == "OK"
+    assert judged(loose.replace("'residual'", "1"), rough)["status"] == "OK"
+    assert judged(loose, ON_A_COPY)["status"] == "WRONG_VALUES"

@@ -146,8 +146,7 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise problem.ContractError(
             f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give "
-            "tensors, "
-            "numbers, strings, None, and lists and dicts of them"
+            "tensors, numbers, strings, dtypes, None, and lists, dicts, named tuples and dataclasses of them"
         ) from None
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))

@@ -60,11 +60,12 @@ class Case:
 
     def save(self, path: Path) -> None:
         """Write it to a file, its tensors on the CPU."""
-        tensor_trees.save({name: tensor_trees.on_cpu(value) for name, value in vars(self).items()}, path)
+        stored = {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in vars(self).items()}
+        tensor_trees.save(stored, path)
 
     @classmethod
     def load(cls, path: Path) -> "Case":
-        return cls(**tensor_trees.load(path))
+        return cls(**tensor_trees.unpacked(tensor_trees.load(path)))
 
     def with_inputs(self, inputs: list) -> "Case":
         return dataclasses.replace(self, inputs=inputs)
