@@ -1,7 +1,7 @@
 """Cases: the inputs of one workload, seed and variant, which a process that runs the reference writes to files."""
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -38,8 +38,10 @@ class Variant:
 class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
-    mutates: {number of a tensor among the inputs that forward is declared to change: its parameter's name}. other:
-    another case of the workload, on whose contents the kernel is called in between. first: of its workload.
+    mutates: {number of a tensor among the inputs that forward is declared to change: its parameter's name}. samples:
+    worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among them, must give
+    equal results. other: another case of the workload, on whose contents the kernel is called in between. first: of its
+    workload.
     """
 
     workload: str
@@ -49,6 +51,8 @@ class Case:
     dtype: str
     shapes: list[list[int]]
     mutates: dict[int, str] = field(default_factory=dict)
+    samples: Sequence[dict[str, int]] = ()
+    repeatable: bool = False
     other: "Case | None" = None
     first: bool = False
 
@@ -65,7 +69,14 @@ class Case:
     def for_candidate(self) -> dict:
         """The data for the candidate's process, which has no seed."""
         variant = self.variant and asdict(self.variant)
-        return {"path": self.path, "other": self.other and self.other.path, "variant": variant, "first": self.first}
+        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in self.samples] if self.first else []
+        return {
+            "path": self.path,
+            "other": self.other and self.other.path,
+            "variant": variant,
+            "first": self.first,
+            "samples": samples,
+        }
 
     def for_oracle(self) -> dict:
         """The data from which the reference's process makes the inputs again."""
@@ -163,6 +174,12 @@ def draw_seeds(count: int) -> list[int]:
     """0, 1, … and, last, a third of them (at least one) that are secret."""
     secret = max(1, count // 3)
     return [*range(count - secret), *(secret_seed() for _ in range(secret))]
+
+
+def draw_sample_seeds(count: int) -> list[int]:
+    """Secret seeds, each another, for a kernel that draws at random."""
+    generator = secrets.SystemRandom()
+    return generator.sample(range(KNOWN_SEEDS, 2**31 - 1), count)
 
 
 def secret_seed() -> int:

@@ -75,6 +75,7 @@ class OracleCheck:
     of the reference on a variant; then the rest is empty.
 
     changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
+    wrong_draws: why what the kernel draws does not follow the reference's probabilities.
     trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
     different results on the same inputs.
     """
@@ -86,6 +87,7 @@ class OracleCheck:
     expected_structure: str = ""
     changes: Sequence[str] | None = None
     wrong_state: Sequence[str] = ()
+    wrong_draws: Sequence[str] = ()
     trivial_answers: Sequence[str] = ()
     oracle: str | None = None
     random: bool = False
@@ -242,6 +244,8 @@ def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Ite
     if report.changed_after_return and not report.aliased:
         message = "an output changed after the call had returned: a thread or a stream was not waited for"
         yield Fault(Status.CHEAT_SUSPECT, message)
+    if case.repeatable and report.deterministic is False:
+        yield Fault(Status.WRONG_VALUES, "the same seed and inputs gave another result")
     if report.out_of_bounds:
         yield Fault(Status.OUT_OF_BOUNDS, "memory beside an input or an output was written")
 
@@ -295,6 +299,8 @@ def faults_of_outputs(check: OracleCheck, variant: Variant | None = None) -> Ite
         yield Fault(Status.INVALID_TASK, f"{check.trivial_answers[0]} is within the tolerance")
     for call in check.calls:
         yield from faults_of_call(call, check, variant)
+    for message in check.wrong_draws:
+        yield Fault(Status.WRONG_VALUES, message)
     if check.wrong_state:
         message = (
             f"the reference's forward changes '{check.wrong_state[0]}', and the kernel leaves other values in it "

@@ -50,13 +50,14 @@ class StoredCall:
 
 @dataclass(frozen=True)
 class StoredCase:
-    """A case and the files that the candidate's calls on it left."""
+    """A case and the files that the candidate's calls on it left. draws: the file of calls with other seeds."""
 
     case: Case
     calls: list[StoredCall]
+    draws: str | None = None
 
     def to_json(self) -> dict:
-        return {**self.case.for_oracle(), "calls": [vars(call) for call in self.calls]}
+        return {**self.case.for_oracle(), "calls": [vars(call) for call in self.calls], "draws": self.draws}
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def judge(
             return Judged(outcome, [], ran)
         if memcheck:
             memcheck.wait()
-    stored = [StoredCase(one.case, stored_calls(one)) for one in ran if not isinstance(one.report, Fault)]
+    left = (one for one in ran if not isinstance(one.report, Fault))
+    stored = [StoredCase(one.case, stored_calls(one), stored_draws(one)) for one in left]
     try:
         checks = iter(check(sandbox, target.reference, target.dtype, stored, target.tolerance, timeout_s))
     except ReferenceFailed as error:
@@ -149,6 +151,11 @@ def stored_calls(ran: runs.Ran) -> list[StoredCall]:
     return [
         StoredCall(seed, str(file)) for seed, file in zip(seeds, files, strict=True) if file in needed or file.exists()
     ]
+
+
+def stored_draws(ran: runs.Ran) -> str | None:
+    """The file of what the kernel drew over secret seeds."""
+    return f"{ran.files}-draws.pt" if ran.case.first and ran.case.samples else None
 
 
 def check_profiler(sandbox: Sandbox, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from . import problem, state, tensor_trees, tracing, variants
+from . import problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
@@ -23,8 +23,8 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or
     {error}]}.
 
-    cases: [{path, other, variant, first}]. Stops at the first case that raises, because the process is useless after a
-    CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
+    cases: [{path, other, variant, first, samples}]. Stops at the first case that raises, because the process is useless
+    after a CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
     """
     context = replace(context, hang_s=hang_s)
     candidate, done, elements = Candidate(context, kernel), [], 0
@@ -115,8 +115,23 @@ class Run:
             "fails_guarded": self.fails_guarded,
         }
         self._store(path, report["deterministic"])
+        if self.entry["samples"]:
+            self._draw(f"{path}-draws.pt")
         report["kernels"] = self._traced(memory) if trace else None
         return report
+
+    def _draw(self, path: str) -> None:
+        """Call the kernel with one seed after another, and store what it draws: {output: (calls, …)}."""
+        memory, contents = self._memory(self.case), tensor_trees.input_tensors(self.case.inputs)
+        drawn: dict[int, torch.Tensor] = {}
+        for wanted in self.entry["samples"]:
+            draws = []
+            for seed in wanted["seeds"]:
+                fill(memory, contents)
+                arguments = sampling.reseeded(self._arguments(memory, self.case), wanted["seed"], seed)
+                draws += [one.clone() for one in returned(problem.call(self.kernel, arguments))[wanted["output"] :][:1]]
+            drawn[wanted["output"]] = torch.stack(draws).cpu() if draws else torch.empty(0)
+        self.candidate.save_draws(drawn, path)
 
     def _traced(self, memory: list[torch.Tensor]) -> list[dict]:
         """The GPU kernels of one more call on the first contents."""
@@ -140,9 +155,13 @@ class Run:
 
     def _bound(self, memory: list[torch.Tensor], case: problem.Case):
         """A call of the kernel on the case's arguments, its tensors taken from `memory`."""
-        tensors = iter(memory)
-        arguments = tensor_trees.map_tensors(case.inputs, lambda _: next(tensors))
+        arguments = self._arguments(memory, case)
         return lambda: problem.call(self.kernel, arguments)
+
+    @staticmethod
+    def _arguments(memory: list[torch.Tensor], case: problem.Case) -> list:
+        tensors = iter(memory)
+        return tensor_trees.map_tensors(case.inputs, lambda _: next(tensors))
 
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
         """Put the case's contents into memory, call the kernel, and copy its results, all on the current stream."""

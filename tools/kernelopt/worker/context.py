@@ -127,6 +127,11 @@ class Candidate:
         with self._tripwire.judging():
             tensor_trees.save(stored, Path(path))
 
+    def save_draws(self, draws: dict[int, torch.Tensor], path: str) -> None:
+        """Write what the kernel drew, by output, to a file."""
+        with self._tripwire.judging():
+            tensor_trees.save(draws, Path(path))
+
     def check(self) -> None:
         """Raises CheatError when the kernel touched or replaced something that it must not."""
         self._tripwire.check()

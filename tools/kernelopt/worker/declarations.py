@@ -2,6 +2,7 @@
 
     MUTATES = ("residual", 0)       parameters of forward, by name or position: their contents afterwards are outputs
     COMPARE = {0: {"atol": 1e-2}}   how an output is compared (comparisons.py)
+    SAMPLES = {0: {"tvd": 0.02, "draws": 200_000}}   an output that is drawn at random (sampling.py)
     LAYOUTS = "contiguous"          inputs are always contiguous, so no other layout is tried
 
 A task without declarations is judged most strictly. A declaration that cannot be read refuses the task, because a
@@ -13,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from . import comparisons, tensor_trees
+from . import comparisons, sampling, tensor_trees
 from .comparisons import Comparison
 from .contract import InvalidDeclaration
+from .sampling import Sampling
 
 CONTIGUOUS = "contiguous"
 
@@ -25,6 +27,7 @@ class DeclaredJson(TypedDict, total=False):
 
     mutates: list[str]
     compare: dict[str, dict]
+    samples: dict[str, dict]
     layouts: str
     sizes: dict[str, dict[str, int]]
 
@@ -33,12 +36,13 @@ class DeclaredJson(TypedDict, total=False):
 class Declarations:
     """What a reference declares. parameters: names of forward's parameters, in order. mutates: positions among them,
     in order. compare: by position of the output, where mutated inputs come after what forward returns, or by the
-    name of a mutated parameter. layouts: "contiguous", or None for any layout."""
+    name of a mutated parameter. layouts: "contiguous", or None for any layout. samples: by position of the output."""
 
     parameters: tuple[str, ...] = ()
     mutates: tuple[int, ...] = ()
     compare: dict[int | str, Comparison] = field(default_factory=dict)
     layouts: str | None = None
+    samples: dict[int, Sampling] = field(default_factory=dict)
 
     @classmethod
     def of_module(cls, module, forward: Callable) -> "Declarations":
@@ -46,7 +50,10 @@ class Declarations:
         parameters = parameters_of(forward)
         mutates = mutated_positions(getattr(module, "MUTATES", ()), parameters)
         compare = comparisons_of(getattr(module, "COMPARE", {}), parameters, mutates)
-        return cls(parameters, mutates, compare, layouts_of(module))
+        samples = sampling.read(getattr(module, "SAMPLES", {}), parameters)
+        if both := sorted(set(compare) & set(samples)):
+            raise InvalidDeclaration(f"output {both[0]} is in COMPARE and in SAMPLES; it can be in one of them")
+        return cls(parameters, mutates, compare, layouts_of(module), samples)
 
     def to_json(self) -> DeclaredJson:
         declared: DeclaredJson = {}
@@ -54,6 +61,8 @@ class Declarations:
             declared["mutates"] = [self.name(position) for position in self.mutates]
         if self.compare:
             declared["compare"] = {str(key): one.to_json() for key, one in self.compare.items()}
+        if self.samples:
+            declared["samples"] = {str(output): one.to_json() for output, one in self.samples.items()}
         if self.layouts:
             declared["layouts"] = self.layouts
         return declared

@@ -54,7 +54,13 @@ class Contestant:
 
     def check(self, inputs: list[str], path: str) -> None:
         """{stage: checked, done}: the side effects of a call (candidate.Run); the outputs are in files at `path`."""
-        entry = {"path": inputs[0], "other": inputs[-1] if len(inputs) > 1 else None, "variant": None, "first": True}
+        entry = {
+            "path": inputs[0],
+            "other": inputs[-1] if len(inputs) > 1 else None,
+            "variant": None,
+            "first": True,
+            "samples": [],
+        }
         done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
         self.candidate.check()
         if self.context.device == "cpu" and self.candidate.ran_no_kernel():

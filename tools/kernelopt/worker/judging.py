@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import accuracy, comparisons, problem, state, tensor_trees, variant_inputs
+from . import accuracy, comparisons, problem, sampling, state, tensor_trees, variant_inputs
 from .context import Context, load_reference
 from .contract import ContractError, InvalidDeclaration
 from .faults import OracleError, blaming, describe
@@ -106,12 +106,24 @@ class Check:
             wanted = known[call["inputs_seed"]]
             if not calls:  # the same for all calls
                 once = self._once(wanted, stored["state"])
+            if self.entry.get("draws") and not calls:
+                once["wrong_draws"] = self._wrong_draws(wanted)
             actual = stored["outputs"]
             left = self._left(wanted, stored["inputs"]) if len(actual) == wanted.returned else []
             outputs = self._compared([*actual, *left], wanted)
             calls.append({"count": len(actual), "structure": stored["structure"], "outputs": outputs})
             del wanted
         return {"calls": calls, **once}
+
+    def _wrong_draws(self, wanted: Expected) -> list[str]:
+        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output."""
+        draws = tensor_trees.load(self.entry["draws"])
+        wrong = []
+        for at, sampled in self.loaded.declarations.samples.items():
+            of_output = draws.get(at, torch.empty(0)).to(self.device)
+            if why := sampling.distance(of_output, wanted.oracle[at], sampled):
+                wrong.append(f"output {at}: {why}")
+        return wrong
 
     def _stored(self, path: str) -> dict:
         stored = tensor_trees.load(path)
@@ -149,6 +161,8 @@ class Check:
 
     def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
         """The comparison of output `at`, as the task declares it; of a changed input also what must have stayed."""
+        if at in self.loaded.declarations.samples and at < expected.returned:
+            return sampling.compare(actual, expected.oracle[at])
         compared = comparisons.compare(
             actual,
             expected.oracle[at],
@@ -212,6 +226,13 @@ class Check:
         )
         del answered
         expected.usual_rms = self._usual_rms(inputs_seed, oracle)
+        for at, sampled in self.loaded.declarations.samples.items():
+            if at >= expected.returned:
+                raise InvalidDeclaration(f"SAMPLES names output {at}, and forward returns {expected.returned}")
+            if own:
+                sampling.check_probabilities(oracle[at], sampled)
+            elif not sampling.are_distributions(oracle[at]):
+                raise OracleError("the reference returns no probabilities")
         if own:
             with blaming(OracleError):
                 again = outputs(self.loaded, case, self.device, draw=1)

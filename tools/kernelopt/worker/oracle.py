@@ -3,8 +3,9 @@
 import pickle
 import re
 from pathlib import Path
+from typing import TypedDict
 
-from . import judging, problem, tensor_trees, variant_inputs, variants, work
+from . import judging, problem, sampling, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .declarations import DeclaredJson
 from .faults import OracleError, blaming
@@ -102,8 +103,8 @@ def taken(
 
 def runs(loaded: problem.Reference, case: problem.Case) -> bool:
     try:
-        judging.outputs(loaded, case, "cpu")
-        return True
+        results = judging.outputs(loaded, case, "cpu")
+        return all(sampling.are_distributions(results[at]) for at in loaded.declarations.samples)
     except Exception:
         return False
 
@@ -113,6 +114,14 @@ def own_making(variant: dict) -> bool:
     return bool(variant["keywords"]) and variant["values"] is None
 
 
+class Draws(TypedDict):
+    """How an output is to be drawn: its position, the position of the seed's argument, and the number of calls."""
+
+    output: int
+    seed: int
+    calls: int
+
+
 class Maker:
     """Makes cases of a reference; the last one is kept, since variants are cut out of it."""
 
@@ -120,6 +129,15 @@ class Maker:
         self._loaded, self._dtype, self._device = loaded, dtype, device
         self._last: tuple = (None, None)
         self.declarations = loaded.declarations
+
+    def samples(self, case: problem.Case) -> list[Draws]:
+        """The outputs of a case that are drawn at random."""
+        probabilities = judging.outputs(self._loaded, case, self._device)
+        return [
+            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device))
+            for at, one in self.declarations.samples.items()
+            if at < len(probabilities)
+        ]
 
     def case(self, workload: str, seed: int, variant: dict | None = None, from_the_end: bool = False) -> problem.Case:
         """The inputs and parameters of a seed, made or cut to the sizes of a variant. from_the_end: other elements of
@@ -149,6 +167,7 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
             "tensors, numbers, strings, dtypes, None, and lists, dicts, named tuples and dataclasses of them"
         ) from None
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
+    samples = maker.samples(case) if declared.samples and variant is None else []
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
     return {
@@ -158,6 +177,8 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
         "path": str(path),
         "dtype": dtype,
         "shapes": shapes,
+        "samples": samples,
+        "repeatable": bool(declared.samples),
         "mutates": {
             number: declared.name_of_tensor(case.inputs, number) for number in declared.mutated_tensors(case.inputs)
         },
