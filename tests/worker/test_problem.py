@@ -167,3 +167,35 @@ def test_inputs_that_no_kernel_can_be_judged_on_are_no_fault_of_the_reference(tm
     oracle = reference(tmp_path, text + f"def get_inputs(): return [{made}]\n")
     with pytest.raises(problem.UnsupportedInput, match="a limit of this bundle"):
         oracle.case("default", 0, None, "cpu")
+
+
+def test_arguments_may_be_dataclasses_named_tuples_dtypes_and_none(tmp_path):
+    text = """
+import collections, dataclasses, torch
+@dataclasses.dataclass(frozen=True)
+class Pages:
+    table: torch.Tensor
+    sizes: list
+    scale: float = 2.0
+Pair = collections.namedtuple("Pair", "left right")
+class Model(torch.nn.Module):
+    def forward(self, x, pages, pair, dtype, nothing, options):
+        return (x[pages.table] * pages.scale + pages.sizes[0] + pair.left).to(dtype)
+def get_inputs():
+    pages = Pages(torch.tensor([2, 0]), [torch.ones(1), 3])
+    return [torch.randn(4, 8), pages, Pair(torch.zeros(1), 1), torch.float16, None, {"a": [None, torch.ones(2)]}]
+"""
+    oracle = reference(tmp_path, text)
+    made = oracle.case("default", 0, None, "cpu")
+    made.save(tmp_path / "case.pt")
+    case = problem.Case.load(tmp_path / "case.pt")
+    _, pages, pair, dtype, nothing, options = case.inputs
+    assert type(pages).__name__ == "Pages" and pages.table.tolist() == [2, 0] and pages.scale == 2.0
+    assert pages.sizes[0].equal(torch.ones(1)) and pages.sizes[1] == 3 and pair.right == 1 and pair[1] == 1
+    assert dtype is torch.float16 and nothing is None and options["a"][0] is None
+    assert len(tensor_trees.input_tensors(case.inputs)) == len(tensor_trees.input_tensors(made.inputs)) == 5
+    placed = made.placed_inputs("cpu")
+    assert placed[1].table is not made.inputs[1].table and placed[1].table.equal(made.inputs[1].table)
+    assert problem.call(oracle.model(case, "cpu"), case.inputs).equal(
+        problem.call(oracle.model(made, "cpu"), made.inputs)
+    )

@@ -297,7 +297,7 @@ def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp
         loaded = problem.Reference(path)
         maker = oracle.Maker(loaded, None, "cpu")
         found = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
-        names = [one["name"] for one in oracle.taken(found, loaded, maker, "default", 0)]
+        names = [one["name"] for one in oracle.taken(found, loaded, maker, "default", 0, [])]
         assert (variant_inputs.FLAGS in names) == asked
 
 

@@ -1,8 +1,8 @@
 """Cases: the inputs of one workload, seed and variant, which a process that runs the reference writes to files."""
 
 import secrets
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ..device import outcomes
@@ -19,21 +19,29 @@ KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 class Variant:
     """Sizes, a layout or values that the task does not list and that its reference takes.
 
-    sizes: [[input, dimension, new size], …]. values: the name of a change, None for the task's own. instead_of: the
-    name of the variant whose refusal activates this one."""
+    sizes: [[input, dimension, new size], …]. keywords: other values of the task's keyword sizes. values: the name of a
+    change, None for the task's own. instead_of: the name of the variant whose refusal activates this one."""
 
     name: str
     sizes: list[list[int]]
     layout: str
     values: str | None
     instead_of: str | None
+    keywords: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def resized(self) -> bool:
+        return bool(self.sizes or self.keywords)
 
 
 @dataclass(frozen=True)
 class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
-    other: another case of the workload, on whose contents the kernel is called in between. first: of its workload.
+    mutates: {number of a tensor among the inputs that forward is declared to change: its parameter's name}. samples:
+    worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among them, must give
+    equal results. other: another case of the workload, on whose contents the kernel is called in between. first: of its
+    workload.
     """
 
     workload: str
@@ -42,12 +50,16 @@ class Case:
     path: str
     dtype: str
     shapes: list[list[int]]
+    mutates: dict[int, str] = field(default_factory=dict)
+    samples: Sequence[dict[str, int]] = ()
+    repeatable: bool = False
     other: "Case | None" = None
     first: bool = False
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
-        return cls(**{**fields, "variant": fields["variant"] and Variant(**fields["variant"])})
+        mutates = {int(number): name for number, name in fields["mutates"].items()}
+        return cls(**{**fields, "mutates": mutates, "variant": fields["variant"] and Variant(**fields["variant"])})
 
     @property
     def in_reserve(self) -> bool:
@@ -57,12 +69,29 @@ class Case:
     def for_candidate(self) -> dict:
         """The data for the candidate's process, which has no seed."""
         variant = self.variant and asdict(self.variant)
-        return {"path": self.path, "other": self.other and self.other.path, "variant": variant, "first": self.first}
+        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in self.samples] if self.first else []
+        return {
+            "path": self.path,
+            "other": self.other and self.other.path,
+            "variant": variant,
+            "first": self.first,
+            "samples": samples,
+        }
 
     def for_oracle(self) -> dict:
         """The data from which the reference's process makes the inputs again."""
         variant = self.variant and asdict(self.variant)
         return {"workload": self.workload, "seed": self.seed, "variant": variant, "first": self.first}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), and the names of variants of
+    its own making that it fails on."""
+
+    cases: list[Case]
+    declared: dict
+    left_out: list[str] = field(default_factory=list)
 
 
 class ReferenceFailed(Refused):
@@ -91,7 +120,12 @@ def result_of_reference(outcome: Outcome) -> dict:
     raise ReferenceFailed(fault)
 
 
-def prepare(
+def prepare(*arguments, **options) -> list[Case]:
+    """The cases of `prepare_task`."""
+    return prepare_task(*arguments, **options).cases
+
+
+def prepare_task(
     sandbox: Sandbox,
     reference: Path,
     dtype: str | None,
@@ -100,7 +134,7 @@ def prepare(
     timeout_s: float,
     with_variants: bool,
     folder: str,
-) -> list[Case]:
+) -> Prepared:
     """Write input files for each workload, seed and variant to `folder`.
 
     Large inputs get fewer seeds: the last two, and more while a workload's files stay below INPUT_BYTES. Raises as
@@ -116,7 +150,8 @@ def prepare(
         "with_variants": with_variants,
         "folder": folder,
     }
-    return list(map(Case.from_json, result_of_reference(sandbox.run("prepare", arguments, timeout_s))["cases"]))
+    made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
+    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"])
 
 
 def with_others(cases: list[Case]) -> list[Case]:
@@ -139,6 +174,12 @@ def draw_seeds(count: int) -> list[int]:
     """0, 1, … and, last, a third of them (at least one) that are secret."""
     secret = max(1, count // 3)
     return [*range(count - secret), *(secret_seed() for _ in range(secret))]
+
+
+def draw_sample_seeds(count: int) -> list[int]:
+    """Secret seeds, each another, for a kernel that draws at random."""
+    generator = secrets.SystemRandom()
+    return generator.sample(range(KNOWN_SEEDS, 2**31 - 1), count)
 
 
 def secret_seed() -> int:

@@ -33,9 +33,10 @@ MEMORY_LAYOUT = {"shape": Status.WRONG_SHAPE, "dtype": Status.WRONG_DTYPE, "stri
 class CaseReport:
     """What the candidate's process reports of a case that ran. Nothing in it is a verdict.
 
-    mutated: numbers of inputs. changed: names of parameters and buffers. aliased: an output shares memory with an input
-    or another output. changed_after_return: an output was written after its call. deterministic: two calls on the same
-    contents agree, None where there was one. device: where an output lies, if elsewhere. guarded: with guard bands.
+    mutated: numbers of inputs. changed: names of parameters and buffers. aliased: an output shares memory with one of
+    another call. shares: numbers of inputs that an output shares memory with. changed_after_return: an output was
+    written after its call. deterministic: two calls on the same contents agree, None where there was one. device:
+    where an output lies, if elsewhere. guarded: with guard bands.
     kernels: [{name, us, origin, …}] of a traced call.
     """
 
@@ -49,6 +50,7 @@ class CaseReport:
     guarded: bool
     fails_guarded: bool
     kernels: list[dict] | None
+    shares: Sequence[int] = ()
 
 
 REPORT_KEYS = {field.name for field in fields(CaseReport)}
@@ -69,20 +71,23 @@ class CallCheck:
 
 @dataclass(frozen=True)
 class OracleCheck:
-    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs; then the rest is
-    empty.
+    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs, or broken: the error
+    of the reference on a variant; then the rest is empty.
 
     changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
+    wrong_draws: why what the kernel draws does not follow the reference's probabilities.
     trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
     different results on the same inputs.
     """
 
     unreadable: str | None = None
+    broken: str | None = None
     calls: Sequence[CallCheck] = ()
     expected_count: int = 0
     expected_structure: str = ""
     changes: Sequence[str] | None = None
     wrong_state: Sequence[str] = ()
+    wrong_draws: Sequence[str] = ()
     trivial_answers: Sequence[str] = ()
     oracle: str | None = None
     random: bool = False
@@ -141,6 +146,7 @@ class Observed:
 @dataclass(frozen=True)
 class CaseResult:
     """The verdict on one case. seed: "secret" for one that stays unknown. variant: its name. resized: of other sizes.
+    shapes: of its inputs. layout: of them, in a variant.
 
     observed: None when the kernel raised.
     """
@@ -153,6 +159,8 @@ class CaseResult:
     status: Status
     message: str
     observed: Observed | None = None
+    shapes: Sequence[list[int]] = ()
+    layout: str = "contiguous"
 
     def to_json(self) -> dict:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "observed"}
@@ -181,8 +189,10 @@ def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, lib
 
 def result_of(case: Case, fault: Fault | None, observed: Observed | None = None) -> CaseResult:
     status, message = (fault.status, fault.message) if fault else (Status.OK, "")
-    name, resized = (case.variant.name, bool(case.variant.sizes)) if case.variant else (None, False)
-    return CaseResult(case.workload, shown_seed(case.seed), case.dtype, name, resized, status, message, observed)
+    name, resized = (case.variant.name, case.variant.resized) if case.variant else (None, False)
+    layout = case.variant.layout if case.variant else "contiguous"
+    seed = shown_seed(case.seed)
+    return CaseResult(case.workload, seed, case.dtype, name, resized, status, message, observed, case.shapes, layout)
 
 
 def of_raised(fault: Fault, variant: Variant | None) -> Fault:
@@ -211,20 +221,21 @@ def observed(report: CaseReport, check: OracleCheck) -> Observed:
 
 def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) -> Iterator[Fault]:
     """The faults of a case that ran. The first fault is its verdict."""
-    yield from faults_of_process(report, check)
+    yield from faults_of_process(case, report, check)
     yield from faults_of_outputs(check, case.variant)
-    if report.aliased:
+    if report.aliased or set(report.shares) - set(case.mutates):
         yield Fault(Status.ALIASED_OUTPUT, "an output shares memory with an input or with the output of another call")
     if report.kernels and not libraries:
         yield from faults_of_kernels(report.kernels)
 
 
-def faults_of_process(report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
-    """Faults in the kernel's side effects."""
+def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
+    """Faults in the kernel's side effects, but for those on inputs that the task declares as outputs."""
     if report.device:
         yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
-    if report.mutated:  # before the values, because it makes a second call wrong
-        yield Fault(Status.INPUT_MUTATED, f"input {report.mutated[0]} was changed")
+    undeclared = [number for number in report.mutated if number not in case.mutates]
+    if undeclared:  # before the values, because it makes a second call wrong
+        yield Fault(Status.INPUT_MUTATED, f"input {undeclared[0]} was changed")
     if check.changes is not None:
         for name in report.changed:
             if name not in check.changes:
@@ -233,6 +244,8 @@ def faults_of_process(report: CaseReport, check: OracleCheck) -> Iterator[Fault]
     if report.changed_after_return and not report.aliased:
         message = "an output changed after the call had returned: a thread or a stream was not waited for"
         yield Fault(Status.CHEAT_SUSPECT, message)
+    if case.repeatable and report.deterministic is False:
+        yield Fault(Status.WRONG_VALUES, "the same seed and inputs gave another result")
     if report.out_of_bounds:
         yield Fault(Status.OUT_OF_BOUNDS, "memory beside an input or an output was written")
 
@@ -286,6 +299,8 @@ def faults_of_outputs(check: OracleCheck, variant: Variant | None = None) -> Ite
         yield Fault(Status.INVALID_TASK, f"{check.trivial_answers[0]} is within the tolerance")
     for call in check.calls:
         yield from faults_of_call(call, check, variant)
+    for message in check.wrong_draws:
+        yield Fault(Status.WRONG_VALUES, message)
     if check.wrong_state:
         message = (
             f"the reference's forward changes '{check.wrong_state[0]}', and the kernel leaves other values in it "
@@ -302,7 +317,7 @@ def faults_of_call(call: CallCheck, check: OracleCheck, variant: Variant | None)
         yield Fault(Status.WRONG_SHAPE, shown)
     for number, output in enumerate(call.outputs):
         yield from faults_of_output(output, number, variant)
-    filled = [output for output in call.outputs if output["elements"]]
+    filled = [output for output in call.outputs if output.get("elements")]
     if variant is None and filled and not any(output["finite"] for output in filled):
         message = "the reference's outputs hold no finite value, so there is nothing to compare"
         yield Fault(Status.INVALID_TASK, message)
@@ -314,24 +329,30 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
     On a variant the strides may differ, any value will do where the reference has no finite one, and on other values
     than the task's a few elements may be off.
     """
-    for name in ("shape", "dtype") if variant else MEMORY_LAYOUT:
+    what = f"input '{output['input']}' after the call" if "input" in output else f"output {number}"
+    for name in ("shape", "dtype") if variant or "input" in output else MEMORY_LAYOUT:
         expected = output[f"expected_{name}"]
         if output[name] != expected:
-            yield Fault(MEMORY_LAYOUT[name], f"output {number} has {name} {output[name]}, expected {expected}")
+            yield Fault(MEMORY_LAYOUT[name], f"{what} has {name} {output[name]}, expected {expected}")
     # A variance of one element, or a row with an empty mask after the cut, is not part of any task.
     lenient = variant and (output["usually_finite"] or not output["finite"])
     if count := output["spurious" if lenient else "nonfinite"]:
-        yield Fault(Status.NONFINITE, f"output {number}: {count} elements are NaN or Inf where they must not be")
+        yield Fault(Status.NONFINITE, f"{what}: {count} elements are NaN or Inf where they must not be")
+    if output.get("refused"):
+        yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")
     share = 100 * output["mismatches"] / max(output["elements"], 1)
     if share > (MISMATCHES_PCT if variant and variant.values else 0):
         message = (
-            f"output {number}: {output['mismatches']} elements ({share:.3g} %) are off, "
+            f"{what}: {output['mismatches']} elements ({share:.3g} %) are off, "
             f"error up to {output['max_rel']:.3g} of (|reference| + rms), first at index {output['first_bad_index']}"
         )
         yield Fault(Status.WRONG_VALUES, message)
     if output["lost_pct"] > max(LOST_PCT, LOST_FACTOR * output["baseline_lost_pct"]):
         message = (
-            f"output {number}: {output['lost_pct']:.3g} % of the elements that are not 0 miss by more than half of "
+            f"{what}: {output['lost_pct']:.3g} % of the elements that are not 0 miss by more than half of "
             "themselves, small as they are beside the largest"
         )
+        yield Fault(Status.WRONG_VALUES, message)
+    if output.get("disturbed"):
+        message = f"{what}: {output['disturbed']} elements differ that the reference leaves as they were"
         yield Fault(Status.WRONG_VALUES, message)

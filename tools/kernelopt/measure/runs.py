@@ -5,7 +5,7 @@ here. The processes share the GPU only where its memory holds the inputs and out
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..device import gpu, outcomes, standing
@@ -13,8 +13,10 @@ from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
 from ..device.standing import Job
 from ..statuses import Status
+from . import correctness
 from .cases import Case
 from .correctness import REPORT_KEYS, CaseReport
+from .verdict import place
 
 VARIANT_PROCESSES = 2  # beside the one for the task's own inputs
 CORES_A_PROCESS = 4  # without a GPU, where the interpreter does the work
@@ -80,10 +82,19 @@ def run_parts(
     for part, path, outcome in zip(parts, paths, ended, strict=True):
         reports = outcomes.failure(outcome) or reports_of(outcome.result, len(part))
         if isinstance(reports, Fault):
-            return outcome, reports
+            return outcome, where_it_died(reports, outcome, part)
         pairs = enumerate(zip(part, reports, strict=False))
         ran += [Ran(case, report, f"{path}-{number}") for number, (case, report) in pairs]
     return ended[0], ran
+
+
+def where_it_died(fault: Fault, outcome: Outcome, cases: list[Case]) -> Fault:
+    """The fault of a process that ended early, with the case that it was in."""
+    begun = [number for number in range(len(cases)) if f"case {number}" in outcome.marks]
+    if outcome.result is not None or not begun:
+        return fault
+    where = place(correctness.result_of(cases[begun[-1]], fault))
+    return replace(fault, message=f"{fault.message} in case {begun[-1] + 1} of {len(cases)} ({where})")
 
 
 def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:

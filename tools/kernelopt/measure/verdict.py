@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ..device.outcomes import Fault
 from ..statuses import Status
@@ -79,7 +79,8 @@ class Verdict:
 
     worst_rel_err: largest error over (|reference| + rms), None where nothing was compared. tolerance: the bound on it,
     or "by dtype". own_work: of correctness.own_work. sandbox: how the candidate was confined. process: None where no
-    process of the candidate's ran. sanitizer: None when it was not requested."""
+    process of the candidate's ran. sanitizer: None when it was not requested. declared: what the reference declares
+    (worker.declarations). left_out: variants on which the reference itself fails."""
 
     status: Status
     device: str
@@ -91,9 +92,12 @@ class Verdict:
     cases: tuple[CaseResult, ...] = ()
     process: ProcessEnd | None = None
     sanitizer: SanitizerRun | None = None
+    declared: dict = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {name: value for name, value in values.items() if value or name not in ("declared", "left_out")}
         values["cases"] = [case.to_json() for case in self.cases]
         values["process"] = self.process and vars(self.process)
         sanitizer = values.pop("sanitizer")
@@ -103,9 +107,29 @@ class Verdict:
     def from_json(cls, verdict: dict) -> "Verdict":
         values = {**verdict, "status": Status(verdict["status"])}
         values["cases"] = tuple(map(CaseResult.from_json, verdict.get("cases", ())))
+        values["left_out"] = tuple(verdict.get("left_out", ()))
         values["process"] = verdict.get("process") and ProcessEnd(**verdict["process"])
         values["sanitizer"] = verdict.get("sanitizer") and SanitizerRun.from_json(verdict["sanitizer"])
         return cls(**values)
+
+
+def with_task(verdict: Verdict, declared: dict, left_out: list[str]) -> Verdict:
+    """The verdict, which names the task's declarations and the variants that the reference itself fails on."""
+    remarks = [verdict.summary]
+    if left_out:
+        count = f"{len(left_out)} variant{'s' * (len(left_out) > 1)}"
+        remarks.append(f"left out {count} on which the reference itself fails: {', '.join(left_out)}")
+    if declared:
+        named = "; ".join(f"{name.upper()} {shown(value)}" for name, value in declared.items())
+        remarks.append(f"the task declares {named}")
+    return replace(verdict, declared=declared, left_out=tuple(left_out), summary="; ".join(remarks))
+
+
+def shown(value) -> str:
+    """A declaration's value for a summary."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {shown(own)}" for key, own in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def bad_case(cases: list[CaseResult]) -> CaseResult | None:
@@ -113,10 +137,14 @@ def bad_case(cases: list[CaseResult]) -> CaseResult | None:
     return next((case for case in cases if case.status not in HARMLESS), None)
 
 
-def right(device: str, cases: list[CaseResult], own_work: str) -> str:
-    """The summary of a kernel that is right."""
+def right(device: str, cases: list[CaseResult], own_work: str, varied: bool = True) -> str:
+    """The summary of a kernel that is right. varied: other sizes were asked for."""
     names = ", ".join(dict.fromkeys(case.workload for case in cases))
-    summary = f"OK on {device}: {len(cases)} cases, workloads {names}; worst error {worst_error(cases):.3g}"
+    resized = any(case.resized and case.status == Status.OK for case in cases)
+    alone = f"OK, at its own sizes alone, on {device}" if varied and not resized else f"OK on {device}"
+    declined = sum(case.status == Status.DECLINED for case in cases)
+    count = f"{len(cases)} cases" + f" ({declined} of them declined)" * bool(declined)
+    summary = f"{alone}: {count}, workloads {names}; worst error {worst_error(cases):.3g}"
     return "; ".join([summary, *remarks(cases), *unchecked_work(device, own_work)])
 
 
@@ -147,8 +175,35 @@ class Failure:
 
 def variant_advice(failure: Failure) -> str | None:
     if failure.case and failure.case.variant:
-        return "the reference takes this, so the kernel must be right on it too, or raise a ValueError"
+        advice = "the reference takes this, so the kernel must be right on it too, or raise a ValueError"
+        return f"{in_words(failure.case)}; {advice}"
     return None
+
+
+LAYOUTS_IN_WORDS = {
+    "transposed inputs": "the last two dimensions of each input swapped in memory, every second element of a vector",
+    "outer dimensions swapped": "the two dimensions before the last swapped in memory",
+    "padded inputs": "rows that lie farther apart in memory than they are long",
+    "misaligned inputs": "inputs that begin one element off alignment",
+}
+ONE_ALONE = "the last two dimensions of that input swapped in memory"
+VALUES_IN_WORDS = {
+    "mixed signs": "half of the floating inputs' elements with the other sign",
+    "64 times the inputs": "floating inputs 64 times as large",
+    "nothing positive": "floating inputs without a positive element",
+    "nothing negative": "floating inputs without a negative element",
+    "varied constants": "other values in inputs that hold a single one",
+    "varied zeros and ones": "random zeros and ones in inputs of whole numbers that are all 0 or all 1",
+}
+
+
+def in_words(case: CaseResult) -> str:
+    """What the variant of a case is, for a reader who does not know its name."""
+    shapes = " and ".join(str(list(shape)) for shape in case.shapes) or "no tensor"
+    change = LAYOUTS_IN_WORDS.get(case.layout) or VALUES_IN_WORDS.get(case.variant.removesuffix(", own sizes"))
+    if case.layout != "contiguous" and not change:
+        change = ONE_ALONE
+    return f"'{case.variant}' means inputs of {shapes}" + f", {change}" * bool(change)
 
 
 def hint(failure: Failure) -> str | None:
@@ -200,7 +255,7 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
     if any(case.observed.deterministic is False for case in judged):
         yield "two calls on the same contents differ"
     if any(case.variant for case in cases) and not any(case.resized for case in cases):
-        yield "no size could be varied, so only the task's own were tried"
+        yield "no size could be varied, so only the task's own were tried; keyword sizes of get_inputs allow others"
     if bare := sum(case.observed.fails_guarded for case in judged):
         yield f"{bare} cases without guard bands around the outputs, with which the kernel fails"
 

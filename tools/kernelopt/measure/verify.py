@@ -18,10 +18,19 @@ from ..errors import EnvironmentLacks
 from ..session.target import KernelUnderTest
 from ..statuses import Status
 from . import correctness, runs
-from .cases import Case, ReferenceFailed, called_up, draw_seeds, prepare, result_of_reference, with_others
+from .cases import Case, ReferenceFailed, called_up, draw_seeds, prepare_task, result_of_reference, with_others
 from .correctness import CaseResult, OracleCheck
 from .memcheck import Memcheck
-from .verdict import NO_KERNEL_NAMED, Failure, ProcessEnd, Verdict, bad_case, right, worst_error
+from .verdict import (
+    NO_KERNEL_NAMED,
+    Failure,
+    ProcessEnd,
+    Verdict,
+    bad_case,
+    right,
+    with_task,
+    worst_error,
+)
 
 # Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
 # the last place (bf16 equals torch.testing's rtol); fp32: KernelBench's 1e-4, which a tf32 product fails;
@@ -41,22 +50,30 @@ class StoredCall:
 
 @dataclass(frozen=True)
 class StoredCase:
-    """A case and the files that the candidate's calls on it left."""
+    """A case and the files that the candidate's calls on it left. draws: the file of calls with other seeds."""
 
     case: Case
     calls: list[StoredCall]
+    draws: str | None = None
 
     def to_json(self) -> dict:
-        return {**self.case.for_oracle(), "calls": [vars(call) for call in self.calls]}
+        return {**self.case.for_oracle(), "calls": [vars(call) for call in self.calls], "draws": self.draws}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How the candidate's process ended, and a result a case, or the fault that leaves none."""
+    """How the candidate's process ended, and a result a case, or the fault that leaves none. left_out: names of
+    variants on which the reference itself fails."""
 
     outcome: Outcome
     results: list[CaseResult]
     fault: Fault | None = None
+    left_out: tuple[str, ...] = ()
+
+    def and_then(self, more: "Judged") -> "Judged":
+        """This and the cases that were judged after it."""
+        results = [] if more.fault else self.results + more.results
+        return Judged(more.outcome, results, more.fault, self.left_out + more.left_out)
 
 
 def verify(
@@ -77,10 +94,10 @@ def verify(
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
         try:
-            prepared = prepare(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
+            task = prepare_task(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
         except ReferenceFailed as error:
             return verdict(sandbox, target, [], error.fault)
-        prepared = with_others(prepared)
+        prepared = with_others(task.cases)
         usual = [case for case in prepared if not case.in_reserve]
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
         memcheck = Memcheck(sandbox, target.kernel, usual, timeout_s) if sanitize else None
@@ -90,8 +107,9 @@ def verify(
             say(f"on {len(rest)} more, at the task's own sizes, since it declines others")
             with sandbox.folder("outputs") as apart:
                 more = judge(sandbox, target, rest, apart, timeout_s)
-            judged = Judged(more.outcome, [] if more.fault else judged.results + more.results, more.fault)
+            judged = judged.and_then(more)
         result = verdict(sandbox, target, judged.results, judged.fault, judged.outcome)
+        result = with_task(result, task.declared, [*task.left_out, *judged.left_out])
         return memcheck.judged(result) if memcheck and result.status == Status.OK else result
 
 
@@ -111,18 +129,16 @@ def judge(
             return Judged(outcome, [], ran)
         if memcheck:
             memcheck.wait()
-    stored = [StoredCase(one.case, stored_calls(one)) for one in ran if not isinstance(one.report, Fault)]
+    left = (one for one in ran if not isinstance(one.report, Fault))
+    stored = [StoredCase(one.case, stored_calls(one), stored_draws(one)) for one in left]
     try:
         checks = iter(check(sandbox, target.reference, target.dtype, stored, target.tolerance, timeout_s))
     except ReferenceFailed as error:
         return Judged(outcome, [], error.fault)
-    results = [
-        correctness.judge(
-            one.case, one.report, None if isinstance(one.report, Fault) else next(checks), target.libraries
-        )
-        for one in ran
-    ]
-    return Judged(outcome, results)
+    of_case = [(one.case, one.report, None if isinstance(one.report, Fault) else next(checks)) for one in ran]
+    left_out = tuple(case.variant.name for case, _, found in of_case if found and found.broken)
+    results = [correctness.judge(*one, target.libraries) for one in of_case if not (one[2] and one[2].broken)]
+    return Judged(outcome, results, left_out=left_out)
 
 
 def stored_calls(ran: runs.Ran) -> list[StoredCall]:
@@ -135,6 +151,11 @@ def stored_calls(ran: runs.Ran) -> list[StoredCall]:
     return [
         StoredCall(seed, str(file)) for seed, file in zip(seeds, files, strict=True) if file in needed or file.exists()
     ]
+
+
+def stored_draws(ran: runs.Ran) -> str | None:
+    """The file of what the kernel drew over secret seeds."""
+    return f"{ran.files}-draws.pt" if ran.case.first and ran.case.samples else None
 
 
 def check_profiler(sandbox: Sandbox, timeout_s: float) -> None:
@@ -162,9 +183,38 @@ def check(
     tolerance: float | None,
     timeout_s: float,
 ) -> list[OracleCheck]:
-    """The findings of the worker's `check` on each case. Raises as `cases.result_of_reference` does."""
+    """The findings of the worker's `check` on each case. A variant on which the reference fails is `broken`, even if
+    its process dies. Raises as `cases.result_of_reference` does."""
     if not stored:
         return []
+    try:
+        return check_at_once(sandbox, reference, dtype, stored, tolerance, timeout_s)
+    except ReferenceFailed as error:
+        own, variants = ([one for one in stored if bool(one.case.variant) == wanted] for wanted in (False, True))
+        if not variants or error.fault.status == Status.INVALID_TASK:
+            raise
+        if len(stored) == 1:
+            return [OracleCheck(broken=error.fault.message)]
+    half = len(stored) // 2
+    parts = [own, variants] if own else [stored[:half], stored[half:]]
+    apart = [check(sandbox, reference, dtype, part, tolerance, timeout_s) for part in parts]
+    by_path = {
+        one.case.path: found
+        for part, all_found in zip(parts, apart, strict=True)
+        for one, found in zip(part, all_found, strict=True)
+    }
+    return [by_path[one.case.path] for one in stored]
+
+
+def check_at_once(
+    sandbox: Sandbox,
+    reference: Path,
+    dtype: str | None,
+    stored: list[StoredCase],
+    tolerance: float | None,
+    timeout_s: float,
+) -> list[OracleCheck]:
+    """The same in one process, whose end is the end of all."""
     arguments = {
         "reference": str(reference.resolve()),
         "dtype": dtype,
@@ -214,7 +264,9 @@ def verdict(
     return Verdict(
         status=fault.status if fault else Status.OK,
         device=device,
-        summary=Failure(fault, device, bad).summary() if fault else right(device, results, own_work),
+        summary=Failure(fault, device, bad).summary()
+        if fault
+        else right(device, results, own_work, varied=not target.only_these_shapes),
         worst_rel_err=worst_error(results),
         tolerance=target.tolerance or "by dtype",
         own_work=own_work,

@@ -1,6 +1,7 @@
 """How far outputs are from the oracle's, and which answers that compute nothing would pass. Pure functions."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -10,6 +11,7 @@ BASELINE_CAP = 4  # however inexact PyTorch is, the bound is at most this number
 LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
 LOST = 0.5  # an element is lost when its error exceeds this share of it, whatever the scale of the others
 TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush smaller numbers to zero
+LAYOUT = ("shape", "dtype", "stride", "expected_shape", "expected_dtype", "expected_stride")  # of a comparison
 FEW = 32  # no share is reported for fewer elements
 
 
@@ -74,22 +76,37 @@ def trivial_answers(
     other: list[torch.Tensor],
     bounds: list[float],
 ) -> list[str]:
-    """Which answers that compute nothing would pass for the right one: zeros, ones, an input, another call's result.
+    """Which answers that compute nothing would pass for the right one, within these bounds."""
 
-    other: the baseline on other inputs. A task with such an answer cannot judge a kernel.
-    """
-    answers = {
+    def within_bound(answer: torch.Tensor | None, at: int) -> bool:
+        return passes(answer, oracle[at], baseline[at], bounds[at])
+
+    return passing(bland_answers(baseline, tensor_trees.input_tensors(inputs), other), oracle, within_bound)
+
+
+def bland_answers(
+    baseline: list[torch.Tensor], inputs: list[torch.Tensor], other: list[torch.Tensor]
+) -> dict[str, list[torch.Tensor | None]]:
+    """Answers that compute nothing: zeros, ones, an input, another call's result. None for an output that has no such
+    answer. other: the baseline on other inputs."""
+    return {
         "an output of zeros": [torch.zeros_like(tensor) for tensor in baseline],
         "an output of ones": [torch.ones_like(tensor) for tensor in baseline],
-        "an input": [like_of(tensor, tensor_trees.input_tensors(inputs)) for tensor in baseline],
+        "an input": [like_of(tensor, inputs) for tensor in baseline],
         "the result of another call": [like_of(tensor, [twin]) for tensor, twin in zip(baseline, other, strict=True)],
     }
-    return [
-        name
-        for name, answer in answers.items()
-        if all(map(passes, answer, oracle, baseline, bounds))
-        and any(torch.isfinite(comparable(tensor)).any() for tensor in oracle)
-    ]
+
+
+def passing(
+    answers: dict[str, list[torch.Tensor | None]],
+    oracle: list[torch.Tensor],
+    passes: Callable[[torch.Tensor | None, int], bool],
+) -> list[str]:
+    """The answers that would pass as each output, by `passes(answer, position)`. A task with such an answer cannot
+    judge a kernel."""
+    if not any(torch.isfinite(comparable(tensor)).any() for tensor in oracle):
+        return []
+    return [name for name, answer in answers.items() if all(passes(one, at) for at, one in enumerate(answer))]
 
 
 def like_of(tensor: torch.Tensor, candidates: list[torch.Tensor]) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from . import problem, state, tensor_trees, tracing, variants
+from . import problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
@@ -23,17 +23,18 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or
     {error}]}.
 
-    cases: [{path, other, variant, first}]. Stops at the first case that raises, because the process is useless after a
-    CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
+    cases: [{path, other, variant, first, samples}]. Stops at the first case that raises, because the process is useless
+    after a CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
     """
     context = replace(context, hang_s=hang_s)
     candidate, done, elements = Candidate(context, kernel), [], 0
     trace = trace and context.device == "cuda"
     for number, entry in enumerate(cases):
+        context.mark(f"case {number}", 1)  # so that the parent knows where a process died
         try:
             one = Run(context, candidate, entry, guarded)
             done.append(one.result(f"{path}-{number}", trace and entry["first"]))
-            elements += sum(tensor.numel() for tensor in one.kept[0])
+            elements += sum(tensor.numel() for tensor in [*one.kept[0], *one.left[0].values()])
             candidate.check()
         except Exception as error:
             traceback.print_exc()
@@ -77,38 +78,65 @@ class Run:
         self.fails_guarded = False
         self.mutated: set[int] = set()
         self.structures: list[str] = []  # of the calls' results
-        self.live: list[list[torch.Tensor]] = []  # the calls' results
+        self.live: list[list[torch.Tensor]] = []  # the calls' results, without those that lie in an input
+        self.own: list[list[torch.Tensor]] = []  # copies of these
+        self.left: list[dict[int, torch.Tensor]] = []  # the inputs that each call changed, right after it
+        self.shares: set[int] = set()  # inputs whose memory a result of the same call lies in
         self.kept: list[list[torch.Tensor]] = []  # copies of the results, made right after each call
         self.taken: set[int] = set()  # storages of inputs and of former outputs
         self.aliased = False
 
     def result(self, path: str, trace: bool) -> dict:
         """The fields of measure.correctness.CaseReport; the outputs go to files at `path`."""
-        memory = self._memory(self.case)
+        memory = last = self._memory(self.case)
         self._call(memory, self.case)
         self._restore()
         self.guards.fill = 0  # unwritten memory may match one fill, never both
         if self.other:
             self._call(memory if same_shapes(self.case, self.other) else self._memory(self.other), self.other)
             self._restore()
-            self._call(self._memory(self.case), self.case)
+            last = self._memory(self.case)
+            self._call(last, self.case)
             self._restore()
         time.sleep(SETTLE_S)
         self.context.synchronize()
+        same = self.other and all_identical(self.kept[0], self.kept[2]) and same_contents(self.left[0], self.left[2])
         report = {
             "mutated": sorted(self.mutated),
             "changed": sorted(self.changed),
             "aliased": self.aliased,
-            "changed_after_return": not all(map(all_identical, self.live, self.kept)),
+            "shares": sorted(self.shares),
+            "changed_after_return": not all(map(all_identical, self.live, self.own))
+            or not all(identical(last[number], tensor) for number, tensor in self.left[-1].items()),
             "out_of_bounds": self.guards.broken(),
-            "deterministic": all_identical(self.kept[0], self.kept[2]) if self.other else None,
+            "deterministic": same if self.other else None,
             "device": next((t.device.type for t in self.live[0] if t.device.type != self.context.device), None),
             "guarded": self.guarded,
             "fails_guarded": self.fails_guarded,
         }
         self._store(path, report["deterministic"])
-        report["kernels"] = tracing.kernels_of(self._bound(memory, self.case)) if trace else None
+        if self.entry["samples"]:
+            self._draw(f"{path}-draws.pt")
+        report["kernels"] = self._traced(memory) if trace else None
         return report
+
+    def _draw(self, path: str) -> None:
+        """Call the kernel with one seed after another, and store what it draws: {output: (calls, …)}."""
+        memory, contents = self._memory(self.case), tensor_trees.input_tensors(self.case.inputs)
+        drawn: dict[int, torch.Tensor] = {}
+        for wanted in self.entry["samples"]:
+            draws = []
+            for seed in wanted["seeds"]:
+                fill(memory, contents)
+                arguments = sampling.reseeded(self._arguments(memory, self.case), wanted["seed"], seed)
+                draws += [one.clone() for one in returned(problem.call(self.kernel, arguments))[wanted["output"] :][:1]]
+            drawn[wanted["output"]] = torch.stack(draws).cpu() if draws else torch.empty(0)
+        self.candidate.save_draws(drawn, path)
+
+    def _traced(self, memory: list[torch.Tensor]) -> list[dict]:
+        """The GPU kernels of one more call on the first contents."""
+        contents = tensor_trees.input_tensors(self.case.inputs)
+        return tracing.kernels_of(self._bound(memory, self.case), before=lambda: fill(memory, contents))
 
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
@@ -117,7 +145,9 @@ class Run:
         if self.guarded:
             return [
                 self.guards.memory(
-                    tensor_trees.memory_like(tensor, "meta"), self.context.device, variants.layout_of(layout, number)
+                    tensor_trees.memory_like(tensor, "meta"),
+                    self.context.device,
+                    variants.layout_of(layout, number, tensor),
                 )
                 for number, tensor in enumerate(tensors)
             ]
@@ -125,9 +155,13 @@ class Run:
 
     def _bound(self, memory: list[torch.Tensor], case: problem.Case):
         """A call of the kernel on the case's arguments, its tensors taken from `memory`."""
-        tensors = iter(memory)
-        arguments = tensor_trees.map_tensors(case.inputs, lambda _: next(tensors))
+        arguments = self._arguments(memory, case)
         return lambda: problem.call(self.kernel, arguments)
+
+    @staticmethod
+    def _arguments(memory: list[torch.Tensor], case: problem.Case) -> list:
+        tensors = iter(memory)
+        return tensor_trees.map_tensors(case.inputs, lambda _: next(tensors))
 
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
         """Put the case's contents into memory, call the kernel, and copy its results, all on the current stream."""
@@ -136,18 +170,28 @@ class Run:
         poison(self.context.device, contents)
         if self.context.device == "cuda":
             torch.cuda._sleep(STREAM_HELD_CYCLES)
-        for tensor, content in zip(memory, contents, strict=True):
-            tensor.copy_(content)
-        outputs = self._outputs(self._bound(memory, case))
+        fill(memory, contents)
+        outputs = self._outputs(self._bound(memory, case), lambda: fill(memory, contents))
         with torch._C.DisableTorchFunctionSubclass():
-            self.kept.append([tensor.detach().clone() for tensor in outputs])
+            copies = [tensor.detach().clone() for tensor in outputs]
+            pairs = enumerate(zip(memory, contents, strict=True))
+            self.left.append({at: now.clone() for at, (now, content) in pairs if not identical(now, content)})
         self.context.synchronize()
-        self.live.append(outputs)
-        self.taken |= {tensor.untyped_storage().data_ptr() for tensor in memory}
-        own = {tensor.untyped_storage().data_ptr() for tensor in outputs if tensor.numel()}
-        self.aliased |= bool(own & self.taken)
-        self.taken |= own
+        self._note(outputs, copies, memory)
         self.mutated |= {i for i, pair in enumerate(zip(memory, contents, strict=True)) if not identical(*pair)}
+
+    def _note(self, outputs: list[torch.Tensor], copies: list[torch.Tensor], memory: list[torch.Tensor]) -> None:
+        """Keep the outputs of a call, and note which of them lie in memory that is not new."""
+        inputs = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(memory)}
+        places = [tensor.untyped_storage().data_ptr() if tensor.numel() else None for tensor in outputs]
+        apart = [at for at, place in enumerate(places) if place not in inputs]
+        self.kept.append(copies)
+        self.live.append([outputs[at] for at in apart])
+        self.own.append([copies[at] for at in apart])
+        self.shares |= {inputs[place] for place in places if place in inputs}
+        new = {places[at] for at in apart} - {None}
+        self.aliased |= bool(new & self.taken)
+        self.taken |= new | set(inputs)
 
     def _restore(self) -> None:
         """Each call starts from the parameters and buffers of the case, as the reference does; the method notes what a
@@ -159,7 +203,8 @@ class Run:
         self.state.restore(left)
         self.context.synchronize()
 
-    def _outputs(self, call) -> list[torch.Tensor]:
+    def _outputs(self, call, refill) -> list[torch.Tensor]:
+        """The results of a call. `refill` gives the inputs their contents again, for a second attempt."""
         try:
             with GuardedAllocation(self.guards, self.context.device) if self.guarded else contextlib.nullcontext():
                 return self._returned(call())
@@ -172,6 +217,7 @@ class Run:
                 False,
                 True,
             )  # some libraries cannot work while their allocations are replaced
+            refill()
             return self._returned(call())
 
     def _returned(self, result) -> list[torch.Tensor]:
@@ -182,7 +228,17 @@ class Run:
         """One file per call. A third call gets none when its outputs equal the first's, which had the same contents."""
         for number, tensors in enumerate(self.kept[:2] if deterministic else self.kept):
             left = self.first_state if number == 0 and self.watched else None
-            self.candidate.save(tensors, f"{path}-{number}.pt", self.structures[number], left)
+            self.candidate.save(tensors, f"{path}-{number}.pt", self.left[number], self.structures[number], left)
+
+
+def fill(memory: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
+    """Put these contents into memory of their shapes."""
+    for tensor, content in zip(memory, contents, strict=True):
+        tensor.copy_(content)
+
+
+def same_contents(a: dict[int, torch.Tensor], b: dict[int, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(identical(a[number], b[number]) for number in a)
 
 
 def same_shapes(a: problem.Case, b: problem.Case) -> bool:
@@ -207,7 +263,7 @@ def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled
     window, triton}. compiled: a folder for Triton's compiled stages. triton: describes them and the autotuners' choices
     (see Candidate.triton)."""
     candidate = Candidate(context, kernel)
-    call = warmed_up(context, candidate, inputs)
+    call, _ = warmed_up(context, candidate, inputs)
     since = time.time()
     torch.cuda.profiler.start()
     for _ in range(calls):
@@ -222,11 +278,12 @@ def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, pat
     """Calls of the kernel under torch's profiler; each is inside a range of that name and is waited for; the Chrome
     trace goes to `path`: {torch, window, triton}."""
     candidate = Candidate(context, kernel)
-    call = warmed_up(context, candidate, inputs)
+    call, restore = warmed_up(context, candidate, inputs)
     tracing.start_up()
     since = time.time()
     with tracing.profiling() as profiler:
         for _ in range(calls):
+            restore()
             with torch.profiler.record_function(mark):
                 call()
             context.synchronize()
@@ -236,10 +293,23 @@ def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, pat
 
 
 def warmed_up(context: Context, candidate: Candidate, inputs: str):
-    """A call of the kernel on a case, after it was compiled and autotuned."""
+    """A call of the kernel on a case, after it was compiled and autotuned, and a function that gives the inputs their
+    contents again where a call changes them."""
     case = candidate.load_case(inputs)
     kernel, arguments = candidate.load(case), case.placed_inputs(context.device)
+    memory, contents = tensor_trees.input_tensors(arguments), tensor_trees.input_tensors(case.inputs)
     for _ in range(WARM_UP_CALLS):
+        fill(memory, contents)
         problem.call(kernel, arguments)
     context.synchronize()
-    return lambda: problem.call(kernel, arguments)
+    changed = [
+        pair for pair in zip(memory, contents, strict=True) if not identical(pair[0], pair[1].to(pair[0].device))
+    ]
+
+    def restore() -> None:
+        for tensor, content in changed:
+            tensor.copy_(content)
+        context.synchronize()
+
+    restore()
+    return (lambda: problem.call(kernel, arguments)), restore

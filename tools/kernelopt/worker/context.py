@@ -109,13 +109,29 @@ class Candidate:
             return problem.Case.load(Path(path))
 
     def save(
-        self, outputs: list[torch.Tensor], path: str, structure: str | None = None, state: dict | None = None
+        self,
+        outputs: list[torch.Tensor],
+        path: str,
+        inputs: dict[int, torch.Tensor],
+        structure: str | None = None,
+        state: dict | None = None,
     ) -> None:
-        """Write the kernel's results to a file. Where they are known, the file also holds their structure
-        (problem.structure) and the parameters and buffers that the call changed."""
-        stored = {"outputs": [tensor.cpu() for tensor in outputs], "structure": structure, "state": state}
+        """Write the kernel's results to a file, and the contents of the inputs that the call changed, by number. Where
+        they are known, the file also holds the structure of the results (tensor_trees.structure) and the parameters
+        and buffers that the call changed."""
+        stored = {
+            "outputs": [tensor.cpu() for tensor in outputs],
+            "inputs": {number: tensor.cpu() for number, tensor in inputs.items()},
+            "structure": structure,
+            "state": state,
+        }
         with self._tripwire.judging():
             tensor_trees.save(stored, Path(path))
+
+    def save_draws(self, draws: dict[int, torch.Tensor], path: str) -> None:
+        """Write what the kernel drew, by output, to a file."""
+        with self._tripwire.judging():
+            tensor_trees.save(draws, Path(path))
 
     def check(self) -> None:
         """Raises CheatError when the kernel touched or replaced something that it must not."""

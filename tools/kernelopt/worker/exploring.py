@@ -7,9 +7,10 @@ import time
 
 import torch
 
-from . import artefacts, oracle, problem, tracing
+from . import artefacts, judging, oracle, problem, tensor_trees, tracing
 from .candidate import Run
 from .context import Candidate, Context, load_reference
+from .state import identical
 from .timing import GatedTimer
 
 TRACE_MARK = "call of the kernel"
@@ -35,9 +36,10 @@ class Contestant:
     def __init__(self, context: Context, kernel: str, inputs: list[str]):
         self.context, self.candidate = context, Candidate(context, kernel)
         cases = [self.candidate.load_case(file) for file in inputs]
-        self.case = cases[0]
+        self.case, self.others = cases[0], cases[1:]
         self.arguments = [case.placed_inputs(context.device) for case in cases]
         self.timer: GatedTimer | None = None
+        self.pristine: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # inputs that a call changes, and copies
 
     def start(self) -> None:
         """Three answers: {stage: loaded}, {stage: launched} after the first call was compiled, {stage: ran} when it
@@ -47,11 +49,18 @@ class Contestant:
         problem.call(self.kernel, self.arguments[0])
         self.context.answer(stage="launched")
         self.context.synchronize()
+        self._note_changes(cases=[self.case, *self.others])
         self.context.answer(stage="ran")
 
     def check(self, inputs: list[str], path: str) -> None:
         """{stage: checked, done}: the side effects of a call (candidate.Run); the outputs are in files at `path`."""
-        entry = {"path": inputs[0], "other": inputs[-1] if len(inputs) > 1 else None, "variant": None, "first": True}
+        entry = {
+            "path": inputs[0],
+            "other": inputs[-1] if len(inputs) > 1 else None,
+            "variant": None,
+            "first": True,
+            "samples": [],
+        }
         done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
         self.candidate.check()
         if self.context.device == "cpu" and self.candidate.ran_no_kernel():
@@ -65,7 +74,24 @@ class Contestant:
         if self.timer is None:
             self.timer = GatedTimer()
             self.timer.prepare(self._call(0))
-        return {"us": [self.timer(self._call(number))[0] for number in range(calls)]}
+        return {"us": [self._timed(number) for number in range(calls)]}
+
+    def _timed(self, number: int) -> float:
+        self._restore(number)
+        return self.timer(self._call(number))[0]
+
+    def _note_changes(self, cases: list) -> None:
+        """Keep the contents of the inputs that a call changes, which every timed call finds as they were."""
+        memories = [tensor_trees.input_tensors(arguments) for arguments in self.arguments]
+        contents = [tensor_trees.input_tensors(case.placed_inputs(self.context.device)) for case in cases]
+        changed = [at for at, pair in enumerate(zip(memories[0], contents[0], strict=True)) if not identical(*pair)]
+        self.pristine = [
+            [(memory[at], content[at]) for at in changed] for memory, content in zip(memories, contents, strict=True)
+        ]
+
+    def _restore(self, number: int) -> None:
+        for tensor, content in self.pristine[number % len(self.pristine)]:
+            tensor.copy_(content)
 
     def sustain(self, seconds: float) -> dict:
         """{us, window}: the mean time of calls in a row, without pause, and when they ran (seconds since the epoch)."""
@@ -76,11 +102,25 @@ class Contestant:
         start.record()
         while time.time() - begun < seconds:
             for _ in range(16):
+                self._restore(0)
                 call()
             calls += 16
             end.record()
             end.synchronize()
-        return {"us": 1000 * start.elapsed_time(end) / calls, "window": [begun, time.time()]}
+        window, us = [begun, time.time()], 1000 * start.elapsed_time(end)
+        return {"us": (us - self._restoring_us(calls)) / calls, "window": window}
+
+    def _restoring_us(self, calls: int) -> float:
+        """Microseconds that restoring the inputs takes alone, as often as they were restored for these calls."""
+        if not self.pristine[0]:
+            return 0.0
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            self._restore(0)
+        end.record()
+        end.synchronize()
+        return 1000 * start.elapsed_time(end)
 
     def describe(self, trace: str) -> dict:
         """{triton, extensions, trace}: the compiled code, and a Chrome trace of one call in the file `trace`."""
@@ -103,13 +143,13 @@ def judge(
 ) -> dict:
     """Compare the outputs of one candidate after another with the reference, which is computed once per seed.
 
-    An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of oracle.check for a
+    An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of judging.check for a
     case, or {error}.
     """
     loaded = load_reference(reference)
     maker = oracle.Maker(loaded, dtype, context.device)
     entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
-    check = oracle.Check(context, loaded, maker, entry, tolerances, {})
+    check = judging.Check(context, loaded, maker, entry, tolerances, {})
     expected = {seed: check.expected(seed, first=seed == seeds[0]) for seed in seeds}
     context.answer(stage="ready")
     for order in context.orders():

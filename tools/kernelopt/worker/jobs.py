@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, oracle, rates, timing, tracing
+from . import candidate, compiling, exploring, judging, oracle, rates, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -8,7 +8,7 @@ JOBS = {
     for job in (
         oracle.estimate,
         oracle.prepare,
-        oracle.check,
+        judging.check,
         candidate.run,
         candidate.profile,
         candidate.trace,

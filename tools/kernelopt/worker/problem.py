@@ -1,43 +1,31 @@
 """The problem contract, in the format of KernelBench. Imported by worker processes only.
 
 reference.py: `class Model(nn.Module)`, `get_inputs()`, optionally `get_init_inputs()` and
-`get_workloads() -> dict[str, callable]` for more shapes. kernel.py: `class ModelNew(nn.Module)`, built with the
-same arguments and loaded with Model's state, or `kernel_function(*inputs)`.
+`get_workloads() -> dict[str, callable]` for more shapes, and declarations (declarations.py). kernel.py:
+`class ModelNew(nn.Module)`, built with the same arguments and loaded with Model's state, or
+`kernel_function(*inputs)`.
 
 This is the only place that builds inputs and calls a kernel, so that verification, timing and profiling run the same
 code.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from . import tensor_trees
+from . import keyword_sizes, tensor_trees
+from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput  # noqa: F401
+from .declarations import Declarations
 
 UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
-
-
-class ContractError(Exception):
-    """A file does not fulfil the contract."""
-
-
-class UnknownWorkload(ContractError):
-    """The reference has no workload of that name."""
-
-
-class CastOfQuantised(ContractError):
-    """The task's dtype would cast 8-bit data, or the scales beside it."""
-
-
-class UnsupportedInput(ContractError):
-    """The reference is sound, but this bundle cannot handle its inputs."""
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
@@ -72,11 +60,12 @@ class Case:
 
     def save(self, path: Path) -> None:
         """Write it to a file, its tensors on the CPU."""
-        tensor_trees.save({name: tensor_trees.on_cpu(value) for name, value in vars(self).items()}, path)
+        stored = {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in vars(self).items()}
+        tensor_trees.save(stored, path)
 
     @classmethod
     def load(cls, path: Path) -> "Case":
-        return cls(**tensor_trees.load(path))
+        return cls(**tensor_trees.unpacked(tensor_trees.load(path)))
 
     def with_inputs(self, inputs: list) -> "Case":
         return dataclasses.replace(self, inputs=inputs)
@@ -94,10 +83,18 @@ class Reference:
             raise ContractError(f"{path.name} must define Model and get_inputs")
         self.model_class = module.Model
         self.init_inputs = getattr(module, "get_init_inputs", list)
-        self.workloads: dict[str, Callable[[], list]] = {"default": module.get_inputs, **more_workloads(module)}
+        self.workloads: dict[str, Callable[..., list]] = {"default": module.get_inputs, **more_workloads(module)}
+        self.sizes = {
+            name: keyword_sizes.of_function(make, f"what makes the inputs of workload '{name}'")
+            for name, make in self.workloads.items()
+        }
+        self.declarations = Declarations.of_module(module, module.Model.forward)
 
-    def build(self, workload: str, seed: int, dtype: str | None, device: str) -> tuple[torch.nn.Module, list, list]:
-        """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`.
+    def build(
+        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+    ) -> tuple[torch.nn.Module, list, list]:
+        """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`. sizes: other
+        values for its keyword sizes.
 
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
@@ -105,20 +102,24 @@ class Reference:
         with torch.device(device), torch.no_grad():
             init = arguments(self.init_inputs(), "get_init_inputs")
             model = self.model_class(*init)
-            inputs = arguments(self.workloads[workload](), f"what makes the inputs of workload '{workload}'")
+            with deterministic_memory() if self.declarations.mutates else contextlib.nullcontext():
+                made = self.workloads[workload](**sizes or {})
+                inputs = arguments(made, f"what makes the inputs of workload '{workload}'")
         if dtype:
             refuse_cast(dtype, [*model.parameters(), *model.buffers(), *tensor_trees.input_tensors(inputs)])
             cast_module(model, tensor_trees.TORCH_DTYPES[dtype])
             inputs = [tensor_trees.cast(value, tensor_trees.TORCH_DTYPES[dtype]) for value in inputs]
         return model, inputs, init
 
-    def case(self, workload: str, seed: int, dtype: str | None, device: str) -> Case:
+    def case(
+        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+    ) -> Case:
         """The same as a Case, its tensors on `device`.
 
         Constant parameters and buffers (weights of one, running variances) get noise, or a kernel that ignores them
         would pass. The noise is positive, because a variance must stay positive.
         """
-        model, inputs, init = self.build(workload, seed, dtype, device)
+        model, inputs, init = self.build(workload, seed, dtype, device, sizes)
         for tensor in tensor_trees.input_tensors(inputs):
             refuse_unsupported(tensor)
         for tensor in (*model.parameters(), *model.buffers()):
@@ -137,20 +138,48 @@ class Reference:
             dtype,
         )
 
+    def mutated(self, inputs: list) -> list[torch.Tensor]:
+        """The tensors among the inputs that the task declares to be outputs as well."""
+        tensors = tensor_trees.input_tensors(inputs)
+        return [tensors[number] for number in self.declarations.mutated_tensors(inputs)]
+
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
         return bind(self.model_class, case, device, dtype)
 
 
-def more_workloads(module) -> dict[str, Callable[[], list]]:
-    """The result of a reference's get_workloads. Raises ContractError when it is no dict of callables, or names
-    `default`."""
+@contextlib.contextmanager
+def deterministic_memory() -> Iterator[None]:
+    """Inside, torch.empty holds NaN, or the largest whole number: the memory of an output that forward gets is then the
+    same in each process, and shows where a kernel wrote nothing."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def more_workloads(module) -> dict[str, Callable[..., list]]:
+    """The result of a reference's get_workloads, in which a set of sizes becomes get_inputs with those. Raises
+    ContractError when it is no dict of callables and sizes, or names `default`."""
     more = module.get_workloads() if hasattr(module, "get_workloads") else {}
-    if not isinstance(more, dict) or not all(isinstance(name, str) and callable(make) for name, make in more.items()):
-        raise ContractError("get_workloads must return a dict of names to functions, each returning a list of inputs")
+    if not isinstance(more, dict) or not all(
+        isinstance(name, str) and (callable(make) or isinstance(make, dict)) for name, make in more.items()
+    ):
+        raise ContractError(
+            "get_workloads must return a dict of names to functions, each returning a list of inputs, or to sizes, "
+            "each a dict of get_inputs' keywords"
+        )
     if "default" in more:
         raise ContractError("get_workloads names a workload 'default', which is the one of get_inputs; rename it")
-    return more
+    sizes = keyword_sizes.of_function(module.get_inputs, "get_inputs")
+    return {
+        name: make
+        if callable(make)
+        else functools.partial(module.get_inputs, **keyword_sizes.chosen(sizes, make, name))
+        for name, make in more.items()
+    }
 
 
 def arguments(values, maker: str) -> list:
@@ -261,12 +290,13 @@ def call(kernel: Callable, inputs: list):
 
 
 def oracle_outputs(reference: Reference, case: Case, device: str) -> tuple[list[torch.Tensor], str]:
-    """The reference's outputs in the highest precision that it runs in, and that precision's name."""
+    """The reference's outputs in the highest precision that it runs in, and that precision's name. Inputs that it
+    declares to change come last, with their contents after the call."""
     for dtype, name in ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given")):
         try:
             model = reference.model(case, device, dtype)
             inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
-            return tensor_trees.tensors(call(model, inputs)), name
+            return tensor_trees.tensors(call(model, inputs)) + reference.mutated(inputs), name
         except Exception:  # an operation without float64, memory, a reference that asserts its dtype
             if dtype is None:
                 raise

@@ -1,12 +1,16 @@
 """Tensors in nested arguments and results: functions that find, copy, move and store them, and describe their
 structure."""
 
+import collections
+import copy
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from . import problem
+from . import contract
 
 TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {value: key for key, value in TORCH_DTYPES.items()}
@@ -29,6 +33,50 @@ def load(path: Path):
     return torch.load(path, weights_only=True, mmap=True)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a file says of a dataclass or a named tuple, whose class only the reference has: its name and its fields."""
+
+    kind: str
+    name: str
+    values: dict
+
+    KEY = "kernelopt class"
+
+    def to_file(self) -> dict:
+        return {self.KEY: [self.kind, self.name, self.values]}
+
+    @classmethod
+    def from_file(cls, value) -> "Stored | None":
+        return cls(*value[cls.KEY]) if isinstance(value, dict) and list(value) == [cls.KEY] else None
+
+    def rebuilt(self):
+        """An object with the same fields, and no methods of its own."""
+        if self.kind == "named tuple":
+            return collections.namedtuple(self.name, self.values)(**self.values)
+        return dataclasses.make_dataclass(self.name, self.values)(**self.values)
+
+
+def packed(value):
+    """The value in terms that `load` takes: classes of the task's own by their fields."""
+    if is_dataclass(value):
+        return Stored("dataclass", type(value).__name__, {k: packed(v) for k, v in fields_of(value).items()}).to_file()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return Stored("named tuple", type(value).__name__, {k: packed(v) for k, v in value._asdict().items()}).to_file()
+    if isinstance(value, list | tuple):
+        return type(value)(map(packed, value))
+    return {key: packed(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def unpacked(value):
+    """The reverse of `packed`."""
+    if stored := Stored.from_file(value):
+        return Stored(stored.kind, stored.name, unpacked(stored.values)).rebuilt()
+    if isinstance(value, list | tuple):
+        return type(value)(map(unpacked, value))
+    return {key: unpacked(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def plain(dtype: torch.dtype) -> str:
     """ "float8_e4m3fn" """
     return str(dtype).removeprefix("torch.")
@@ -41,7 +89,7 @@ def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
 
 
 def map_leaves(value, function: Callable):
-    """The same for every value that is no list, tuple or dict."""
+    """The same for every value that is no list, tuple, dict or dataclass."""
     if isinstance(value, dict):
         made = {key: map_leaves(item, function) for key, item in in_order(value)}
         return {key: made[key] for key in value}
@@ -49,7 +97,21 @@ def map_leaves(value, function: Callable):
         return type(value)(*(map_leaves(item, function) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(map_leaves(item, function) for item in value)
+    if is_dataclass(value):
+        made = copy.copy(value)
+        for name, item in fields_of(value).items():
+            object.__setattr__(made, name, map_leaves(item, function))  # it may be frozen
+        return made
     return function(value)
+
+
+def is_dataclass(value) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def fields_of(value) -> dict:
+    """The fields of a dataclass, by name."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def in_order(value: dict) -> list[tuple]:
@@ -120,7 +182,7 @@ def tensors(value) -> list[torch.Tensor]:
     for kind in (list, tuple):
         if isinstance(value, kind):
             return [tensor for item in kind.__iter__(value) for tensor in tensors(item)]
-    raise problem.ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
+    raise contract.ContractError(f"the result holds a {type(value).__name__}, which is no tensor")
 
 
 def structure(value) -> str:

@@ -4,6 +4,7 @@ Its results are raw: single times, and copies of some randomly picked timed outp
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import SystemRandom, randbelow
 from time import perf_counter
@@ -15,10 +16,12 @@ from . import accuracy, problem, tensor_trees, tracing
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
+from .state import identical
 
 ALONE_CALLS = 8  # of the baseline, before the kernel is loaded
 CHECKED_OUTPUTS = 3  # of one workload's rounds, and one of the calls after them; of large outputs one or the other
 CHECKED_BYTES = 1 << 28
+RESTORED_CALLS = 31  # in place of do_bench, where calls change their inputs
 TRACED_CALLS = 9
 STRAY_CALLS = 9
 GRAPH_REPLAYS = 30
@@ -79,6 +82,7 @@ class PairedTiming:
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.alone_us: list[float] = []
+        self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
         self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # each kernel's first result on each set
         self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
 
@@ -98,11 +102,18 @@ class PairedTiming:
         """The loaded kernel after it has run (compiled, autotuned) on the first inputs. The other contents are new to
         it."""
         kernel = candidate.load(self.case, allow_reference=True)
-        self._fill(self.memory[0], 0)
         for _ in range(WARM_UP_CALLS):
+            self._fill(self.memory[0], 0)
             problem.call(kernel, self._arguments(self.memory[0], 0))
         self.context.synchronize()
+        pairs = enumerate(zip(self.memory[0], self.contents[0], strict=True))
+        self.changed |= {number for number, pair in pairs if not identical(*pair)}
         return kernel
+
+    def _restore(self) -> None:
+        """Give the inputs in the first memory that a call changes the contents of the first set again."""
+        for number in self.changed:
+            self.memory[0][number].copy_(self.contents[0][number])
 
     def _fill(self, memory: list[torch.Tensor], number: int) -> list[torch.Tensor]:
         for tensor, content in zip(memory, self.contents[number], strict=True):
@@ -123,20 +134,25 @@ class PairedTiming:
         self._fill(self.memory[slot], number)
         taken, outputs = self.timer(self.call(name, slot, number))
         with torch._C.DisableTorchFunctionSubclass():
-            self._look_at(name, number, returned(outputs), keep)
+            self._look_at(name, number, self._results(outputs, self.memory[slot]), keep)
         return taken
 
-    def _look_at(self, name: str, number: int, live: list[torch.Tensor], keep: list | None) -> None:
+    def _results(self, outputs, memory: list[torch.Tensor]) -> "Results":
+        """What a call left: its outputs, and the inputs in `memory` that calls change."""
+        return Results(returned(outputs), {number: memory[number] for number in sorted(self.changed)})
+
+    def _look_at(self, name: str, number: int, results: "Results", keep: list | None) -> None:
         """Compare a timed call's outputs with those of the first call on that set. `keep` gets a copy.
 
         The baseline's outputs are compared too: earlier GPU work changes a call's time, so both kernels get the same
         history.
         """
+        live = results.tensors()
         if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
             self.first[name, number] = [tensor.detach().clone() for tensor in live]
         self.differing[name] += not all(map(close, live, self.first.get((name, number), live)))
         if keep is not None:
-            keep.append((number, live, [tensor.detach().clone() for tensor in live]))
+            keep.append(Kept(number, results.own(), results.copy()))
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> dict:
         """{clock, window, sets, a_us, b_us, alone_us, bench_us, empty_us, outputs, overwritten, differing}; on a GPU
@@ -147,18 +163,22 @@ class PairedTiming:
         raw |= self.run_rounds(rounds, budget_s, kept)
         self._fill(self.memory[0], 0)
         call = self.call("a", 0, 0)
-        raw["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
+        if self.changed:  # do_bench cannot restore inputs between its calls
+            raw["clock"] = f"{self.timer.name.split('.')[0]}'s clock, inputs restored before each call"
+            raw["bench_us"] = [self._timed("a", 0, 0) for _ in range(RESTORED_CALLS)]
+        else:
+            raw["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
         self._stretches(call, raw["a_us"][0][0], kept)
-        raw["outputs"] = [self._stored(number, tensors, at) for at, (number, _, tensors) in enumerate(kept)]
+        raw["outputs"] = [self._stored(one, at) for at, one in enumerate(kept)]
         raw["differing"] = self.differing["a"]
         raw["empty_us"] = self.timer.empty_us
-        raw["overwritten"] = not all(all_identical(live, copy) for _, live, copy in kept)
+        raw["overwritten"] = not all(all_identical(list(one.live.values()), one.copies()) for one in kept)
         raw["window"] = [since, time.time()]
         if self.context.device == "cuda":
-            raw["after"] = after_the_call(call, self.timer)
+            raw["after"] = after_the_call(call, self.timer, self._restore)
             if trace:
-                raw |= traced(call, self.timer)
-                raw["graph_us"] = graph_us(call, self.timer)
+                raw |= traced(call, self.timer, self._restore)
+                raw["graph_us"] = graph_us(call, self.timer, self._restore)
         return raw
 
     def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
@@ -193,10 +213,10 @@ class PairedTiming:
     def _outputs_are_small(self) -> bool:
         return sum(tensor.nbytes for tensor in next(iter(self.first.values()), [])) < CHECKED_BYTES
 
-    def _stored(self, number: int, tensors: list[torch.Tensor], at: int) -> dict:
+    def _stored(self, kept: "Kept", at: int) -> dict:
         path = f"{self.path}-{at}.pt"
-        self.candidate.save(tensors, path)
-        return {"set": number, "output": path}
+        self.candidate.save(kept.copy.outputs, path, kept.copy.inputs)
+        return {"set": kept.number, "output": path}
 
     def _stretches(self, call, about_us: float, kept: list) -> None:
         """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them;
@@ -204,11 +224,15 @@ class PairedTiming:
         time is left; "fresh" like "gpu", but each call gets fresh memory, so that cached results do not help. When the
         host launched too slowly for the sleep, all but the first run again behind a longer one. `kept` gets the results
         of a fresh call."""
-        self._stretch("call", [call] * self._calls_in_a_row(about_us))
+        restored = [self._restore] if self.changed else []  # a stretch of restoring alone is taken off
+        count = self._calls_in_a_row(about_us)
+        self._stretch("call", [*restored, call] * count, of=count)
+        if self.changed:
+            self._stretch("restoring", restored * count)
         for attempt in range(STRETCH_ATTEMPTS):
             calls = self._calls_in_a_row(about_us)
-            self._stretch(f"sleep {attempt}", [], calls)
-            held = self._stretch(f"gpu {attempt}", [call] * calls, calls)
+            self._stretch(f"sleep {attempt}", restored * calls, calls)
+            held = self._stretch(f"gpu {attempt}", [*restored, call] * calls, calls, of=calls)
             if self._fresh_stretch(f"fresh {attempt}", calls, kept) and held:
                 break
             self.timer.enqueue_us *= 3
@@ -232,21 +256,57 @@ class PairedTiming:
             outputs[0] = result if at == chosen else outputs[0]
 
         held = self._stretch(name, [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
-        self._look_at("a", number, returned(outputs[0]), kept if self._outputs_are_small() or not kept else None)
+        results = self._results(outputs[0], memory[chosen])
+        self._look_at("a", number, results, kept if self._outputs_are_small() or not kept else None)
         return held
 
-    def _stretch(self, name: str, calls: list, hold: int = 0) -> bool:
+    def _stretch(self, name: str, calls: list, hold: int = 0, of: int | None = None) -> bool:
         """The calls between two marks, behind a sleep that covers `hold` launches; did it last until all were
-        launched?"""
+        launched? of: how many of the calls are the kernel's, all by default."""
+        count = len(calls) if of is None else of
         self.context.synchronize()
-        self.context.mark(f"{self.name}: {name} begins", len(calls))
+        self.context.mark(f"{self.name}: {name} begins", count)
         holds = self.timer.hold(hold) if hold else None
         for call in calls:
             call()
         held = holds is None or holds()
         self.context.synchronize()
-        self.context.mark(f"{self.name}: {name} ends", len(calls))
+        self.context.mark(f"{self.name}: {name} ends", count)
         return held
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a call left: its outputs, and by number the inputs that calls change."""
+
+    outputs: list[torch.Tensor]
+    inputs: dict[int, torch.Tensor]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.outputs, *self.inputs.values()]
+
+    def copy(self) -> "Results":
+        inputs = {number: tensor.detach().clone() for number, tensor in self.inputs.items()}
+        return Results([tensor.detach().clone() for tensor in self.outputs], inputs)
+
+    def own(self) -> dict[int, torch.Tensor]:
+        """The outputs, by position, that no input holds: later calls may not write into them."""
+        places = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
+        return {
+            at: tensor for at, tensor in enumerate(self.outputs) if tensor.untyped_storage().data_ptr() not in places
+        }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A call on set `number`: its outputs that no input holds, and a copy of what it left."""
+
+    number: int
+    live: dict[int, torch.Tensor]
+    copy: Results
+
+    def copies(self) -> list[torch.Tensor]:
+        return [self.copy.outputs[at] for at in self.live]
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -341,17 +401,18 @@ class GatedTimer:
         return [1000 * t for t in do_bench(call, warmup=warmup_ms, rep=rep_ms, return_mode="all")]
 
 
-def after_the_call(call, timer: GatedTimer) -> dict:
+def after_the_call(call, timer: GatedTimer, restore) -> dict:
     """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU works after that, and how
     long the host takes to see an idle GPU after a kernel of torch. They are medians of some calls in turn. Work on
     another stream escapes a pair of events, and shows here."""
-    samples = [(*after_one(call), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
+    samples = [(*after_one(call, restore), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
     taken, stray, idle = (sorted(column)[len(samples) // 2] for column in zip(*samples, strict=True))
     return {"call_us": taken, "stray_us": stray, "idle_us": idle}
 
 
-def after_one(call) -> tuple[float, float]:
+def after_one(call, restore=lambda: None) -> tuple[float, float]:
     """Microseconds of a call between two events, and from its end to an idle GPU by the host's clock."""
+    restore()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -363,11 +424,12 @@ def after_one(call) -> tuple[float, float]:
     return start.elapsed_time(end) * 1000, (perf_counter() - since) * 1e6
 
 
-def traced(call, timer: GatedTimer) -> dict:
+def traced(call, timer: GatedTimer, restore) -> dict:
     """{traced_us, kernels}, from CUPTI. traced_us: the run time of a call's kernels with a cold cache, without the
     pauses between them, which tracing makes longer. kernels: of one such call."""
     calls = []
     for _ in range(TRACED_CALLS):
+        restore()
         calls.append(tracing.kernels_of(call, before=timer.flush))
     return {
         "traced_us": [intervals.busy_us([(k["start_us"], k["us"]) for k in kernels]) for kernels in calls],
@@ -375,7 +437,7 @@ def traced(call, timer: GatedTimer) -> dict:
     }
 
 
-def graph_us(call, timer: GatedTimer) -> list[float] | None:
+def graph_us(call, timer: GatedTimer, restore) -> list[float] | None:
     """Times in microseconds of the call replayed from a CUDA graph, cache cold; None where it cannot be captured."""
     try:
         graph = torch.cuda.CUDAGraph()
@@ -383,7 +445,11 @@ def graph_us(call, timer: GatedTimer) -> list[float] | None:
             call()
     except Exception:
         return None
-    return [timer(graph.replay)[0] for _ in range(GRAPH_REPLAYS)]
+    times = []
+    for _ in range(GRAPH_REPLAYS):
+        restore()
+        times.append(timer(graph.replay)[0])
+    return times
 
 
 def registered_operators() -> dict:

@@ -10,8 +10,8 @@ import itertools
 import torch
 
 from . import problem, tensor_trees
+from .keyword_sizes import STRUCTURE
 
-STRUCTURE = 3  # a dimension up to this size is a structure (a pair, a colour, a window), not a size
 SORTED = 4  # fewer sorted elements may be chance, unless they start at 0, as offsets do
 SCALED = "64 times the inputs"
 VALUES = ("mixed signs", SCALED, "nothing positive", "nothing negative")

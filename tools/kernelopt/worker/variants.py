@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from . import blank, problem, tensor_trees, variant_inputs
+from . import blank, keyword_sizes, problem, tensor_trees, variant_inputs
+from .keyword_sizes import beyond, prime_below, small_prime
 
-SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 NARROW = 3
 MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
@@ -37,6 +37,8 @@ def of_workload(
 
     There are always primes just below the workload's own sizes. full: adds other sizes, layouts and values. own_sizes:
     adds a layout and values at the workload's own sizes, which a kernel may treat differently from small ones."""
+    if reference.sizes[workload]:
+        return of_keywords(reference, workload, case, full)
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
     just_below_own = [("primes just below", resized(groups, just_below(case.inputs)))] if groups else []
@@ -44,10 +46,32 @@ def of_workload(
         return of_sizes(shapes, just_below_own)
     small = shapes.possible(resized(groups, small_prime))
     made = of_sizes(shapes, [*just_below_own, *other_sizes(shapes, groups, small)])
-    made += at_small_sizes(shapes, case, small)
+    layouts_too = reference.declarations.layouts is None
+    made += at_small_sizes(shapes, case, small, layouts_too)
     if own_sizes and small and shapes.small([]):
-        made += at_own_sizes(shapes)
+        made += at_own_sizes(shapes, layouts_too)
     return made + (in_reserve(made, small) if small and shapes.tiny() else [])
+
+
+def of_keywords(reference: problem.Reference, workload: str, case: problem.Case, full: bool) -> list[dict]:
+    """Variants of a workload whose sizes are keyword arguments. Whole numbers keep their values, for they may be
+    indices. Some of the sizes may be no case of the task (oracle.taken)."""
+    sizes = reference.sizes[workload]
+    below = keyword_sizes.just_below(sizes)
+    made = [variant("primes just below", [], keywords=below)] if below else []
+    if not full:
+        return made
+    small = keyword_sizes.smallest(sizes, keyword_sizes.trial(reference, workload, case.dtype, LARGE_BYTES))
+    shapes = Shapes(reference, workload, case)
+    for name, keywords in keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([])):
+        if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one["keywords"]} for one in made)]:
+            made.append(variant(name, [], keywords=keywords))
+    layouts_too = reference.declarations.layouts is None
+    others = [one for one in at_small_sizes(shapes, case, [], layouts_too) if one["values"] != variant_inputs.FLAGS]
+    made += [{**one, "keywords": small} for one in others]
+    if small and shapes.tiny():
+        made += [{**one, "name": f"{one['name']}, own sizes", "instead_of": one["name"]} for one in others]
+    return made
 
 
 def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[dict]:
@@ -103,7 +127,7 @@ def batch_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator
         yield f"batch of {one_more(group[0][2])} (input {group[0][0]})", small + resized([group], one_more)
 
 
-def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes) -> Iterator[dict]:
+def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes, layouts_too: bool = True) -> Iterator[dict]:
     """Other values and layouts. There are only a few whose files are nearly as large as the task's own."""
     few = not shapes.small(small)
     values = list(variant_inputs.VALUES) if shapes.floating() else []
@@ -114,13 +138,14 @@ def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes) -> Iterat
         yield variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)
     if any(map(variant_inputs.constant_flags, held)):
         yield variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)
-    for layout in layouts(shapes.inputs)[: FIRST + 1 if few else None]:
+    for layout in layouts(shapes.inputs)[: FIRST + 1 if few else None] if layouts_too else []:
         yield variant(layout, small, layout)
 
 
-def at_own_sizes(shapes: "Shapes") -> Iterator[dict]:
+def at_own_sizes(shapes: "Shapes", layouts_too: bool = True) -> Iterator[dict]:
     """One layout and, for floating inputs, one change of values."""
-    yield variant("transposed inputs, own sizes", [], "transposed inputs")
+    if layouts_too and may_be_strided(shapes.inputs):
+        yield variant("transposed inputs, own sizes", [], "transposed inputs")
     if shapes.floating():
         yield variant("nothing positive, own sizes", [], values="nothing positive")
 
@@ -136,8 +161,11 @@ def alone(group: Group, size_of) -> str:
     return f"{size} -> {size_of(size)} (input {number}, dimension {dimension})"
 
 
-def variant(name: str, sizes: list, layout: str = PLAIN, values: str | None = None) -> dict:
-    return {"name": name, "sizes": sizes, "layout": layout, "values": values, "instead_of": None}
+def variant(
+    name: str, sizes: list, layout: str = PLAIN, values: str | None = None, keywords: dict[str, int] | None = None
+) -> dict:
+    rest = {"instead_of": None, "keywords": keywords or {}}
+    return {"name": name, "sizes": sizes, "layout": layout, "values": values, **rest}
 
 
 def in_reserve(made: list[dict], small: Sizes) -> list[dict]:
@@ -158,18 +186,8 @@ def changes(groups: list[Group], size: list[int]) -> bool:
     return any((i, d) == tuple(size[:2]) for group in groups for i, d, _ in group)
 
 
-def small_prime(size: int) -> int:
-    """The largest of SMALL_PRIMES below `size`."""
-    return next(number for number in SMALL_PRIMES if number < size)
-
-
 def one_more(size: int) -> int:
     return size + 1
-
-
-def beyond(size: int) -> int:
-    """One more than the next power of two: a tile for `size` cannot hold it."""
-    return (1 << (size - 1).bit_length()) + 1
 
 
 def just_below(inputs: list):
@@ -178,10 +196,6 @@ def just_below(inputs: list):
     share = min(1.0, LARGE_BYTES / max(total, 1))
     largest = max((max(t.shape, default=0) for t in tensor_trees.input_tensors(inputs)), default=0)
     return lambda size: prime_below(max(3, int(size * share)) if size == largest else size)
-
-
-def prime_below(size: int) -> int:
-    return next(n for n in range(size - 1, 1, -1) if all(n % factor for factor in range(2, int(n**0.5) + 1)))
 
 
 def block(size: int) -> int:
@@ -198,12 +212,26 @@ def layouts(inputs: list[torch.Tensor]) -> list[str]:
     ranks = [tensor.dim() for tensor in inputs]
     least = {"outer dimensions swapped": 3, "padded inputs": 2}
     of_all = [layout for layout in LAYOUTS if max(ranks, default=0) >= least.get(layout, 0)]
+    if not may_be_strided(inputs):
+        of_all.remove("transposed inputs")
     one_alone = [number for number, rank in enumerate(ranks) if rank > 1][:MOST_ALONE] if len(ranks) > 1 else []
     return of_all + [f"input {number} transposed" for number in one_alone]
 
 
-def layout_of(layout: str, number: int) -> str:
+def may_be_strided(inputs: list[torch.Tensor]) -> bool:
+    """Does "transposed inputs" change how any of them lies in memory?"""
+    return not inputs or any(strides_vary(tensor) for tensor in inputs)
+
+
+def strides_vary(tensor: torch.Tensor) -> bool:
+    """Vectors of whole numbers (offsets, lengths, indices) lie densely in every variant."""
+    return not (tensor.dim() == 1 and variant_inputs.whole(tensor))
+
+
+def layout_of(layout: str, number: int, tensor: torch.Tensor) -> str:
     """guards.Guards.memory's word for how that input lies in memory."""
+    if not strides_vary(tensor) and layout == "transposed inputs":
+        return PLAIN
     if alone := ONE_TRANSPOSED.fullmatch(layout):
         return "transposed" if number == int(alone[1]) else PLAIN
     return layout.removesuffix(" inputs")

@@ -1,0 +1,237 @@
+"""Tasks with declarations: what is declared is judged, and what is not declared is refused aloud. torch on the CPU stands
+in for kernels here."""
+
+import functools
+
+import pytest
+from kernelopt.measure import timing, verify
+from written_tasks import judge, written
+
+
+@pytest.fixture
+def judged(interpreter, tmp_path):
+    """The verdict on a reference and a kernel, each the text of a file."""
+    return functools.partial(judge, interpreter, tmp_path)
+
+
+NORM = """
+class Model(nn.Module):
+    def forward(self, x, residual):
+        residual.add_(x)
+        return residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + 1e-6)
+def get_inputs(): return [torch.randn(12, 16), torch.randn(12, 16)]
+"""
+DECLARED = NORM + 'MUTATES = ("residual",)\n'
+ADDS = """
+def kernel_function(x, residual):
+    residual += x
+    return residual / (residual.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+"""
+ON_A_COPY = ADDS.replace("residual += x", "residual = residual + x")
+
+
+@pytest.mark.parametrize("kernel", [ADDS, ON_A_COPY])
+def test_a_reference_that_changes_an_undeclared_input_makes_no_task(judged, kernel):
+    found = judged(NORM, kernel)
+    assert found["status"] == "INVALID_TASK"
+    assert "changes its input 'residual' in place" in found["summary"]
+    assert 'MUTATES = ("residual",)' in found["summary"]
+
+
+def test_a_change_to_the_same_values_is_a_change_too(judged):
+    relu = "class Model(nn.Module):\n    def forward(self, x): return x.relu_() + 1\n"
+    found = judged(
+        relu + "def get_inputs(): return [torch.rand(12, 16)]\n", "def kernel_function(x): return x.relu() + 1\n"
+    )
+    assert found["status"] == "INVALID_TASK" and 'MUTATES = ("x",)' in found["summary"]
+
+
+def test_what_is_declared_is_an_output(judged):
+    found = judged(DECLARED, ADDS)
+    assert found["status"] == "OK", found["summary"]
+    assert found["declared"] == {"mutates": ["residual"]} and "MUTATES residual" in found["summary"]
+    found = judged(DECLARED, ON_A_COPY)
+    assert found["status"] == "WRONG_VALUES" and "input 'residual' after the call" in found["summary"]
+    found = judged(DECLARED, ADDS.replace("residual += x", "residual += x; x.mul_(2); x.div_(3)"))
+    assert found["status"] == "INPUT_MUTATED" and "input 0" in found["summary"]
+
+
+def test_a_task_without_declarations_has_no_such_key(judged):
+    plain = NORM.replace("residual.add_(x)", "residual = residual + x")
+    found = judged(plain, ON_A_COPY)
+    assert found["status"] == "OK" and "declared" not in found
+
+
+def test_an_undeclared_input_beside_a_declared_one_is_named_with_it(judged):
+    reference = DECLARED.replace("residual.add_(x)", "residual.add_(x); x.mul_(2)")
+    found = judged(reference, ADDS)
+    assert found["status"] == "INVALID_TASK" and 'MUTATES = ("residual", "x")' in found["summary"]
+
+
+WRITE = """
+class Model(nn.Module):
+    def forward(self, cache, values, slots):
+        cache[slots] = values
+def get_inputs():
+    return [torch.randn(40, 8), torch.randn(5, 8), torch.randperm(40)[:5]]
+MUTATES = (0,)
+"""
+RIGHT = "def kernel_function(cache, values, slots):\n    cache[slots] = values\n"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "said"),
+    [
+        (RIGHT, "OK", "MUTATES cache"),
+        ("def kernel_function(cache, values, slots): pass\n", "WRONG_VALUES", "input 'cache' after the call"),
+        (RIGHT + "    cache[(slots[0] + 1) % len(cache)] *= 1.00001\n", "WRONG_VALUES", "leaves as they were"),
+        (RIGHT.replace("cache[slots] = values", "cache[slots[:-1]] = values[:-1]"), "WRONG_VALUES", "input 'cache'"),
+        (RIGHT + "    return cache\n", "WRONG_SHAPE", "1 outputs, expected 0"),
+    ],
+)
+def test_a_reference_may_return_none_and_regions_must_stay(judged, kernel, status, said):
+    found = judged(WRITE, kernel)
+    assert found["status"] == status and said in found["summary"], found["summary"]
+
+
+ROTATED = """
+class Model(nn.Module):
+    def forward(self, x, y):
+        x.mul_(2).sub_(y)
+        return x
+def get_inputs(): return [torch.randn(12, 16), torch.randn(12, 16)]
+MUTATES = ("x",)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("x.mul_(2).sub_(y)\n    return x", "OK"),
+        ("x.mul_(2).sub_(y)\n    return x.clone()", "OK"),
+        ("z = 2 * x - y\n    return z", "WRONG_VALUES"),
+        ("x.mul_(2).sub_(y)\n    return y.copy_(x)", "INPUT_MUTATED"),
+        ("x.mul_(2).sub_(y)\n    return KEPT.setdefault(x.shape, x).copy_(x)", "ALIASED_OUTPUT"),
+    ],
+)
+def test_a_result_may_lie_in_a_declared_input_alone(judged, body, status):
+    found = judged(ROTATED, f"KEPT = {{}}\ndef kernel_function(x, y):\n    {body}\n")
+    assert found["status"] == status, found["summary"]
+
+
+def test_an_output_that_the_task_allocates_is_poisoned(judged):
+    out = "class Model(nn.Module):\n    def forward(self, x, out): torch.add(x, 1, out=out)\n"
+    out += "def get_inputs(): return [torch.randn(12, 16), torch.empty(12, 16)]\nMUTATES = ('out',)\n"
+    assert judged(out, "def kernel_function(x, out): out.copy_(x + 1)\n")["status"] == "OK"
+    late = "def kernel_function(x, out): out[:-1] = (x + 1)[:-1]\n"
+    assert judged(out, late)["status"] == "NONFINITE"
+
+
+def test_a_declared_input_that_may_stay_as_it_was_makes_no_task(judged):
+    reference = WRITE.replace("cache[slots] = values", "cache[slots] += 0 * values")
+    found = judged(reference, RIGHT)
+    assert found["status"] == "INVALID_TASK" and "its contents before the call" in found["summary"]
+
+
+def test_arguments_that_hold_several_tensors_are_declared_as_one(judged):
+    reference = """
+class Model(nn.Module):
+    def forward(self, states, x):
+        for state in states:
+            state.mul_(0.5).add_(x)
+def get_inputs(): return [[torch.randn(6, 8), torch.randn(6, 8)], torch.randn(6, 8)]
+MUTATES = ("states",)
+"""
+    kernel = "def kernel_function(states, x):\n    for state in states[:LAST]: state.copy_(state / 2 + x)\n"
+    assert judged(reference, kernel.replace("LAST", ""))["status"] == "OK"
+    assert judged(reference, kernel.replace("LAST", "1"))["status"] == "WRONG_VALUES"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "said"),
+    [
+        ('MUTATES = ("cash",)', "names 'cash', which is no parameter of forward; it has: cache, values, slots"),
+        ("MUTATES = 'cache'", "MUTATES must be a tuple"),
+        ("MUTATES = (1.0,)", "MUTATES must be a tuple"),
+        ("MUTATES = (-1,)", "begin at 0"),
+        ("MUTATES = (7,)", "MUTATES names position 7, but get_inputs gives 3 inputs"),
+        ('LAYOUTS = "dense"', 'it can only be "contiguous"'),
+        ("COMPARE = [1]", "COMPARE must be a dict"),
+        ("COMPARE = {'values': {'atol': 1}}", "has the key 'values'"),
+        ("COMPARE = {0: {'tolerance': 1}}", "has the mode 'tolerance'; the modes are atol, rtol, share"),
+        ("COMPARE = {0: {'share': 0.5}}", "share is 0.5; it must be a number from 0.9 to 1"),
+        ("COMPARE = {0: {'rtol': '0.1'}}", "rtol is '0.1'"),
+        ("COMPARE = {0: {'ties': 'scores'}}", "ties must name the parameter"),
+        ("COMPARE = {0: {'set': 0.5}}", "set must be the dimension"),
+        ("COMPARE = {0: {'valid': 1}}", "valid must be a function"),
+        ("COMPARE = {0: {'set': -1, 'atol': 1}}", "set goes with valid alone"),
+    ],
+)
+def test_a_declaration_that_cannot_be_read_makes_no_task(judged, declaration, said):
+    found = judged(WRITE + declaration + "\n", RIGHT)
+    assert found["status"] == "INVALID_TASK" and said in found["summary"], found["summary"]
+
+
+def test_inputs_that_calls_change_are_restored_when_they_are_timed(interpreter, tmp_path):
+    kernel, reference = written(
+        tmp_path, WRITE, RIGHT.replace("cache[slots]", "assert cache.abs().max() < 99\n    cache[slots]")
+    )
+    # A call on what another left would find 100 in the cache.
+    reference.write_text(reference.read_text().replace("= values", "= values + 100"))
+    kernel.write_text(kernel.read_text().replace("= values", "= values + 100"))
+    cases = timing.inputs(interpreter, reference, None, ["default"])
+    timed = timing.measure(interpreter, kernel, reference.rename(tmp_path / "b.py"), cases, warmup_ms=1, rep_ms=1)
+    assert "restored before each call" in timed["default"].timing.clock
+    stored = [timed["default"].outputs]
+    assert verify.check_timed(interpreter, tmp_path / "b.py", None, stored, None, 60) is None
+
+
+def test_a_kernel_that_leaves_its_input_alone_when_it_is_timed_is_caught(interpreter, tmp_path):
+    lazy = RIGHT.replace("cache[slots]", "CALLS.append(1)\n    if len(CALLS) > 5: return\n    cache[slots]")
+    kernel, reference = written(tmp_path, WRITE, "CALLS = []\n" + lazy)
+    cases = timing.inputs(interpreter, reference, None, ["default"])
+    try:
+        timed = timing.measure(interpreter, kernel, None, cases, warmup_ms=1, rep_ms=1)["default"]
+        fault = verify.check_timed(interpreter, reference, None, [timed.outputs], None, 60)
+    except timing.KernelFailed as error:
+        fault = error
+    assert fault is not None and fault.status in ("WRONG_VALUES", "CHEAT_SUSPECT")
+
+
+TOP = """
+class Model(nn.Module):
+    def forward(self, scores):
+        values, indices = torch.sort(scores, dim=-1, descending=True, stable=True)
+        return values[:, :5], indices[:, :5]
+def get_inputs(*, rows=9, count=40): return [torch.randint(0, 20, (rows, count)).float() + 0 * torch.rand(rows, count)]
+COMPARE = {1: {"ties": "scores"}}
+"""
+LAST_FIRST = """
+def kernel_function(scores):
+    order = torch.sort(scores.flip(-1), dim=-1, descending=True, stable=True)
+    return order.values[:, :5], (scores.shape[-1] - 1 - order.indices)[:, :5]
+"""
+
+
+def test_ties_may_go_either_way_where_the_task_says_so(judged):
+    assert judged(TOP.replace("COMPARE =", "IGNORED ="), LAST_FIRST)["status"] == "WRONG_VALUES"
+    found = judged(TOP, LAST_FIRST)
+    assert found["status"] == "OK", found["summary"]
+    assert found["declared"]["compare"] == {"1": {"ties": "scores"}} and "COMPARE 1: ties: scores" in found["summary"]
+    found = judged(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
+    assert found["status"] == "WRONG_VALUES" and "point to another score" in found["summary"]
+
+
+def test_a_bound_that_lets_an_empty_answer_pass_makes_no_task(judged):
+    reference = NORM.replace("residual.add_(x)", "residual = residual + x") + "COMPARE = {0: {'atol': 9.0}}\n"
+    found = judged(reference, ON_A_COPY)
+    assert found["status"] == "INVALID_TASK" and "an output of zeros is within the tolerance" in found["summary"]
+
+
+def test_a_changed_input_is_compared_as_declared_by_its_name(judged):
+    rough = ADDS.replace("residual += x", "residual += x * 1.004")
+    assert judged(DECLARED, rough)["status"] == "WRONG_VALUES"
+    loose = DECLARED + "COMPARE = {'residual': {'atol': 0.1}, 0: {'atol': 0.1}}\n"
+    assert judged(loose, rough)["status"] == "OK"
+    assert judged(loose.replace("'residual'", "1"), rough)["status"] == "OK"
+    assert judged(loose, ON_A_COPY)["status"] == "WRONG_VALUES"

@@ -1,0 +1,158 @@
+"""Tasks that name their sizes as keyword arguments: variants are made by the task, never cut out of its own inputs."""
+
+import functools
+
+import pytest
+from kernelopt.measure import verdict
+from kernelopt.worker import keyword_sizes
+from written_tasks import judge
+
+
+@pytest.fixture
+def judged(interpreter, tmp_path):
+    """The verdict on a reference and a kernel, each the text of a file."""
+    return functools.partial(judge, interpreter, tmp_path)
+
+
+PAGED = """
+class Model(nn.Module):
+    def forward(self, cache, table, lengths):
+        rows = []
+        for request, length in enumerate(lengths.tolist()):
+            assert 0 <= length <= table.shape[1] * cache.shape[1]
+            pages = cache[table[request, : -(-length // cache.shape[1])].long()]
+            rows.append(pages.flatten(0, 1)[:length].sum(0) if length else cache.new_zeros(cache.shape[2]))
+        return torch.stack(rows)
+def get_inputs(*, requests=4, pages=30, page=8, width=16):
+    if pages < requests:
+        raise ValueError("a page each")
+    each = pages // requests
+    table = torch.randperm(pages)[: requests * each].view(requests, each).int()
+    lengths = torch.randint(0, each * page + 1, (requests,), dtype=torch.int32)
+    lengths[0] = each * page
+    return [torch.randn(pages, page, width), table, lengths]
+"""
+RIGHT = """
+def kernel_function(cache, table, lengths):
+    at = torch.arange(table.shape[1] * cache.shape[1])
+    rows = cache[table.long()].flatten(1, 2)
+    return (rows * (at[None, :] < lengths[:, None])[..., None]).sum(1)
+"""
+
+
+def test_a_right_kernel_is_right_at_every_size_that_the_task_makes(judged):
+    found = judged(PAGED, RIGHT)
+    assert found["status"] == "OK", found["summary"]
+    assert found["declared"]["sizes"] == {"default": {"requests": 4, "pages": 30, "page": 8, "width": 16}}
+    names = {case["variant"] for case in found["cases"] if case["resized"]}
+    assert {"prime sizes", "requests 4 -> 1", "page 8 -> 9", "width 16 -> 17", "pages 30 -> 33"} <= names
+    assert any(name.startswith("drawn sizes (requests") for name in names)
+    assert "requests 4 -> 65" not in names
+    tables = [case["shapes"][1] for case in found["cases"]]
+    assert all(rows <= 30 for rows, _ in tables) and [1, 30] in tables
+    assert not found.get("left_out")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RIGHT.replace("cache.shape[1])", "8)")
+        .replace(".flatten(1, 2)", "[:, :, :8].flatten(1, 2)[:, : len(at)]")
+        .replace("return", "at = at[: rows.shape[1]]\n    return"),  # another size of a page
+        RIGHT.replace("table.shape[1] * cache.shape[1]", "min(240, table.shape[1] * cache.shape[1])")
+        .replace("rows = cache[table.long()]", "rows = cache[table.long()[:, :30]]")
+        .replace("(rows * (at", "at = at[: rows.shape[1]]\n    return (rows[:4] * (at")
+        .replace("lengths[:, None]", "lengths[:4, None]"),
+    ],
+)
+def test_a_kernel_for_its_own_sizes_alone_is_wrong(judged, wrong):
+    assert judged(PAGED, wrong)["status"] not in ("OK", "INVALID_TASK", "INVALID_REFERENCE")
+
+
+def test_sets_of_sizes_are_workloads(judged):
+    more = PAGED + "def get_workloads(): return {'one': {'requests': 1}, 'own': lambda: get_inputs(pages=9)}\n"
+    found = judged(more, RIGHT)
+    assert found["status"] == "OK", found["summary"]
+    assert {case["workload"] for case in found["cases"]} == {"default", "one", "own"}
+    assert found["declared"]["sizes"]["one"] == {"requests": 1, "pages": 30, "page": 8, "width": 16}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("page=8", "page=8, causal=True", "the keyword 'causal' without a whole number as default"),
+        ("page=8", "page=0", "has the size 'page' below 1"),
+        ("class Model", "def get_workloads(): return {'w': {'rows': 3}}\nclass Model", "workload 'w' sets 'rows' to 3"),
+        ("class Model", "def get_workloads(): return {'w': {'page': 3.5}}\nclass Model", "sets 'page' to 3.5"),
+    ],
+)
+def test_sizes_that_cannot_be_read_make_no_task(judged, old, new, said):
+    found = judged(PAGED.replace(old, new, 1), RIGHT)
+    assert found["status"] == "INVALID_TASK" and said in found["summary"], found["summary"]
+
+
+def test_sizes_that_break_the_reference_are_left_out_and_counted(judged):
+    reference = PAGED.replace("rows = []", "rows = []\n        assert cache.shape[2] != 17, 'no 17'")
+    found = judged(reference, RIGHT)
+    assert found["status"] == "OK", found["summary"]
+    assert "width 16 -> 17" in found["left_out"] and "left out " in found["summary"]
+    assert "on which the reference itself fails: " in found["summary"]
+    assert "width 16 -> 17" not in {case["variant"] for case in found["cases"]}
+
+
+def test_a_variant_of_the_tools_own_that_breaks_the_reference_when_it_judges_is_left_out(judged):
+    """Large inputs are not tried before."""
+    reference = """
+class Model(nn.Module):
+    def forward(self, x):
+        if x.abs().max() > 40: DEATH
+        return x.exp().clamp(max=1e4) + 1
+def get_inputs(): return [torch.randn(600, 600)]
+"""
+    kernel = "def kernel_function(x): return x.exp().clamp(max=1e4) + 1\n"
+    for death in ("raise ValueError('too large')", "import os; os.abort()"):
+        found = judged(reference.replace("DEATH", death), kernel)
+        assert found["status"] == "OK", found["summary"]
+        assert found["left_out"] == ("64 times the inputs",)
+
+
+def test_layouts_that_the_task_leaves_out_are_not_tried(judged):
+    declared = PAGED + 'LAYOUTS = "contiguous"\n'
+    dense = RIGHT.replace("    at =", "    if not cache.is_contiguous(): raise ValueError\n    at =")
+    found = judged(declared, dense)
+    assert found["status"] == "OK" and "declined" not in found["summary"], found["summary"]
+    assert "LAYOUTS contiguous" in found["summary"]
+    assert "(8 of them declined)" in judged(PAGED, dense)["summary"]
+
+
+def test_whole_numbers_of_one_dimension_lie_densely_in_every_variant(judged):
+    strided = RIGHT.replace("    at =", "    if not lengths.is_contiguous(): return cache[0, :4].clone()\n    at =")
+    assert judged(PAGED, strided)["status"] == "OK"
+
+
+def test_no_other_size_is_said_first(judged):
+    fixed = (
+        "class Model(nn.Module):\n    W = torch.ones(5, 16)\n    def forward(self, x): return x @ self.W.T + x.sum()\n"
+    )
+    fixed += "def get_inputs(): return [torch.randn(3, 16)]\n"
+    kernel = "def kernel_function(x): return x @ torch.ones(16, 5) + x.sum()\n"
+    found = judged(fixed.replace("self.W.T", "self.W.T + torch.zeros(3, 1)"), kernel)
+    assert found["status"] == "OK" and found["summary"].startswith("OK, at its own sizes alone, on "), found["summary"]
+
+
+def test_a_process_that_dies_says_in_which_case(judged):
+    dies = RIGHT.replace("    at =", "    if len(lengths) == 1: import ctypes; ctypes.string_at(0)\n    at =")
+    found = judged(PAGED, dies)
+    assert found["status"] == "ILLEGAL_ACCESS" and "requests 4 -> 1" in found["summary"], found["summary"]
+
+
+def test_a_refusal_says_in_words_what_the_variant_is(judged):
+    wrong = RIGHT.replace("    at =", "    if not cache.is_contiguous(): cache = cache + 1\n    at =")
+    found = judged(PAGED, wrong)
+    assert "swapped in memory" in found["summary"] and "means inputs of [" in found["summary"], found["summary"]
+    assert set(verdict.LAYOUTS_IN_WORDS) == set(__import__("kernelopt.worker.variants").worker.variants.LAYOUTS)
+
+
+def test_primes_just_below_and_small_ones():
+    assert keyword_sizes.just_below({"rows": 300, "pair": 2}) == {"rows": 293}
+    assert keyword_sizes.smallest({"a": 64, "b": 300}, lambda sizes: "b" not in sizes) == {"a": 61}

@@ -1,0 +1,22 @@
+"""Tasks that a test writes down: a kernel and a reference, each the text of a file, judged on the CPU."""
+
+from pathlib import Path
+
+from kernelopt.measure import verify
+from kernelopt.session.target import KernelUnderTest
+
+HEAD = "import torch\nimport torch.nn as nn\n"
+
+
+def judge(interpreter, folder: Path, reference: str, kernel: str, **options) -> dict:
+    """The verdict on the kernel as JSON."""
+    files = written(folder, reference, kernel)
+    return verify.verify(interpreter, KernelUnderTest(*files, **options), seeds=2).to_json()
+
+
+def written(folder: Path, reference: str, kernel: str) -> tuple[Path, Path]:
+    """(kernel's file, reference's file)."""
+    files = folder / "kernel_file.py", folder / "reference_file.py"
+    for file, text in zip(files, (kernel, reference), strict=True):
+        file.write_text(HEAD + text)
+    return files

@@ -1,0 +1,148 @@
+"""The modes of COMPARE, one by one, on tensors."""
+
+import pytest
+import torch
+from kernelopt.worker import comparisons
+from kernelopt.worker.contract import InvalidDeclaration
+
+PARAMETERS = ("scores", "lengths")
+
+
+def compared(actual, expected, modes: dict, inputs=(), baseline=None) -> dict:
+    declared = comparisons.read(0, modes, PARAMETERS)
+    exact = expected.double() if expected.is_floating_point() else expected
+    baseline = expected if baseline is None else baseline
+    return comparisons.compare(actual, exact, baseline, 1e-4, 0.0, declared, list(inputs))
+
+
+def right(*arguments, **options) -> bool:
+    return comparisons.is_right(compared(*arguments, **options))
+
+
+EXPECTED = torch.linspace(-2, 2, 1000)
+
+
+def off(count: int, by: float) -> torch.Tensor:
+    actual = EXPECTED.clone()
+    actual[:count] += by
+    return actual
+
+
+@pytest.mark.parametrize(
+    ("modes", "actual", "expected"),
+    [
+        ({"atol": 0.01}, off(1000, 0.009), True),
+        ({"atol": 0.01}, off(1, 0.011), False),
+        ({"rtol": 0.01}, 1.009 * EXPECTED, True),
+        ({"rtol": 0.01}, 1.011 * EXPECTED, False),
+        ({"atol": 0.01, "share": 0.99}, off(10, 0.1), True),
+        ({"atol": 0.01, "share": 0.99}, off(11, 0.1), False),
+        ({"atol": 0.01, "share": 0.99}, off(1, 3.0), False),  # no cap is declared, and it is off by more than itself
+        ({"atol": 0.01, "share": 0.99, "cap": 0.05}, off(10, 0.1), False),
+        ({"atol": 0.01, "share": 0.99, "cap": 0.2}, off(10, 0.1), True),
+        ({"share": 0.99}, off(10, 0.1), True),
+        ({"cap": 0.1}, off(1000, 1e-3), False),  # the usual bound holds beside a cap
+        ({"rms": 0.005}, off(1000, 0.005), True),
+        ({"rms": 0.005}, off(1000, 0.007), False),
+        ({"rms": 0.005}, off(1, 3.0), False),
+        ({"rms": 0.005, "cap": 0.002}, off(1000, 0.005), False),
+        ({"atol": 9.0, "share": 0.99}, off(1, float("nan")), False),
+        ({"atol": 9.0, "rms": 0.1}, off(1, float("inf")), False),
+    ],
+)
+def test_bounds(modes, actual, expected):
+    assert right(actual, EXPECTED, modes) == expected
+
+
+def test_whole_numbers_may_be_off_by_one():
+    expected = torch.randint(-127, 128, (40, 25), dtype=torch.int8)
+    actual = expected.clone()
+    actual[0, :5] = expected[0, :5] ^ 1
+    assert not comparisons.is_right(comparisons.compare(actual, expected, expected, 0.0, 0.0, None, []))
+    assert right(actual, expected, {"atol": 1, "share": 0.99}) and right(actual, expected, {"atol": 1})
+    actual[0, 0] = 100 if expected[0, 0] < 0 else -100
+    assert not right(actual, expected, {"atol": 1, "share": 0.99})
+
+
+def test_an_element_near_the_reference_in_the_tasks_dtype_is_right_too():
+    baseline = EXPECTED + 0.3
+    assert right(baseline.clone(), EXPECTED, {"atol": 0.01}, baseline=baseline)
+
+
+SCORES = torch.tensor([[3.0, 1.0, 3.0, 2.0, 2.0], [0.0, 5.0, 4.0, 4.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([[0, 2, 3], [1, 2, 3]], True),
+        ([[2, 0, 4], [1, 3, 2]], True),  # ties the other way round
+        ([[0, 0, 3], [1, 2, 3]], False),  # twice
+        ([[0, 2, 1], [1, 2, 3]], False),  # another score
+        ([[0, 2, 5], [1, 2, 3]], False),  # beyond the last
+        ([[0, 2, -2], [1, 2, 3]], False),
+        ([[0, 3, 2], [1, 2, 3]], False),  # not in the order of the scores
+    ],
+)
+def test_ties_may_go_either_way(indices, expected):
+    reference = torch.tensor([[0, 2, 3], [1, 2, 3]])
+    assert right(torch.tensor(indices), reference, {"ties": "scores"}, [SCORES]) == expected
+
+
+def test_ties_of_one_index_a_row_and_within_a_bound():
+    reference = torch.tensor([0, 1])
+    assert right(torch.tensor([2, 1]), reference, {"ties": "scores"}, [SCORES])
+    assert not right(torch.tensor([3, 1]), reference, {"ties": "scores"}, [SCORES])
+    assert right(torch.tensor([3, 1]), reference, {"ties": "scores", "atol": 1.0}, [SCORES])
+
+
+def test_ties_where_a_mask_says_so():
+    reference, actual = torch.tensor([[0, -1, -1], [1, 2, -1]]), torch.tensor([[2, -1, 9], [1, 3, 0]])
+    modes = {"ties": "scores", "valid": lambda lengths: torch.arange(3) < lengths[:, None]}
+    assert right(actual, reference, modes, [SCORES, torch.tensor([1, 2])])
+    assert not right(actual, reference, modes, [SCORES, torch.tensor([2, 2])])
+
+
+def test_ties_of_other_shapes_are_a_wrong_declaration():
+    with pytest.raises(InvalidDeclaration, match="do not point along the last dimension"):
+        compared(torch.zeros(4, 3).long(), torch.zeros(4, 3).long(), {"ties": "scores"}, [SCORES])
+
+
+def test_sets_along_a_dimension_in_groups_and_by_offsets():
+    expected = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    shuffled, across = expected[:, [2, 0, 1]], expected.flatten()[[3, 1, 2, 0, 4, 5]].view(2, 3)
+    for modes in ({"set": -1}, {"set": 1}, {"set": lambda scores: torch.tensor([[0] * 3, [1] * 3])}):
+        assert right(shuffled, expected, modes, [SCORES]) and not right(across, expected, modes, [SCORES])
+    assert not right(torch.tensor([[1, 1, 3], [4, 5, 6]]), expected, {"set": -1})
+    offsets = torch.tensor([0, 3, 3, 6])
+    rows = torch.tensor([1, 2, 3, 4, 5, 6])
+    assert right(rows[[2, 1, 0, 5, 3, 4]], rows, {"set": "lengths"}, [SCORES, offsets])
+    assert not right(rows[[3, 1, 2, 0, 4, 5]], rows, {"set": "lengths"}, [SCORES, offsets])
+
+
+def test_sets_of_floats_are_equal_within_the_bound():
+    expected = torch.randn(4, 50)
+    assert right(expected.flip(-1) * (1 + 1e-6), expected, {"set": -1})
+    assert not right(expected.flip(-1) * 1.01, expected, {"set": -1})
+
+
+def test_only_what_is_valid_counts():
+    expected = torch.randn(4, 6)
+    actual = expected.clone()
+    actual[1, 3:] = float("nan")
+    rows = {"valid": lambda scores, lengths: torch.arange(4) != 1}
+    cells = {"valid": lambda lengths: torch.arange(6) < lengths[:, None]}
+    assert right(actual, expected, rows, [SCORES, None])
+    assert right(actual, expected, cells, [SCORES, torch.tensor([6, 3, 6, 6])])
+    wrong = compared(actual, expected, cells, [SCORES, torch.tensor([6, 4, 6, 6])])
+    assert wrong["nonfinite"] == 1 and wrong["first_bad_index"] == 9
+    with pytest.raises(InvalidDeclaration, match="must return a tensor of bool"):
+        compared(actual, expected, {"valid": lambda lengths: lengths}, [SCORES, torch.tensor([6])])
+    with pytest.raises(InvalidDeclaration, match=r"returns the shape \[5\]"):
+        compared(actual, expected, {"valid": lambda: torch.ones(5).bool()}, [])
+
+
+def test_what_is_declared_is_shown():
+    modes = {"atol": 0.1, "share": 0.99, "valid": lambda lengths: lengths}
+    assert comparisons.read(0, modes, PARAMETERS).to_json() == {"atol": 0.1, "share": 0.99, "valid": "<lambda>"}
+    assert comparisons.read(0, {"set": -1}, PARAMETERS).to_json() == {"set": -1}

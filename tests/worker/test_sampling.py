@@ -1,0 +1,84 @@
+"""Draws against probabilities, and the generator that references share with Triton's kernels."""
+
+import pytest
+import torch
+from kernelopt.worker import philox, sampling
+from kernelopt.worker.contract import InvalidDeclaration
+
+PARAMETERS = ("probs", "seed")
+SAMPLING = sampling.read({0: {"tvd": 0.02, "draws": 200_000}}, PARAMETERS)[0]
+
+
+def drawn(rows: torch.Tensor, calls: int) -> torch.Tensor:
+    return torch.multinomial(rows, calls, replacement=True).T.contiguous()
+
+
+def test_draws_that_follow_the_probabilities_pass_and_others_do_not():
+    torch.manual_seed(0)
+    rows = torch.softmax(torch.randn(3, 40), -1)
+    assert sampling.distance(drawn(rows, 200_000), rows, SAMPLING) is None
+    warmer = torch.softmax(rows.log() / 1.1, -1)
+    assert "total variation distance of 0.0" in sampling.distance(drawn(warmer, 200_000), rows, SAMPLING)
+    swapped = drawn(rows[[1, 0, 2]], 200_000)
+    assert sampling.distance(swapped, rows, SAMPLING)
+    assert "has shape" not in sampling.distance(swapped, rows, SAMPLING)
+    assert "expected [3]" in sampling.distance(swapped[:, :2], rows, SAMPLING)
+
+
+def test_equal_rows_count_as_one():
+    rows = torch.softmax(torch.randn(1, 40), -1).expand(1000, 40)
+    assert sampling.calls_needed(SAMPLING, rows, "cuda") == 200
+    assert sampling.calls_needed(SAMPLING, torch.softmax(torch.randn(3, 40), -1), "cpu") == 400
+    assert sampling.distance(drawn(rows, 200), rows, SAMPLING) is None
+
+
+def test_fewer_draws_leave_more_room_and_too_few_declared_ones_are_said():
+    rows = torch.softmax(torch.randn(1, 5000), -1)
+    assert sampling.distance(drawn(rows, 2000), rows, SAMPLING) is None
+    with pytest.raises(InvalidDeclaration, match="by chance alone"):
+        sampling.distance(drawn(rows, 200_000), rows, SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ([0], "must be a dict"),
+        ({"probs": {}}, "has the key 'probs'"),
+        ({0: {"tvd": 0.02}}, 'must hold "tvd" and "draws"'),
+        ({0: {"tvd": 0.02, "draws": 10_000, "alpha": 1}}, 'must hold "tvd" and "draws"'),
+        ({0: {"tvd": 0.9, "draws": 10_000}}, "tvd is 0.9"),
+        ({0: {"tvd": 0.02, "draws": 3.5}}, "draws is 3.5"),
+        ({0: {"tvd": 0.02, "draws": 10}}, "draws is 10"),
+        ({0: {"tvd": 0.02, "draws": 10_000, "seed": "rng"}}, "no parameter 'rng'"),
+    ],
+)
+def test_what_cannot_be_read(declared, said):
+    with pytest.raises(InvalidDeclaration, match=said):
+        sampling.read(declared, PARAMETERS)
+
+
+def test_probabilities_that_are_none():
+    for rows, said in (
+        (torch.ones(3, 4), "do not sum to 1"),
+        (torch.eye(4), "the likeliest index alone"),
+        (torch.ones(3).long(), "must return probabilities"),
+    ):
+        with pytest.raises(InvalidDeclaration, match=said):
+            sampling.check_probabilities(rows, SAMPLING)
+
+
+def test_indices_out_of_range_or_of_no_probability_are_wrong():
+    rows = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    assert sampling.compare(torch.tensor([1, 2]), rows)["refused"] is None
+    for wrong in ([2, 2], [3, 2], [-1, 2], [0, 0]):
+        assert sampling.compare(torch.tensor(wrong), rows)["refused"]
+    assert "mismatches" not in sampling.compare(torch.tensor([1.0, 2.0]), rows)
+    assert "mismatches" not in sampling.compare(torch.tensor([[1], [2]]), rows)
+
+
+def test_philox_gives_known_numbers():
+    """The vectors for Philox 4x32-10 of the Random123 library's tests: counter and key of zeros."""
+    numbers = [int(number) for number in philox.randint4(0, torch.zeros(1, dtype=torch.int64))]
+    assert [f"{number:08x}" for number in numbers] == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
+    uniform = philox.rand(7, torch.arange(100_000))
+    assert uniform.min() >= 0 and uniform.max() < 1 and abs(float(uniform.mean()) - 0.5) < 0.01

@@ -1,0 +1,285 @@
+"""How a task wants an output compared: the modes of COMPARE, read and applied.
+
+    {"atol": 1e-2, "rtol": 1e-2}    an element may be off by atol + rtol * |reference|
+    {"share": 0.99, "cap": 0.5}     this share of the elements must be within the bound, and none off by more than cap
+    {"rms": 0.005}                  rms of the error over the rms of the reference; in place of a bound for each element
+    {"ties": "scores"}              indices: unique, in range, and the input `scores` equal where they point
+    {"set": -1}                     equal as sets along that dimension, or within the groups that an input of offsets or
+                                    a function of the inputs states
+    {"valid": lambda x, n: mask}    only where the function of the inputs says so
+
+The modes of one output hold together; ties and set exclude each other and most of the rest.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+from . import accuracy
+from .contract import InvalidDeclaration
+
+# The largest values that a task may declare. A looser bound would pass kernels that leave out a part of the work.
+LIMITS = {"atol": (0.0, math.inf), "rtol": (0.0, 0.5), "share": (0.9, 1.0), "cap": (0.0, math.inf), "rms": (0.0, 0.1)}
+DEFAULT_CAP = 0.5  # of (|reference| + rms), where not every element must be within a bound and no cap is declared
+CHUNK = 1 << 26  # elements that are compared at once, so that float64 copies of large outputs fit
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The modes of one output; None where a mode is not declared. group: the value of "set"."""
+
+    parameters: tuple[str, ...]
+    atol: float | None = None
+    rtol: float | None = None
+    share: float = 1.0
+    cap: float | None = None
+    rms: float | None = None
+    ties: str | None = None
+    group: int | str | Callable | None = None
+    valid: Callable | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Does it replace the bound of the dtype?"""
+        return any(value is not None for value in (self.atol, self.rtol, self.cap, self.rms)) or self.share < 1
+
+    def to_json(self) -> dict[str, float | int | str]:
+        """The declared modes; a function by its name."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "parameters"}
+        named = {"set" if name == "group" else name: value for name, value in own.items() if value is not None}
+        if named["share"] == 1.0:
+            del named["share"]
+        return {name: value.__name__ if callable(value) else value for name, value in named.items()}
+
+
+def read(output: int | str, modes, parameters: tuple[str, ...]) -> Comparison:
+    """The modes of an output as COMPARE states them. Raises InvalidDeclaration for any other."""
+    where = f"COMPARE[{output!r}]"
+    if not isinstance(modes, dict) or not modes:
+        raise InvalidDeclaration(f'{where} must be a dict of modes, such as {{"atol": 1e-2, "rtol": 1e-2}}')
+    known = (*LIMITS, "ties", "set", "valid")
+    if unknown := [mode for mode in modes if mode not in known]:
+        raise InvalidDeclaration(f"{where} has the mode {unknown[0]!r}; the modes are {', '.join(known)}")
+    for mode in LIMITS:
+        if mode in modes:
+            check_number(where, mode, modes[mode])
+    if "ties" in modes and modes["ties"] not in parameters:
+        raise InvalidDeclaration(f"{where}: ties must name the parameter of forward that holds the scores")
+    if "set" in modes:
+        check_group(where, modes["set"], parameters)
+    if "valid" in modes and not callable(modes["valid"]):
+        raise InvalidDeclaration(f"{where}: valid must be a function of the inputs that returns a mask")
+    if "ties" in modes and set(modes) - {"ties", "valid", "atol", "rtol"}:
+        raise InvalidDeclaration(f"{where}: ties goes with valid, atol and rtol alone")
+    if "set" in modes and set(modes) - {"set", "valid"}:
+        raise InvalidDeclaration(f"{where}: set goes with valid alone")
+    own = {"group" if mode == "set" else mode: value for mode, value in modes.items()}
+    return Comparison(parameters, **own)
+
+
+def check_number(where: str, mode: str, value) -> None:
+    low, high = LIMITS[mode]
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not low <= value <= high or (value == 0 and mode in ("cap", "rms")):
+        limit = "a number from 0" if high == math.inf else f"a number from {low:g} to {high:g}"
+        raise InvalidDeclaration(f"{where}: {mode} is {value!r}; it must be {limit}")
+
+
+def check_group(where: str, value, parameters: tuple[str, ...]) -> None:
+    if not (type(value) is int or callable(value) or value in parameters):
+        raise InvalidDeclaration(
+            f"{where}: set must be the dimension along which the elements form a set, the name of the parameter that "
+            "holds the offsets of the groups, or a function of the inputs that returns each element's group"
+        )
+
+
+def of_inputs(function: Callable, parameters: tuple[str, ...], inputs: list):
+    """The result of a declared function. It gets the inputs that its parameters name, or all of them."""
+    accepted = list(inspect.signature(function).parameters)
+    named = dict(zip(parameters, inputs, strict=False))
+    if accepted and all(name in named for name in accepted):
+        return function(**{name: named[name] for name in accepted})
+    return function(*inputs)
+
+
+def compare(
+    actual: torch.Tensor,
+    oracle: torch.Tensor,
+    baseline: torch.Tensor,
+    tolerance: float,
+    usual_rms: float,
+    declared: Comparison | None,
+    inputs: list,
+    roughly: float = 0.0,
+) -> dict:
+    """accuracy.compare, or with declared modes the same keys and `refused`: why the output is wrong, else None.
+
+    inputs: of the call, before it. roughly: a share of (|reference| + rms) by which any element may be off, on values
+    that the task does not have.
+    """
+    usual = accuracy.compare(actual, oracle, baseline, tolerance, usual_rms)
+    if declared is None or "mismatches" not in usual:
+        return usual
+    layout = {name: usual[name] for name in accuracy.LAYOUT}
+    mask = mask_of(declared, inputs, baseline)
+    if declared.ties:
+        return {**usual, **layout, **ties(actual, baseline, mask, declared, inputs)}
+    parts = [tensor.reshape(-1) if mask is None else tensor[mask] for tensor in (actual, oracle, baseline)]
+    if declared.group is not None:
+        groups = groups_of(declared, inputs, baseline)
+        groups = groups.reshape(-1) if mask is None else groups[mask]
+        parts = [sorted_within(tensor, groups) for tensor in parts]
+    compared = {**accuracy.compare(*parts, tolerance, usual_rms), **layout}
+    if mask is not None and compared["first_bad_index"] is not None:
+        compared["first_bad_index"] = int(mask.reshape(-1).nonzero()[compared["first_bad_index"]])
+    return {**compared, **bounded(*parts, compared, declared, roughly)} if declared.bounded else compared
+
+
+def is_right(compared: dict) -> bool:
+    """Does a comparison of equal shapes find no fault?"""
+    return not compared.get("refused") and compared["mismatches"] + compared["nonfinite"] == 0
+
+
+def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.Tensor | None:
+    """Which elements of an output count; None for all of them."""
+    if declared.valid is None:
+        return None
+    mask = of_inputs(declared.valid, declared.parameters, inputs)
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        raise InvalidDeclaration("the function `valid` in COMPARE must return a tensor of bool")
+    while mask.dim() < output.dim() and mask.shape == output.shape[: mask.dim()]:
+        mask = mask.unsqueeze(-1)  # a mask of rows
+    try:
+        return mask.to(output.device).expand(output.shape)
+    except RuntimeError:
+        raise InvalidDeclaration(
+            f"the function `valid` in COMPARE returns the shape {list(mask.shape)} for an output of "
+            f"{list(output.shape)}"
+        ) from None
+
+
+def ties(
+    actual: torch.Tensor, baseline: torch.Tensor, mask: torch.Tensor | None, declared: Comparison, inputs: list
+) -> dict:
+    """{mismatches, first_bad_index, refused, …} of indices along the last dimension of an input: wrong where one is out
+    of range, comes twice in its row, or points to another score than the reference's index in its place."""
+    scores = inputs[declared.parameters.index(declared.ties)]
+    if not isinstance(scores, torch.Tensor) or actual.is_floating_point() or scores.dim() == 0:
+        raise InvalidDeclaration("ties in COMPARE needs an output of whole numbers and a tensor of scores")
+    flat = actual.dim() == scores.dim() - 1  # one index a row, as argmax gives it
+    got, expected = (tensor.long().unsqueeze(-1) if flat else tensor.long() for tensor in (actual, baseline))
+    counted = torch.ones_like(got, dtype=torch.bool) if mask is None else mask.reshape(got.shape)
+    count = scores.shape[-1]
+    inside = (got >= 0) & (got < count)
+    chosen, wanted = (accuracy.comparable(gathered(scores, at.clamp(0, count - 1))) for at in (got, expected))
+    bound = (declared.atol or 0.0) + (declared.rtol or 0.0) * wanted.double().abs()
+    equal = (chosen == wanted) | ((chosen.double() - wanted.double()).abs() <= bound)
+    wrong = counted & (~inside | ~equal | repeated(got, counted))
+    bad = int(wrong.sum())
+    first = int(wrong.reshape(-1).nonzero()[0]) if bad else None
+    why = f"{bad} indices are out of range, come twice or point to another score than the reference's" if bad else None
+    return {"mismatches": 0, "outside": bad, "first_bad_index": first, "refused": why, "nonfinite": 0, "lost_pct": 0.0}
+
+
+def gathered(scores: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The scores at indices along their last dimension; other dimensions of the indices must be those of the scores."""
+    if scores.dim() != at.dim() or scores.shape[:-1] != at.shape[:-1]:
+        raise InvalidDeclaration(
+            f"ties in COMPARE: indices of {list(at.shape)} do not point along the last dimension of scores of "
+            f"{list(scores.shape)}"
+        )
+    return scores.gather(-1, at)
+
+
+def repeated(at: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Where an index comes a second time in its row."""
+    apart = -1 - torch.arange(at.shape[-1], device=at.device)  # what does not count repeats nothing
+    order = torch.where(counted, at, apart).sort(dim=-1, stable=True)
+    again = torch.zeros_like(counted)
+    again[..., 1:] = order.values[..., 1:] == order.values[..., :-1]
+    return torch.zeros_like(again).scatter(-1, order.indices, again)
+
+
+def groups_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.Tensor:
+    """The group of each element of an output, for a comparison as sets."""
+    group = declared.group
+    places = torch.arange(output.numel(), device=output.device).view(output.shape)
+    if isinstance(group, int):
+        if not -output.dim() <= group < output.dim():
+            raise InvalidDeclaration(f"set in COMPARE is {group}, but the output has {output.dim()} dimensions")
+        return places.narrow(group, 0, 1).expand(output.shape) if output.numel() else places
+    if isinstance(group, str):
+        offsets = inputs[declared.parameters.index(group)].to(output.device)
+        rows = torch.bucketize(torch.arange(len(output), device=output.device), offsets.contiguous(), right=True)
+        return rows.view(-1, *[1] * (output.dim() - 1)).expand(output.shape)
+    groups = of_inputs(group, declared.parameters, inputs).to(output.device)
+    if groups.is_floating_point() or groups.shape != output.shape:
+        raise InvalidDeclaration("the function `set` in COMPARE must return a whole number for each element")
+    return groups
+
+
+def sorted_within(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """Flat values by group, each group in ascending order."""
+    order = accuracy.comparable(values).argsort(stable=True)
+    return values[order[groups[order].argsort(stable=True)]]
+
+
+def bounded(
+    actual: torch.Tensor,
+    oracle: torch.Tensor,
+    baseline: torch.Tensor,
+    compared: dict,
+    declared: Comparison,
+    roughly: float,
+) -> dict:
+    """{mismatches, outside, refused, lost_pct} of flat outputs under declared bounds. outside: elements off by more
+    than the bound. An element within the bound of the reference in the task's own dtype is right too."""
+    count, beyond, largest, squares = 0, 0, 0.0, 0.0
+    for start in range(0, oracle.numel(), CHUNK):
+        got, exact, theirs = (accuracy.comparable(t[start : start + CHUNK]) for t in (actual, oracle, baseline))
+        error, scale = least_error(got, exact, theirs)
+        weighed = scale + compared["rms"]
+        allowed = bound_of(declared, scale, weighed, compared["bound"])
+        cap = declared.cap if declared.cap is not None else torch.maximum(allowed, DEFAULT_CAP * weighed)
+        count += int((error > torch.maximum(allowed, roughly * weighed)).sum()) if declared_alone(declared) else 0
+        beyond += int((error > torch.clamp(roughly * weighed, min=0.0).maximum(torch.as_tensor(cap).to(error))).sum())
+        largest = max(largest, float(error.max()))
+        squares += float(error.square().sum())
+    total = max(oracle.numel(), 1)
+    rms = math.sqrt(squares / total)
+    refused = None
+    if count > (1 - declared.share) * total:
+        refused = f"{count} elements ({100 * count / total:.3g} %) are off by more than the declared bound"
+    elif beyond:
+        refused = f"{beyond} elements are off by more than the cap; the largest error is {largest:.3g}"
+    elif declared.rms is not None and rms > max(declared.rms, roughly) * compared["rms"]:
+        share = rms / compared["rms"] if compared["rms"] else math.inf
+        refused = f"the rms of the error is {share:.3g} of the reference's, more than the declared {declared.rms:g}"
+    return {"mismatches": 0, "outside": count, "refused": refused, "lost_pct": 0.0}
+
+
+def declared_alone(declared: Comparison) -> bool:
+    """Must elements be within a bound? With nothing but an rms, or a cap beside it, they need not."""
+    return declared.rms is None or declared.atol is not None or declared.rtol is not None or declared.share < 1
+
+
+def least_error(actual: torch.Tensor, exact: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(absolute error of each element against the oracle or the baseline, whichever is nearer; |reference|).
+
+    Elements without a finite reference or result have no error here; accuracy.compare counts them."""
+    got, exact, theirs = (tensor.double() for tensor in (actual, exact, theirs))
+    errors = [
+        torch.where(torch.isfinite(got) & torch.isfinite(one), (got - one).abs(), math.inf) for one in (exact, theirs)
+    ]
+    error = torch.minimum(*errors)
+    return torch.where(error.isinf(), 0.0, error), torch.where(torch.isfinite(exact), exact.abs(), 0.0)
+
+
+def bound_of(declared: Comparison, scale: torch.Tensor, weighed: torch.Tensor, usual: float) -> torch.Tensor:
+    """The error that each element may have."""
+    if declared.atol is None and declared.rtol is None:
+        return usual * weighed
+    return (declared.atol or 0.0) + (declared.rtol or 0.0) * scale

@@ -1,0 +1,21 @@
+"""How a file can break the problem contract (see problem.py), and what this bundle cannot handle."""
+
+
+class ContractError(Exception):
+    """A file does not fulfil the contract."""
+
+
+class UnknownWorkload(ContractError):
+    """The reference has no workload of that name."""
+
+
+class CastOfQuantised(ContractError):
+    """The task's dtype would cast 8-bit data, or the scales beside it."""
+
+
+class UnsupportedInput(ContractError):
+    """The reference is sound, but this bundle cannot handle its inputs."""
+
+
+class InvalidDeclaration(UnsupportedInput):
+    """The reference declares something that cannot be, or leaves out what it must declare."""

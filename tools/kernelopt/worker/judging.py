@@ -1,0 +1,359 @@
+"""The job that judges outputs: the reference runs here, and a candidate is never loaded."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from . import accuracy, comparisons, problem, sampling, state, tensor_trees, variant_inputs
+from .context import Context, load_reference
+from .contract import ContractError, InvalidDeclaration
+from .faults import OracleError, blaming, describe
+
+# Bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there.
+ROUGHLY = 0.25
+
+
+def check(context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]) -> dict:
+    """Compare stored outputs with the reference, which runs only here and only now.
+
+    cases: [{workload, seed, variant, first, calls}], calls being [{inputs_seed, output}]: the seed whose inputs a call
+    got, and the file of its outputs. Inputs are made again from the seeds, because the files that the candidate read
+    are not trusted.
+    """
+    from .oracle import Maker
+
+    loaded = load_reference(reference)
+    maker = Maker(loaded, dtype, context.device)
+    finite: dict[str, list[bool]] = {}
+    return {"cases": [checked(context, loaded, maker, entry, tolerances, finite) for entry in cases]}
+
+
+def checked(context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, finite: dict) -> dict:
+    """`Check.result`; {broken: message} for a variant on which the reference fails and leaves the device as it was."""
+    try:
+        return Check(context, loaded, maker, entry, tolerances, finite).result()
+    except OracleError as error:
+        if not entry["variant"]:
+            raise
+        context.synchronize()  # it fails where the device is lost, and then the process ends
+        return {"broken": str(error)}
+
+
+@dataclass
+class Expected:
+    """The reference's results on one seed's inputs: what forward returns and then the inputs that it is declared to
+    change, in the task's own dtype and (oracle) in the highest precision.
+
+    returned: how many of them forward returns. inputs, before: the arguments, and the tensors to be changed, as they
+    were before the call. state: parameters and buffers that the reference changes. usual_rms: see Check. random,
+    trivial_answers: found for the first call alone."""
+
+    baseline: list[torch.Tensor]
+    oracle: list[torch.Tensor]
+    precision: str
+    structure: str
+    returned: int
+    inputs: list
+    before: list[torch.Tensor]
+    state: dict[str, torch.Tensor]
+    usual_rms: list[float] = field(default_factory=list)
+    random: bool = False
+    trivial_answers: list[str] = field(default_factory=list)
+
+
+class Check:
+    """The judgement of one case: its parameters, and for each of its calls the oracle on that call's inputs."""
+
+    def __init__(
+        self,
+        context: Context,
+        loaded: problem.Reference,
+        maker,
+        entry: dict,
+        tolerances: dict[str, float],
+        finite: dict[str, list[bool]],
+    ):
+        """maker: an oracle.Maker. finite: by workload, whether each output held no NaN and no infinity on the task's
+        own inputs, which cases leave for the variants after them."""
+        self.device, self.loaded, self.maker = context.device, loaded, maker
+        self.entry, self.tolerances, self.finite = entry, tolerances, finite
+        self.case = self._case(entry["seed"])
+
+    def _case(self, seed: int) -> problem.Case:
+        with blaming(OracleError):
+            return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
+
+    def result(self) -> dict:
+        """{calls: [{count, structure, outputs, changed}], expected_count, expected_structure, changes, wrong_state,
+        trivial_answers, oracle, random} or {unreadable}. changes: the parameters and buffers that the reference
+        changes; wrong_state: those that the kernel left otherwise. changed: by number of an input, why its contents
+        after the call are wrong; they come last among the outputs as well."""
+        return self.compared_with(self.entry["calls"], {}, keep=False)
+
+    def compared_with(self, entries: list[dict], known: dict[int, Expected], keep: bool = True) -> dict:
+        """`result` of the calls in `entries`. known: results of `expected` by seed. `keep` is False when only one seed
+        fits in memory."""
+        calls, once = [], {}
+        for call in entries:
+            try:
+                stored = self._stored(call["output"])
+            except Exception as error:
+                return {"unreadable": describe(error)["message"]}
+            if call["inputs_seed"] not in known:
+                if not keep:
+                    known.clear()
+                known[call["inputs_seed"]] = self.expected(call["inputs_seed"], first=not calls)
+            wanted = known[call["inputs_seed"]]
+            if not calls:  # the same for all calls
+                once = self._once(wanted, stored["state"])
+            if self.entry.get("draws") and not calls:
+                once["wrong_draws"] = self._wrong_draws(wanted)
+            actual = stored["outputs"]
+            left = self._left(wanted, stored["inputs"]) if len(actual) == wanted.returned else []
+            outputs = self._compared([*actual, *left], wanted)
+            calls.append({"count": len(actual), "structure": stored["structure"], "outputs": outputs})
+            del wanted
+        return {"calls": calls, **once}
+
+    def _wrong_draws(self, wanted: Expected) -> list[str]:
+        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output."""
+        draws = tensor_trees.load(self.entry["draws"])
+        wrong = []
+        for at, sampled in self.loaded.declarations.samples.items():
+            of_output = draws.get(at, torch.empty(0)).to(self.device)
+            if why := sampling.distance(of_output, wanted.oracle[at], sampled):
+                wrong.append(f"output {at}: {why}")
+        return wrong
+
+    def _stored(self, path: str) -> dict:
+        stored = tensor_trees.load(path)
+        outputs = [tensor.to(self.device) for tensor in stored["outputs"]]
+        inputs = {int(number): tensor.to(self.device) for number, tensor in (stored["inputs"] or {}).items()}
+        return {"outputs": outputs, "inputs": inputs, "structure": stored["structure"], "state": stored["state"]}
+
+    def _once(self, wanted: Expected, left: dict | None) -> dict:
+        return {
+            "trivial_answers": wanted.trivial_answers,
+            "random": wanted.random,
+            "oracle": wanted.precision,
+            "expected_count": wanted.returned,
+            "expected_structure": wanted.structure,
+            "changes": sorted(wanted.state),
+            "wrong_state": self._wrong_state(left, wanted.state),
+        }
+
+    def _left(self, wanted: Expected, changed: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """The contents of the declared inputs after the kernel's call. changed: those that it changed."""
+        numbers = self.loaded.declarations.mutated_tensors(wanted.inputs)
+        return [changed.get(number, before) for number, before in zip(numbers, wanted.before, strict=True)]
+
+    def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[dict]:
+        bounds = self._bounds(expected.baseline)
+        workload, variant = self.entry["workload"], self.entry["variant"]
+        with blaming(OracleError):
+            compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
+        finite = self.finite.get(workload, [True] * len(bounds))
+        if variant:
+            return [{**output, "usually_finite": own} for output, own in zip(compared, finite, strict=False)]
+        all_finite = (output.get("finite") == output.get("elements") for output in compared)
+        self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
+        return compared
+
+    def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
+        """The comparison of output `at`, as the task declares it; of a changed input also what must have stayed."""
+        if at in self.loaded.declarations.samples and at < expected.returned:
+            return sampling.compare(actual, expected.oracle[at])
+        compared = comparisons.compare(
+            actual,
+            expected.oracle[at],
+            expected.baseline[at],
+            bounds[at],
+            expected.usual_rms[at] if expected.usual_rms else 0.0,
+            self.loaded.declarations.comparison(expected.inputs, expected.returned, at),
+            expected.inputs,
+            ROUGHLY if self._has_other_values() else 0.0,
+        )
+        if at < expected.returned or "mismatches" not in compared:
+            return compared
+        before = expected.before[at - expected.returned]
+        touched = disturbed(actual, before, expected.oracle[at], expected.baseline[at])
+        return {**compared, "input": self._parameter(expected, at), "disturbed": touched}
+
+    def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
+        """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference
+        does: running statistics, say; counters are ignored. left: those that the kernel changed, None when they were
+        not recorded."""
+        if left is None:
+            return []
+        wrong = []
+        for name, wanted in expected.items():
+            actual = left.get(name, self.case.state[name]).to(self.device)
+            bound = self.tolerances[tensor_trees.dtype_class(wanted.dtype)]
+            compared = accuracy.compare(actual, wanted, wanted, bound)
+            if wanted.is_floating_point() and compared.get("mismatches", 1) + compared.get("nonfinite", 1):
+                wrong.append(name)
+        return wrong
+
+    def _has_other_values(self) -> bool:
+        return bool(self.entry["variant"]) and self.entry["variant"]["values"] in variant_inputs.VALUES
+
+    def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
+        bounds = [self.tolerances[tensor_trees.dtype_class(tensor.dtype)] for tensor in baseline]
+        if self._has_other_values():
+            return [max(ROUGHLY, bound) if bound else bound for bound in bounds]
+        return bounds
+
+    def expected(self, inputs_seed: int, first: bool) -> Expected:
+        """The reference's results on a seed's inputs with this case's parameters; for the first call also whether the
+        reference is random and which trivial answers would pass."""
+        case = self.case
+        if inputs_seed != self.entry["seed"]:
+            case = case.with_inputs(self._case(inputs_seed).inputs)
+        own = first and self.entry["variant"] is None
+        with blaming(OracleError):
+            answered = answer(self.loaded, case, self.device)
+            left = state.changed(answered.model, state.watched(case.state)) if own else {}
+            oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
+        expected = Expected(
+            answered.outputs,
+            oracle,
+            precision,
+            answered.structure,
+            answered.returned,
+            case.inputs,
+            self.loaded.mutated(case.inputs),
+            left,
+        )
+        del answered
+        expected.usual_rms = self._usual_rms(inputs_seed, oracle)
+        for at, sampled in self.loaded.declarations.samples.items():
+            if at >= expected.returned:
+                raise InvalidDeclaration(f"SAMPLES names output {at}, and forward returns {expected.returned}")
+            if own:
+                sampling.check_probabilities(oracle[at], sampled)
+            elif not sampling.are_distributions(oracle[at]):
+                raise OracleError("the reference returns no probabilities")
+        if own:
+            with blaming(OracleError):
+                again = outputs(self.loaded, case, self.device, draw=1)
+            bounds = self._bounds(expected.baseline)
+            repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
+            expected.random = not all(map(comparisons.is_right, repeated))
+            expected.trivial_answers = self._trivial_answers(expected, bounds) if self.entry["first"] else []
+        return expected
+
+    def _against_itself(self, again: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
+        """A second result of the reference against its first one."""
+        first = expected.baseline[at]
+        declared = self.loaded.declarations.comparison(expected.inputs, expected.returned, at)
+        return comparisons.compare(again, first, first, bounds[at], 0.0, declared, expected.inputs)
+
+    def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
+        """The rms of each output on other contents of the same sizes, where a single one, a sum near 0, is no scale;
+        else 0."""
+        variant = self.entry["variant"] or {"sizes": [], "keywords": {}}
+        few = any(tensor.numel() < accuracy.FEW for tensor in oracle)
+        if not few or not (variant["sizes"] or variant["keywords"]):
+            return [0.0] * len(oracle)
+        try:
+            other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
+            usual = map(accuracy.comparable, outputs(self.loaded, other, self.device))
+        except Exception:  # the reference may refuse contents that we made
+            return [0.0] * len(oracle)
+        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in usual]
+
+    def _trivial_answers(self, expected: Expected, bounds: list[float]) -> list[str]:
+        """Answers that compute nothing and would pass on this workload (see accuracy.bland_answers), and inputs that
+        may stay as they are although they are declared as outputs."""
+        with blaming(OracleError):
+            twins = outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
+
+        def passes(tensor: torch.Tensor | None, at: int) -> bool:
+            if tensor is None:
+                return False
+            compared = self._compare(tensor, at, expected, bounds)
+            return "mismatches" in compared and comparisons.is_right(compared) and not compared.get("disturbed")
+
+        answers = []
+        for at, before in enumerate(expected.before, start=expected.returned):
+            if before.numel() and passes(before, at):
+                answers.append(f"MUTATES declares '{self._parameter(expected, at)}', and its contents before the call")
+        if len(twins) == len(expected.baseline):
+            given = tensor_trees.input_tensors(expected.inputs)
+            bland = accuracy.bland_answers(expected.baseline, given, twins)
+            answers += accuracy.passing(bland, expected.oracle, passes)
+        return answers
+
+    def _parameter(self, expected: Expected, at: int) -> str:
+        """The name of the input that output `at` is the contents of."""
+        declared = self.loaded.declarations
+        number = declared.mutated_tensors(expected.inputs)[at - expected.returned]
+        return declared.name_of_tensor(expected.inputs, number)
+
+
+def disturbed(actual: torch.Tensor, before: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor) -> int:
+    """How many elements of a changed input differ from before the call, although the reference leaves them as they
+    were. Those are compared exactly: a kernel has no reason to touch them."""
+    got, old, exact, theirs = (accuracy.comparable(tensor) for tensor in (actual, before, oracle, baseline))
+    stays = same(exact, old.to(exact.dtype)) & same(theirs, old)
+    return int((stays & ~same(got, old)).sum())
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two tensors are equal, or both NaN."""
+    return (a == b) | ((a != a) & (b != b))
+
+
+@dataclass
+class Answer:
+    """A call of the reference: its outputs, those that it returned first, their tensor_trees.structure, and the model
+    after the call."""
+
+    outputs: list[torch.Tensor]
+    returned: int
+    structure: str
+    model: torch.nn.Module
+
+
+def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
+    """The reference's results in the task's own dtype. Another `draw` gives it other random numbers, if it uses any."""
+    return answer(loaded, case, device, draw).outputs
+
+
+def answer(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> Answer:
+    """A call of the reference. InvalidDeclaration when it changes an input that the task does not declare."""
+    model, inputs = loaded.model(case, device), case.placed_inputs(device)
+    versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
+    torch.manual_seed(draw)
+    result = problem.call(model, inputs)
+    refuse_undeclared(loaded.declarations, case.inputs, inputs, versions)
+    returned = tensor_trees.tensors(result)
+    mutated = loaded.mutated(inputs)
+    if not returned and not mutated:
+        raise ContractError("the reference returns no tensor and changes no input")
+    return Answer([*returned, *mutated], len(returned), tensor_trees.structure(result), model)
+
+
+def refuse_undeclared(declarations, given: list, inputs: list, versions: list[int]) -> None:
+    """InvalidDeclaration when an input was changed that MUTATES does not name: the kernel's effect on it would not be
+    judged. versions: torch's counters of changes, before the call; a change to the same value counts."""
+    allowed = declarations.mutated_tensors(given)
+    pairs = zip(tensor_trees.input_tensors(given), tensor_trees.input_tensors(inputs), versions, strict=True)
+    for number, (before, after, version) in enumerate(pairs):
+        if number in allowed:
+            continue
+        if after._version != version or not state.identical(before.to(after.device), after):
+            name = declarations.name_of_tensor(given, number)
+            shown = repr(name) if not name.isdigit() else name
+            raise InvalidDeclaration(
+                f"the reference changes its input {shown} in place, and its contents would not be judged; declare it "
+                f"as an output in reference.py, MUTATES = {mutates_with(declarations, name)}, or have forward work on "
+                "a copy"
+            )
+
+
+def mutates_with(declarations, name: str) -> str:
+    """MUTATES as it must be written to name one parameter more."""
+    names = [*(declarations.name(position) for position in declarations.mutates), name]
+    shown = ", ".join(one if one.isdigit() else f'"{one}"' for one in names)
+    return f"({shown},)" if len(names) == 1 else f"({shown})"

@@ -1,0 +1,118 @@
+"""Sizes that a task names itself, as keyword arguments of get_inputs, and the other values that they are tried at.
+
+    def get_inputs(*, requests=4, pages=300, page=16): …
+
+Inputs of other sizes are then made by the task, and never cut out of its own: which input depends on which only the
+task knows. get_inputs raises ValueError where there is no case of these sizes. Imported by worker processes only.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from secrets import randbelow
+
+from . import tensor_trees
+from .contract import InvalidDeclaration
+
+Keywords = dict[str, int]
+SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
+STRUCTURE = 3  # a size up to this one is a structure (a pair, a colour, a window)
+MOST_DRAWN = 2  # times its own value is the most that a size is drawn at
+TRIED_BYTES = 1 << 20  # of inputs on which the reference is tried on the CPU
+
+
+def of_function(make: Callable, name: str) -> Keywords:
+    """The sizes of a function that makes inputs: its parameters that have a whole number as default. Raises
+    InvalidDeclaration for a keyword that has none."""
+    sizes = {}
+    for parameter in inspect.signature(make).parameters.values():
+        if type(parameter.default) is int:
+            sizes[parameter.name] = parameter.default
+        elif parameter.kind == inspect.Parameter.KEYWORD_ONLY:
+            raise InvalidDeclaration(
+                f"{name} has the keyword '{parameter.name}' without a whole number as default; keywords are sizes"
+            )
+    if small := [size for size, value in sizes.items() if value < 1]:
+        raise InvalidDeclaration(f"{name} has the size '{small[0]}' below 1; a size is at least 1")
+    return sizes
+
+
+def chosen(sizes: Keywords, own: dict, workload: str) -> Keywords:
+    """The sizes of a workload that get_workloads states as a dict. Raises InvalidDeclaration for an unknown one."""
+    for name, value in own.items():
+        if name not in sizes or type(value) is not int or value < 1:
+            known = ", ".join(sizes) or "none"
+            raise InvalidDeclaration(
+                f"workload '{workload}' sets {name!r} to {value!r}; it can set the keyword sizes of get_inputs "
+                f"({known}) to whole numbers from 1"
+            )
+    return {**sizes, **own}
+
+
+def other_sizes(sizes: Keywords, small: Keywords, narrow: bool) -> Iterator[tuple[str, Keywords]]:
+    """(name, keywords) for all sizes but the primes just below. small: small primes where the task takes them. narrow:
+    the task's own sizes are large, so that the sizes that stay are small."""
+    yield "prime sizes", small
+    kept = small if narrow else {}
+    for name, size in sizes.items():
+        yield one(name, size, 1), {**kept, name: 1}
+        if prime := small_prime(size):
+            yield one(name, size, prime), {**kept, name: prime}
+        yield one(name, size, size + 1), {**kept, name: size + 1}
+        yield one(name, size, beyond(size)), {**small, name: beyond(size)}
+    yield "all sizes 1", dict.fromkeys(sizes, 1)
+    drawn = {name: 1 + randbelow(MOST_DRAWN * size) for name, size in sizes.items()}
+    yield f"drawn sizes ({', '.join(f'{name} {size}' for name, size in drawn.items())})", drawn
+
+
+def just_below(sizes: Keywords) -> Keywords:
+    """The largest prime below each size that is no structure."""
+    return {name: prime_below(size) for name, size in sizes.items() if size > STRUCTURE}
+
+
+def smallest(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
+    """Small primes in as many places as the task takes together."""
+    small: Keywords = {}
+    for name, size in sizes.items():
+        prime = small_prime(size) if size > STRUCTURE else None
+        if prime and possible({**small, name: prime}):
+            small[name] = prime
+    return small
+
+
+def one(name: str, size: int, new: int) -> str:
+    """ "requests 4 -> 1" """
+    return f"{name} {size} -> {new}"
+
+
+def small_prime(size: int) -> int | None:
+    """The largest of SMALL_PRIMES below `size`."""
+    return next((number for number in SMALL_PRIMES if number < size), None)
+
+
+def prime_below(size: int) -> int:
+    """The largest prime below a size above 2."""
+    return next(n for n in range(size - 1, 1, -1) if all(n % factor for factor in range(2, int(n**0.5) + 1)))
+
+
+def beyond(size: int) -> int:
+    """One more than the next power of two: a tile for `size` cannot hold it."""
+    return (1 << (size - 1).bit_length()) + 1
+
+
+def trial(reference, workload: str, dtype: str | None, limit_bytes: int) -> Callable[[Keywords], bool]:
+    """A function that says whether the task takes these sizes: it makes inputs of at most limit_bytes, and the
+    reference, tried on small ones, runs on them."""
+
+    def possible(keywords: Keywords) -> bool:
+        from . import problem
+
+        try:
+            model, inputs, _ = reference.build(workload, 0, dtype, "cpu", keywords)
+            total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
+            if total <= TRIED_BYTES:
+                problem.call(model, inputs)
+            return total <= limit_bytes
+        except Exception:
+            return False
+
+    return possible

@@ -1,0 +1,166 @@
+"""Outputs that are drawn at random: SAMPLES, and the judgement of draws against the reference's probabilities.
+
+    SAMPLES = {0: {"tvd": 0.02, "draws": 200_000}}
+
+The reference returns probabilities over the last dimension; the kernel returns an index for each row. A parameter of
+forward holds the seed: "seed", or the one that {"seed": name} states. Every index must be in range and possible, and
+the same seed must give the same result. Over secret seeds the total variation distance of the draws of a row to its
+probabilities may be `tvd`. Rows of equal probabilities count as one, so few calls suffice where get_inputs repeats
+them.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .contract import InvalidDeclaration
+
+MOST_TVD = 0.5
+FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
+MOST_CALLS = {"cuda": 20_000, "cpu": 400}
+SIGMAS = 4  # of the noise of a right kernel's distance
+SUM_TOLERANCE = 1e-2  # of probabilities of a row, in the task's dtype
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One output that is drawn. seed: position of the parameter of forward that holds the seed."""
+
+    tvd: float
+    draws: int
+    seed: int
+
+    def to_json(self) -> dict[str, float | int]:
+        return {"tvd": self.tvd, "draws": self.draws}
+
+
+def read(declared, parameters: tuple[str, ...]) -> dict[int, Sampling]:
+    """The outputs that SAMPLES declares. Raises InvalidDeclaration for what cannot be read."""
+    if not isinstance(declared, dict):
+        raise InvalidDeclaration('SAMPLES must be a dict, such as {0: {"tvd": 0.02, "draws": 200_000}}')
+    return {output: read_one(output, modes, parameters) for output, modes in declared.items()}
+
+
+def read_one(output, modes, parameters: tuple[str, ...]) -> Sampling:
+    where = f"SAMPLES[{output!r}]"
+    if type(output) is not int or output < 0:
+        raise InvalidDeclaration(f"SAMPLES has the key {output!r}; a key is the position of an output, from 0")
+    if not isinstance(modes, dict) or not {"tvd", "draws"} <= set(modes) <= {"tvd", "draws", "seed"}:
+        raise InvalidDeclaration(f'{where} must hold "tvd" and "draws", and may hold "seed", the parameter\'s name')
+    tvd, draws, seed = modes["tvd"], modes["draws"], modes.get("seed", "seed")
+    if type(tvd) not in (int, float) or not 0 < tvd <= MOST_TVD:
+        raise InvalidDeclaration(f"{where}: tvd is {tvd!r}; it must be a number above 0, up to {MOST_TVD}")
+    if type(draws) is not int or not FEWEST_DRAWS <= draws <= MOST_DRAWS:
+        raise InvalidDeclaration(
+            f"{where}: draws is {draws!r}; it must be a whole number from {FEWEST_DRAWS} to {MOST_DRAWS}"
+        )
+    if seed not in parameters:
+        raise InvalidDeclaration(
+            f"{where}: forward has no parameter {seed!r} that holds the seed; without one the same result cannot be "
+            'asked for twice (another name: {"seed": "its name"})'
+        )
+    return Sampling(float(tvd), draws, parameters.index(seed))
+
+
+def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str) -> int:
+    """How often a kernel must be called for the declared draws of each row; fewer where that is too often."""
+    _, counts = groups(probabilities)
+    return min(math.ceil(sampling.draws / int(counts.min())), MOST_CALLS[device])
+
+
+def groups(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the group of each row, rows per group); rows of equal probabilities are one group."""
+    rows = probabilities.reshape(-1, probabilities.shape[-1])
+    _, group, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
+    return group, counts
+
+
+def reseeded(inputs: list, position: int, seed: int) -> list:
+    """The arguments of a call with another seed, as a number or in its tensor's memory."""
+    held = inputs[position]
+    if isinstance(held, torch.Tensor):
+        held.fill_(seed)
+        return inputs
+    return [*inputs[:position], seed, *inputs[position + 1 :]]
+
+
+def check_probabilities(probabilities: torch.Tensor, sampling: Sampling) -> None:
+    """InvalidDeclaration where an output is no distribution, or a constant answer would pass."""
+    if not probabilities.is_floating_point() or probabilities.dim() == 0:
+        raise InvalidDeclaration("SAMPLES: the reference must return probabilities over the last dimension")
+    rows = probabilities.double()
+    if not are_distributions(rows):
+        raise InvalidDeclaration("SAMPLES: the reference's probabilities are negative, or do not sum to 1 in each row")
+    if float((1 - rows.amax(-1)).max()) <= sampling.tvd:
+        raise InvalidDeclaration("SAMPLES: in every row the likeliest index alone is within the declared distance")
+
+
+def are_distributions(rows: torch.Tensor) -> bool:
+    return bool((rows >= 0).all()) and bool(((rows.double().sum(-1) - 1).abs() <= SUM_TOLERANCE).all())
+
+
+def compare(actual: torch.Tensor, probabilities: torch.Tensor) -> dict:
+    """accuracy.compare for indices: in range, and of a probability above 0."""
+    shape, whole = list(probabilities.shape[:-1]), not actual.is_floating_point() and actual.dtype != torch.bool
+    layout = {"shape": list(actual.shape), "expected_shape": shape, "stride": [], "expected_stride": []}
+    layout |= {"dtype": str(actual.dtype), "expected_dtype": str(actual.dtype) if whole else "torch.int64"}
+    if list(actual.shape) != shape or not whole:
+        return layout
+    count = probabilities.shape[-1]
+    at = actual.long().reshape(-1, 1)
+    rows = probabilities.reshape(-1, count)
+    inside = (at >= 0) & (at < count)
+    wrong = (~inside | (rows.gather(1, at.clamp(0, count - 1)) <= 0)).reshape(-1)
+    bad = int(wrong.sum())
+    return {
+        **layout,
+        "elements": actual.numel(),
+        "finite": actual.numel(),
+        "rms": 0.0,
+        "bound": 0.0,
+        "max_rel": 0.0,
+        "mismatches": 0,
+        "nonfinite": 0,
+        "spurious": 0,
+        "first_bad_index": int(wrong.nonzero()[0]) if bad else None,
+        "baseline_max_rel": 0.0,
+        "lost_pct": 0.0,
+        "baseline_lost_pct": 0.0,
+        "refused": f"{bad} indices are out of range, or have a probability of 0" if bad else None,
+    }
+
+
+def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Sampling) -> str | None:
+    """Why draws, (calls, …rows), do not follow the probabilities, (…rows, values); None when they do."""
+    values = probabilities.shape[-1]
+    rows = probabilities.double().reshape(-1, values)
+    if draws.shape[1:] != probabilities.shape[:-1] or draws.numel() == 0:
+        return f"the draws have shape {list(draws.shape[1:])}, expected {list(probabilities.shape[:-1])}"
+    drawn = draws.long().reshape(len(draws), -1)
+    if bool(((drawn < 0) | (drawn >= values)).any()):
+        return "an index is out of range"
+    group, counts = groups(probabilities)
+    for number in range(len(counts)):
+        own = drawn[:, group == number].reshape(-1)
+        expected = rows[int((group == number).nonzero()[0])]
+        shares = torch.bincount(own, minlength=values).double() / len(own)
+        found, limit = float((shares - expected / expected.sum()).abs().sum() / 2), sampling.tvd
+        noise = noise_of(expected, len(own))
+        if noise > limit and len(own) >= sampling.draws:
+            raise InvalidDeclaration(
+                f"SAMPLES: {len(own)} draws of {values} values are off by up to {noise:.3g} by chance alone, more than "
+                f"the declared {limit:g}; state more draws, or fewer values"
+            )
+        if found > max(limit, noise):
+            return (
+                f"the draws of a row have a total variation distance of {found:.3g} to its probabilities over "
+                f"{len(own)} draws, more than {max(limit, noise):.3g}"
+            )
+    return None
+
+
+def noise_of(expected: torch.Tensor, draws: int) -> float:
+    """The distance that the draws of a right kernel stay within: its mean and SIGMAS standard deviations."""
+    mean = float((expected * (1 - expected)).clamp(min=0).sqrt().sum()) / math.sqrt(2 * math.pi * draws)
+    return mean + SIGMAS * 0.5 / math.sqrt(draws)
