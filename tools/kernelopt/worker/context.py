@@ -120,8 +120,8 @@ class Candidate:
         they are known, the file also holds the structure of the results (tensor_trees.structure) and the parameters
         and buffers that the call changed."""
         stored = {
-            "outputs": [tensor.cpu() for tensor in outputs],
-            "inputs": {number: tensor.cpu() for number, tensor in inputs.items()},
+            "outputs": list(map(tensor_trees.to_host, outputs)),
+            "inputs": {number: tensor_trees.to_host(tensor) for number, tensor in inputs.items()},
             "structure": structure,
             "state": state,
         }

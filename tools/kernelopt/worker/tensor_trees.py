@@ -131,9 +131,16 @@ def place(value, device: str):
 
 def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """A copy on `device` with the tensor's memory layout. The gaps of a view hold arbitrary values."""
-    if device == "cpu" and tensor.is_cuda and tensor.nbytes in PINNED_BYTES and not has_gaps(tensor):
+    if has_gaps(tensor):
+        return memory_like(tensor, device).copy_(tensor)
+    return to_host(tensor) if tensor.is_cuda and device == "cpu" else tensor.to(device, copy=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor.cpu()`; a large tensor of a GPU comes through pinned memory."""
+    if tensor.is_cuda and tensor.nbytes in PINNED_BYTES:
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
-    return memory_like(tensor, device).copy_(tensor) if has_gaps(tensor) else tensor.to(device, copy=True)
+    return tensor.cpu()
 
 
 def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
