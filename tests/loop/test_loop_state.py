@@ -33,8 +33,9 @@ def test_each_rule_stops():
 
     assert reason({}) is None
     assert reason({}, [target]) == "the targets are met by v0"
-    near = replace(best, performance=replace(performance, floor_share_pct=96.0))
+    near = replace(best, performance=replace(performance, floor_share_pct=97.0))
     assert "of the floor" in reason({}, record=near)
+    assert stop_reason(State(), LIMITS, [], near, library_rate=True) is None  # that is no floor
     assert reason({"rounds": 3}) == "3 rounds are over" and reason({"spent_s": 3600.0}) == "60 minutes are over"
     assert "calls of the agent" in reason({"agent_calls": 20}) and reason({"without_gain": 2}) == STUCK
 
