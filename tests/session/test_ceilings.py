@@ -116,7 +116,7 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
     assert "a library's rate, not on a floor" in done.stderr and "measure_ceiling.py" in done.stderr
     assert "a library's rate and no floor" in done.stdout and "(a library's rate, not a floor)" in done.stdout
-    assert platforms.rests_on_library_rate(product, product.task())
+    assert platforms.floor_share_pct(product, product.task(), 160.0) is None
     (goal,) = tool_json("check_goal.py", product.root, code=1, run=run_here)["targets"]
     assert goal["library_rate"] and not goal["documented"]
     result = tool_json("measure_ceiling.py", "--workspace", product.root, "--set-target", run=run_here)
@@ -127,7 +127,8 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     (target,) = product.task().targets
     assert target.basis.startswith("measured_bf16_tensor_ceiling: 859 TFLOPS <- <workspace>/calibration.md:L")
     assert target.target == pytest.approx(0.9 * 859) and stop_conditions.reach(target) == ""
-    assert not platforms.rests_on_library_rate(product, product.task())
+    assert platforms.floor_share_pct(product, product.task(), 320.0) == pytest.approx(50, rel=1e-3)
+    assert platforms.floor_share_pct(product, product.task(), None) is None
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
     assert "library" not in done.stderr + done.stdout and "floor 160.0" in done.stdout
     assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []

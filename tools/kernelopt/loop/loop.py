@@ -93,8 +93,9 @@ class Loop:
         while True:
             self.progress.save()
             task = self.workspace.task()
-            library_rate = platforms.rests_on_library_rate(self.workspace, task)
-            reason = stop_reason(self.state, self.limits, task.targets, self.records.best(), library_rate)
+            best = self.records.best()
+            share = platforms.floor_share_pct(self.workspace, task, best.latency_us)
+            reason = stop_reason(self.state, self.limits, task.targets, best, share)
             if reason == STUCK:
                 if self.restarted():
                     continue

@@ -121,10 +121,11 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
     return None
 
 
-def rests_on_library_rate(workspace: Workspace, task: Task) -> bool:
-    """Return whether the floor of the default workload is what a library reaches, because no ceiling was measured."""
-    roof, work = roof_of_task(workspace, task), task.work_of()
-    return roof is not None and roofline.bound(work.flops, work.bytes_min, roof).library_rate
+def floor_share_pct(workspace: Workspace, task: Task, time_us: float | None) -> float | None:
+    """Return the share of the floor of a time of the default workload, by the rates that are known now. Return None
+    if the floor is unknown: a library's rate is none."""
+    used = utilization(workspace, task, time_us) if time_us else None
+    return None if used is None or used.library_rate else used.floor_share_pct
 
 
 def utilization(
