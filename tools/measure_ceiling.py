@@ -5,9 +5,8 @@ Memory-bound: a kernel reads and writes the problem's bytes, with a cold cache. 
 operations of the operands' dtype, as many as the problem has, on random data in shared memory: cold, burst and
 sustained, with the clock inside the kernel. What else the problem must do, per element of its result and block of k,
 runs in other warps: --per-k-block with --fp32-fma or --exp2 (an epilogue once per element: the whole k is a block).
-
-In a workspace the tensor operations' ceiling becomes a row of W/calibration.md; roofline, gate and goal use it as the
-floor. A library's product is timed beside it: an opponent, no floor. --set-target writes the Stop Condition.
+In a workspace this becomes a row of W/calibration.md, and the floor of roofline, gate and goal. A library's product
+is timed beside it: an opponent, no floor.
 """
 
 import sys
@@ -26,10 +25,8 @@ from kernelopt.session.task import Target
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
-  measure_ceiling.py --workspace W --set-target
   measure_ceiling.py --workspace W --per-k-block 128 --fp32-fma 1     (an fp8 product with scales per 128 of k)
-  measure_ceiling.py --flops 240518168576 --dtype fp8 --per-k-block 128 --fp32-fma 1
-  measure_ceiling.py --bytes-in 3758096384 --bytes-out 3758096384 --dtype bf16"""
+  measure_ceiling.py --flops 1099511627776 --dtype bf16"""
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int")
 
 

@@ -394,7 +394,7 @@ def test_the_summary_names_the_steps_that_gave_most(matmul):
     basis = "90 % of measured_bf16_matmul, a library's rate, not a floor"
     assert facts["Asked"] == f"test on H200; goal: default at least 612 TFLOPS ({basis})."
     assert facts["Reached"] == (
-        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of the floor not recorded; "
+        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of a library's rate, which is no floor, not recorded; "
         "20.000x as fast as v0 (the product of 3 paired steps)."
     )
     first, second = facts["What gave most"].split("; ")
