@@ -58,7 +58,7 @@ def measured(args) -> tuple[dict, list[str]]:
         result["device"], text = result["bandwidth"]["device"], text + lines
     if asked.flops:
         tensor = tensor_ceilings.measure(asked.dtype, asked.flops, asked.other, args.timeout)
-        result |= {"device": tensor.device["name"], **tensor.to_json()}
+        result |= {"device": tensor.device.name, **tensor.to_json()}
         text += [line for one in tensor.ceilings for line in ceilings.lines(one)]
         text.append(tensor_ceilings.library_line(tensor))
         if args.workspace:
@@ -77,14 +77,14 @@ def bandwidth(asked: Asked, args) -> tuple[dict, list[str]]:
     """(the report of a kernel that only moves the bytes, the same in words)"""
     read, written = asked.moved
     work = {"bytes_in": read, "bytes_out": written, "dtype": asked.dtype}
-    result = card_rates.run("ceiling", {**work, "rep_ms": args.rep_ms}, args.timeout)
-    best = result["best"]
-    result |= {"dtype": asked.dtype, "latency_us": (read + written) / best["median"] / 1e3}
+    device, ceiling = card_rates.run("ceiling", {**work, "rep_ms": args.rep_ms}, args.timeout)
+    rate = ceiling.best.rate
+    latency_us = (read + written) / rate.median / 1e3
+    result = {"device": device, **ceiling.to_json(), "dtype": asked.dtype, "latency_us": latency_us}
     text = [
-        f"{read} bytes read, {written} written, {asked.dtype}: {best['median']:.1f} GB/s (p20 {best['p20']:.1f}, p80 "
-        f"{best['p80']:.1f}, {best['n']} runs), {result['latency_us']:.2f} us, "
-        f"the best of {len(result['rates'])} shapes",
-        *card_rates.state_lines(result),
+        f"{read} bytes read, {written} written, {asked.dtype}: {rate.describe('GB/s')}, "
+        f"{latency_us:.2f} us, the best of {len(ceiling.rates)} shapes",
+        *card_rates.state_lines(ceiling.gpu_state),
     ]
     return result, text
 
@@ -161,7 +161,7 @@ def check_target(args, asked: Asked) -> None:
     workspace = Workspace(args.workspace)
     task = workspace.task()
     work = task.work_of()
-    platforms.check_platform(workspace, task, gpu.identify()["name"])
+    platforms.check_platform(workspace, task, gpu.identify().name)
     roof = platforms.roof_of_task(workspace, task)
     if roof is None and work.flops:
         raise UsageError(
@@ -178,9 +178,9 @@ def check_target(args, asked: Asked) -> None:
 def store(workspace: Workspace, asked: Asked, measured: tensor_ceilings.Measured) -> Path:
     """Write the rows into the workspace's calibration, which is made where it has none; its path."""
     task = workspace.task()
-    platforms.check_platform(workspace, task, measured.device["name"])
+    platforms.check_platform(workspace, task, measured.device.name)
     target = workspace.root / platforms.CALIBRATION
-    page = platforms.of_device(measured.device["name"], workspace, task)
+    page = platforms.of_device(measured.device.name, workspace, task)
     before = platforms.unsealed_text(target) if task.calibration else ceilings.new_page(page, measured.device)
     date = record_store.now()[:10]
     bundle.write_text(target, ceilings.page_with(list(measured.ceilings), before, measured.device, date))

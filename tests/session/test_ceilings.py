@@ -8,18 +8,21 @@ from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline, wiki, wiki_checks
+from kernelopt.hardware.card import Card
 from kernelopt.hardware.work import OtherArithmetic, Work
 from kernelopt.measure import card_rates, tensor_ceilings
 from kernelopt.session import ceilings, platforms, stop_conditions
-from test_calibration import STATE, measured, written
+from kernelopt.session.benchmark_reports import Ceiling, Rate, RestedAndSustained, ShapeRate
+from kernelopt.session.tensor_ceiling import TensorCeiling
+from test_calibration import STATE, measured, rate, written
 
 WIKI = BUNDLE / "gpu-wiki"
 FLOPS = 2 * 4096**3
-DEVICE = {"name": "NVIDIA H200", "uuid": "GPU-0", "driver": "580.1", "max_clocks": {"sm_clock_mhz": 1980}}
+DEVICE = Card("NVIDIA H200", "GPU-0", "580.1")
 SCALES = OtherArithmetic(k_block=128, fp32_fma=1)
 
 
-def report(dtype: str, flops: int, cold_us: float) -> dict:
+def report(dtype: str, flops: int, cold_us: float, other: OtherArithmetic | None = None) -> dict:
     """What the job tensor_ceiling gives, at figures that no card has."""
 
     def part(us: float) -> dict:
@@ -28,24 +31,29 @@ def report(dtype: str, flops: int, cold_us: float) -> dict:
     parts = {"cold": {**part(cold_us), "p20": cold_us - 1, "p80": cold_us + 1, "n": 9}}
     parts |= {"burst": part(0.9 * cold_us), "sustained": part(1.1 * cold_us)}
     known = {"dtype": dtype, "instruction": "wgmma", "flops": flops, "done_flops": flops, "relative_error": 1e-4}
-    return {**known, **parts, "states": dict.fromkeys(parts, STATE)}
+    return {**known, **parts, "other": other and {**other.to_json(), "fmas_per_thread": 16}}
+
+
+def made(sent: dict) -> TensorCeiling:
+    return TensorCeiling.from_json(sent, dict.fromkeys(("cold", "burst", "sustained"), STATE))
 
 
 def ceiling(dtype: str = "bf16", flops: int = FLOPS, us: float = 160.0, other: OtherArithmetic | None = None):
-    return ceilings.TensorCeiling.of_report(report(dtype, flops, us), other)
+    return made(report(dtype, flops, us, other))
 
 
 @pytest.fixture
 def stood_in(monkeypatch):
     """A card on which the bare operations take 160 us, 200 us beside other arithmetic, and a library's product reaches
     700 TFLOPS."""
-    library = {"size": 4096, "rested": {"median": 700.0}, "sustained": {"median": 650.0}, "states": {}}
+    library = RestedAndSustained("bf16", 4096, rate(700.0), 650.0)
 
     def job(kind: str, **arguments):
         if kind == "product_rates":
             return library
         assert kind == "tensor_ceiling"
-        return report(arguments["dtype"], arguments["flops"], 200.0 if arguments["other"] else 160.0)
+        other = arguments["other"] and OtherArithmetic(**arguments["other"])
+        return ceiling(arguments["dtype"], arguments["flops"], 200.0 if other else 160.0, other)
 
     monkeypatch.setattr(card_rates, "jobs", lambda _: contextlib.nullcontext((DEVICE, job)))
     monkeypatch.setattr(gpu, "identify", lambda: DEVICE)
@@ -60,7 +68,7 @@ def product(session):
 
 
 def test_rates_are_of_the_operations_done_and_times_of_the_problems_own():
-    rounded = ceilings.TensorCeiling.of_report({**report("bf16", 90, 10.0), "done_flops": 100})
+    rounded = made({**report("bf16", 90, 10.0), "done_flops": 100})
     assert rounded.rate("cold") == pytest.approx(100 / 10 / 1e6) and rounded.time_us("cold") == pytest.approx(9)
     text = "\n".join(ceilings.lines(ceiling()))
     assert "160.0 us, 859 TFLOPS; SM 1555 MHz in the kernel, 690 W, throttled by sw_power_cap" in text
@@ -165,12 +173,13 @@ def test_what_cannot_be_measured_is_refused_with_a_reason(product, run_here, sto
 
 
 def test_the_former_name_measures_bandwidth_alone_and_keeps_its_keys(product, run_here, monkeypatch):
-    best = {"median": 4000.0, "p20": 3990.0, "p80": 4010.0, "n": 9}
-    result = {"device": "NVIDIA H200", "unit": "GB/s", "rates": [best], "best": best, "gpu_state": None}
-    monkeypatch.setattr(card_rates, "run", lambda *_: result.copy())
+    best = ShapeRate(1024, 4, None, Rate(4000.0, 3990.0, 4010.0, 9))
+    ceiling = Ceiling("GB/s", 0, 0, (best,), best, [0.0, 1.0])
+    monkeypatch.setattr(card_rates, "run", lambda *_: ("NVIDIA H200", ceiling))
     monkeypatch.setattr(gpu, "identify", lambda: DEVICE)
     found = tool_json("measure_bandwidth_ceiling.py", "--workspace", product.root, run=run_here)
-    assert found == {**result, "dtype": "bf16", "latency_us": (3 << 25) / 4000.0 / 1e3}
+    wanted = {"device": "NVIDIA H200", **ceiling.to_json(), "dtype": "bf16", "latency_us": (3 << 25) / 4000.0 / 1e3}
+    assert found == wanted
     done = run_here("measure_bandwidth_ceiling.py", "--workspace", product.root, "--set-target")
     assert done.returncode == 2 and "compute-bound" in done.stderr
 

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from ..errors import TimedOut
+from ..hardware.card import Card
 from ..hardware.work import OtherArithmetic
-from ..session.ceilings import TensorCeiling
+from ..session.benchmark_reports import RestedAndSustained, state_json
+from ..session.tensor_ceiling import TensorCeiling
 from . import card_rates
 
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "int8")
@@ -15,12 +17,12 @@ STEP = 1024  # of the sizes of a library's product
 
 @dataclass(frozen=True)
 class Measured:
-    """device: of gpu.identify. ceilings: of the bare operations, then beside the problem's other arithmetic where it
-    has any. library: report of product_rates for a square product of about as many FLOPs, or why there is none."""
+    """ceilings: of the bare operations, then beside the problem's other arithmetic where it
+    has any. library: of a square product of about as many FLOPs, or why there is none."""
 
-    device: dict
+    device: Card
     ceilings: tuple[TensorCeiling, ...]
-    library: dict | str
+    library: RestedAndSustained | str
 
     def to_json(self) -> dict:
         """The JSON object. library_rate: TFLOPS (TOPS for int8), rested and sustained, or null."""
@@ -32,9 +34,10 @@ class Measured:
         }
 
 
-def library_json(report: dict) -> dict:
-    rates = {f"{name}_tflops": report[name]["median"] for name in ("rested", "sustained")}
-    return {"size": report["size"], **rates, "gpu_states": report["states"]}
+def library_json(library: RestedAndSustained) -> dict:
+    rates = {"rested_tflops": library.rested.median, "sustained_tflops": library.sustained_median}
+    states = {"rested": state_json(library.rested_state), "sustained": state_json(library.sustained_state)}
+    return {"size": library.size, **rates, "gpu_states": states}
 
 
 def measure(dtype: str, flops: int, other: OtherArithmetic | None, timeout_s: float) -> Measured:
@@ -44,8 +47,7 @@ def measure(dtype: str, flops: int, other: OtherArithmetic | None, timeout_s: fl
     with card_rates.jobs(timeout_s) as (device, job):
         made = []
         for beside in dict.fromkeys((None, other)):
-            report = job("tensor_ceiling", dtype=dtype, flops=flops, other=beside and beside.to_json(), **how)
-            made.append(TensorCeiling.of_report(report, beside))
+            made.append(job("tensor_ceiling", dtype=dtype, flops=flops, other=beside and beside.to_json(), **how))
         try:
             library = job("product_rates", dtype=dtype, largest=size_of(flops), **how)
         except (card_rates.Failed, TimedOut) as error:
@@ -64,9 +66,9 @@ def library_line(measured: Measured) -> str:
     if isinstance(library, str):
         return f"library rate: not measured: {library}"
     unit = "TOPS" if ceiling.dtype == "int8" else "TFLOPS"
-    rested, sustained = library["rested"]["median"], library["sustained"]["median"]
+    rested, sustained = library.rested.median, library.sustained_median
     return (
         f"library rate, an opponent and no floor: {rested:.0f} {unit} rested, {sustained:.0f} back to back at "
-        f"{library['size']}^3: {100 * rested / ceiling.rate('cold'):.0f} % and "
+        f"{library.size}^3: {100 * rested / ceiling.rate('cold'):.0f} % and "
         f"{100 * sustained / ceiling.rate('sustained'):.0f} % of the bare tensor operations"
     )

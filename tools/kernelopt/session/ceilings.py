@@ -5,74 +5,15 @@ A ceiling is what the bare tensor operations take on this card (worker.tensor_ce
 product reaches is a library rate: an opponent.
 """
 
-from dataclasses import dataclass
-
 from ..hardware import wiki
+from ..hardware.card import Card
 from ..hardware.roofline import CEILING, PROBLEM_CEILING
-from ..hardware.work import OtherArithmetic
 from . import calibration, platforms
+from .tensor_ceiling import PARTS, Part, TensorCeiling
 
-PARTS = {"cold": "", "burst": "_burst", "sustained": "_sustained"}  # how it was timed -> end of the row's name
+ENDINGS = {"cold": "", "burst": "_burst", "sustained": "_sustained"}  # how it was timed -> end of the row's name
 HOW = {"cold": "L2 flushed before each call", "burst": "back to back from rest", "sustained": "back to back"}
 SOURCE = "[ceiling]"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One way of timing. clock_mhz: of the SM inside the kernel. state: of NVML meanwhile, or None."""
-
-    median_us: float
-    clock_mhz: float
-    state: dict | None
-    p20_us: float | None = None
-    p80_us: float | None = None
-
-
-@dataclass(frozen=True)
-class TensorCeiling:
-    """flops: of the problem. done_flops: of a launch, rounded up to whole panels of all blocks. other: the arithmetic
-    that other warps did beside them. relative_error: of the probe's own sums, against the host's."""
-
-    dtype: str
-    instruction: str
-    flops: int
-    done_flops: int
-    cold: Part
-    burst: Part
-    sustained: Part
-    relative_error: float
-    other: OtherArithmetic | None = None
-
-    @classmethod
-    def of_report(cls, report: dict, other: OtherArithmetic | None = None) -> "TensorCeiling":
-        """Make it from the report of the job tensor_ceiling."""
-        parts = {name: part_of(report[name], report["states"].get(name)) for name in PARTS}
-        known = {name: report[name] for name in ("dtype", "instruction", "flops", "done_flops", "relative_error")}
-        return cls(**known, **parts, other=other)
-
-    def rate(self, part: str) -> float:
-        """TFLOPS (TOPS for int8) of a way of timing."""
-        return self.done_flops / getattr(self, part).median_us / 1e6
-
-    def time_us(self, part: str) -> float:
-        """The time of the problem's own FLOPs."""
-        return self.flops / self.rate(part) / 1e6
-
-    def to_json(self) -> dict:
-        """The JSON object: times of the problem's FLOPs in us, rates, and the SM clock inside the kernel in MHz."""
-        times = {f"{name}_us": self.time_us(name) for name in PARTS}
-        rates = {f"{name}_tflops": self.rate(name) for name in PARTS}
-        clocks = {name: getattr(self, name).clock_mhz for name in PARTS}
-        states = {name: getattr(self, name).state for name in PARTS}
-        known = {
-            name: getattr(self, name) for name in ("dtype", "instruction", "flops", "done_flops", "relative_error")
-        }
-        other = self.other and self.other.to_json()
-        return {**known, **times, **rates, "sm_clock_mhz": clocks, "gpu_states": states, "other_arithmetic": other}
-
-
-def part_of(times: dict, state: dict | None) -> Part:
-    return Part(times["median"], times["kernel_clock_mhz"], state, times.get("p20"), times.get("p80"))
 
 
 def lines(ceiling: TensorCeiling) -> list[str]:
@@ -95,10 +36,10 @@ def condition(part: Part) -> str:
     """The clock inside the kernel, then power and reasons of NVML."""
     state = part.state
     told = [f"SM {part.clock_mhz:.0f} MHz in the kernel"]
-    if state and state["power_w"]:
-        told.append(f"{state['power_w']['median']:.0f} W")
-    if state and state["throttle_reasons"]:
-        told.append(f"throttled by {', '.join(state['throttle_reasons'])}")
+    if state and state.power_w:
+        told.append(f"{state.power_w.median:.0f} W")
+    if state and state.throttle_reasons:
+        told.append(f"throttled by {', '.join(state.throttle_reasons)}")
     return ", ".join(told)
 
 
@@ -111,7 +52,7 @@ def rows(ceiling: TensorCeiling) -> list[str]:
     """Its rows on a page, one a way of timing."""
     unit = "TOPS" if ceiling.dtype == "int8" else "TFLOPS"
     made = []
-    for part, ending in PARTS.items():
+    for part, ending in ENDINGS.items():
         timed = getattr(ceiling, part)
         scatter = ""
         if timed.p20_us:
@@ -124,21 +65,21 @@ def rows(ceiling: TensorCeiling) -> list[str]:
     return made
 
 
-def source(device: dict, date: str) -> str:
+def source(device: Card, date: str) -> str:
     """The line under Sources that the rows name."""
     return (
-        f"- {SOURCE}: `python tools/measure_ceiling.py --workspace W` on one {device['name']} ({device['uuid']}), "
-        f"{date}, driver {device['driver']}, clocks as found: tensor operations on random operands in shared memory."
+        f"- {SOURCE}: `python tools/measure_ceiling.py --workspace W` on one {device.name} ({device.uuid}), "
+        f"{date}, driver {device.driver}, clocks as found: tensor operations on random operands in shared memory."
     )
 
 
-def new_page(page: wiki.Page, device: dict) -> str:
+def new_page(page: wiki.Page, device: Card) -> str:
     """A calibration page without rows, for a card that the wiki has a page of."""
     return f"""# {page.platform}
 
 What this very card gave, measured by measure_ceiling.py.
 
-Aliases: {device["name"]}
+Aliases: {device.name}
 Architecture: {page.architecture}
 Vendor: NVIDIA
 
@@ -167,7 +108,7 @@ def table_end(text: list[str], start: int) -> int:
     return next((number for number in range(start, len(text)) if not text[number].startswith("|")), len(text))
 
 
-def page_with(measured: list[TensorCeiling], before: str, device: dict, date: str) -> str:
+def page_with(measured: list[TensorCeiling], before: str, device: Card, date: str) -> str:
     """The whole calibration page with the ceilings, sealed. before: the page so far, without its digest."""
     new = [row for ceiling in measured for row in rows(ceiling)]
     return platforms.sealed(with_rows(before, new, source(device, date)) + "\n")
