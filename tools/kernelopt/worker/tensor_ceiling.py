@@ -160,11 +160,6 @@ class Kernel:
     """A loaded probe with its operands and results; calling it launches it on torch's current stream."""
 
     def __init__(self, cubin: bytes, what: Amount, dtype: str, device: str):
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._image = cubin
-        self._done("cuModuleLoadData", ctypes.byref(self._module), cubin)
-        self._done("cuModuleGetFunction", ctypes.byref(self._function), self._module, NAME.encode())
         self.blocks = torch.cuda.get_device_properties(0).multi_processor_count
         self.threads = MULTIPLIERS + (OTHERS if what.fmas or what.exps else 0)
         self.operands = operands(dtype, device)
@@ -177,6 +172,10 @@ class Kernel:
         values += [ctypes.c_int(number) for number in (what.panels, what.fmas, what.exps)]
         self._values = values
         self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self._driver = ctypes.CDLL("libcuda.so.1")  # after the tensors: torch has made its context current by then
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._done("cuModuleLoadData", ctypes.byref(self._module), cubin)
+        self._done("cuModuleGetFunction", ctypes.byref(self._function), self._module, NAME.encode())
 
     def __call__(self) -> None:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
