@@ -139,6 +139,20 @@ def test_the_ceiling_of_a_size_is_below_the_documented_peak(moved, card):
     assert 0.7 * peak < best < peak
 
 
+def test_bare_tensor_operations_are_faster_than_a_librarys_product_and_slower_than_the_peak(card):
+    """The probe checks its own sums and count, and fails where they are wrong."""
+    dtype = card.half_dtype()
+    if not ((8, 0) <= card.capability <= (9, 0) or card.capability[0] == 12):
+        pytest.skip(f"the probe has no tensor operations for {card.name}")
+    arguments = ["--flops", 2 * 8192**3, "--dtype", dtype, "--per-k-block", 128, "--fp32-fma", 1]
+    found = tool_json("measure_ceiling.py", *arguments)
+    bare, beside, library = found["tensor"], found["with_other_arithmetic"], found["library_rate"]
+    assert bare["sustained_tflops"] > library["sustained_tflops"] and bare["cold_tflops"] > library["rested_tflops"]
+    assert bare["cold_us"] < 1.02 * beside["cold_us"] and bare["relative_error"] < 2e-3
+    if (peak := card.documented(f"peak_{dtype}_tensor")) is not None:
+        assert 0.5 * peak < bare["cold_tflops"] < 1.1 * peak  # a board may exceed the clock of its peak
+
+
 def test_a_problem_that_fits_in_the_l2_gets_a_target_that_can_be_met(tmp_path, start):
     (tmp_path / "k.py").write_text(SCALE)
     (tmp_path / "r.py").write_text(REFERENCE)

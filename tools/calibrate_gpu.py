@@ -18,7 +18,7 @@ from kernelopt.device import gpu
 from kernelopt.errors import Refused, TimedOut, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.measure import card_rates
-from kernelopt.session import calibration, platforms, record_store
+from kernelopt.session import calibration, ceilings, platforms, record_store
 from kernelopt.session.benchmark_reports import Report
 from kernelopt.session.workspace import Workspace
 
@@ -37,6 +37,7 @@ def main() -> int:
     page, limits = pages_of(gpu.identify().name, workspace)
     check(workspace, target, page)
     measured = measure(limits, args.timeout)
+    dropped = has_ceilings(target)
     command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
     bundle.write_text(target, calibration.text(measured, page, limits, record_store.now()[:10], command))
     made = platforms.read(target)
@@ -51,6 +52,8 @@ def main() -> int:
     }
     lines = [*result["values"], f"{target}: {len(made.rows)} values of {made.platform}, in {result['seconds']} s"]
     cli.emit(result, args.json, lines + next_step(workspace))
+    if dropped:
+        cli.say("calibrate_gpu.py: the page's ceilings of tensor operations are gone; measure_ceiling.py --workspace W")
     if others := calibration.foreign_processes(measured):
         cli.say(
             f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates "
@@ -78,6 +81,14 @@ def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> 
         platforms.check_platform(workspace, workspace.task(), gpu.identify().name)
     elif target.exists() and not is_calibration_of(target, gpu.identify().name):
         raise UsageError(f"{target} exists and is no calibration of this card; name another file")
+
+
+def has_ceilings(path: Path) -> bool:
+    """Does the page hold what measure_ceiling.py measured?"""
+    try:
+        return any(row.source == ceilings.SOURCE for row in platforms.read(path).rows.values())
+    except UsageError:
+        return False
 
 
 def is_calibration_of(path: Path, device: str) -> bool:

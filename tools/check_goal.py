@@ -36,6 +36,11 @@ def main() -> int:
     if best and best.kernel_sha256 != digest(workspace.kernel):
         met = False
         cli.say(f"check_goal.py: kernel.py is not the accepted {best.version}: what was measured is another kernel")
+    if met and any(stop_conditions.is_library_rate(standing.target) for standing in standings):
+        cli.say(
+            "check_goal.py: a library's rate is no floor, and more may be possible; measure the floor: "
+            f"measure_ceiling.py --workspace {workspace.root} --set-target"
+        )
     result = {
         "version": best.version if best else None,
         "met": met,

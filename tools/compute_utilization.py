@@ -119,6 +119,11 @@ def set_targets(workspace: Workspace, args) -> int:
         "Stop Conditions": stop_conditions.stop_line(target),
     }
     workspace.update_readme(replace(task, targets=(target,)), sections)
+    if stop_conditions.is_library_rate(target):
+        cli.say(
+            "compute_utilization.py: the target rests on a library's rate, not on a floor, and more may be possible; "
+            f"measure the floor: measure_ceiling.py --workspace {workspace.root} --set-target"
+        )
     if stop_conditions.is_documented(target):
         cli.say(
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this "
@@ -130,6 +135,16 @@ def set_targets(workspace: Workspace, args) -> int:
     return 0
 
 
+def floor_words(bound: roofline.Bound, roof: roofline.Roof) -> str:
+    """ "floor 206.2 us", or what stands in where no ceiling was measured."""
+    if bound.library_rate:
+        return (
+            f"{bound.floor_us:.2f} us at {roof.compute.metric}, a library's rate and no floor "
+            "(measure_ceiling.py measures it)"
+        )
+    return f"floor {bound.floor_us:.2f} us"
+
+
 def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
     bound = roofline.bound(work.flops, work.bytes_min, roof)
     if bound.arithmetic_intensity is None:
@@ -137,13 +152,13 @@ def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
     ridge = f"ridge point {bound.ridge_point:.4g}" if bound.ridge_point else "no ridge point for this dtype"
     line = (
         f"- {name}: {work.flops} FLOP over {work.bytes_min} bytes ({work.source}) = "
-        f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, floor {bound.floor_us:.2f} us"
+        f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, {floor_words(bound, roof)}"
     )
     if roofline.fits_in_cache(work.bytes_min, roof):
         line += (
             "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of "
             "reach: "
-            "for a target that can be met: measure_bandwidth_ceiling.py --workspace W --set-target"
+            "for a target that can be met: measure_ceiling.py --workspace W --set-target"
         )
     return line
 

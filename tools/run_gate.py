@@ -32,7 +32,7 @@ def lines(result: rounds.RoundResult) -> list[str]:
         text.append(f"{name}: {timing.latency.median_us:.2f} us{paired}")
     if measured.utilization and measured.utilization.floor_us:
         beyond = roofline.beyond_floor(measured.utilization)
-        text.append(f"{measured.utilization.floor_share_pct:.1f} % of the floor" + (f"; {beyond}" if beyond else ""))
+        text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
     if result.commit:
         text.append(f"commit {result.commit}")
     return text

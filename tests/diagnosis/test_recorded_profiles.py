@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt.diagnosis import analysis, classify, profile_folder, profile_pages
-from kernelopt.diagnosis.diagnosis import Diagnosis, Finding
+from kernelopt.diagnosis import analysis, classify, profile_folder, profile_pages, speed_of_light
+from kernelopt.diagnosis.diagnosis import Diagnosis, Finding, Floor
 from kernelopt.profilers import metrics
 from kernelopt.profilers.profile import Profile
 
@@ -34,6 +34,7 @@ STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
     "busy_issue_slots",
 )
 
+BY_LIBRARY = {f"{name} v{version}" for name in ("attention", "gemm_fused") for version in range(5)}  # compute-bound
 EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
     # wgmma; 27 times the least bytes at DRAM 37 %, tensor 30 % where arithmetic bounds, wait 30 %
     "attention v0": (("latency", "wait"), EXCESS, {STARVED, WAIT}, {OCCUPANCY}),
@@ -41,7 +42,8 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "attention v1": (("latency", "barrier"), STARVED, {BARRIER}, {OCCUPANCY, EXCESS}),
     "attention v2": (TENSOR, TENSOR_BUSY, {BARRIER}, {OCCUPANCY}),  # tensor 66 %, barrier 32 %
     "attention v3": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER}),  # tensor 78 %, no stall above 30 %
-    "attention v4": (TENSOR, TENSOR_BUSY, {WAIT}, {SPILLS}),  # tensor 80 %, wait 30.1 %; 0.07 of 295 MB are local
+    # tensor 80 %, wait 30.1 %: the larger bound, where no floor cuts both to the same; 0.07 of 295 MB are local
+    "attention v4": (TENSOR, WAIT, {TENSOR_BUSY}, {SPILLS}),
     "cross_entropy v0": (
         ISSUE,
         ISSUE_BUSY,
@@ -111,11 +113,15 @@ def diagnosed(name: str) -> tuple[Profile, Diagnosis]:
     return profile, analysis.diagnose(profile)
 
 
+def recorded(name: str) -> dict:
+    """The performance in the version's record."""
+    folder = folders()[name]
+    return json.loads((folder.parents[2] / "memory" / f"{folder.parent.name}.json").read_text())["performance"]
+
+
 def recorded_share(name: str) -> float:
     """The floor's share by the latency in the version's record."""
-    folder = folders()[name]
-    record = json.loads((folder.parents[2] / "memory" / f"{folder.parent.name}.json").read_text())
-    return record["performance"]["floor_share_pct"]
+    return recorded(name)["floor_share_pct"]
 
 
 def test_every_recorded_profile_is_in_the_table():
@@ -146,16 +152,32 @@ def test_no_gain_is_above_what_the_recorded_latency_leaves_to_the_floor(name):
     gains = [finding.estimated_gain_pct for finding in diagnosed(name)[1].findings]
     known = [gain for gain in gains if gain is not None]
     assert known == sorted(known, reverse=True) and gains[: len(known)] == known  # unknown ones come last
-    assert all(gain <= max(0.0, 100 - recorded_share(name)) + 0.06 for gain in known)
+    bound = (
+        "tflops_peak_utilization_pct" if name in BY_LIBRARY else "floor_share_pct"
+    )  # a library's rate bounds nothing
+    assert all(gain <= max(0.0, 100 - recorded(name)[bound]) + 0.06 for gain in known)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_stop_is_said_by_the_recorded_latency_at_a_named_rate(name):
     light, share = diagnosed(name)[1].speed_of_light, recorded_share(name)
     assert light.floor_share_pct == pytest.approx(share, rel=1e-3)
-    assert light.should_stop == (share >= LIMITS["at_floor_pct"])
-    assert f"{light.floor_share_pct:.1f} % of the floor at " in light.reason
+    assert light.should_stop == (share >= LIMITS["at_floor_pct"] and name not in BY_LIBRARY)
+    assert light.library_rate == (name in BY_LIBRARY)
+    of = "time at a library's rate" if light.library_rate else "floor at "
+    assert f"{light.floor_share_pct:.1f} % of the {of}" in light.reason
+    assert ("which is no floor (measure_ceiling.py" in light.reason) == light.library_rate
     assert " rate" in light.reason and "by the recorded latency" in light.reason
+
+
+def test_a_measured_ceiling_is_a_floor_and_says_when_to_stop():
+    """With 97 % of the bare tensor operations little is left; a library's rate of the same height says nothing."""
+    floors = [Floor(97.0, "compute", library_rate=rate, peak_pct=60.0) for rate in (False, True)]
+    of_ceiling, of_library = (speed_of_light.analyse({}, floor, [], LIMITS) for floor in floors)
+    assert of_ceiling.should_stop and "little is left" in of_ceiling.reason
+    assert not of_library.should_stop and "no floor" in of_library.reason
+    assert [floor.most_gain_pct for floor in floors] == [3.0, 40.0]
+    assert not speed_of_light.analyse({}, Floor(96.9, "compute"), [], LIMITS).should_stop
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -170,7 +192,7 @@ def test_the_page_holds_nvidias_estimates(name):
 def test_without_a_record_of_this_kernel_the_profiles_own_duration_counts_and_is_named():
     profile, _ = diagnosed("attention v3")
     reason = analysis.diagnose(replace(profile, recorded_us=None)).speed_of_light.reason
-    assert reason.startswith("101.2 % of the floor") and "by the profile's duration" in reason
+    assert reason.startswith("101.2 % of the time at a library's rate") and "by the profile's duration" in reason
 
 
 def test_a_bound_problem_that_mostly_reads_is_said_to_be_able_to_beat_a_copy():

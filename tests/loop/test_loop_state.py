@@ -24,17 +24,17 @@ def test_a_long_line_of_quotes_is_looked_at_in_no_time():
 
 def test_each_rule_stops():
     empty = record_store.empty("v0")
-    performance = replace(empty.performance, workload="default", latency_us=100.0, floor_share_pct=10.0)
+    performance = replace(empty.performance, workload="default", latency_us=100.0)
     best = replace(empty, performance=performance)
     target = Target(workload="default", metric="latency_us", target=1e9, unit="us", basis="the user")
 
-    def reason(state, targets=(), record=best):
-        return stop_reason(State(**state), LIMITS, list(targets), record)
+    def reason(state, targets=(), share: float | None = 10.0):
+        return stop_reason(State(**state), LIMITS, list(targets), best, share)
 
     assert reason({}) is None
     assert reason({}, [target]) == "the targets are met by v0"
-    near = replace(best, performance=replace(performance, floor_share_pct=96.0))
-    assert "of the floor" in reason({}, record=near)
+    assert "v0 is at 97.0 % of the floor" in reason({}, share=97.0)
+    assert reason({}, share=96.9) is None and reason({}, share=None) is None
     assert reason({"rounds": 3}) == "3 rounds are over" and reason({"spent_s": 3600.0}) == "60 minutes are over"
     assert "calls of the agent" in reason({"agent_calls": 20}) and reason({"without_gain": 2}) == STUCK
 

@@ -391,9 +391,10 @@ def test_the_summary_names_the_steps_that_gave_most(matmul):
             block for block in overview.overview(gather.gather(matmul), False) if isinstance(block, document.Facts)
         ).rows
     )
-    assert facts["Asked"] == "test on H200; goal: default at least 612 TFLOPS (90 % of measured_bf16_matmul)."
+    basis = "90 % of measured_bf16_matmul, a library's rate, not a floor"
+    assert facts["Asked"] == f"test on H200; goal: default at least 612 TFLOPS ({basis})."
     assert facts["Reached"] == (
-        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of the floor not recorded; "
+        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of a library's rate, which is no floor, not recorded; "
         "20.000x as fast as v0 (the product of 3 paired steps)."
     )
     first, second = facts["What gave most"].split("; ")
@@ -412,7 +413,7 @@ def test_what_the_median_hides_is_said(matmul):
 def test_a_version_has_one_share_of_the_floor_the_measured_one(example):
     assert "Share of the floor 95.2 %" in example.text
     assert "Under the profiler 254.59 us in kernels, which is not the measured latency" in example.text
-    assert "Stop? yes: 95.2 % of the floor" in example.text and "98.2 %" not in example.text
+    assert "Stop? no: the hardware is used up, at 95.2 % of the floor" in example.text and "98.2 %" not in example.text
 
 
 def test_lessons_that_lie_beside_the_page_are_linked(session, run_here):

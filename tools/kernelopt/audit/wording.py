@@ -95,7 +95,7 @@ QUANTITIES = (
     ),
     _quantity(
         "compute",
-        r"peak_\w+|measured_\w+_matmul",
+        r"peak_\w+|measured_\w+_(?:matmul|ceiling)",
         r"(?:peak_?)?(?:[gtp]?flops|tops)|tensor[ _](?:peak|rate|throughput)|peak",
         "TFLOPS TOPS FLOPS OPS PFLOPS",
     ),

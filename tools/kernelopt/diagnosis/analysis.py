@@ -100,13 +100,23 @@ def floor(profile: Profile) -> Floor | None:
         return None
     used = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
     clock = "by the recorded latency" if profile.recorded_us else "by the profile's duration"
-    return Floor(used.floor_share_pct, used.bound, f"at {rate(roof, used.bound, work)}, {clock}")
+    return Floor(
+        share_pct=used.floor_share_pct,
+        bound=used.bound,
+        basis=f"at {rate(roof, used.bound, work)}, {clock}",
+        library_rate=used.library_rate,
+        peak_pct=used.tflops_peak_utilization_pct,
+    )
 
 
 def rate(roof: roofline.Roof, bound: str, work: dict) -> str:
     """ "the copy rate (this problem mostly reads, which can be faster)". No value: it would need a citation."""
     row = roof.bandwidth if bound == "memory" else roof.compute
-    product = "a measured product's rate" if row.metric.startswith("measured") else "the documented peak"
+    product = (
+        "the measured ceiling of the tensor operations" if row.metric.startswith("measured") else "the documented peak"
+    )
+    if roofline.is_library_rate(row.metric):
+        product = "a library's rate"
     reads = bound == "memory" and (work.get("bytes_in") or 0) >= MOSTLY_READS * work["bytes_min"]
     return RATES.get(row.metric, product) + " (this problem mostly reads, which can be faster)" * reads
 

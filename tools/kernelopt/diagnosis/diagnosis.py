@@ -73,18 +73,29 @@ class Finding:
 
 @dataclass(frozen=True)
 class Floor:
-    """share_pct: floor over time of the call. bound: memory or compute. basis: the rate and the clock, in words."""
+    """share_pct: floor over time of the call. bound: memory or compute. basis: the rate and the clock, in words.
+    library_rate: the rate is what a library reaches. It bounds no gain and is no reason to stop. peak_pct: share of the
+    documented peak; None not known."""
 
     share_pct: float
     bound: str
     basis: str = "by the profile's duration"
+    library_rate: bool = False
+    peak_pct: float | None = None
+
+    @property
+    def most_gain_pct(self) -> float | None:
+        """The most percent of the time that a version can save: down to the floor, or to the documented peak where a
+        library's rate stands in for the floor. None not known."""
+        share = self.peak_pct if self.library_rate else self.share_pct
+        return None if share is None else max(0.0, 100 - share)
 
 
 @dataclass(frozen=True)
 class SpeedOfLight:
     """How close a kernel runs to the rates of the hardware. efficiency_pct: the higher of the two SOL percentages.
     at_roofline: DRAM or an arithmetic pipe is used up; None where DRAM has no metric and no pipe is used up.
-    floor_share_pct: floor over time of the whole call. None everywhere: not known."""
+    floor_share_pct: floor over time of the whole call. None everywhere: not known. library_rate: see Floor."""
 
     compute_sol_pct: float | None
     memory_sol_pct: float | None
@@ -98,6 +109,7 @@ class SpeedOfLight:
     should_stop: bool
     reason: str
     warnings: tuple[str, ...]
+    library_rate: bool = False
 
 
 @dataclass(frozen=True)

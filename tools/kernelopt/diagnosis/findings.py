@@ -74,6 +74,11 @@ class Case:
         return self.main.metrics
 
     @property
+    def most_gain_pct(self) -> float | None:
+        """See Floor; None without a floor."""
+        return self.floor and self.floor.most_gain_pct
+
+    @property
     def tile_instruction(self) -> str | None:
         """ "wgmma" or "tcgen05" where the kernel uses it: a few warps issue large tiles, which the tensor pipe works
         off beside them."""
@@ -89,7 +94,7 @@ def of(case: Case) -> tuple[Finding, ...]:
 
     Where the floor is known, no gain exceeds the time that the floor leaves.
     """
-    capped = [with_severity(finding, case.floor) for rule in RULES for finding in rule(case)]
+    capped = [with_severity(finding, case.most_gain_pct) for rule in RULES for finding in rule(case)]
     return tuple(sorted(capped, key=lambda finding: rank(finding.estimated_gain_pct)))
 
 
@@ -97,12 +102,12 @@ def rank(gain: float | None) -> tuple[bool, float]:
     return (True, 0.0) if gain is None else (False, -gain)
 
 
-def with_severity(finding: Finding, floor: Floor | None) -> Finding:
+def with_severity(finding: Finding, most_pct: float | None) -> Finding:
     gain = finding.estimated_gain_pct
     if gain is None:
         return finding
-    if floor:
-        gain = min(gain, max(0.0, 100 - floor.share_pct))
+    if most_pct is not None:
+        gain = min(gain, most_pct)
     severity = "high" if gain >= 20 else "medium" if gain >= 5 else "low"
     return replace(finding, severity=severity, estimated_gain_pct=round(gain, 1))
 
@@ -244,7 +249,7 @@ def excess_traffic(case: Case) -> Iterator[Finding]:
     missed = ratio >= limits["missed_reuse_ratio"] and dram >= limits["relevant_dram_pct"]
     if missed or (limited and ratio >= limits["excess_traffic_ratio"]):
         # where DRAM does not limit, the floor alone bounds the gain
-        gain = 100 * (1 - 1 / ratio) if limited or case.floor else None
+        gain = 100 * (1 - 1 / ratio) if limited or case.most_gain_pct is not None else None
         variant = "several_kernels" if len(case.kernels) > 1 else None
         evidence = (dram_bytes(moved), least_bytes(case))
         yield finding("excess_dram_traffic", gain, *evidence, variant=variant, ratio=ratio)

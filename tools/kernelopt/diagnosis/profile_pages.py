@@ -83,8 +83,12 @@ def page(profile: Profile, diagnosis: Diagnosis, before: Profile | None) -> str:
 
 
 def capped(diagnosis: Diagnosis) -> list[str]:
-    basis = diagnosis.speed_of_light.floor_basis
-    return [f"No gain below goes beyond the floor {basis}.", ""] if basis and diagnosis.findings else []
+    light = diagnosis.speed_of_light
+    if not light.floor_basis or not diagnosis.findings:
+        return []
+    if light.library_rate:
+        return ["No gain below goes beyond the documented peak; a library's rate is no floor (measure_ceiling.py).", ""]
+    return [f"No gain below goes beyond the floor {light.floor_basis}.", ""]
 
 
 def second_opinion(diagnosis: Diagnosis) -> list[str]:

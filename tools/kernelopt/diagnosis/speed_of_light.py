@@ -32,6 +32,7 @@ def analyse(m: Metrics, floor: Floor | None, earlier_pct: Sequence[float], limit
         uses_tensor_cores=None if tensor is None else tensor >= limits["tensor_idle_pct"],
         floor_share_pct=floor and floor.share_pct,
         floor_basis=floor and floor.basis,
+        library_rate=bool(floor and floor.library_rate),
         converged=converged,
         should_stop=stop,
         reason=reason,
@@ -59,10 +60,22 @@ def has_converged(efficiencies_pct: list[float], limits: Limits) -> bool:
     return len(last) == limits["converged_rounds"] and max(last) - min(last) < limits["converged_points"]
 
 
+def share_words(floor: Floor | None) -> str | None:
+    """ "95.2 % of the floor at the copy rate, by the recorded latency"; None without a floor."""
+    if floor is None:
+        return None
+    if floor.library_rate:
+        return (
+            f"{floor.share_pct:.1f} % of the time {floor.basis}, which is no floor "
+            "(measure_ceiling.py --workspace W measures it)"
+        )
+    return f"{floor.share_pct:.1f} % of the floor {floor.basis}"
+
+
 def should_stop(floor: Floor | None, at_roofline: bool | None, converged: bool, limits: Limits) -> tuple[bool, str]:
     """(stop, why)"""
-    share = f"{floor.share_pct:.1f} % of the floor {floor.basis}" if floor else None
-    if floor and floor.share_pct >= limits["at_floor_pct"]:
+    share = share_words(floor)
+    if floor and not floor.library_rate and floor.share_pct >= limits["at_floor_pct"]:
         return True, f"{share}: at that rate little is left"
     if converged:
         standstill = f"the last {limits['converged_rounds']:.0f} profiles show the same"

@@ -12,8 +12,9 @@ from . import wiki
 from .card import MaxClocks
 from .work import Work
 
-# The rows for the compute roof of a dtype, best first. Measured rows come before documented rows.
-COMPUTE_ROWS = {
+# The rows for the compute roof of a dtype, best first, after CEILING_ROWS. A `_matmul` row is what a library reaches:
+# an opponent, no floor.
+LIBRARY_ROWS = {
     "fp64": ("measured_fp64_matmul", "peak_fp64_tensor", "peak_fp64"),
     "fp32": ("measured_fp32_matmul", "peak_fp32"),
     "tf32": ("measured_tf32_matmul", "peak_tf32_tensor"),
@@ -24,6 +25,9 @@ COMPUTE_ROWS = {
     "int8": ("measured_int8_matmul", "peak_int8_tensor"),
     "int": (),
 }
+CEILING = "measured_{}_tensor_ceiling"  # the bare tensor operations of that dtype (measure_ceiling.py)
+PROBLEM_CEILING = "measured_{}_problem_ceiling"  # the same beside the other arithmetic of one problem
+COMPUTE_ROWS = {dtype: (CEILING.format(dtype), *rows) if rows else () for dtype, rows in LIBRARY_ROWS.items()}
 # The largest of these is the limit for any kernel, which may use any format that holds the numbers. fp32 work may run
 # as several tf32 products, and a narrower accumulator may be faster.
 HALF = ("peak_fp16_tensor", "peak_fp16_tensor_fp16_accumulate", "peak_bf16_tensor")
@@ -75,10 +79,12 @@ class Roof:
         return list(dict.fromkeys(row.citation for row in rows if row))
 
 
-def roof(page: wiki.Page, dtype: str, also: Sequence[str] = ()) -> Roof:
+def roof(page: wiki.Page, dtype: str, also: Sequence[str] = (), other_arithmetic: bool = False) -> Roof:
     """Return the roof of a product for arithmetic in `dtype`. Absent values are None. also: other dtypes that do a
-    part of the FLOPs; the limit includes them."""
+    part of the FLOPs; the limit includes them. other_arithmetic: the problem has a ceiling of its own."""
     compute = COMPUTE_ROWS.get(dtype, ())
+    if other_arithmetic:
+        compute = (PROBLEM_CEILING.format(dtype), *compute)
     documented = [name for name in compute if name.startswith("peak")]
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
     return Roof(
@@ -128,9 +134,9 @@ def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
     if roof.bandwidth is None:
         lines.append(wiki.missing("memory_bandwidth"))
     if work.flops and roof.compute is None:
-        name = (COMPUTE_ROWS.get(work.dtype) or (f"peak_{work.dtype}",))[-1]
+        name = (LIBRARY_ROWS.get(work.dtype) or (f"peak_{work.dtype}",))[-1]
         row = page.row(name)
-        tried = page.row((COMPUTE_ROWS.get(work.dtype) or (name,))[0])
+        tried = page.row((LIBRARY_ROWS.get(work.dtype) or (name,))[0])
         lines.append(tried.citation if tried and not tried.known else row.citation if row else wiki.missing(name))
     return lines
 
@@ -147,7 +153,7 @@ def _remedy(work: Work, gaps: list[str]) -> str:
 
 def roof_for(page: wiki.Page, work: Work) -> Roof:
     """Return the roof of a product for a problem. Raise Refused with the missing wiki values if there is no roof."""
-    roof_of_work = roof(page, work.dtype, work.also or ())
+    roof_of_work = roof(page, work.dtype, work.also or (), work.other_arithmetic is not None)
     if gaps := lacking(page, roof_of_work, work):
         raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_remedy(work, gaps)}")
     return roof_of_work
@@ -158,14 +164,15 @@ class Bound:
     """The limit of a problem on a roof.
 
     arithmetic_intensity, ridge_point: in FLOP/byte, or None if no byte moves or the roof has no compute row. bound:
-    "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute). No version of this algorithm runs much
-    faster.
+    "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute). library_rate: the compute row is what a
+    library reaches, which is no floor; otherwise no version of this algorithm runs much faster.
     """
 
     arithmetic_intensity: float | None
     ridge_point: float | None
     bound: str
     floor_us: float
+    library_rate: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,7 @@ class Utilization:
     """The rates and shares for a measured time. Without a roof, below_physical_limit is False and all fields except the
     rates are None.
 
-    bandwidth_gbps: from the least bytes. The next four fields are those of Bound. …_pct: shares of the documented
+    bandwidth_gbps: from the least bytes. The next five fields are those of Bound. …_pct: shares of the documented
     peaks, and of the floor (100 is the floor itself). limit_us: see physical_limit_us.
     """
 
@@ -184,6 +191,7 @@ class Utilization:
     ridge_point: float | None = None
     bound: str | None = None
     floor_us: float | None = None
+    library_rate: bool = False
     tflops_peak_utilization_pct: float | None = None
     bandwidth_peak_utilization_pct: float | None = None
     floor_share_pct: float | None = None
@@ -199,12 +207,19 @@ def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
     `roof_for`)."""
     memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
     compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
+    bounded_by = "compute" if compute_us > memory_us else "memory"
     return Bound(
         arithmetic_intensity=flops / bytes_min if bytes_min else None,
         ridge_point=roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None,
-        bound="compute" if compute_us > memory_us else "memory",
+        bound=bounded_by,
         floor_us=max(memory_us, compute_us),
+        library_rate=bounded_by == "compute" and is_library_rate(roof.compute.metric),
     )
+
+
+def is_library_rate(metric: str) -> bool:
+    """Return whether a row is what cuBLAS or PyTorch reach. Another kernel may be faster."""
+    return metric.startswith("measured_") and metric.endswith("_matmul")
 
 
 def utilization(
@@ -233,6 +248,12 @@ def utilization(
     )
 
 
+def share_words(result: Utilization) -> str:
+    """ "95.2 % of the floor", or what that share is of where no floor was measured."""
+    of = "a library's rate, which is no floor" if result.library_rate else "the floor"
+    return f"{result.floor_share_pct:.1f} % of {of}"
+
+
 def beyond_floor(result: Utilization) -> str | None:
     """Return advice for a time that beats the floor by more than its uncertainty, because the floor or the kernel is
     then wrong.
@@ -244,12 +265,13 @@ def beyond_floor(result: Utilization) -> str | None:
     if result.bound == "memory":
         return (
             "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's "
-            "rate is a copy's, and this mix of reads and writes may have a better one: measure_bandwidth_ceiling.py"
+            "rate is a copy's, and this mix of reads and writes may have a better one: measure_ceiling.py"
         )
+    if result.library_rate:
+        return "faster than the library's rate, which is no floor; measure the floor: measure_ceiling.py --workspace W"
     return (
-        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The floor's "
-        "rate "
-        "is one large product's under its power cap, and this card may do better: bench_matmul.py --size N"
+        "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The card may "
+        "have been cooler or less loaded than when its ceiling was measured: measure_ceiling.py --workspace W"
     )
 
 

@@ -42,7 +42,7 @@ UNIT_OF = {
     r"sm_count": "SM",
     r"cu_count": "CU",
     r"(peak|measured)_int8_.*": "TOPS",
-    r"peak_.*|measured_.*_matmul": "TFLOPS",
+    r"peak_.*|measured_.*_(matmul|ceiling)": "TFLOPS",
     r".*_bandwidth(_highest)?": "GB/s",
     r".*_clock(_tensor)?": "MHz",
     r"memory_bus_width": "bit",

@@ -1,8 +1,28 @@
 """The least work of one workload: the FLOPs and bytes that any kernel needs for it."""
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 
 ABSENT = ""  # default of an optional key for which null has another meaning
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherArithmetic:
+    """What a problem must do outside the tensor cores, per element of its result and `k_block` values of k: so many
+    fp32 multiply-adds and powers of two. Scales for each 128 of k: k_block 128, fp32_fma 1."""
+
+    k_block: int
+    fp32_fma: int = 0
+    exp2: int = 0
+
+    def to_json(self) -> dict:
+        """The JSON object."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """ "1 fp32 multiply-add per element and 128 of k" """
+        counts = ((self.fp32_fma, "fp32 multiply-add"), (self.exp2, "power of two"))
+        parts = [f"{count} {noun}{'s' * (count > 1)}" for count, noun in counts if count]
+        return f"{' and '.join(parts)} per element and {self.k_block} of k".replace("power of twos", "powers of two")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +31,7 @@ class Work:
 
     dtype: the dtype of the arithmetic. also: other dtypes that do a part of the FLOPs. cast_to: the task's dtype at the
     time of counting, or ABSENT if it is not recorded. source: "counted" or "given". bytes_in, bytes_out: None if only
-    the sum was given.
+    the sum was given. other_arithmetic: given to measure_ceiling.py.
     """
 
     flops: int
@@ -22,17 +42,23 @@ class Work:
     also: tuple[str, ...] | None = None
     cast_to: str | None = ABSENT
     source: str
+    other_arithmetic: OtherArithmetic | None = None
 
     @classmethod
     def from_json(cls, value: dict) -> "Work":
         """Make Work from a JSON object that its schema has accepted."""
-        also = value.get("also")
-        return cls(**{**value, "also": None if also is None else tuple(also)})
+        also, other = value.get("also"), value.get("other_arithmetic")
+        parts = {"also": None if also is None else tuple(also), "other_arithmetic": other and OtherArithmetic(**other)}
+        return cls(**{**value, **parts})
 
     def to_json(self) -> dict:
         """The JSON object."""
         written = present(self)
-        return {**written, "also": list(self.also)} if self.also is not None else written
+        if self.also is not None:
+            written["also"] = list(self.also)
+        if self.other_arithmetic is not None:
+            written["other_arithmetic"] = self.other_arithmetic.to_json()
+        return written
 
 
 def present(instance) -> dict:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..errors import UsageError
 from ..gate import history
-from ..session import stop_conditions, version_kernels
+from ..session import platforms, stop_conditions, version_kernels
 from ..session.record_store import RecordStore
 from ..session.workspace import Workspace, digest
 from .agent_sandbox import Answer
@@ -92,7 +92,10 @@ class Loop:
             self.judge.judge_waiting()
         while True:
             self.progress.save()
-            reason = stop_reason(self.state, self.limits, self.workspace.task().targets, self.records.best())
+            task = self.workspace.task()
+            best = self.records.best()
+            share = platforms.floor_share_pct(self.workspace, task, best.latency_us)
+            reason = stop_reason(self.state, self.limits, task.targets, best, share)
             if reason == STUCK:
                 if self.restarted():
                     continue

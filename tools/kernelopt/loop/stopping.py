@@ -51,13 +51,15 @@ class LoopResult:
         return {**vars(self), "final": {name: comparison.to_json() for name, comparison in self.final.items()}}
 
 
-def stop_reason(state: State, limits: Limits, targets: Sequence[Target], best: Record) -> str | None:
-    """Why the loop stops now; None to go on. After STUCK a partial restart may be tried."""
+def stop_reason(
+    state: State, limits: Limits, targets: Sequence[Target], best: Record, floor_share_pct: float | None
+) -> str | None:
+    """Why the loop stops now; None to go on. After STUCK a partial restart may be tried.
+    floor_share_pct: of the best version (platforms.floor_share_pct)."""
     if stop_conditions.are_met(targets, best):
         return f"the targets are met by {best.version}"
-    share = best.performance.floor_share_pct
-    if share is not None and share >= metrics.thresholds()["at_floor_pct"]:
-        return f"{best.version} is at {share:.1f} % of the floor: the problem allows little more"
+    if floor_share_pct is not None and floor_share_pct >= metrics.thresholds()["at_floor_pct"]:
+        return f"{best.version} is at {floor_share_pct:.1f} % of the floor: the problem allows little more"
     if state.rounds >= limits.rounds:
         return f"{limits.rounds} rounds are over"
     if state.spent_s >= 60 * limits.minutes:

@@ -191,6 +191,14 @@ def specs_section(parts: Parts) -> str:
     return titled("GPU", [f"- {citation}" for citation in parts.specs])
 
 
+def floor_words(used: Utilization) -> str:
+    """How far the kernel is from its floor, or from a library's rate where no floor was measured."""
+    share, time_us = figure(used.floor_share_pct), figure(used.floor_us)
+    if used.library_rate:
+        return f"at a library's rate {time_us} us: {share} % of that speed, which is no floor and bounds no gain"
+    return f"floor {time_us} us: {share} % of the floor's speed (100 is the floor itself)"
+
+
 def roofline_section(parts: Parts) -> str:
     """The problem's bound, and how far the kernel is from its floor."""
     u = parts.utilization
@@ -203,8 +211,7 @@ def roofline_section(parts: Parts) -> str:
         "Roofline of the whole problem",
         [
             f"- bound: {u.bound}; arithmetic intensity {intensity} FLOP/byte, ridge point {ridge} FLOP/byte",
-            f"- {parts.clock} {figure(u.time_us)} us, floor {figure(u.floor_us)} us: "
-            f"{figure(u.floor_share_pct)} % of the floor's speed (100 is the floor itself)",
+            f"- {parts.clock} {figure(u.time_us)} us, {floor_words(u)}",
             f"- {figure(u.tflops)} TFLOPS, {figure(u.bandwidth_gbps)} GB/s of the least bytes",
         ],
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from ..hardware import roofline
 from ..hardware.roofline import TARGET_SHARE_PCT
 from ..session import stop_conditions
 from ..session.task import Target
@@ -62,9 +63,10 @@ def wanted(target: Target) -> str:
 
 
 def basis(target: Target) -> str:
-    """ "90 % of measured_bf16_matmul" """
+    """ "90 % of measured_bf16_matmul, a library's rate, not a floor" """
     share_pct = TARGET_SHARE_PCT if target.share_pct is None else target.share_pct
-    return f"{share_pct:g} % of {target.basis.split(':')[0]}{stop_conditions.reach(target)}"
+    parts = (f"{share_pct:g} % of {target.basis.split(':')[0]}", stop_conditions.basis_note(target))
+    return ", ".join(filter(None, parts))
 
 
 def reached_line(session: Session) -> str:
@@ -79,9 +81,15 @@ def reached_line(session: Session) -> str:
         count = len(speedup.ratios)
         how = "measured in pairs" if count == 1 else f"the product of {count} paired steps"
         gained = f"{speedup.point:.3f}x as fast as v0 ({how})"
-    return (
-        f"{best.version}, median {phrases.latency(best)}; share of the floor {phrases.share_of_floor(best)}; {gained}."
-    )
+    share = f"{share_name(session)} {phrases.share_of_floor(best)}"
+    return f"{best.version}, median {phrases.latency(best)}; {share}; {gained}."
+
+
+def share_name(session: Session) -> str:
+    """What the recorded share is of: the floor, or a library's rate where no floor was measured."""
+    work = session.task.work_of()
+    by_library = session.roof and work and roofline.bound(work.flops, work.bytes_min, session.roof).library_rate
+    return "share of a library's rate, which is no floor," if by_library else "share of the floor"
 
 
 def steps_line(session: Session) -> str:

@@ -6,6 +6,7 @@
 from dataclasses import dataclass
 
 from ..hardware.card import GpuState
+from .tensor_ceiling import TensorCeiling
 
 State = GpuState | None  # None where NVML reported nothing
 
@@ -199,10 +200,11 @@ class RestedAndSustained:
 
 
 WHOLE = "whole"  # in `states`: of the job's own window, or of the whole job
-Report = Bandwidth | Ceiling | Products | RestedAndSustained
-REPORTS: dict[str, type[Report]] = {  # by job of worker/rates.py
+Report = Bandwidth | Ceiling | Products | RestedAndSustained | TensorCeiling
+REPORTS: dict[str, type[Report]] = {  # by job of the worker
     "bandwidth": Bandwidth,
     "ceiling": Ceiling,
     "matmul": Products,
     "product_rates": RestedAndSustained,
+    "tensor_ceiling": TensorCeiling,
 }

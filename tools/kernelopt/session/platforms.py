@@ -68,13 +68,18 @@ def calibration_of(workspace: Workspace, task: Task) -> wiki.Page | None:
 
 def read(path: Path) -> wiki.Page:
     """Read a calibration from its file. Raise UsageError if the file cannot be read or was edited."""
+    return wiki.parse_page(unsealed_text(path), CALIBRATION, WORKSPACE)
+
+
+def unsealed_text(path: Path) -> str:
+    """Return the text of a calibration above its digest. Raise UsageError if it cannot be read or was edited."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise UsageError(f"{path} cannot be read; measure this card again: calibrate_gpu.py") from None
     if unsealed(text):
         raise UsageError(f"{path} is not as calibrate_gpu.py wrote it; measure this card again")
-    return wiki.parse_page(text, CALIBRATION, WORKSPACE)
+    return text.rpartition(f"\n{DIGEST}")[0]
 
 
 def sealed(text: str) -> str:
@@ -114,6 +119,13 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
     with contextlib.suppress(Refused):
         return roofline.roof_for(page, task.work["default"])
     return None
+
+
+def floor_share_pct(workspace: Workspace, task: Task, time_us: float | None) -> float | None:
+    """Return the share of the floor of a time of the default workload, by the rates that are known now. Return None
+    if the floor is unknown: a library's rate is none."""
+    used = utilization(workspace, task, time_us) if time_us else None
+    return None if used is None or used.library_rate else used.floor_share_pct
 
 
 def utilization(

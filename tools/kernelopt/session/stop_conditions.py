@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..hardware import roofline
 from .record import Record
 from .task import Target
 
@@ -23,8 +24,9 @@ class Standing:
 
     def to_json(self) -> dict:
         """The JSON object: the keys of the target, then those of its standing."""
-        standing = {"achieved": self.achieved, "met": self.met, "problem": self.problem}
-        return {**self.target.to_json(), **standing, "documented": is_documented(self.target)}
+        own = {"achieved": self.achieved, "met": self.met, "problem": self.problem}
+        kind = {"documented": is_documented(self.target), "library_rate": is_library_rate(self.target)}
+        return {**self.target.to_json(), **own, **kind}
 
 
 def sign(metric: str) -> str:
@@ -44,9 +46,22 @@ def is_documented(target: Target) -> bool:
     return target.basis.startswith(DOCUMENTED_ROWS)
 
 
+def is_library_rate(target: Target) -> bool:
+    """Return whether a target rests on what a library reaches. A kernel that meets it may have more to gain."""
+    return roofline.is_library_rate(target.basis.split(":")[0])
+
+
 def reach(target: Target) -> str:
-    """Return the note for a target that rests only on documents."""
-    return " (documented, may be out of reach)" if is_documented(target) else ""
+    """Return `basis_note` in brackets, or nothing."""
+    note = basis_note(target)
+    return f" ({note})" if note else ""
+
+
+def basis_note(target: Target) -> str:
+    """Return the note for a target that rests only on documents, or on a library's rate. Other targets have none."""
+    if is_library_rate(target):
+        return "a library's rate, not a floor"
+    return "documented, may be out of reach" if is_documented(target) else ""
 
 
 def standings(targets: Sequence[Target], record: Record | None) -> list[Standing]:
@@ -77,12 +92,10 @@ def off_basis(target: Target) -> str | None:
     if abs(target.target - share / 100 * base) <= 0.001 * base:
         return None
     message = f"{target.metric} {target.target} is not {share:g} % of its basis {cited[1]} {cited[2]}"
-    tool = (
-        "compute_utilization.py --set-targets"
-        if "gpu-wiki" in target.basis
-        else "measure_bandwidth_ceiling.py --set-target"
+    of_problem = "ceiling of this problem" in target.basis
+    return (
+        f"{message}; run: {'measure_ceiling.py --set-target' if of_problem else 'compute_utilization.py --set-targets'}"
     )
-    return f"{message}; run: {tool}"
 
 
 def achieved_value(target: Target, record: Record | None) -> float | None:

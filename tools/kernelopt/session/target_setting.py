@@ -26,5 +26,5 @@ def of_ceiling(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE
         target=round(share_pct / 100 * ceiling, 2),
         unit="GB/s",
         share_pct=share_pct,
-        basis=f"ceiling of this problem: {ceiling} GB/s <- measure_bandwidth_ceiling.py, {device}",
+        basis=f"ceiling of this problem: {ceiling} GB/s <- measure_ceiling.py, {device}",
     )

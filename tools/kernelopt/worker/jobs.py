@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, judging, oracle, rates, timing, tracing
+from . import candidate, compiling, exploring, judging, oracle, rates, tensor_ceiling, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -20,6 +20,7 @@ JOBS = {
         rates.ceiling,
         rates.matmul,
         rates.product_rates,
+        tensor_ceiling.tensor_ceiling,
         tracing.probe,
     )
 }

@@ -1,0 +1,114 @@
+"""The probe of bare tensor operations, as far as it goes without a GPU: its instructions assemble, its source compiles
+without spills, and its count and its sums are what the host computes. test_gpu.py runs it."""
+
+import re
+import subprocess
+
+import pytest
+import torch
+from kernelopt.device import programs
+from kernelopt.worker import tensor_ceiling as probe
+
+CARDS = {"sm_80": (8, 0), "sm_86": (8, 6), "sm_89": (8, 9), "sm_90a": (9, 0), "sm_120": (12, 0)}
+
+
+def variants(other: bool) -> list[probe.Variant]:
+    """All that the probe has on CARDS."""
+    made = []
+    for capability in CARDS.values():
+        for dtype in probe.WIDTHS:
+            if dtype != "fp8" or capability >= (8, 9):
+                made.append(probe.variant(capability, dtype, other))
+    return made
+
+
+def ptx(which: probe.Variant) -> str:
+    """A PTX module with the variant's instruction alone."""
+    kind = "s32" if which.dtype == "int8" else "f32"
+    wgmma = which.instruction.startswith("wgmma")
+    count = 128 if wgmma else 4
+    sums = ", ".join(f"%d{i}" for i in range(count))
+    signs = "" if which.dtype == "int8" else ", 1, 1" + ", 0, 0" * (probe.WIDTHS[which.dtype] == 2)
+    operands = (
+        f"{{{sums}}}, %a, %b, %p{signs}" if wgmma else f"{{{sums}}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{{sums}}}"
+    )
+    return f"""
+.version 8.7
+.target {which.target}
+.address_size 64
+.visible .entry one() {{
+    .reg .{kind} %d<{count}>; .reg .b64 %a, %b; .reg .b32 %r<6>; .reg .pred %p;
+    {which.instruction} {operands};
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("which", variants(False), ids=lambda which: f"{which.target}-{which.dtype}")
+def test_each_instruction_assembles_for_its_card(which, tmp_path):
+    ptxas = programs.find("ptxas")
+    if ptxas is None:
+        pytest.skip("no ptxas here, not even Triton's")
+    source = tmp_path / "one.ptx"
+    source.write_text(ptx(which))
+    command = [ptxas, f"-arch={which.target}", "-o", str(tmp_path / "one.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    source.write_text(ptx(which).replace("k16", "k12").replace("k32", "k12").replace("k8.", "k12."))
+    assert subprocess.run(command, capture_output=True).returncode  # the assembler does look at the shape
+
+
+@pytest.mark.parametrize("target, dtype, instructions", [("sm_90a", "fp8", 4), ("sm_89", "bf16", 128)])
+def test_the_source_compiles_without_spills_to_as_many_instructions_as_a_panel_has(
+    target, dtype, instructions, tmp_path
+):
+    nvcc, cuobjdump = programs.find("nvcc"), programs.find("cuobjdump")
+    if nvcc is None or cuobjdump is None:
+        pytest.skip("no nvcc here")
+    made = tmp_path / "probe.cubin"
+    made.write_bytes(probe.compiled(probe.variant(CARDS[target], dtype, True)))
+    used = subprocess.run([cuobjdump, "-res-usage", str(made)], capture_output=True, text=True).stdout
+    assert "tensor_ceiling" in used and re.search(r"STACK:0 .*LOCAL:0 ", used), used
+    sass = subprocess.run([cuobjdump, "-sass", str(made)], capture_output=True, text=True).stdout
+    assert len(re.findall(r"\b[HQ]G?MMA\.", sass)) == instructions
+    assert len(re.findall(r"\bFFMA\b", sass)) >= probe.CHAINS  # the other arithmetic is there
+
+
+def test_a_launch_does_the_problems_operations_rounded_up_to_whole_panels():
+    flops = 2 * 4096 * 7168 * 4096
+    what = probe.amount(flops, "fp8", 132, k_block=128, fp32_fma=1)
+    per_instruction = 2 * 64 * 256 * 32  # m64n256k32; two warpgroups, four of them a panel
+    assert what.flops == what.panels * 132 * 2 * 4 * per_instruction
+    assert flops <= what.flops < flops + 132 * 8 * per_instruction
+    elements = what.flops / 2 / 128  # of the result, once a block of k
+    assert elements <= what.fmas * 132 * probe.OTHERS < elements + 132 * probe.OTHERS * probe.CHAINS
+    assert what.exps == 0 and probe.amount(flops, "fp8", 132).fmas == 0
+    assert probe.amount(1, "bf16", 132).panels == 1
+
+
+@pytest.mark.parametrize("dtype", probe.WIDTHS)
+@pytest.mark.parametrize("wgmma", [True, False])
+def test_the_hosts_sums_see_each_element_once_and_a_missing_panel(dtype, wgmma):
+    torch.manual_seed(0)
+    rows, panels = probe.operands(dtype, "cpu"), 3 * probe.TILE + 5
+    of_a = 128 if wgmma else 256
+    product = rows[:of_a].double() @ rows[of_a:].double().T
+    want = probe.expected(rows, panels, wgmma)
+    assert want[:, 0].sum().item() == pytest.approx(5 * product.sum().item())
+    kind = torch.int32 if dtype == "int8" else torch.float32
+    blocks = want.to(kind).repeat(4, 1, 1)
+    assert probe.check(blocks, want, dtype) <= 1e-6
+    less = probe.expected(rows, panels - 1, wgmma)
+    for wrong in (less, want.flip(0)):
+        blocks[2] = wrong.to(kind)  # one block alone
+        with pytest.raises(RuntimeError, match="own sums are wrong"):
+            probe.check(blocks, want, dtype)
+    blocks[2] = torch.nan if kind == torch.float32 else 0
+    with pytest.raises(RuntimeError, match="own sums are wrong"):
+        probe.check(blocks, want, dtype)
+
+
+def test_what_the_probe_lacks_is_said_and_nothing_else_is_measured_instead():
+    for capability, dtype in (((8, 0), "fp8"), ((7, 5), "fp16"), ((9, 0), "fp32"), ((10, 0), "bf16")):
+        with pytest.raises(probe.NotCovered, match="not supported"):
+            probe.variant(capability, dtype, False)
