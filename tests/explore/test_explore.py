@@ -210,16 +210,14 @@ def test_the_errors_of_a_compiler_are_not_cut(folder):
 def test_a_process_that_does_not_answer_is_ended_and_the_others_go_on(folder, interpreter):
     (folder / "c/k.py").write_text(source())
     with Sandbox("cpu-interpreter", kind="none") as sandbox:
-        server = sandbox.fork_server()
         arguments = {"kernel": str(folder / "c/k.py"), "inputs": [], "path": "", "check": False}
-        one, other = (standing.Standing(sandbox, server, "contest", arguments, 60) for _ in range(2))
+        one, other = (standing.Standing(sandbox, sandbox.server(), "contest", arguments, 60) for _ in range(2))
         with pytest.raises(standing.Ended) as ended:
             for _ in range(9):
                 one.answer(20)
         assert "IndexError" in ended.value.outcome.result["error"]["message"]  # there are no inputs
         late = time.monotonic()
         assert other.end().result is None or time.monotonic() - late < 5
-        server.end()
 
 
 # --- the tool --------------------------------------------------------------------------------------------------

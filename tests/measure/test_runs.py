@@ -28,9 +28,13 @@ def test_the_tasks_own_cases_stay_together_and_variants_are_dealt_out(tmp_path):
     assert runs.parts_of(own, 3) == [own]
 
 
-@pytest.mark.parametrize(("free", "processes"), [(80 << 30, 3), (4 << 30, 1), (None, 1)])
-def test_processes_share_the_gpu_where_its_memory_holds_all(tmp_path, monkeypatch, free, processes):
+@pytest.mark.parametrize(
+    ("free", "cores", "processes"),
+    [(80 << 30, 16, 5), (80 << 30, 4, 2), (80 << 30, 1, 1), (4 << 30, 16, 1), (None, 16, 1)],
+)
+def test_processes_share_the_gpu_where_its_memory_and_the_cores_suffice(tmp_path, monkeypatch, free, cores, processes):
     monkeypatch.setattr(runs.gpu, "free_bytes", lambda: free)
+    monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert runs.processes_at_once(SimpleNamespace(gpu="stand-in"), [a_case(tmp_path, 0)]) == processes
 
 

@@ -126,7 +126,7 @@ class Sandbox:
 
     def run(self, job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()) -> Outcome:
         """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
-        seal, request = self._request(job, arguments, hidden)
+        seal, request = self.request(job, arguments, hidden)
         with self.folder(job) as folder:
             ended, report, log = self.server().fork(folder, request, seal, timeout_s)
         return self.usable(outcome(ended, report, log))
@@ -142,10 +142,6 @@ class Sandbox:
         environment: variables that differ from those of other children."""
         return Server(self._wrapper(), {**self._environment(), **environment}, self.scratch)
 
-    def request(self, job: str, arguments: dict, hidden: Iterable[Path | str] = ()) -> tuple[str, str]:
-        """(seal that the answers must carry, text of the request)"""
-        return self._request(job, arguments, hidden)
-
     def run_under(
         self,
         prefix: list[str],
@@ -156,7 +152,7 @@ class Sandbox:
         **environment: str,
     ) -> Outcome:
         """Run a job in a process that the command `prefix`, a profiler, starts."""
-        seal, request = self._request(job, arguments, ())
+        seal, request = self.request(job, arguments, ())
         with self.folder(job) as folder:
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")
@@ -174,7 +170,7 @@ class Sandbox:
             raise EnvironmentLacks(f"the GPU is {self.gpu.name}, driver {self.gpu.driver}; {error['message']}")
         return outcome
 
-    def _request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:
+    def request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:
         """(seal that the answer must carry, text of the request)"""
         seal = secrets.token_hex(16)
         rules = {"writable": self._writable(), "hidden": [str(path) for path in hidden]}
@@ -352,17 +348,8 @@ class Server:
 
     def fork(self, folder: str, request: str, seal: str, timeout_s: float) -> tuple[Exit, "Report", str]:
         """(how a fresh child ended, the report of its job, the end of its log)"""
-        paper = os.memfd_create("request")
-        os.write(paper, request.encode())
-        os.lseek(paper, 0, os.SEEK_SET)
-        (report, channel), (log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
-        theirs = [paper, channel, output]
-        message = json.dumps({"folder": folder, "timeout_s": timeout_s}).encode()
         start = time.monotonic()
-        with contextlib.suppress(OSError):  # a dead server gives no answer below
-            socket.send_fds(self._socket, [message], theirs)
-        for handle in theirs:
-            os.close(handle)
+        report, log = send_job(self._socket, request, seal, {"folder": folder, "timeout_s": timeout_s})
         ended = self._answer(timeout_s) or Exit(-signal.SIGKILL, False, time.monotonic() - start)
         report.finish()
         log.finish()
@@ -385,6 +372,24 @@ class Server:
             self._log.seek(0)
             raise EnvironmentLacks(f"the worker does not start: {last_line(self._log.read())}")
         return None
+
+
+def send_job(line: socket.socket, request: str, seal: str, message: dict, *orders: int) -> tuple["Pump", "Pump"]:
+    """(pump of the report, pump of the log) of a child that the server at the other end of `line` forks for a job.
+
+    message: as worker.server.serve takes it. orders: the end of a pipe that the child reads; it is closed here. A dead
+    server leaves both empty.
+    """
+    paper = os.memfd_create("request")
+    os.write(paper, request.encode())
+    os.lseek(paper, 0, os.SEEK_SET)
+    (report, channel), (log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
+    theirs = [paper, channel, output, *orders]
+    with contextlib.suppress(OSError):
+        socket.send_fds(line, [json.dumps(message).encode()], theirs)
+    for handle in theirs:
+        os.close(handle)
+    return report, log
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:

@@ -9,13 +9,12 @@ import json
 import os
 import queue
 import select
-import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .sandbox import Exit, Outcome, Report, Sandbox, Server, Tail, outcome, pumped
+from .sandbox import Exit, Outcome, Sandbox, Server, outcome, send_job
 
 # How long a process may take to be killed after its own time limit.
 GRACE_S = 30.0
@@ -71,17 +70,9 @@ class Standing:
         self._started = time.monotonic()
         self._outcome: Outcome | None = None
         self._socket = server.split()
-        paper = os.memfd_create("request")
-        os.write(paper, request.encode())
-        os.lseek(paper, 0, os.SEEK_SET)
-        (self._report, channel), (self._log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
         orders, self._orders = os.pipe()
-        theirs = [paper, channel, output, orders]
         message = {"folder": self._folder, "timeout_s": timeout_s, "environment": environment or {}}
-        with contextlib.suppress(OSError):
-            socket.send_fds(self._socket, [json.dumps(message).encode()], theirs)
-        for handle in theirs:
-            os.close(handle)
+        self._report, self._log = send_job(self._socket, request, seal, message, orders)
 
     def order(self, **order) -> None:
         with contextlib.suppress(BrokenPipeError):

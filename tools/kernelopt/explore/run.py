@@ -66,10 +66,10 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     get ncu's key metrics. Refused when the reference itself fails."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
-    server = sandbox.fork_server()
+    starter = None
     try:
         with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
-            starter = prepared(plan, sandbox, server)
+            starter = prepared(plan, sandbox)
             race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
             compiled_by = began + (1 - TIMES_SHARE) * plan.budget_s
             for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):
@@ -83,7 +83,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     finally:
         for entrant in entrants:
             entrant.end()
-        server.end()
+        if starter:
+            starter.judge.end()
     best = ranked(entrants)
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
         say(f"profiling {entrant.name}")
@@ -133,7 +134,7 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     return entrants
 
 
-def prepared(plan: Plan, sandbox: Sandbox, server) -> Starter:
+def prepared(plan: Plan, sandbox: Sandbox) -> Starter:
     """The inputs of two seeds, and the oracle at work on them."""
     target, seeds = plan.target, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
@@ -154,8 +155,8 @@ def prepared(plan: Plan, sandbox: Sandbox, server) -> Starter:
         "seeds": seeds,
         "tolerances": verify.tolerances(sandbox.device, target.tolerance),
     }
-    judge = Judge(standing.Standing(sandbox, server, "judge", arguments, 3600), plan.budget_s)
-    return Starter(sandbox, server, made, judge, target.libraries, plan.candidate_s)
+    judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
+    return Starter(sandbox, sandbox.server(), made, judge, target.libraries, plan.candidate_s)
 
 
 def live_at_once(sandbox: Sandbox, inputs: list[Case]) -> int:

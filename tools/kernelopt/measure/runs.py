@@ -18,8 +18,8 @@ from .cases import Case
 from .correctness import REPORT_KEYS, CaseReport
 from .verdict import place
 
-VARIANT_PROCESSES = 2  # beside the one for the task's own inputs
-CORES_A_PROCESS = 4  # without a GPU, where the interpreter does the work
+VARIANT_PROCESSES = 4  # beside the one for the task's own inputs
+CORES_A_PROCESS = {True: 2, False: 4}  # on a GPU, without one: there the interpreter does the work
 # The memory that a process needs in multiples of a case's inputs: contents, guarded and poisoned memory, the results
 # of three calls and their copies.
 INPUTS_HELD = 16
@@ -108,9 +108,10 @@ def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:
 
 def processes_at_once(sandbox: Sandbox, cases: list[Case]) -> int:
     """How many processes may run side by side: 1 where they would not fit into the GPU's memory, or have few cores."""
-    most = 1 + VARIANT_PROCESSES
+    cores = len(os.sched_getaffinity(0))
+    most = max(1, min(1 + VARIANT_PROCESSES, cores // CORES_A_PROCESS[sandbox.gpu is not None]))
     if sandbox.gpu is None:
-        return max(1, min(most, len(os.sched_getaffinity(0)) // CORES_A_PROCESS))
+        return most
     largest = max(Path(case.path).stat().st_size for case in cases)
     free = gpu.free_bytes() or 0
     return most if most * (INPUTS_HELD * largest + CONTEXT_BYTES) < MEMORY_SHARE * free else 1
