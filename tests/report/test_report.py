@@ -486,12 +486,17 @@ def test_a_citation_is_never_cut():
     assert document.plain("a | b <- c") == "a \\| b \\<- c"
 
 
-def test_an_archive_has_its_kernels_in_versions(matmul):
-    source = kernel_text("return x  # the old way")
-    (matmul.root / "versions").mkdir()
-    (matmul.root / "versions" / "v0_kernel.py").write_text(source)
-    record = RecordStore(matmul).read("v0")
+def keep_source(matmul, folder: str, version: str, body: str) -> None:
+    """A kernel of that body in the folder, as the one that the version was judged with."""
+    source = kernel_text(body)
+    (matmul.root / folder).mkdir()
+    (matmul.root / folder / f"{version}_kernel.py").write_text(source)
+    record = RecordStore(matmul).read(version)
     RecordStore(matmul).save(dataclasses.replace(record, kernel_sha256=hashlib.sha256(source.encode()).hexdigest()))
+
+
+def test_an_archive_has_its_kernels_in_versions(matmul):
+    keep_source(matmul, "versions", "v0", "return x  # the old way")
     text = page_of(matmul).markdown()
     assert "--- v0/kernel.py\n+++ v1/kernel.py" in text and "-        return x  # the old way" in text
 
@@ -531,11 +536,7 @@ def test_differences_come_from_the_history_and_only_from_what_was_judged(tmp_pat
 
 
 def test_a_refused_round_is_held_against_what_it_started_from(matmul):
-    source = kernel_text("return x  # wrong")
-    (matmul.root / "rejected").mkdir()
-    (matmul.root / "rejected" / "v2_kernel.py").write_text(source)
-    record = RecordStore(matmul).read("v2")
-    RecordStore(matmul).save(dataclasses.replace(record, kernel_sha256=hashlib.sha256(source.encode()).hexdigest()))
+    keep_source(matmul, "rejected", "v2", "return x  # wrong")
     text = page_of(matmul).markdown()
     assert "--- v1/kernel.py\n+++ v2/kernel.py" in text and "+        return x  # wrong" in text
     assert "rejected: MISMATCH: 3 of 8 values differ" in text
