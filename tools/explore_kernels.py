@@ -91,8 +91,8 @@ def workspace_of(args) -> Workspace:
 def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("kernels", nargs="*", type=cli.path, metavar="KERNELS", help="files, or folders of them")
-    parser.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
-    parser.add_argument("--reference", type=Path, help="instead of a workspace: file with Model and get_inputs")
+    parser.add_argument("--workspace", type=Path, metavar="W", help="a workspace made by reference/workspace_init.sh")
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="without a workspace: has Model and get_inputs")
     parser.add_argument("--dtype", type=cli.filled, help="with --reference: cast floating inputs to it")
     parser.add_argument(
         "--against",
@@ -102,20 +102,21 @@ def arguments():
         help="timed too: best (of the workspace), eager, torch.compile or a file; again for more; ratios refer to the "
         "first; default: best, or eager without one",
     )
-    parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
+    parser.add_argument(
+        "--workload", default="default", metavar="NAME", help="which workload (default: that of get_inputs)"
+    )
     parser.add_argument("--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics of the best N")
     parser.add_argument("--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="default 90")
     parser.add_argument(
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="give a candidate up that compiles and runs for longer (default: when times must be taken)",
+        help="a candidate's limit (default: until times are taken)",
     )
     parser.add_argument(
         "--card",
         type=cli.filled,
-        help="with --device cpu-interpreter: compile for this card, which need not be here, as h100-sxm "
-        "(default: the workspace's platform)",
+        help="with --device cpu-interpreter: compile for this card (default: the workspace's platform)",
     )
     parser.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
     cli.add_device(parser)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Is the kernel right? Candidate and reference run in separate processes; one status, exit 0 only for OK.
 
+--compile-only compiles it for the GPU that is here, or for --card, and checks nothing: exit 0 when it compiles.
 Statuses: OK, COMPILE_ERROR, IMPORT_ERROR, LAUNCH_ERROR, RUNTIME_ERROR, ILLEGAL_ACCESS, TIMEOUT, OOM, WRONG_SHAPE,
 WRONG_DTYPE, WRONG_STRIDE, WRONG_DEVICE, WRONG_VALUES, NONFINITE, OUT_OF_BOUNDS, INPUT_MUTATED, ALIASED_OUTPUT,
-CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK.
---compile-only compiles it for the GPU that is here, or for --card, and checks nothing: exit 0 when it compiles."""
+CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK."""
 
 import sys
 from dataclasses import replace
@@ -63,26 +63,27 @@ def arguments():
     parser = cli.parser(__doc__)
     cli.add_subject(parser)
     cli.add_device(parser)
-    parser.add_argument("--workload", nargs="+", help="only these workloads (default: all)")
+    parser.add_argument("--workload", nargs="+", metavar="NAME", help="only these workloads (default: all)")
     parser.add_argument(
         "--seeds",
         type=cli.positive_int,
         default=3,
+        metavar="N",
         help="input sets per workload, at least 2, the last third secret (default 3)",
     )
     parser.add_argument(
-        "--tolerance", type=cli.tolerance, metavar="X", help="bound on |error| / (|reference| + rms); default by dtype"
+        "--tolerance", type=cli.tolerance, metavar="X", help="most |error| / (|reference| + rms); default by dtype"
     )
     parser.add_argument("--allow-libraries", action="store_true", help="torch or cuBLAS may do the core work")
     parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")
     parser.add_argument("--quick", action="store_true", help="the task's own inputs, two seeds; no gate accepts it")
     parser.add_argument("--compile-only", action="store_true", help="compile it and check nothing")
-    parser.add_argument(
-        "--card", type=cli.filled, help="with --compile-only: compile for this card, which need not be here"
-    )
+    parser.add_argument("--card", type=cli.filled, help="with --compile-only: for this card, here or not")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer as well")
     cli.add_sandbox(parser)
-    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    parser.add_argument(
+        "--timeout", type=cli.positive_float, default=300, metavar="S", help="seconds a process (default 300)"
+    )
     cli.add_json(parser)
     args = parser.parse_args()
     if args.card and not args.compile_only:

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, copy_of
 from kernelopt.errors import UsageError
 from kernelopt.loop import executors, gpu_steps, remote, snapshot
 from kernelopt.session import record_store
@@ -83,7 +83,9 @@ def test_started_by_nohup_in_the_background_it_is_stopped_by_sigterm_alone(ready
     assert process.wait(10) == 128 + signal.SIGTERM and not running(nap(306))
 
 
-def test_a_run_is_not_begun_twice_and_needs_a_baseline(session, ready):
+def test_a_run_is_not_begun_twice_and_needs_a_baseline(started, ready, tmp_path):
+    with pytest.raises(UsageError, match="no accepted version to start from"):
+        run(copy_of(started, tmp_path / "without v0"), "true")
     (ready.root / ".loop").mkdir()
     (ready.root / ".loop" / "state.json").write_text(json.dumps({"rounds": 1}))
     with pytest.raises(UsageError, match="--resume"):

@@ -244,13 +244,16 @@ def test_of_eight_writers_at_the_same_time_nothing_is_lost(memory, session):
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_record_and_nothing_else(memory, session):
-    """100 kills; with a plain write in place of bundle.write_bytes the record is broken after the first."""
+    """100 kills or more; with a plain write in place of bundle.write_bytes the record is broken after the first. On a
+    busy machine few kills fall into writes, so they go on until five did."""
     memory.create("v0")
     memory.append("v0", "pitfalls_and_fixes", [json.dumps({**NOTE, "lesson": "l" * 50_000})])
     code = """if True:
         import os, random, signal, time
         half_written = 0
-        for _ in range(100):
+        for number in range(5000):
+            if number >= 100 and half_written > 4:
+                break
             writer = os.fork()
             while writer == 0:
                 memory.update("v0", {"device": str(time.monotonic_ns())})

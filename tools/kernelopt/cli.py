@@ -52,9 +52,9 @@ def add_json(target) -> None:
 
 def add_subject(target) -> None:
     """What a command works on: a workspace, or a kernel beside a reference."""
-    target.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
-    target.add_argument("--kernel", type=Path, help="instead of a workspace: file with ModelNew or kernel_function")
-    target.add_argument("--reference", type=Path, help="with --kernel: file with Model and get_inputs")
+    target.add_argument("--workspace", type=Path, metavar="W", help="a workspace made by reference/workspace_init.sh")
+    target.add_argument("--kernel", type=Path, metavar="FILE", help="without a workspace: ModelNew or kernel_function")
+    target.add_argument("--reference", type=Path, metavar="FILE", help="with --kernel: file with Model and get_inputs")
     target.add_argument("--dtype", type=filled, help="with --kernel: cast floating inputs to bf16, fp16, fp32 or fp64")
 
 

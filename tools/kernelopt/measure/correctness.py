@@ -1,7 +1,7 @@
 """Is a case right? Pure functions from the report of a candidate's process and the oracle's comparison to a status."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ..device.outcomes import Fault
 from ..statuses import Status
@@ -159,7 +159,7 @@ class CaseResult:
     status: Status
     message: str
     observed: Observed | None = None
-    shapes: Sequence[list[int]] = ()
+    shapes: list[list[int]] = field(default_factory=list)
     layout: str = "contiguous"
 
     def to_json(self) -> dict:

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 from triton.runtime.errors import OutOfResources
 
+from ..statuses import Status
 from . import compiler_errors, problem
 from .context import Candidate, Context, load_reference
 from .faults import OracleError, blaming, describe
@@ -64,7 +65,7 @@ def compile_only(context: Context, kernel: str, case: dict, card: dict, nvcc: st
     install(card, triton)
     if compiler_errors.uses_extensions(Path(kernel)):
         cuda.install()
-    status, message = "OK", ""
+    status, message = Status.OK, ""
     with AsOnGpu():
         candidate = Candidate(context, kernel)
         try:

@@ -3,7 +3,7 @@
 import contextlib
 
 from ..statuses import Status
-from . import compiler_errors, problem
+from . import compiler_errors, contract
 
 
 class LoadError(Exception):
@@ -31,9 +31,9 @@ class CheatError(Exception):
 
 
 STATUS_OF_OWN = {
-    problem.UnknownWorkload: Status.USAGE,
-    problem.CastOfQuantised: Status.USAGE,
-    problem.UnsupportedInput: Status.INVALID_TASK,
+    contract.UnknownWorkload: Status.USAGE,
+    contract.CastOfQuantised: Status.USAGE,
+    contract.UnsupportedInput: Status.INVALID_TASK,
     NoGpuError: Status.NO_GPU,  # a fault of the machine: sandbox.Sandbox turns it into exit code 3
     LoadError: Status.IMPORT_ERROR,
     OracleError: Status.INVALID_REFERENCE,
@@ -69,7 +69,7 @@ def describe(error: BaseException) -> dict:
     """{status, type, message} of an exception; the status is one of verify's. A failed compilation that the exception
     followed is told in its place."""
     status, message = status_of(error), text_of(error)
-    if own_status(error) or isinstance(error, problem.ContractError):
+    if own_status(error) or isinstance(error, contract.ContractError):
         message = str(error)
     if not own_status(error) and (first := first_compile_error(error)):
         message = first if status == Status.COMPILE_ERROR else f"{first}\nthen {shortened(message)}"
