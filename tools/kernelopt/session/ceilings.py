@@ -90,6 +90,15 @@ Vendor: NVIDIA
 """
 
 
+def carried_over(fresh: str, before: str, device: Card) -> str:
+    """A new calibration page with the ceilings that the page before it held. Both without their digests. Rows that were
+    measured on another card of that name go."""
+    start = f"- {SOURCE}:"
+    sources = [line for line in before.splitlines() if line.startswith(start) and f"({device.uuid})" in line]
+    rows = [line for line in before.splitlines() if line.startswith("|") and f"| {SOURCE} |" in line]
+    return with_rows(fresh, rows, sources[0]) + "\n" if sources and rows else fresh
+
+
 def with_rows(text: str, new: list[str], source_line: str) -> str:
     """A calibration page, without its digest, with these rows and their source. Rows of the same name and source go."""
     names = {row.split("|")[1].strip() for row in new}
