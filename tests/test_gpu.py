@@ -149,6 +149,8 @@ def test_bare_tensor_operations_are_faster_than_a_librarys_product_and_slower_th
     bare, beside, library = found["tensor"], found["with_other_arithmetic"], found["library_rate"]
     assert bare["sustained_tflops"] > library["sustained_tflops"] and bare["cold_tflops"] > library["rested_tflops"]
     assert bare["cold_us"] < 1.02 * beside["cold_us"] and bare["relative_error"] < 2e-3
+    small = tool_json("measure_ceiling.py", "--flops", 2 * 1024**3, "--dtype", dtype)["tensor"]
+    assert small["start_up_us"]["cold"] > 0.5 and small["cold_tflops"] > 0.8 * bare["cold_tflops"]  # no launch in it
     if (peak := card.documented(f"peak_{dtype}_tensor")) is not None:
         assert 0.5 * peak < bare["cold_tflops"] < 1.1 * peak  # a board may exceed the clock of its peak
 

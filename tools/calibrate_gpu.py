@@ -37,9 +37,12 @@ def main() -> int:
     page, limits = pages_of(gpu.identify().name, workspace)
     check(workspace, target, page)
     measured = measure(limits, args.timeout)
-    dropped = has_ceilings(target)
+    had = has_ceilings(target)
     command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
-    bundle.write_text(target, calibration.text(measured, page, limits, record_store.now()[:10], command))
+    fresh = calibration.body(measured, page, limits, record_store.now()[:10], command)
+    if had:
+        fresh = ceilings.carried_over(fresh, platforms.unsealed_text(target), measured.device)
+    bundle.write_text(target, platforms.sealed(fresh))
     made = platforms.read(target)
     if workspace:
         name_it(workspace, made)
@@ -52,8 +55,8 @@ def main() -> int:
     }
     lines = [*result["values"], f"{target}: {len(made.rows)} values of {made.platform}, in {result['seconds']} s"]
     cli.emit(result, args.json, lines + next_step(workspace))
-    if dropped:
-        cli.say("calibrate_gpu.py: the page's ceilings of tensor operations are gone; measure_ceiling.py --workspace W")
+    if had:
+        cli.say(f"calibrate_gpu.py: {what_became(has_ceilings(target))}")
     if others := calibration.foreign_processes(measured):
         cli.say(
             f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates "
@@ -81,6 +84,13 @@ def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> 
         platforms.check_platform(workspace, workspace.task(), gpu.identify().name)
     elif target.exists() and not is_calibration_of(target, gpu.identify().name):
         raise UsageError(f"{target} exists and is no calibration of this card; name another file")
+
+
+def what_became(kept: bool) -> str:
+    """Of the ceilings on the former page."""
+    if kept:
+        return "the page keeps this card's ceilings of tensor operations; to measure them again: measure_ceiling.py"
+    return "the page's ceilings were another card's and are gone; measure this card's: measure_ceiling.py --workspace W"
 
 
 def has_ceilings(path: Path) -> bool:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The iteration records of a workspace: memory/vN.json, checked against reference/v_iteration.schema.json."""
 
+import contextlib
 import json
 import sys
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
+from kernelopt.session import platforms
 from kernelopt.session.record_store import SHORT, FieldChange, ListChange, RecordStore, differences, field
 from kernelopt.session.workspace import Workspace, version_number
 
@@ -136,11 +138,21 @@ def run_mask(store: RecordStore, args) -> int:
 def run_summary(store: RecordStore, args) -> int:
     rows = require(store, [asdict(SummaryRow.of(record)) for record in store.glance(SHORT)])
     titles = list(rows[0])
-    table = [titles] + [["-" if row[t] is None else str(row[t]) for t in titles] for row in rows]
+    table = [[share_title(Workspace(args.workspace)) if title == "floor_pct" else title for title in titles]] + [
+        ["-" if row[t] is None else str(row[t]) for t in titles] for row in rows
+    ]
     widths = [max(len(line[i]) for line in table) for i in range(len(titles))]
     lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
     cli.emit({"versions": rows}, args.json, lines)
     return 0
+
+
+def share_title(workspace: Workspace) -> str:
+    """The column floor_pct, by what it is a share of. Without a readable Task block it is "floor_pct"."""
+    with contextlib.suppress(UsageError):
+        if platforms.rests_on_library_rate(workspace, workspace.task()):
+            return "library_rate_pct"
+    return "floor_pct"
 
 
 @dataclass(frozen=True)

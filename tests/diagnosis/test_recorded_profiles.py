@@ -180,6 +180,16 @@ def test_a_measured_ceiling_is_a_floor_and_says_when_to_stop():
     assert not speed_of_light.analyse({}, Floor(96.9, "compute"), [], LIMITS).should_stop
 
 
+@pytest.mark.parametrize("used", [{"dram_throughput": 90.0}, {"dram_throughput": 50.0}, {}])
+@pytest.mark.parametrize("share", [64.9, 95.2, 96.9, 97.0])
+def test_stop_and_no_stop_say_what_is_left_by_one_rule(share, used):
+    light = speed_of_light.analyse(used, Floor(share, "memory"), [], LIMITS)
+    left = "at most 3 % of the time" if light.should_stop else f"{100 - share:.1f} % of the time is left, more than 3 %"
+    assert left in light.reason and light.should_stop == (share >= 97)
+    by_library = speed_of_light.analyse(used, Floor(share, "compute", library_rate=True), [], LIMITS)
+    assert "is left" not in by_library.reason and not by_library.should_stop
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_page_holds_nvidias_estimates(name):
     profile, diagnosis = diagnosed(name)

@@ -110,6 +110,14 @@ def test_restarts_are_undone_one_by_one_and_the_list_keeps_them(stuck, run_here,
     assert done.returncode == 1 and "no restart to undo" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_the_brief_tells_a_librarys_rate_from_a_floor(stuck, begin):
+    work = {"flops": 2 * 4096**3, "bytes_in": 2 << 25, "bytes_out": 1 << 25, "bytes_min": 3 << 25, "dtype": "bf16"}
+    changed = with_changes(stuck.task(), work={"default": {**work, "source": "given"}})
+    stuck.update_readme(changed, {})
+    lines = begin(stuck, "--seed", 7)["brief"].splitlines()
+    assert "- v3: 297 us, 80 % of a library's rate, which is no floor" in lines
+
+
 def test_what_was_masked_by_hand_stays_so(stuck, begin):
     RecordStore(stuck).set_masked(["v8"], True)
     found = begin(stuck)

@@ -434,8 +434,10 @@ def test_the_summary_and_the_log_entry_are_rendered_from_what_was_recorded(run_h
     text = tool_json("analyze_profile.py", folder, "--summary", run=run_here)["text"]
     assert "## Bottleneck: memory" in text and "Root cause: dram limits `softmax_row`." in text
     assert "1. near_least_traffic: at most 4.8 % of the time; trigger:" in text
-    stop = "Stop? no: the hardware is used up, at 95.2 % of the floor at the copy rate, by the recorded latency: "
-    assert stop in text  # by the profiler's duration it would be 98.2 %
+    stop = "Stop? no: 95.2 % of the floor at the copy rate, by the recorded latency: 4.8 % of the time is left, more than 3 %; "
+    assert (
+        stop + "DRAM or a pipe is used up, so the kernel does more work" in text
+    )  # by the profiler's duration it would be 98.2 %
     text = tool_json("analyze_profile.py", folder, "--devlog", run=run_here)["text"]
     assert "| Duration | 255 us |" in text and "| Least bytes of the problem | 4,2" in text
     done = run_here("analyze_profile.py", FIXTURES / "h200_row_softmax/one_pass.ncu-rep", "--summary")

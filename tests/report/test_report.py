@@ -413,7 +413,8 @@ def test_what_the_median_hides_is_said(matmul):
 def test_a_version_has_one_share_of_the_floor_the_measured_one(example):
     assert "Share of the floor 95.2 %" in example.text
     assert "Under the profiler 254.59 us in kernels, which is not the measured latency" in example.text
-    assert "Stop? no: the hardware is used up, at 95.2 % of the floor" in example.text and "98.2 %" not in example.text
+    assert "Stop? no: 95.2 % of the floor at the copy rate" in example.text and "98.2 %" not in example.text
+    assert "4.8 % of the time is left, more than 3 %; DRAM or a pipe is used up" in example.text
 
 
 def test_lessons_that_lie_beside_the_page_are_linked(session, run_here):
@@ -583,8 +584,15 @@ def test_a_latency_target_is_a_line_of_the_trajectory(matmul):
     target = {"workload": "default", "metric": "latency_us", "target": 240, "unit": "us", "basis": BASIS}
     matmul.update_readme(task(work={"default": MATMUL}, targets=[target]), {})
     roofline, trajectory = page_of(matmul).charts()
-    assert {line.name for line in trajectory.lines} == {"floor 202.1 us", "target 240 us", ""}
+    assert {line.name for line in trajectory.lines} == {"library rate 202.1 us", "target 240 us", ""}
     assert "target" not in {line.kind for line in roofline.lines}
+
+
+def test_a_share_of_a_librarys_rate_is_called_so_with_each_version(matmul, example):
+    put(matmul, "v3", performance=timed(250, "v1", 2.0, floor_us=202.1, floor_share_pct=80.8))
+    text = read_page(matmul).text
+    assert "Share of a library's rate, which is no floor 80.8 %" in text and "hare of the floor" not in text
+    assert "library rate" not in example.text  # a memory-bound problem has a floor
 
 
 def test_every_axis_of_figures_says_its_scale(matmul):

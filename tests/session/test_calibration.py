@@ -11,7 +11,7 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.measure import card_rates
-from kernelopt.session import calibration, platforms, workspace
+from kernelopt.session import calibration, ceilings, platforms, workspace
 from kernelopt.session.benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, ShapeRate
 
 WIKI = BUNDLE / "gpu-wiki"
@@ -211,6 +211,31 @@ def test_citations_of_a_calibration_are_audited(tmp_path, problem, run_here, sto
     page = made.root / "calibration.md"
     page.write_text(page.read_text().replace("| 123.4 |", "| 100 |"))
     assert problems("nothing") == ["platform"]
+
+
+def test_a_new_calibration_keeps_the_ceilings_of_the_very_card(tmp_path, problem, run_here, stood_in):
+    stood_in("NVIDIA H200")
+    made = workspace.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
+    page = made.root / "calibration.md"
+    tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
+    row = "| measured_bf16_tensor_ceiling | 870 | TFLOPS | [ceiling] | measured | wgmma; 9.0 us of start-up taken off |"
+
+    def calibrated_again(uuid: str) -> tuple[str, str]:
+        source = ceilings.source(Card("NVIDIA H200", uuid, "580.1"), "2026-11-22")
+        page.write_text(platforms.sealed(ceilings.with_rows(platforms.unsealed_text(page), [row], source) + "\n"))
+        done = run_here("calibrate_gpu.py", "--workspace", made.root)
+        assert done.returncode == 0, done.stderr
+        return source, done.stderr
+
+    source, said = calibrated_again("GPU-0")
+    own = platforms.read(page)
+    assert "keeps this card's ceilings" in said and page.read_text().count(source) == 1
+    assert own.row("measured_bf16_tensor_ceiling").value == 870 and own.row("measured_bf16_matmul").value == 123.4
+    assert wiki_checks.sources(own, platforms.unsealed_text(page)) == []
+    once = page.read_text()
+    assert calibrated_again("GPU-0") and page.read_text() == once  # no row and no line is there twice
+    _, said = calibrated_again("GPU-1")
+    assert "another card's and are gone" in said and "[ceiling]" not in page.read_text()
 
 
 def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, run_here, stood_in):

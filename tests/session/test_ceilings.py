@@ -26,7 +26,7 @@ def report(dtype: str, flops: int, cold_us: float, other: OtherArithmetic | None
     """What the job tensor_ceiling gives, at figures that no card has."""
 
     def part(us: float) -> dict:
-        return {"median": us, "window": [0.0, 1.0], "kernel_clock_mhz": 1555.0}
+        return {"median": us, "window": [0.0, 1.0], "kernel_clock_mhz": 1555.0, "start_up_us": 0.0}
 
     parts = {"cold": {**part(cold_us), "p20": cold_us - 1, "p80": cold_us + 1, "n": 9}}
     parts |= {"burst": part(0.9 * cold_us), "sustained": part(1.1 * cold_us)}
@@ -72,6 +72,20 @@ def test_rates_are_of_the_operations_done_and_times_of_the_problems_own():
     assert rounded.rate("cold") == pytest.approx(100 / 10 / 1e6) and rounded.time_us("cold") == pytest.approx(9)
     text = "\n".join(ceilings.lines(ceiling()))
     assert "160.0 us, 859 TFLOPS; SM 1555 MHz in the kernel, 690 W, throttled by sw_power_cap" in text
+
+
+def test_what_was_taken_off_is_stated_in_the_report_the_object_and_the_note():
+    sent = report("bf16", FLOPS, 169.0)
+    sent["cold"]["start_up_us"] = 9.0
+    without = made(sent)
+    assert without.time_us("cold") == pytest.approx(160.0) and without.cold.p20_us == pytest.approx(159.0)
+    assert without.to_json()["start_up_us"] == {"cold": 9.0, "burst": 0.0, "sustained": 0.0}
+    text = "\n".join(ceilings.lines(without))
+    assert "cold: 160.0 us, 859 TFLOPS; 9.0 us of start-up taken off, SM 1555 MHz" in text
+    assert text.count("taken off") == 1  # nothing is taken off sustained times
+    cold, _, sustained = ceilings.rows(without)
+    assert "L2 flushed before each call; p20 853.7, p80 864.4; 9.0 us of start-up taken off" in cold
+    assert "start-up" not in sustained
 
 
 def test_a_ceiling_goes_before_a_librarys_rate_and_becomes_the_floor():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import memory_manager
 import pytest
-from conftest import BUNDLE, run_tool, tool_json
+from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt import bundle
 from kernelopt.errors import Refused, ToolError, UsageError
 from kernelopt.session import record_cache
@@ -149,6 +149,22 @@ def test_verbs_by_hand(session, run_here):
     assert run("latest")["version"] == "v2"
     assert run_here("memory_manager.py", "best", "--workspace", session.root).returncode == 1
     assert [row["version"] for row in run("summary")["versions"]] == ["v0", "v2"]
+
+
+def test_the_summary_tells_a_librarys_rate_from_a_floor(memory, session, run_here):
+    memory.create("v0")
+
+    def titles() -> str:
+        done = run_here("memory_manager.py", "summary", "--workspace", session.root)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[0]
+
+    assert "  floor_pct  " in titles()  # nothing is counted yet
+    work = {"flops": 2 * 4096**3, "bytes_in": 2 << 25, "bytes_out": 1 << 25, "bytes_min": 3 << 25, "dtype": "bf16"}
+    session.update_readme(with_changes(session.task(), work={"default": {**work, "source": "given"}}), {})
+    assert "  library_rate_pct  " in titles() and "floor" not in titles()
+    (row,) = tool_json("memory_manager.py", "summary", "--workspace", session.root, run=run_here)["versions"]
+    assert "floor_pct" in row  # the key stays
 
 
 def test_masking_an_absent_version_changes_nothing(memory):

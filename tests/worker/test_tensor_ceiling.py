@@ -7,6 +7,8 @@ import subprocess
 import pytest
 import torch
 from kernelopt.device import programs
+from kernelopt.session.tensor_ceiling import PARTS, TensorCeiling
+from kernelopt.worker import rates
 from kernelopt.worker import tensor_ceiling as probe
 
 CARDS = {"sm_80": (8, 0), "sm_86": (8, 6), "sm_89": (8, 9), "sm_90a": (9, 0), "sm_120": (12, 0)}
@@ -106,6 +108,84 @@ def test_the_hosts_sums_see_each_element_once_and_a_missing_panel(dtype, wgmma):
     blocks[2] = torch.nan if kind == torch.float32 else 0
     with pytest.raises(RuntimeError, match="own sums are wrong"):
         probe.check(blocks, want, dtype)
+
+
+@pytest.mark.parametrize("dtype", probe.WIDTHS)
+@pytest.mark.parametrize("wgmma", [True, False])
+@pytest.mark.parametrize("panels", [17, 249, 1986])
+def test_one_panel_more_or_less_is_noticed_in_each_dtype_though_a_single_warp_lacks_it(dtype, wgmma, panels):
+    torch.manual_seed(0)
+    rows = probe.whole_numbers(probe.operands(dtype, "cpu"))
+    assert rows.dtype == probe.operands(dtype, "cpu").dtype and set(rows.double().unique().tolist()) == {-1, 0, 1}
+    want = probe.expected(rows, panels, wgmma)
+    blocks = want.to(torch.float32).repeat(4, 1, 1)
+    probe.check_count(blocks, want, panels)
+    for other in (panels - 1, panels + 1):
+        blocks[2] = want
+        blocks[2, 32:64] = probe.expected(rows, other, wgmma)[32:64].to(torch.float32)
+        with pytest.raises(RuntimeError, match=f"did not multiply {panels} panels"):
+            probe.check_count(blocks, want, panels)
+        blocks[2, :, 0] = want[:, 0]  # a panel of an earlier tile: the sum over all tiles alone shows it
+        with pytest.raises(RuntimeError, match="whole numbers are wrong"):
+            probe.check_count(blocks, want, panels)
+    blocks[2] = torch.nan
+    with pytest.raises(RuntimeError, match="whole numbers are wrong"):
+        probe.check_count(blocks, want, panels)
+
+
+@pytest.mark.parametrize("dtype", probe.WIDTHS)
+def test_sums_of_whole_numbers_fit_in_the_short_accumulator_of_fp8(dtype):
+    values_of_k = probe.ROW_BYTES // probe.WIDTHS[dtype]
+    assert values_of_k * probe.TILE <= 2**12  # all products 1: 13 bits below the leading one hold it, and each smaller
+
+
+class Launch:
+    """Stands in for a probe's kernel. us: of its launch."""
+
+    def __init__(self, us: float):
+        self.us = us
+
+    def clock_mhz(self) -> float:
+        return 1700.0
+
+
+def timed_as(monkeypatch, flops: int, start_up: float, panel: float) -> TensorCeiling:
+    """The ceiling where each launch takes `start_up` and so long a panel, in us; back to back a third of the start-up
+    is hidden, but the host needs 5 us for a launch."""
+    first, what = (probe.amount(n, "bf16", 132) for n in (1, flops))
+    what = probe.amount(max(flops, probe.LEAST_PANELS * first.flops), "bf16", 132)
+    call, start = (Launch(start_up + each.panels * panel) for each in (what, first))
+    monkeypatch.setattr(probe.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(probe.time, "sleep", lambda _: None)
+    monkeypatch.setattr(
+        probe, "microseconds", lambda one, _: {"median": one.us, "p20": one.us - 0.1, "p80": one.us + 0.1, "n": 9}
+    )
+    monkeypatch.setattr(rates, "back_to_back", lambda one, _: 1e6 / max(5.0, one.us - start_up / 3))
+    parts = probe.timed(call, start, what.panels, 100, 0.5, 2.0)
+    known = {"dtype": "bf16", "instruction": "wgmma", "flops": flops, "done_flops": what.flops}
+    report = {**known, "relative_error": 0.0, "other": None, **parts}
+    return TensorCeiling.from_json(report, dict.fromkeys(PARTS))
+
+
+@pytest.mark.parametrize("size", [512, 1024, 4096])
+def test_the_floor_is_the_operations_alone_and_never_the_launch(size, monkeypatch):
+    flops, start_up, panel = 2 * size**3, 8.44, 0.58
+    ceiling = timed_as(monkeypatch, flops, start_up, panel)
+    of_panel = probe.amount(1, "bf16", 132).flops
+    work_us = flops / of_panel * panel
+    assert ceiling.time_us("cold") == pytest.approx(work_us)
+    assert ceiling.time_us("cold") < start_up + work_us  # what a kernel of the problem takes
+    assert ceiling.cold.start_up_us == pytest.approx(start_up)
+    assert ceiling.cold.p20_us < ceiling.cold.median_us < ceiling.cold.p80_us
+    # 5 us of the host for the short launch: too much is taken off, so the floor is too low and never too high
+    assert ceiling.time_us("burst") <= work_us * (1 + 1e-9) and ceiling.burst.start_up_us <= start_up
+    assert ceiling.sustained.start_up_us == 0 and ceiling.time_us("sustained") > work_us
+
+
+def test_a_launch_that_takes_no_longer_for_more_panels_is_no_measurement():
+    assert probe.start_up_us(17.0, 1.0, 17) == 0 and probe.start_up_us(17.0, 0.5, 17) == 0
+    with pytest.raises(RuntimeError, match="timed no operations"):
+        probe.start_up_us(9.0, 9.0, 17)
 
 
 def test_what_the_probe_lacks_is_said_and_nothing_else_is_measured_instead():

@@ -72,19 +72,26 @@ def share_words(floor: Floor | None) -> str | None:
     return f"{floor.share_pct:.1f} % of the floor {floor.basis}"
 
 
+def least_left(limits: Limits) -> str:
+    """ "3 %": what may be left of the time when the floor says stop."""
+    return f"{100 - limits['at_floor_pct']:g} %"
+
+
 def should_stop(floor: Floor | None, at_roofline: bool | None, converged: bool, limits: Limits) -> tuple[bool, str]:
     """(stop, why)"""
     share = share_words(floor)
     if floor and not floor.library_rate and floor.share_pct >= limits["at_floor_pct"]:
-        return True, f"{share}: at that rate little is left"
+        return True, f"{share}: little is left, at most {least_left(limits)} of the time"
     if converged:
         standstill = f"the last {limits['converged_rounds']:.0f} profiles show the same"
         return True, f"{standstill}, {share or FLOOR_UNKNOWN}: another direction, or a partial restart"
-    used = "the hardware is used up" if at_roofline else None
+    used = "DRAM or a pipe is used up" if at_roofline else None
     if share is None:
         return False, "; ".join(part for part in (FLOOR_UNKNOWN, used) if part)
+    if not floor.library_rate:
+        share += f": {100 - floor.share_pct:.1f} % of the time is left, more than {least_left(limits)}"
     if used:
-        return False, f"{used}, at {share}: the kernel does more work than the problem needs, or does it badly"
+        return False, f"{share}; {used}, so the kernel does more work than the problem needs, or does it badly"
     if at_roofline is None:
         return False, f"{share}; no pipe is used up, and of DRAM nothing is known"
     return False, f"{share}; neither DRAM nor a pipe is used up"

@@ -9,7 +9,7 @@ from pathlib import Path
 from .. import bundle
 from ..errors import Refused, UsageError
 from ..report import brief
-from ..session import stop_conditions
+from ..session import platforms, stop_conditions
 from ..session.record import Record
 from ..session.record_store import RecordStore, now
 from ..session.task import Target, Task
@@ -102,7 +102,8 @@ def begin(workspace: Workspace, seed: int) -> Restart:
         records = store.records()
         hidden = set(store.versions()) - {record.version for record in records} - {best.version if best else ""}
         following = store.next_version()
-    text = hand_over(workspace.root, task, best, records, hidden, following)
+    by_library_rate = platforms.rests_on_library_rate(workspace, task)
+    text = hand_over(workspace.root, task, best, records, hidden, following, by_library_rate)
     return Restart(chosen, len(before), seed, following, text, store.left_out())
 
 
@@ -172,17 +173,24 @@ def last(entries: Sequence[Entry]) -> tuple[int, Entry]:
 
 
 def hand_over(
-    root: Path, task: Task, best: Record | None, records: list[Record], masked: set[str], next_version: str
+    root: Path,
+    task: Task,
+    best: Record | None,
+    records: list[Record],
+    masked: set[str],
+    next_version: str,
+    by_library_rate: bool = False,
 ) -> str:
     """The brief for a fresh agent, in Markdown. It leaves out masked versions and their names.
 
     root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
+    by_library_rate: a library's rate stands in for the floor.
     """
     parts = brief.Parts({}, task=replace(task, targets=()), records=records, masked=masked)
     sections = [
         OPENING,
         brief.task_section(parts),
-        brief.titled("Best so far", best_lines(root, best)),
+        brief.titled("Best so far", best_lines(root, best, by_library_rate)),
         brief.titled("Goals", goal_lines(task.targets, best)),
         brief.history_section(parts),
         brief.titled("Read", reading(root, best)),
@@ -191,11 +199,12 @@ def hand_over(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def best_lines(root: Path, best: Record | None) -> list[str]:
+def best_lines(root: Path, best: Record | None, by_library_rate: bool) -> list[str]:
     if best is None:
         return [f"- nothing is accepted yet; kernel: {root / 'kernel.py'}"]
     latency, share = best.latency_us, best.performance.floor_share_pct
-    of_floor = "" if share is None else f", {brief.figure(share)} % of the floor's speed (100 is the floor itself)"
+    of = "a library's rate, which is no floor" if by_library_rate else "the floor's speed (100 is the floor itself)"
+    of_floor = "" if share is None else f", {brief.figure(share)} % of {of}"
     return [
         f"- {best.version}: {'not measured' if latency is None else f'{brief.figure(latency)} us'}{of_floor}",
         f"- kernel: {root / 'kernel.py'}",

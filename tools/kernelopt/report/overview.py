@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ..hardware import roofline
 from ..hardware.roofline import TARGET_SHARE_PCT
 from ..session import stop_conditions
 from ..session.task import Target
@@ -87,9 +86,8 @@ def reached_line(session: Session) -> str:
 
 def share_name(session: Session) -> str:
     """What the recorded share is of: the floor, or a library's rate where no floor was measured."""
-    work = session.task.work_of()
-    by_library = session.roof and work and roofline.bound(work.flops, work.bytes_min, session.roof).library_rate
-    return "share of a library's rate, which is no floor," if by_library else "share of the floor"
+    name = phrases.share_name(session)
+    return f"{name}," if phrases.by_library_rate(session) else name
 
 
 def steps_line(session: Session) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..audit.citations import CITATION
+from ..hardware import roofline
 from ..session import stop_conditions
 from ..session.record import Record
 from ..session.stop_conditions import Standing
@@ -53,6 +54,17 @@ def gain(record: Record) -> str:
     if compared is None:
         return "not compared"
     return f"{ratio(compared.speedup, compared.ci95)} against {compared.against}"
+
+
+def by_library_rate(session: Session) -> bool:
+    """Does a library's rate stand in for the floor?"""
+    work = session.task.work_of()
+    return bool(session.roof and work) and roofline.bound(work.flops, work.bytes_min, session.roof).library_rate
+
+
+def share_name(session: Session) -> str:
+    """What the recorded share is of: the floor, or a library's rate where no floor was measured."""
+    return "share of a library's rate, which is no floor" if by_library_rate(session) else "share of the floor"
 
 
 def share_of_floor(record: Record) -> str:

@@ -111,15 +111,18 @@ def known(marks: Sequence[Mark]) -> list[Mark]:
     return [mark for mark in marks if mark.value is not None]
 
 
-def trajectory(marks: Sequence[Mark], floor_us: float | None, target_us: float | None = None) -> Chart:
+def trajectory(
+    marks: Sequence[Mark], floor_us: float | None, target_us: float | None = None, by_library_rate: bool = False
+) -> Chart:
     """Latency over versions (marks: `at` counts from 0), the course of the accepted ones, and the floor and the target
-    where there are such; microseconds."""
+    where there are such; microseconds. by_library_rate: floor_us is at a library's rate, which is no floor."""
     limits = [limit for limit in (floor_us, target_us) if limit]
     values = [v for mark in known(marks) for v in (mark.value, mark.low, mark.high) if v is not None] + limits
     log = bool(values) and max(values) > LOG_FROM * min(values)
     low = min(values) / 1.3 if log else 0.0
     x = versions_axis(marks)
-    lines = [Line(f"floor {floor_us:.4g} us", "floor", level(x, floor_us))] if floor_us else []
+    floor_name = "library rate" if by_library_rate else "floor"
+    lines = [Line(f"{floor_name} {floor_us:.4g} us", "floor", level(x, floor_us))] if floor_us else []
     if target_us:
         lines.append(Line(f"target {target_us:.4g} us", "target", level(x, target_us)))
     accepted = [mark for mark in known(marks) if mark.kind == "accepted"]

@@ -97,7 +97,7 @@ def outcome(session: Session, record: Record) -> Iterator[tuple[str, str]]:
     yield "Correctness", record.correctness.summary or record.correctness.status or phrases.NOT_RECORDED
     yield "Verdict", phrases.verdict_line(record)
     yield "Latency", "; ".join(f"{name} {us:.2f} us" for name, us in times.items()) or phrases.NOT_RECORDED
-    yield "Share of the floor", phrases.share_of_floor(record)
+    yield phrases.share_name(session).capitalize(), phrases.share_of_floor(record)
     yield "Gain", phrases.gain(record)
     yield "Recorded", f"{record.timestamp} on {record.device or phrases.UNKNOWN}"
     yield "Commit", record.git_commit_hash or "none"

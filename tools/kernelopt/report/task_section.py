@@ -71,7 +71,7 @@ def figures(session: Session) -> Iterator:
     floors = [record.performance.floor_us for record in session.visible]
     floor = next((floor for floor in reversed(floors) if floor), None)
     yield Figure(
-        plots.trajectory(marks, floor, limit(target, "latency_us")),
+        plots.trajectory(marks, floor, limit(target, "latency_us"), phrases.by_library_rate(session)),
         f"Median of each version, p20 to p80 as a bar. {KEY}; at the foot: no latency recorded. Latencies of different "
         "times are no verdict: the paired ratios below are.",
     )

@@ -62,12 +62,17 @@ def lacks(dtype: str, limits: Page | None) -> str | None:
 
 
 def text(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
-    """Return the whole page. page: the wiki's page of this product, or None. limits: the page of its compute
-    capability."""
+    """Return the whole page, sealed. Its arguments are those of `body`."""
+    return platforms.sealed(body(measured, page, limits, date, command))
+
+
+def body(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
+    """Return the page without its digest. page: the wiki's page of this product, or None. limits: the page of its
+    compute capability."""
     name = measured.device.name
     rows = [*device_rows(measured, limits, page), *bandwidth_rows(measured), *product_rows(measured)]
     architecture = (page or limits).architecture if page or limits else "not known"
-    body = f"""# {page.platform if page else name}
+    return f"""# {page.platform if page else name}
 
 What this very card gave, measured by calibrate_gpu.py. A `_sustained` row is the rate of calls back to back, under the
 power limit.
@@ -92,7 +97,6 @@ GB/s of float32 buffers, median (p20 to p80), the L2 flushed before each call; c
 torch {measured.bandwidth.torch}, triton {measured.bandwidth.triton}, clocks as found; power limit in force \
 {watts(measured.power_limit_w)}, highest clocks {clocks(measured.device.max_clocks)}.
 """
-    return platforms.sealed(body)
 
 
 def row(metric: str, value: str, unit: str, kind: str, note: str = "-") -> str:

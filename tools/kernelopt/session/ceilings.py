@@ -19,10 +19,9 @@ SOURCE = "[ceiling]"
 def lines(ceiling: TensorCeiling) -> list[str]:
     """The ceiling in words, a line a way of timing."""
     beside = f" beside {ceiling.other.words()}" if ceiling.other else ""
-    rounded = 100 * (ceiling.done_flops / ceiling.flops - 1)
     first = (
-        f"{ceiling.instruction}{beside}: {ceiling.flops} FLOP, {rounded:.2g} % more done to fill all multiprocessors "
-        f"evenly; own sums right within {ceiling.relative_error:.1g}"
+        f"{ceiling.instruction}{beside}: {ceiling.flops} FLOP, by a launch of {ceiling.done_flops} on all "
+        f"multiprocessors; own sums right within {ceiling.relative_error:.1g}"
     )
     return [first, *(f"  {part}: {words(ceiling, part)}" for part in PARTS)]
 
@@ -33,9 +32,10 @@ def words(ceiling: TensorCeiling, part: str) -> str:
 
 
 def condition(part: Part) -> str:
-    """The clock inside the kernel, then power and reasons of NVML."""
+    """What was taken off, the clock inside the kernel, then power and reasons of NVML."""
     state = part.state
-    told = [f"SM {part.clock_mhz:.0f} MHz in the kernel"]
+    told = [f"{part.start_up_us:.1f} us of start-up taken off"] if part.start_up_us else []
+    told.append(f"SM {part.clock_mhz:.0f} MHz in the kernel")
     if state and state.power_w:
         told.append(f"{state.power_w.median:.0f} W")
     if state and state.throttle_reasons:
@@ -88,6 +88,15 @@ Vendor: NVIDIA
 
 ## Sources
 """
+
+
+def carried_over(fresh: str, before: str, device: Card) -> str:
+    """A new calibration page with the ceilings that the page before it held. Both without their digests. Rows that were
+    measured on another card of that name go."""
+    start = f"- {SOURCE}:"
+    sources = [line for line in before.splitlines() if line.startswith(start) and f"({device.uuid})" in line]
+    rows = [line for line in before.splitlines() if line.startswith("|") and f"| {SOURCE} |" in line]
+    return with_rows(fresh, rows, sources[0]) + "\n" if sources and rows else fresh
 
 
 def with_rows(text: str, new: list[str], source_line: str) -> str:

@@ -121,6 +121,16 @@ def roof_of_task(workspace: Workspace, task: Task) -> roofline.Roof | None:
     return None
 
 
+def rests_on_library_rate(workspace: Workspace, task: Task) -> bool:
+    """Return whether a library's rate stands in for the floor of the default workload, by the rates known now. Return
+    False if there is no roof, or a page cannot be read."""
+    with contextlib.suppress(Refused, UsageError):
+        if roof := roof_of_task(workspace, task):
+            work = task.work_of()
+            return roofline.bound(work.flops, work.bytes_min, roof).library_rate
+    return False
+
+
 def floor_share_pct(workspace: Workspace, task: Task, time_us: float | None) -> float | None:
     """Return the share of the floor of a time of the default workload, by the rates that are known now. Return None
     if the floor is unknown: a library's rate is none."""

@@ -10,9 +10,11 @@ PARTS = ("cold", "burst", "sustained")  # how it was timed
 
 @dataclass(frozen=True)
 class Part:
-    """One way of timing. clock_mhz: of the SM inside the kernel. state: of NVML meanwhile, or None."""
+    """One way of timing. median_us, p20_us, p80_us: of a launch without its start-up. start_up_us: what the launch took
+    besides its operations. clock_mhz: of the SM inside the kernel. state: of NVML meanwhile, or None."""
 
     median_us: float
+    start_up_us: float
     clock_mhz: float
     state: GpuState | None
     p20_us: float | None = None
@@ -20,13 +22,16 @@ class Part:
 
     @classmethod
     def of(cls, times: dict, state: GpuState | None) -> "Part":
-        return cls(times["median"], times["kernel_clock_mhz"], state, times.get("p20"), times.get("p80"))
+        start = times["start_up_us"]
+        median, p20, p80 = (None if name not in times else times[name] - start for name in ("median", "p20", "p80"))
+        return cls(median, start, times["kernel_clock_mhz"], state, p20, p80)
 
 
 @dataclass(frozen=True)
 class TensorCeiling:
-    """flops: of the problem. done_flops: of a launch, rounded up to whole panels of all blocks. other: the arithmetic
-    that other warps did beside them. relative_error: of the probe's own sums, against the host's."""
+    """flops: of the problem. done_flops: of a launch, rounded up to whole panels of all blocks; more for a small
+    problem, which takes too short to be timed. other: the arithmetic that other warps did beside them. relative_error:
+    of the probe's own sums, against the host's."""
 
     dtype: str
     instruction: str
@@ -54,9 +59,11 @@ class TensorCeiling:
         return self.flops / self.rate(part) / 1e6
 
     def to_json(self) -> dict:
-        """The JSON object: times of the problem's FLOPs in us, rates, and the SM clock inside the kernel in MHz."""
+        """The JSON object: times of the problem's FLOPs in us, rates, the start-up in us that both leave out, and the
+        SM clock inside the kernel in MHz."""
         times = {f"{name}_us": self.time_us(name) for name in PARTS}
         rates = {f"{name}_tflops": self.rate(name) for name in PARTS}
+        starts = {name: getattr(self, name).start_up_us for name in PARTS}
         clocks = {name: getattr(self, name).clock_mhz for name in PARTS}
         timed = {name: getattr(self, name).state for name in PARTS}
         states = {name: state and state.to_json() for name, state in timed.items()}
@@ -64,4 +71,5 @@ class TensorCeiling:
             name: getattr(self, name) for name in ("dtype", "instruction", "flops", "done_flops", "relative_error")
         }
         other = self.other and self.other.to_json()
-        return {**known, **times, **rates, "sm_clock_mhz": clocks, "gpu_states": states, "other_arithmetic": other}
+        told = {"start_up_us": starts, "sm_clock_mhz": clocks, "gpu_states": states, "other_arithmetic": other}
+        return {**known, **times, **rates, **told}

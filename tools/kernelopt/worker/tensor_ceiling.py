@@ -3,6 +3,9 @@
 A library's product is no floor: it also loads, stores and waits. A launch of this probe does the problem's tensor
 operations on random operands that stay in shared memory, on request with the problem's other arithmetic in four more
 warps of each block.
+
+A floor may be too low, never too high. So what a launch takes besides its operations is taken off: a launch of one
+panel is timed too, and each further panel takes the difference over their number.
 """
 
 import ctypes
@@ -40,7 +43,9 @@ MMA_SYNC = {
     "int8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
 }
 LEAST = {"fp8": (8, 9)}  # compute capability of mma.sync in a dtype; (8, 0) for the others
-# |error| / |sum| that rounding explains: fp8 products are added with few bits. A wrong operand gives 1.
+LEAST_PANELS = 17  # of a timed launch: 16 after the first, some 9 us on an H200, where medians scatter by less than 0.1
+# |error| / |sum| on random operands that rounding explains: fp8 products are added with few bits. A wrong operand gives
+# 1. The number of panels is checked on whole numbers (check_count).
 TOLERANCE = {"fp8": 0.05, "int8": 0.0}
 BURST_S = 0.05  # back to back, from a card at rest
 
@@ -222,9 +227,23 @@ def expected(rows: torch.Tensor, panels: int, wgmma: bool) -> torch.Tensor:
     return torch.stack([last * own.sum(1), panels * own[:, 0]], dim=1)
 
 
+def whole_numbers(rows: torch.Tensor) -> torch.Tensor:
+    """Operands drawn from -1, 0 and 1, of the shape and dtype of `rows`. No sum of a tile exceeds 4096 = TILE x 128
+    values of k, which even the short accumulators of Hopper's fp8 products hold exactly."""
+    return torch.randint(-1, 2, rows.shape, device=rows.device).to(rows.dtype)
+
+
+def check_count(out: torch.Tensor, want: torch.Tensor, panels: int) -> None:
+    """Compare sums of whole numbers, each thread's of each block. RuntimeError when one differs by more than a quarter
+    of a panel: they are exact until a sum of many tiles outgrows fp32."""
+    got = out.cpu().to(torch.float64)
+    if not bool(((got - want).abs() <= want.abs() / (4 * panels)).all()):
+        raise RuntimeError(f"the probe's own sums of whole numbers are wrong: it did not multiply {panels} panels")
+
+
 def check(out: torch.Tensor, want: torch.Tensor, dtype: str) -> float:
     """|error| / |sum| of the worst block and value. RuntimeError when it is more than rounding explains: then the
-    probe did other operations than it claims, or fewer."""
+    probe did other operations than it claims."""
     got = out.cpu().to(torch.float64)
     if dtype == "int8":  # sums wrap around
         want = (want + 2.0**31) % 2.0**32 - 2.0**31
@@ -243,18 +262,19 @@ def tensor_ceiling(
     sustained_s: float,
     other: dict | None = None,
 ) -> dict:
-    """Time `flops` of bare tensor operations. other: {k_block, fp32_fma, exp2}, see `amount`.
+    """Time `flops` of bare tensor operations, LEAST_PANELS at least. other: {k_block, fp32_fma, exp2}, see `amount`.
 
     cold: {median, p20, p80, n} in us, as kernels are timed here. burst: back to back for BURST_S from rest. sustained:
-    back to back for sustained_s, its second half. Each has its window and the SM clock inside the kernel.
+    back to back for sustained_s, its second half. Each has its window, the SM clock inside the kernel, and start_up_us,
+    the part of these times that is not the operations'.
     """
     which = variant(torch.cuda.get_device_capability(0), dtype, bool(other))
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
-    what = amount(flops, dtype, blocks, **(other or {}))
-    call = Kernel(compiled(which), what, dtype, context.device)
-    call()
-    torch.cuda.synchronize()
-    error = check(call.out, expected(call.operands, what.panels, which.instruction.startswith("wgmma")), dtype)
+    first = amount(1, dtype, blocks, **(other or {}))
+    what = amount(max(flops, LEAST_PANELS * first.flops), dtype, blocks, **(other or {}))
+    cubin = compiled(which)
+    call, start = (Kernel(cubin, each, dtype, context.device) for each in (what, first))
+    error = checked(call, what.panels, which)
     return {
         "dtype": dtype,
         "instruction": which.instruction,
@@ -264,12 +284,38 @@ def tensor_ceiling(
         "panels": what.panels,
         "other": other and {**other, "fmas_per_thread": what.fmas, "exp2_per_thread": what.exps},
         "relative_error": error,
-        **timed(call, rep_ms, pause_s, sustained_s),
+        **timed(call, start, what.panels, rep_ms, pause_s, sustained_s),
     }
 
 
-def timed(call: Kernel, rep_ms: int, pause_s: float, sustained_s: float) -> dict:
-    """{cold, burst, sustained} of tensor_ceiling."""
+def checked(call: Kernel, panels: int, which: Variant) -> float:
+    """Check the sums on whole numbers, then on the random operands, which stay; `check`'s error of these."""
+    wgmma, drawn = which.instruction.startswith("wgmma"), call.operands.clone()
+    call.operands.copy_(whole_numbers(drawn))
+    call()
+    check_count(call.out, expected(call.operands, panels, wgmma), panels)
+    call.operands.copy_(drawn)
+    call()
+    return check(call.out, expected(call.operands, panels, wgmma), which.dtype)
+
+
+def start_up_us(all_us: float, first_us: float, panels: int) -> float:
+    """What a launch of `panels` panels takes besides them, by that of one panel: the launch, the loads, the results. 0
+    where one panel takes no longer than each of them."""
+    each_us = (all_us - first_us) / (panels - 1)
+    if each_us <= 0:
+        raise RuntimeError(
+            f"{panels} panels took {all_us:.2f} us, one {first_us:.2f} us: the probe timed no operations"
+        )
+    return max(0.0, first_us - each_us)
+
+
+def timed(call: Kernel, start: Kernel, panels: int, rep_ms: int, pause_s: float, sustained_s: float) -> dict:
+    """{cold, burst, sustained} of tensor_ceiling. start: a launch of one panel.
+
+    Back to back a short launch may wait for the host, so a burst's start-up is at most a cold call's. Nothing is taken
+    off sustained times: without the pauses between launches the card would be hotter.
+    """
 
     def part(measure) -> dict:
         start = time.time()
@@ -277,13 +323,16 @@ def timed(call: Kernel, rep_ms: int, pause_s: float, sustained_s: float) -> dict
         torch.cuda.synchronize()
         return {**times, "window": [start, time.time()], "kernel_clock_mhz": call.clock_mhz()}
 
+    first_us = microseconds(start, rep_ms)["median"], 1e6 / rates.back_to_back(start, BURST_S)
     time.sleep(pause_s)
     cold = part(lambda: microseconds(call, rep_ms))
     time.sleep(pause_s)
     burst = part(lambda: {"median": 1e6 / rates.back_to_back(call, BURST_S)})
     rates.back_to_back(call, sustained_s / 2)
     sustained = part(lambda: {"median": 1e6 / rates.back_to_back(call, sustained_s / 2)})
-    return {"cold": cold, "burst": burst, "sustained": sustained}
+    cold["start_up_us"] = start_up_us(cold["median"], first_us[0], panels)
+    burst["start_up_us"] = start_up_us(burst["median"], min(first_us), panels)
+    return {"cold": cold, "burst": burst, "sustained": {**sustained, "start_up_us": 0.0}}
 
 
 def microseconds(call: Kernel, rep_ms: int) -> dict:
