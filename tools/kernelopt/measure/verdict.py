@@ -232,6 +232,12 @@ def libdevice_advice(failure: Failure) -> str | None:
     return None
 
 
+def gradient_advice(failure: Failure) -> str | None:
+    if "does not require grad" in failure.fault.message:
+        return "forward runs without gradients; what needs them stands inside `with torch.enable_grad():`"
+    return None
+
+
 # In the order in which they stand in a summary.
 ADVICE: tuple[Callable[[Failure], str | None], ...] = (
     variant_advice,
@@ -239,6 +245,7 @@ ADVICE: tuple[Callable[[Failure], str | None], ...] = (
     slow_interpreter_advice,
     bf16_advice,
     libdevice_advice,
+    gradient_advice,
 )
 
 

@@ -161,7 +161,7 @@ class Run:
     @staticmethod
     def _arguments(memory: list[torch.Tensor], case: problem.Case) -> list:
         tensors = iter(memory)
-        return tensor_trees.map_tensors(case.inputs, lambda _: next(tensors))
+        return tensor_trees.map_tensors(case.inputs, lambda _: next(tensors).detach())
 
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
         """Put the case's contents into memory, call the kernel, and copy its results, all on the current stream."""
@@ -296,8 +296,9 @@ def warmed_up(context: Context, candidate: Candidate, inputs: str):
     """A call of the kernel on a case, after it was compiled and autotuned, and a function that gives the inputs their
     contents again where a call changes them."""
     case = candidate.load_case(inputs)
-    kernel, arguments = candidate.load(case), case.placed_inputs(context.device)
-    memory, contents = tensor_trees.input_tensors(arguments), tensor_trees.input_tensors(case.inputs)
+    kernel, placed = candidate.load(case), case.placed_inputs(context.device)
+    arguments = tensor_trees.aliases(placed)
+    memory, contents = tensor_trees.input_tensors(placed), tensor_trees.input_tensors(case.inputs)
     for _ in range(WARM_UP_CALLS):
         fill(memory, contents)
         problem.call(kernel, arguments)

@@ -46,7 +46,7 @@ class Contestant:
         ended."""
         self.kernel = self.candidate.load(self.case, allow_reference=True)
         self.context.answer(stage="loaded")
-        problem.call(self.kernel, self.arguments[0])
+        problem.call(self.kernel, tensor_trees.aliases(self.arguments[0]))
         self.context.answer(stage="launched")
         self.context.synchronize()
         self._note_changes(cases=[self.case, *self.others])
@@ -134,7 +134,7 @@ class Contestant:
         return {"triton": self.candidate.triton(None), "extensions": artefacts.extensions(), "trace": trace}
 
     def _call(self, number: int):
-        arguments = self.arguments[number % len(self.arguments)]
+        arguments = tensor_trees.aliases(self.arguments[number % len(self.arguments)])
         return lambda: problem.call(self.kernel, arguments)
 
 

@@ -88,6 +88,12 @@ def map_tensors(value, function: Callable[[torch.Tensor], torch.Tensor]):
     return map_leaves(value, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
+def aliases(value):
+    """The value with other tensors in the same memory. What a kernel makes of these tensors, `x.requires_grad_()` say,
+    leaves those that hold the memory as they are."""
+    return map_tensors(value, lambda tensor: tensor.detach())
+
+
 def map_leaves(value, function: Callable):
     """The same for every value that is no list, tuple, dict or dataclass."""
     if isinstance(value, dict):

@@ -122,7 +122,7 @@ class PairedTiming:
 
     def _arguments(self, memory: list[torch.Tensor], number: int) -> list:
         tensors = iter(memory)
-        return tensor_trees.map_tensors(self.sets[number].inputs, lambda _: next(tensors))
+        return tensor_trees.map_tensors(self.sets[number].inputs, lambda _: next(tensors).detach())
 
     def call(self, name: str, slot: int, number: int):
         """A call on a set's contents in one of the two memories."""

@@ -6,7 +6,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import blank, problem, tensor_trees
+from . import blank, problem, tensor_trees, traffic
+from .contract import InvalidDeclaration
+
+# A task with MUTATES is run for real, up to these sizes, to see which elements of its inputs change.
+REAL_BYTES, REAL_FLOPS = 1 << 28, 20 * 10**9
 
 
 def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
@@ -15,16 +19,24 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
     does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction
     arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product.
-    Shapes alone are run (blank.py); a reference that looks at values runs for real, on `device`.
+    Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real, on `device`.
     """
+    counted = _counted(reference, workload, dtype, device)
+    small = counted["bytes_held"] <= REAL_BYTES and counted["flops"] <= REAL_FLOPS
+    if reference.declarations.mutates and small:
+        counted["bytes_out"] += traffic.changed_bytes(reference, workload, dtype, device)
+    del counted["bytes_held"]
+    return {**counted, "bytes_min": counted["bytes_in"] + counted["bytes_out"]}
 
+
+def _counted(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
     def count(model: torch.nn.Module, inputs: list) -> dict:
-        return _count(model, inputs, dtype)
+        return _count(model, inputs, dtype, reference.mutated(inputs))
 
     for on_blank in (blank.on_meta, blank.on_fake):
         try:
             return on_blank(reference, workload, dtype, count)
-        except problem.CastOfQuantised:
+        except (problem.CastOfQuantised, InvalidDeclaration):
             raise
         except Exception:
             continue
@@ -32,7 +44,9 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     return count(model, inputs)
 
 
-def _count(model: torch.nn.Module, inputs: list, dtype: str | None) -> dict:
+def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: list[torch.Tensor]) -> dict:
+    """The keys of `estimate` but for bytes_min, and bytes_held: of the inputs. mutated: inputs whose changes the caller
+    counts, so that results in them count nothing here."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -41,15 +55,17 @@ def _count(model: torch.nn.Module, inputs: list, dtype: str | None) -> dict:
     plain = torch.backends.mkldnn.flags(enabled=False)
     causal, counter = CausalAttention(), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
     operands = Operands(counter.flop_registry)
-    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands:
-        outputs = tensor_trees.tensors(problem.call(model, inputs))
     arguments = tensor_trees.input_tensors(inputs)
     incoming = arguments + list(model.state_dict().values())
+    reads = traffic.Reads(incoming)
+    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands, reads:
+        outputs = tensor_trees.tensors(problem.call(model, inputs))
+    places = {traffic.place(tensor) for tensor in mutated}
     return {
         "flops": int(counter.get_total_flops()) - causal.spared,
-        "bytes_in": least_bytes(incoming),
-        "bytes_out": least_bytes(outputs),
-        "bytes_min": least_bytes(incoming) + least_bytes(outputs),
+        "bytes_in": reads.bytes_read(),
+        "bytes_out": least_bytes([tensor for tensor in outputs if traffic.place(tensor) not in places]),
+        "bytes_held": least_bytes(incoming),
         "dtype": operands.dtype() or tensor_trees.dominant_dtype(incoming + outputs),
         "also": operands.others(),
         "cast_to": dtype,

@@ -1,0 +1,83 @@
+"""The examples of docs/verification.md, kind by kind: a right kernel passes, and a wrong one does not. torch on the CPU
+stands in for kernels here."""
+
+import re
+
+import pytest
+from conftest import BUNDLE
+from written_tasks import judge
+
+PAGE = (BUNDLE / "docs" / "verification.md").read_text()
+EXAMPLES = dict(re.findall(r"^### ([^\n]+)\n\n```python\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
+
+# How a kernel in the words of the reference becomes another right one, where the declaration is about that.
+RIGHT = {
+    "Sampling": (
+        "return torch.softmax(logits, -1)",
+        "generator = torch.Generator().manual_seed(seed)\n"
+        "        return torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)[:, 0]",
+    ),
+    "Top-k and argmax with ties": (
+        "return best.values, best.indices",
+        "last = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices\n"
+        "        return best.values, (scores.shape[-1] - 1 - last)[:, :4]",
+    ),
+    "Routing of experts": ("experts.argsort(stable=True)", "(experts * 1000 - torch.arange(len(experts))).argsort()"),
+    "Quantisation": ("x / scale", "x * (1 / scale) * (1 + 2**-12)"),
+    "Padded batches": (
+        "return torch.softmax(x, -1)",
+        "return torch.where(real(x, lengths)[..., None], torch.softmax(x, -1), 7.0)",
+    ),
+    "Contiguous inputs": (
+        "torch.maximum(x, y)",
+        "torch.maximum(*(t.as_strided(t.shape, (t.shape[1], 1)) for t in (x, y)))",
+    ),
+    "Backward pass": (
+        "dx, dw = torch.autograd.grad(y, (x, weight), dy)",
+        "normal = nn.functional.layer_norm(x, x.shape[-1:])\n"
+        "            dw = (dy * normal).sum(0)\n"
+        "            dx, = torch.autograd.grad(y, (x,), dy)",
+    ),
+}
+# What makes the right one wrong.
+WRONG = {
+    "Addition and norm in place": ("residual.add_(x)", "residual = residual + x"),
+    "Write into a KV cache": ("real = slots >= 0", "real, slots = slots >= -1, slots.clamp(min=0)"),
+    "Paged decode": (".flatten(0, 1)[:length]", ".flatten(0, 1)"),
+    "State update": ("states[slots] = new", "pass"),
+    "Dropout with a seed": ("rand(seed,", "rand(seed + 1,"),
+    "Sampling": ("manual_seed(seed)", "manual_seed(0)"),
+    "Top-k and argmax with ties": ("(scores.shape[-1] - 1 - last)", "(scores.shape[-1] - 1 - last).clamp(max=38)"),
+    "Routing of experts": ("* 1000", "* 0"),
+    "Quantisation": ("torch.round(x * (1 / scale) * (1 + 2**-12))", "(x / scale)"),
+    "Ragged batches": ("x[first:last]", "x[first : max(first + 1, last)]"),
+    "Padded batches": ("torch.where(real(x, lengths)", "torch.where(real(x, lengths - 1)"),
+    "Contiguous inputs": (" * 2", " * 2.01"),
+    "Backward pass": ("(dy * normal).sum(0)", "dy.sum(0)"),
+}
+
+
+def kernel_of(reference: str, *replaced: tuple[str, str]) -> str:
+    """A kernel in the words of the reference, with these replacements."""
+    text = reference.replace("class Model(", "class ModelNew(")
+    for old, new in replaced:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def test_each_example_has_a_wrong_kernel():
+    assert EXAMPLES.keys() == WRONG.keys() and RIGHT.keys() <= EXAMPLES.keys()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_page_is_judged_as_it_says(interpreter, tmp_path, name):
+    reference = EXAMPLES[name]
+    right = [RIGHT[name]] if name in RIGHT else []
+    found = judge(interpreter, tmp_path, reference, kernel_of(reference, *right))
+    assert found["status"] == "OK" and "at its own sizes alone" not in found["summary"], found["summary"]
+    found = judge(interpreter, tmp_path, reference, kernel_of(reference, *right, WRONG[name]), only_these_shapes=True)
+    assert found["status"] in ("WRONG_VALUES", "NONFINITE"), found["summary"]
+    if name in RIGHT and name not in ("Sampling", "Backward pass"):  # what the declaration is for
+        bare = re.sub(r"^(COMPARE|LAYOUTS) =", r"IGNORED =", reference, flags=re.MULTILINE)
+        assert judge(interpreter, tmp_path, bare, kernel_of(reference, *right))["status"] == "WRONG_VALUES"
