@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.hardware import card
 from kernelopt.measure import card_rates
-from kernelopt.session.benchmark_reports import ProductRate, State, state_json
+from kernelopt.session.benchmark_reports import ProductRate, State
 
 DTYPES = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 
@@ -38,8 +38,8 @@ class Measured:
     failed: dict[str, str]
 
     def to_json(self) -> dict:
-        typed = {"rates": [rate.to_json() for rate in self.rates], "gpu_state": state_json(self.gpu_state)}
-        return {**vars(self), **typed}
+        rates, state = [rate.to_json() for rate in self.rates], self.gpu_state
+        return {**vars(self), "rates": rates, "gpu_state": state and state.to_json()}
 
     def lines(self) -> list[str]:
         rates = [f"{one.dtype} {one.size}^3  {one.rate.describe(self.unit)}" for one in self.rates]

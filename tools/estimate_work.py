@@ -13,9 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.hardware import roofline
-from kernelopt.hardware.work import Work
+from kernelopt.hardware.work import CountedWorkload, Work
 from kernelopt.measure import least_work
-from kernelopt.measure.least_work import CountedWorkload
 from kernelopt.session.target import of_reference
 from kernelopt.session.workspace import Workspace
 

@@ -78,7 +78,7 @@ def test_a_kernel_that_asks_its_inputs_for_gradients_is_timed(interpreter, tmp_p
 
 def test_products_of_the_backward_pass_are_counted(tmp_path):
     _, reference = written(tmp_path, LINEAR, FUNCTION)
-    estimated = work.estimate(problem.Reference(reference), "default", None, "cpu")
-    assert estimated["flops"] == 3 * 2 * 12 * 8 * 16
-    assert estimated["bytes_in"] == 4 * (12 * 16 + 12 * 8 + 8 * 16)
-    assert estimated["bytes_out"] == 4 * (12 * 8 + 12 * 16 + 8 * 16)
+    estimated = work.estimate(problem.Reference(reference), "default", None, "cpu").work
+    assert estimated.flops == 3 * 2 * 12 * 8 * 16
+    assert estimated.bytes_in == 4 * (12 * 16 + 12 * 8 + 8 * 16)
+    assert estimated.bytes_out == 4 * (12 * 8 + 12 * 16 + 8 * 16)

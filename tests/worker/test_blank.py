@@ -66,7 +66,7 @@ from kernelopt.worker import problem, variants, work
 reference = problem.Reference(pathlib.Path({str(tmp_path / "product.py")!r}))
 shapes = variants.Shapes(reference, "default", reference.case("default", 0, None, "cpu"))
 assert [sorted(group) for group in shapes.groups()] == [[(0, 0, 64)], [(0, 1, 96), (1, 0, 96)], [(1, 1, 32)]]
-assert work.estimate(reference, "default", None, "cpu")["flops"] == 2 * 64 * 96 * 32
+assert work.estimate(reference, "default", None, "cpu").work.flops == 2 * 64 * 96 * 32
 assert "torch._dynamo" not in sys.modules
 """
     environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
@@ -78,7 +78,7 @@ def test_a_reference_that_adds_a_real_tensor_is_tried_on_fake_ones(tmp_path):
     mixed = reference(tmp_path / "mixed.py", BESIDE_A_REAL_TENSOR)
     shapes = variants.Shapes(mixed, "default", mixed.case("default", 0, None, "cpu"))
     assert shapes.groups() == [[(0, 0, 300)]]
-    assert work.estimate(mixed, "default", None, "cpu")["bytes_min"] == 2 * 4 * 300 * 64
+    assert work.estimate(mixed, "default", None, "cpu").work.bytes_min == 2 * 4 * 300 * 64
 
 
 def test_no_operation_on_meta_tensors_loads_a_compiler():

@@ -17,9 +17,9 @@ def counted(tmp_path, forward: str, inputs: str, mutates: str = "()") -> tuple[i
     """(bytes read, bytes written) of a reference."""
     path = tmp_path / "reference_file.py"
     path.write_text(HEAD + BODY.format(forward=forward, inputs=inputs, mutates=mutates))
-    estimated = work.estimate(problem.Reference(path), "default", None, "cpu")
-    assert estimated["bytes_min"] == estimated["bytes_in"] + estimated["bytes_out"]
-    return estimated["bytes_in"], estimated["bytes_out"]
+    estimated = work.estimate(problem.Reference(path), "default", None, "cpu").work
+    assert estimated.bytes_min == estimated.bytes_in + estimated.bytes_out
+    return estimated.bytes_in, estimated.bytes_out
 
 
 CACHE = "[f32(1000, 8), f32(5, 8), torch.randperm(1000)[:5]]"

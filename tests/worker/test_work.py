@@ -21,10 +21,12 @@ def get_workloads():
     return {"large": lambda: [torch.randn(1 << 20, 1 << 12), torch.randn(1 << 12, 1 << 12)]}
 """
     oracle = reference(tmp_path, text)
-    small = work.estimate(oracle, "default", "bf16", "cpu")
-    assert small["flops"] == 2 * 64 * 32 * 16
-    assert small["bytes_min"] == 2 * (64 * 32 + 32 * 16 + 64 * 16) and small["dtype"] == "bf16"
-    assert work.estimate(oracle, "large", None, "cpu")["flops"] == 2 * 2**20 * 2**12 * 2**12  # shapes alone: no memory
+    small = work.estimate(oracle, "default", "bf16", "cpu").work
+    assert small.flops == 2 * 64 * 32 * 16
+    assert small.bytes_min == 2 * (64 * 32 + 32 * 16 + 64 * 16) and small.dtype == "bf16"
+    assert (
+        work.estimate(oracle, "large", None, "cpu").work.flops == 2 * 2**20 * 2**12 * 2**12
+    )  # shapes alone: no memory
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ class Model(nn.Module):
     def forward(self, q, k, v): return {call}
 def get_inputs(): return [torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 32)]
 """
-    found = work.estimate(reference(tmp_path, text), "default", "bf16", "cpu")
-    assert found["flops"] == 2 * 2 * 4 * pairs * (16 + 32)
+    counted = work.estimate(reference(tmp_path, text), "default", "bf16", "cpu").work
+    assert counted.flops == 2 * 2 * 4 * pairs * (16 + 32)
 
 
 def test_work_of_products_with_a_vector(tmp_path):
@@ -56,8 +58,8 @@ class Model(nn.Module):
     def forward(self, a, v, b): return a @ v, v @ v, torch.addmv(b, a, v)
 def get_inputs(): return [torch.randn(64, 32), torch.randn(32), torch.randn(64)]
 """
-    found = work.estimate(reference(tmp_path, text), "default", None, "cpu")
-    assert found["flops"] == 2 * 64 * 32 + 2 * 32 + 2 * 64 * 32
+    counted = work.estimate(reference(tmp_path, text), "default", None, "cpu").work
+    assert counted.flops == 2 * 64 * 32 + 2 * 32 + 2 * 64 * 32
 
 
 def test_work_of_a_reference_that_looks_at_values(tmp_path):
@@ -67,7 +69,7 @@ class Model(nn.Module):
     def forward(self, x): return x[: int(x.abs().sum() * 0 + 3)] * 2
 def get_inputs(): return [torch.randn(8)]
 """
-    assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["bytes_out"] == 12
+    assert work.estimate(reference(tmp_path, text), "default", None, "cpu").work.bytes_out == 12
 
 
 def test_least_bytes_counts_a_storage_once():
@@ -87,7 +89,7 @@ class Model(nn.Module):
     def forward(self, x): return self.lstm(x)[0]
 def get_inputs(): return [torch.randn(4, 8, 16)]
 """
-    assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["flops"] == 2 * 4 * 8 * (16 + 32) * 4 * 32
+    assert work.estimate(reference(tmp_path, text), "default", None, "cpu").work.flops == 2 * 4 * 8 * (16 + 32) * 4 * 32
 
 
 PRODUCTS = {  # forward, inputs -> dtype of the work
@@ -169,7 +171,7 @@ class Model(nn.Module):
     def forward(self, a, b, s): return {forward}
 def get_inputs(): return {inputs}
 """
-    assert work.estimate(reference(tmp_path, text), "default", None, "cpu")["dtype"] == expected
+    assert work.estimate(reference(tmp_path, text), "default", None, "cpu").work.dtype == expected
 
 
 def test_other_dtypes_with_a_part_of_the_flops_are_told(tmp_path):
@@ -181,8 +183,8 @@ def get_inputs():
     a, b = (torch.randn(64, 64).to(torch.float8_e4m3fn) for _ in range(2))
     return [a, b, torch.randn(64, 72).bfloat16()]
 """
-    found = work.estimate(reference(tmp_path, text), "default", None, "cpu")
-    assert found["dtype"] == "bf16" and found["also"] == ["fp8"]
+    counted = work.estimate(reference(tmp_path, text), "default", None, "cpu").work
+    assert counted.dtype == "bf16" and counted.also == ("fp8",)
 
 
 def test_products_that_torch_does_not_count(tmp_path):
@@ -192,8 +194,8 @@ class Model(nn.Module):
     def forward(self, a, b): return torch._int_mm(a, b)
 def get_inputs(): return [torch.ones(32, 64, dtype=torch.int8), torch.ones(64, 16, dtype=torch.int8)]
 """
-    found = work.estimate(reference(tmp_path, text), "default", None, "cpu")
-    assert found["flops"] == 2 * 32 * 64 * 16 and found["dtype"] == "int8"
+    counted = work.estimate(reference(tmp_path, text), "default", None, "cpu").work
+    assert counted.flops == 2 * 32 * 64 * 16 and counted.dtype == "int8"
     assert work.grouped_flops((100, 8), (4, 8, 16)) == 2 * 100 * 8 * 16  # groups of rows, a matrix each
     assert work.grouped_flops((4, 100, 8), (4, 8, 16)) == 4 * 2 * 100 * 8 * 16
 

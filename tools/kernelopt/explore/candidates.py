@@ -11,6 +11,7 @@ from ..session.workspace import defined_names, is_kernel
 
 MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
+Constants = dict[str, object]  # of a configuration: the value of each, by name
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Candidate:
     runs."""
 
     name: str
-    config: dict
+    config: Constants
     source: str
 
 
@@ -50,13 +51,13 @@ def of_file(file: Path) -> list[Candidate]:
     return [Candidate(name_of(file.stem, config), config, with_constants(source, config, file)) for config in configs]
 
 
-def name_of(stem: str, config: dict) -> str:
+def name_of(stem: str, config: Constants) -> str:
     """space[BLOCK=64,WARPS=4]"""
     constants = ",".join(f"{name}={value}" for name, value in config.items())
     return f"{stem}[{constants}]"
 
 
-def space_of(source: str, file: Path) -> list[dict] | None:
+def space_of(source: str, file: Path) -> list[Constants] | None:
     """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
     product."""
     assigned = assignments(source).get(SPACE)
@@ -88,7 +89,7 @@ def assignments(source: str) -> dict[str, ast.Assign | ast.AnnAssign]:
     return assigned
 
 
-def with_constants(source: str, config: dict, file: Path) -> str:
+def with_constants(source: str, config: Constants, file: Path) -> str:
     """The source with the constants of a configuration in place of the module's assignments, and without its SPACE."""
     known = assignments(source)
     edits = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import Refused
 from ..hardware import wiki
+from ..hardware.card import CompileTarget
 from ..statuses import Status
 from .resources import Resources
 
@@ -55,10 +56,10 @@ class Card:
         row = self.page.known("shared_memory_per_block")
         return row and 1024 * row.value
 
-    def for_worker(self) -> dict:
+    def for_worker(self) -> CompileTarget:
+        """What the worker's compilers are told of it."""
         sms = self.page.known("sm_count")
-        about = {"name": self.page.platform, "capability": list(self.capability), "target": self.target}
-        return {**about, "sm_count": sms and sms.value, "shared_bytes": self.shared_bytes}
+        return CompileTarget(self.page.platform, self.capability, self.target, sms and sms.value, self.shared_bytes)
 
     def to_json(self) -> dict:
         return {"card": self.page.platform, "target": self.target, "label": self.label}

@@ -70,7 +70,7 @@ def compile_file(sandbox: Sandbox, server: Server, kernel: Path, case: dict, car
     arguments = {
         "kernel": str(kernel.resolve()),
         "case": case,
-        "card": card.for_worker(),
+        "card": card.for_worker().to_json(),
         "nvcc": programs.find("nvcc"),
         "folder": folder,
     }

@@ -3,8 +3,10 @@
 import hashlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ..device import outcomes, standing
 from ..device.outcomes import Fault
@@ -13,9 +15,11 @@ from ..measure import correctness
 from ..measure.cases import Case
 from ..measure.correctness import CaseReport, OracleCheck
 from ..statuses import Status
+from .candidates import Constants
 from .compiled import Compiled
-from .resources import Resources
+from .resources import CompiledCall, Resources
 
+T = TypeVar("T")  # what an answer is read as
 HANG_S = 20.0  # for a launched kernel to end
 STUCK = {
     "loaded": "it did not load in {seconds:.0f} s",
@@ -36,6 +40,14 @@ class KeyMetrics:
         return {"kernel": self.kernel, **self.metrics}
 
 
+@dataclass(frozen=True)
+class Sustained:
+    """us: the mean time of calls back to back. window: begin and end, seconds since the epoch."""
+
+    us: float
+    window: list[float]
+
+
 @dataclass
 class Entrant:
     """One kernel of an exploration, and its results so far.
@@ -46,7 +58,7 @@ class Entrant:
 
     name: str
     file: Path
-    config: dict = field(default_factory=dict)
+    config: Constants = field(default_factory=dict)
     is_opponent: bool = False
     status: Status = Status.INTERNAL  # until it ran
     error: str | None = None
@@ -70,10 +82,22 @@ class Entrant:
             self.process.end()
             self.process = None
 
-    def ask(self, timeout_s: float, **order) -> dict | None:
-        """The answer to an order; None when the process failed on it, and then `status` gives the fault."""
+    def time(self, timeout_s: float, calls: int) -> list[float] | None:
+        """Times in microseconds of so many calls, cold; None when the process failed, and then `status` says how."""
+        return self._ask(lambda answer: answer["us"], timeout_s, do="time", calls=calls)
+
+    def sustain(self, timeout_s: float, seconds: float) -> Sustained | None:
+        """The time of calls back to back; None as for `time`."""
+        order = {"do": "sustain", "seconds": seconds}
+        return self._ask(lambda answer: Sustained(answer["us"], answer["window"]), timeout_s, **order)
+
+    def describe(self, timeout_s: float, trace: Path) -> CompiledCall | None:
+        """What a call's compiled code takes, and a trace of the call in the file `trace`; None as for `time`."""
+        return self._ask(CompiledCall.from_json, timeout_s, do="describe", trace=str(trace))
+
+    def _ask(self, read: Callable[[dict], T], timeout_s: float, **order) -> T | None:
         try:
-            return self.process.ask(timeout_s, **order)
+            return read(self.process.ask(timeout_s, **order))
         except standing.Ended as ended:
             self.fail(fault_of(ended))
             return None

@@ -31,10 +31,24 @@ class Resources:
         return dict(vars(self))
 
 
-def of_call(answer: dict, trace: Path, product: wiki.Page | None) -> Resources:
-    """The resources of a call. answer: of the worker's `describe`, which left the trace of the call. product: the wiki
-    page of the GPU, or None."""
-    spills = spill_bytes(answer)
+@dataclass(frozen=True)
+class CompiledCall:
+    """The compiled code that a call uses. triton_spills: of each compiled kernel, registers of 4 bytes a thread, None
+    unknown. extensions: files of CUDA C++."""
+
+    triton_spills: tuple[int | None, ...]
+    extensions: tuple[Path, ...]
+
+    @classmethod
+    def from_json(cls, answer: dict) -> "CompiledCall":
+        """The worker's answer to the order `describe`."""
+        spills = tuple(one["spills"] for kernel in answer["triton"] for one in kernel["compiled"] or [])
+        return cls(spills, tuple(map(Path, answer["extensions"])))
+
+
+def of_call(call: CompiledCall, trace: Path, product: wiki.Page | None) -> Resources:
+    """The resources of a call. trace: its Chrome trace. product: the wiki page of the GPU, or None."""
+    spills = spill_bytes(call)
     try:
         stages = timeline.analyse(torch_trace.read(trace)).stages
         main = max(stages, key=lambda stage: stage.us)
@@ -45,12 +59,11 @@ def of_call(answer: dict, trace: Path, product: wiki.Page | None) -> Resources:
     return Resources(main.name, main.registers, spills, main.shared_bytes, occupancy)
 
 
-def spill_bytes(answer: dict) -> int | None:
+def spill_bytes(call: CompiledCall) -> int | None:
     """Bytes of local memory a thread, the most of any kernel: spilled registers and arrays on the stack. None when
     unknown."""
-    triton = [one["spills"] for kernel in answer["triton"] for one in kernel["compiled"] or []]
-    known = [4 * count for count in triton if count is not None]
-    known += [one.local_bytes for file in answer["extensions"] for one in usage(Path(file))]
+    known = [4 * count for count in call.triton_spills if count is not None]
+    known += [one.local_bytes for file in call.extensions for one in usage(file)]
     return max(known) if known else None
 
 

@@ -219,11 +219,11 @@ class Race:
         shift = self.rounds % len(running)
         for entrant in [*running[shift:], *running[:shift]]:
             expected = entrant.rounds_us[-1] if entrant.calls_us else None
-            taken = entrant.ask(turn_limit_s(expected), do="time", calls=calls_in_a_turn(expected))
+            taken = entrant.time(turn_limit_s(expected), calls_in_a_turn(expected))
             entrant.rounds_us += [None] * (self.rounds - len(entrant.rounds_us))
             if taken:
-                entrant.calls_us += taken["us"]
-                entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken["us"]))))
+                entrant.calls_us += taken
+                entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken))))
         self.rounds += 1
 
     def drop(self) -> None:
@@ -265,9 +265,9 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Pl
     """Sustained times, clocks while they were taken, and the compiled code, of all entrants that still run."""
     living = [entrant for entrant in entrants if entrant.process]
     for entrant in sorted((one for one in living if not one.dropped), key=median_of):
-        if taken := entrant.ask(30, do="sustain", seconds=SUSTAINED_S):
-            entrant.sustained_us = taken["us"]
-            state = watch.state(taken["window"])
+        if taken := entrant.sustain(30, SUSTAINED_S):
+            entrant.sustained_us = taken.us
+            state = watch.state(taken.window)
             entrant.sm_clock_mhz = state and state.sm_clock_mhz and state.sm_clock_mhz.median
     folder = Path(sandbox.new_folder("traces"))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -277,10 +277,10 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Pl
 def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
     """Put what a call needs into `resources`. A trace that fails says nothing of the kernel."""
     status, error = entrant.status, entrant.error
-    answer = entrant.ask(TRACE_S, do="describe", trace=str(trace))
+    call = entrant.describe(TRACE_S, trace)
     entrant.status, entrant.error = status, error
-    if answer is not None:
-        entrant.resources = resources.of_call(answer, trace, product)
+    if call is not None:
+        entrant.resources = resources.of_call(call, trace, product)
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:

@@ -122,3 +122,22 @@ def all_reasons(seen: Iterable[Iterable[str] | None]) -> tuple[str, ...] | None:
 def all_processes(seen: Iterable[Iterable[int]]) -> tuple[int, ...]:
     """Every process once, sorted."""
     return tuple(sorted(set().union(*seen)))
+
+
+@dataclass(frozen=True)
+class CompileTarget:
+    """A card that code is compiled for, which need not be here. capability: (major, minor). target: "sm_90a".
+    shared_bytes: the most that a block can have. None: unknown."""
+
+    name: str
+    capability: tuple[int, int]
+    target: str
+    sm_count: int | None
+    shared_bytes: int | None
+
+    @classmethod
+    def from_json(cls, value: dict) -> "CompileTarget":
+        return cls(**{**value, "capability": tuple(value["capability"])})
+
+    def to_json(self) -> dict:
+        return {**vars(self), "capability": list(self.capability)}

@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, asdict, dataclass, fields
 
+COUNTED = "counted"  # the source of work that was not given by hand
 ABSENT = ""  # default of an optional key for which null has another meaning
 
 
@@ -61,7 +62,25 @@ class Work:
         return written
 
 
-def present(instance) -> dict:
+@dataclass(frozen=True)
+class CountedWorkload:
+    """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes."""
+
+    work: Work
+    shapes: dict[str, list[list[int]]]
+
+    @classmethod
+    def from_json(cls, counted: dict) -> "CountedWorkload":
+        work = {name: value for name, value in counted.items() if name != "shapes"}
+        return cls(Work.from_json({**work, "source": COUNTED}), counted["shapes"])
+
+    def to_json(self) -> dict:
+        """The worker's answer: the keys of the work but its source, which is COUNTED, and the shapes."""
+        work = {name: value for name, value in self.work.to_json().items() if name != "source"}
+        return {**work, "shapes": self.shapes}
+
+
+def present(instance) -> dict[str, object]:
     """The fields of a dataclass instance, without those that have their default: a key that may be absent."""
     values = {field.name: getattr(instance, field.name) for field in fields(instance)}
     return {

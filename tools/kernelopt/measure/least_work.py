@@ -1,25 +1,16 @@
 """Is a time below what the hardware allows? The least work of a problem, compared with the documented peaks."""
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..device.sandbox import Sandbox
 from ..errors import Refused
 from ..hardware import roofline
-from ..hardware.work import Work
+from ..hardware.work import CountedWorkload, Work
 from ..session import platforms
 from ..session.target import KernelUnderTest
 from ..session.task import Task
 from .cases import result_of_reference
-
-
-@dataclass(frozen=True)
-class CountedWorkload:
-    """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes."""
-
-    work: Work
-    shapes: dict[str, list[list[int]]]
 
 
 def counted_work(
@@ -35,13 +26,7 @@ def counted_in(sandbox: Sandbox, reference: Path, dtype: str | None, timeout_s: 
     """The same in a sandbox that is open already, whose worker need not start again."""
     arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
     counted = result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
-    return {name: counted_workload(answer) for name, answer in counted.items()}
-
-
-def counted_workload(answer: dict) -> CountedWorkload:
-    """The worker's answer for a workload: the keys of Work but its source, and the shapes."""
-    work = {name: value for name, value in answer.items() if name != "shapes"}
-    return CountedWorkload(Work.from_json({**work, "source": "counted"}), answer["shapes"])
+    return {name: CountedWorkload.from_json(answer) for name, answer in counted.items()}
 
 
 def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s: float) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..errors import TimedOut
 from ..hardware.card import Card
 from ..hardware.work import OtherArithmetic
-from ..session.benchmark_reports import RestedAndSustained, state_json
+from ..session.benchmark_reports import RestedAndSustained
 from ..session.tensor_ceiling import TensorCeiling
 from . import card_rates
 
@@ -30,14 +30,8 @@ class Measured:
         return {
             "tensor": bare.to_json(),
             "with_other_arithmetic": beside[0].to_json() if beside else None,
-            "library_rate": None if isinstance(self.library, str) else library_json(self.library),
+            "library_rate": None if isinstance(self.library, str) else self.library.to_json(),
         }
-
-
-def library_json(library: RestedAndSustained) -> dict:
-    rates = {"rested_tflops": library.rested.median, "sustained_tflops": library.sustained_median}
-    states = {"rested": state_json(library.rested_state), "sustained": state_json(library.sustained_state)}
-    return {"size": library.size, **rates, "gpu_states": states}
 
 
 def measure(dtype: str, flops: int, other: OtherArithmetic | None, timeout_s: float) -> Measured:

@@ -11,10 +11,6 @@ from .tensor_ceiling import TensorCeiling
 State = GpuState | None  # None where NVML reported nothing
 
 
-def state_json(state: State) -> dict | None:
-    return state and state.to_json()
-
-
 @dataclass(frozen=True)
 class Rate:
     """The rates of `n` runs, in the unit of the benchmark: median, 20th and 80th percentile."""
@@ -92,7 +88,7 @@ class Bandwidth:
             "window": self.window,
             "torch": self.torch,
             "triton": self.triton,
-            "gpu_state": state_json(self.gpu_state),
+            "gpu_state": self.gpu_state and self.gpu_state.to_json(),
             "states": {},
         }
 
@@ -141,7 +137,13 @@ class Ceiling:
 
     def to_json(self) -> dict:
         rates, best = [rate.to_json() for rate in self.rates], self.best.to_json()
-        return {**vars(self), "rates": rates, "best": best, "gpu_state": state_json(self.gpu_state), "states": {}}
+        return {
+            **vars(self),
+            "rates": rates,
+            "best": best,
+            "gpu_state": self.gpu_state and self.gpu_state.to_json(),
+            "states": {},
+        }
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,13 @@ class RestedAndSustained:
             sustained_state=states["sustained"],
             gpu_state=states[WHOLE],
         )
+
+    def to_json(self) -> dict:
+        """The JSON object; its keys name the unit TFLOPS, also for int8."""
+        rates = {"rested_tflops": self.rested.median, "sustained_tflops": self.sustained_median}
+        states = {"rested": self.rested_state, "sustained": self.sustained_state}
+        written = {name: state and state.to_json() for name, state in states.items()}
+        return {"size": self.size, **rates, "gpu_states": written}
 
 
 WHOLE = "whole"  # in `states`: of the job's own window, or of the whole job

@@ -3,19 +3,50 @@
 import os
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 from triton.runtime import JITFunction
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin", "amdgcn")
 
 
-def of_module(module, folder: str | None) -> list[dict]:
-    """[{name, compiled: [{registers, spills, shared_bytes, num_warps, num_stages, files}], autotuned}] of the Triton
-    kernels of a module. With a folder the stages of each compilation are written there.
+class CompilationJson(TypedDict):
+    """What one compilation of a kernel takes, None where Triton does not say it. registers, spills: of a thread, in
+    registers of 4 bytes. shared_bytes: of a block. files: names of its stages' files, as far as they were written."""
 
-    compiled: None when this version of Triton keeps it in an unknown place; [] for a kernel that was never launched.
-    autotuned: {best, trials: [{config, times_us}]} of the last tuning, None without one.
-    """
+    registers: int | None
+    spills: int | None
+    shared_bytes: int | None
+    num_warps: int | None
+    num_stages: int | None
+    files: list[str]
+
+
+class TrialJson(TypedDict):
+    """The times of a configuration that the autotuner tried; no times where it cannot run."""
+
+    config: str
+    times_us: list[float]
+
+
+class TuningJson(TypedDict):
+    """The configuration that the autotuner chose, and all that it tried."""
+
+    best: str
+    trials: list[TrialJson]
+
+
+class TritonKernelJson(TypedDict):
+    """A Triton kernel of a module. compiled: None when this version of Triton keeps it in an unknown place; [] for a
+    kernel that was never launched. autotuned: the last tuning, None without one."""
+
+    name: str
+    compiled: list[CompilationJson] | None
+    autotuned: TuningJson | None
+
+
+def of_module(module, folder: str | None) -> list[TritonKernelJson]:
+    """The Triton kernels of a module. With a folder the stages of each compilation are written there."""
     kernels = []
     for name, value in vars(module).items():
         kernel = _innermost(value)
@@ -50,7 +81,7 @@ def _compilations(kernel: JITFunction) -> list | None:
     return [one for cache in caches for one in cache.values() if hasattr(one, "asm")]
 
 
-def _compiled(name: str, number: int, kernel, folder: str | None) -> dict:
+def _compiled(name: str, number: int, kernel, folder: str | None) -> CompilationJson:
     files = []
     for stage in STAGES if folder else ():
         if stage in kernel.asm:
@@ -69,7 +100,7 @@ def _compiled(name: str, number: int, kernel, folder: str | None) -> dict:
     }
 
 
-def _autotuned(value) -> dict | None:
+def _autotuned(value) -> TuningJson | None:
     while hasattr(value, "fn") and not hasattr(value, "best_config"):
         value = value.fn
     best = getattr(value, "best_config", None)

@@ -3,11 +3,11 @@
 import contextlib
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from . import problem, sampling, state, tensor_trees, tracing, variants
+from . import artefacts, problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
@@ -133,7 +133,7 @@ class Run:
             drawn[wanted["output"]] = torch.stack(draws).cpu() if draws else torch.empty(0)
         self.candidate.save_draws(drawn, path)
 
-    def _traced(self, memory: list[torch.Tensor]) -> list[dict]:
+    def _traced(self, memory: list[torch.Tensor]) -> list[tracing.KernelRun]:
         """The GPU kernels of one more call on the first contents."""
         contents = tensor_trees.input_tensors(self.case.inputs)
         return tracing.kernels_of(self._bound(memory, self.case), before=lambda: fill(memory, contents))
@@ -258,10 +258,19 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
         del blocks
 
 
-def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> dict:
-    """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it: {torch,
-    window, triton}. compiled: a folder for Triton's compiled stages. triton: describes them and the autotuners' choices
-    (see Candidate.triton)."""
+@dataclass(frozen=True)
+class ProfiledCalls:
+    """torch: its version. window: begin and end of the calls, seconds since the epoch. triton: its compiled kernels and
+    the autotuners' choices (see Candidate.triton)."""
+
+    torch: str
+    window: list[float]
+    triton: list[artefacts.TritonKernelJson]
+
+
+def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> ProfiledCalls:
+    """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it. compiled: a
+    folder for Triton's compiled stages."""
     candidate = Candidate(context, kernel)
     call, _ = warmed_up(context, candidate, inputs)
     since = time.time()
@@ -271,12 +280,12 @@ def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled
     context.synchronize()
     torch.cuda.profiler.stop()
     window = [since, time.time()]
-    return {"torch": torch.__version__, "window": window, "triton": candidate.triton(compiled)}
+    return ProfiledCalls(torch.__version__, window, candidate.triton(compiled))
 
 
-def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> dict:
-    """Calls of the kernel under torch's profiler; each is inside a range of that name and is waited for; the Chrome
-    trace goes to `path`: {torch, window, triton}."""
+def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> ProfiledCalls:
+    """Calls of the kernel under torch's profiler; each is inside a range of the name `mark` and is waited for; the
+    Chrome trace goes to `path`."""
     candidate = Candidate(context, kernel)
     call, restore = warmed_up(context, candidate, inputs)
     tracing.start_up()
@@ -289,7 +298,7 @@ def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, pat
             context.synchronize()
     window = [since, time.time()]
     profiler.export_chrome_trace(path)
-    return {"torch": torch.__version__, "window": window, "triton": candidate.triton(None)}
+    return ProfiledCalls(torch.__version__, window, candidate.triton(None))
 
 
 def warmed_up(context: Context, candidate: Candidate, inputs: str):

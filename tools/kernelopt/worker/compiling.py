@@ -13,7 +13,7 @@ import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 from triton.runtime.errors import OutOfResources
 
+from ..hardware.card import CompileTarget
 from ..statuses import Status
 from . import compiler_errors, problem
 from .context import Candidate, Context, load_reference
@@ -52,17 +53,18 @@ class Stop(BaseException):
     """The call needs a result that no GPU computes. No candidate's `except Exception` catches it."""
 
 
-def compile_only(context: Context, kernel: str, case: dict, card: dict, nvcc: str | None, folder: str) -> dict:
-    """One answer: {status, message, kernels, cuda, lacking}, and an empty result.
+def compile_only(context: Context, kernel: str, case: dict, card: dict, nvcc: str | None, folder: str) -> None:
+    """One answer: {status, message, kernels, cuda, lacking}.
 
     case: {inputs: file of a case}, or {reference, workload, dtype}: then the inputs have their shapes and no values.
-    card: {name, capability: [major, minor], target: "sm_90a", sm_count, shared_bytes: of one block, None unknown}.
+    card: the fields of hardware.card.CompileTarget.
     nvcc: its path, None where there is none. folder: for compiled files. status: OK, or of what went wrong. kernels:
     [{name, file, shared_bytes, threads}] of Triton, each with its cubin. cuda: files with the compiled code of CUDA
     C++. lacking: what this machine lacks to compile the rest, or null.
     """
-    triton, cuda = TritonKernels(card, Path(folder)), Extensions(card, nvcc, Path(folder))
-    install(card, triton)
+    target = CompileTarget.from_json(card)
+    triton, cuda = TritonKernels(target, Path(folder)), Extensions(target, nvcc, Path(folder))
+    install(target, triton)
     if compiler_errors.uses_extensions(Path(kernel)):
         cuda.install()
     status, message = Status.OK, ""
@@ -76,9 +78,8 @@ def compile_only(context: Context, kernel: str, case: dict, card: dict, nvcc: st
         except Exception as error:
             traceback.print_exc()
             status, message = describe(error)["status"], describe(error)["message"]
-    answer = {"kernels": triton.kernels, "cuda": cuda.files, "lacking": cuda.lacking}
-    context.answer(status=status, message=message, **answer)
-    return {}
+    made = {"kernels": triton.kernels, "cuda": cuda.files, "lacking": cuda.lacking}
+    context.answer({"status": status, "message": message, **made})
 
 
 def case_without_values(reference: str, workload: str, dtype: str | None) -> problem.Case:
@@ -112,10 +113,10 @@ class NothingDrawn(TorchFunctionMode):
 class CardDriver(HostDriver):
     """Triton's driver for a card that is not here."""
 
-    def __init__(self, card: dict):
-        major, minor = card["capability"]
+    def __init__(self, card: CompileTarget):
+        major, minor = card.capability
         self._capability, self._target = (major, minor), GPUTarget("cuda", 10 * major + minor, WARP)
-        known = {"multiprocessor_count": card["sm_count"], "max_shared_mem": card["shared_bytes"], "warpSize": WARP}
+        known = {"multiprocessor_count": card.sm_count, "max_shared_mem": card.shared_bytes, "warpSize": WARP}
         self.utils = types.SimpleNamespace(get_device_properties=lambda device: known)
 
     def map_python_to_cpp_type(self, ty: str) -> str:
@@ -143,23 +144,23 @@ class CardDriver(HostDriver):
         pass
 
 
-def install(card: dict, triton: "TritonKernels") -> None:
+def install(card: CompileTarget, triton: "TritonKernels") -> None:
     """Have Triton compile for the card where it would launch, and torch.cuda answer for the card."""
     driver.set_active(CardDriver(card))
     JITFunction.run = triton.in_place_of(JITFunction.run)
-    major, minor = card["capability"]
+    major, minor = card.capability
     about = types.SimpleNamespace(
-        name=card["name"],
+        name=card.name,
         major=major,
         minor=minor,
-        multi_processor_count=card["sm_count"],
-        shared_memory_per_block_optin=card["shared_bytes"],
+        multi_processor_count=card.sm_count,
+        shared_memory_per_block_optin=card.shared_bytes,
         warp_size=WARP,
     )
     answers = {
         "current_device": 0,
         "get_device_capability": (major, minor),
-        "get_device_name": card["name"],
+        "get_device_name": card.name,
         "get_device_properties": about,
         "current_stream": types.SimpleNamespace(cuda_stream=0),
         "synchronize": None,
@@ -190,13 +191,22 @@ def on_cpu(argument):
     return torch.device("cpu") if named or spelt else argument
 
 
-class TritonKernels:
-    """Triton's kernels that were compiled, each once: [{name, file, shared_bytes, threads}]."""
+class TritonCubinJson(TypedDict):
+    """A kernel of Triton's in a cubin. shared_bytes, threads: of a block."""
 
-    def __init__(self, card: dict, folder: Path):
+    name: str
+    file: str
+    shared_bytes: int
+    threads: int
+
+
+class TritonKernels:
+    """Triton's kernels that were compiled, each once."""
+
+    def __init__(self, card: CompileTarget, folder: Path):
         self._card, self._folder = card, folder
         self._seen: set[str] = set()
-        self.kernels: list[dict] = []
+        self.kernels: list[TritonCubinJson] = []
 
     def in_place_of(self, run: Callable) -> Callable:
         """JITFunction.run that compiles and does not launch. OutOfResources where a launch would raise it."""
@@ -206,7 +216,7 @@ class TritonKernels:
             if kernel is not None and kernel.hash not in self._seen:
                 self._seen.add(kernel.hash)
                 self._note(kernel)
-            limit = self._card["shared_bytes"]
+            limit = self._card.shared_bytes
             if kernel is not None and limit and kernel.metadata.shared > limit:
                 raise OutOfResources(kernel.metadata.shared, limit, "shared memory")
             return kernel
@@ -217,15 +227,20 @@ class TritonKernels:
         path = self._folder / f"triton-{len(self.kernels)}.cubin"
         path.write_bytes(kernel.asm["cubin"])
         about = kernel.metadata
-        fields = {"name": about.name, "file": path.name, "shared_bytes": about.shared}
-        self.kernels.append({**fields, "threads": WARP * about.num_warps})
+        made: TritonCubinJson = {
+            "name": about.name,
+            "file": path.name,
+            "shared_bytes": about.shared,
+            "threads": WARP * about.num_warps,
+        }
+        self.kernels.append(made)
 
 
 class Extensions:
     """CUDA C++ that torch's load and load_inline would build; `files` hold what nvcc made of it."""
 
-    def __init__(self, card: dict, nvcc: str | None, folder: Path):
-        self._target, self._nvcc, self._folder = card["target"], nvcc, folder
+    def __init__(self, card: CompileTarget, nvcc: str | None, folder: Path):
+        self._target, self._nvcc, self._folder = card.target, nvcc, folder
         self.files: list[str] = []
         self.lacking: str | None = None
 

@@ -31,8 +31,9 @@ class Context:
         """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or has ended."""
         self.line.send({"mark": name, "calls": calls})
 
-    def answer(self, **answer) -> None:
-        """Send the parent a message before the result: the answer to an order, or the progress of the job."""
+    def answer(self, answer: object) -> None:
+        """Send the parent a message before the result: the answer to an order, or the progress of the job. answer: a
+        dict or a dataclass."""
         self.line.send({"answer": answer})
 
     def orders(self) -> Iterator[dict]:
@@ -98,7 +99,7 @@ class Candidate:
         """In Triton's interpreter: has the file Triton kernels, and did none run?"""
         return interpreter.none_ran(problem.load_module(self.path))
 
-    def triton(self, folder: str | None) -> list[dict]:
+    def triton(self, folder: str | None) -> list[artefacts.TritonKernelJson]:
         """Triton's compiled kernels and autotuning choices for this file (artefacts.of_module)."""
         with self._tripwire.judging():
             return artefacts.of_module(problem.load_module(self.path), folder)

@@ -4,6 +4,7 @@ The answers of `contest` are not final: an exploration ranks candidates, and the
 """
 
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +17,32 @@ from .timing import GatedTimer
 TRACE_MARK = "call of the kernel"
 
 
-def contest(context: Context, kernel: str, inputs: list[str], path: str, check: bool) -> dict:
+@dataclass(frozen=True)
+class TurnTimes:
+    """The answer to `time`. us: one time per call, in microseconds."""
+
+    us: list[float]
+
+
+@dataclass(frozen=True)
+class SustainedTime:
+    """The answer to `sustain`. us: the mean time of a call. window: when they ran, seconds since the epoch."""
+
+    us: float
+    window: list[float]
+
+
+@dataclass(frozen=True)
+class CompiledCode:
+    """The answer to `describe`. triton: see Candidate.triton. extensions: files of CUDA C++ extensions. trace: the file
+    of a Chrome trace of one call."""
+
+    triton: list[artefacts.TritonKernelJson]
+    extensions: list[str]
+    trace: str
+
+
+def contest(context: Context, kernel: str, inputs: list[str], path: str, check: bool) -> None:
     """Load the kernel, run it on the inputs, and then follow orders; see `Contestant` for the answers.
 
     inputs: files of two cases of one workload. check: its outputs go to files at `path`; an opponent's do not.
@@ -26,8 +52,7 @@ def contest(context: Context, kernel: str, inputs: list[str], path: str, check: 
     if check:
         contestant.check(inputs, path)
     for order in context.orders():
-        context.answer(**getattr(contestant, order.pop("do"))(**order))
-    return {}
+        context.answer(getattr(contestant, order.pop("do"))(**order))
 
 
 class Contestant:
@@ -45,12 +70,12 @@ class Contestant:
         """Three answers: {stage: loaded}, {stage: launched} after the first call was compiled, {stage: ran} when it
         ended."""
         self.kernel = self.candidate.load(self.case, allow_reference=True)
-        self.context.answer(stage="loaded")
+        self.context.answer({"stage": "loaded"})
         problem.call(self.kernel, tensor_trees.aliases(self.arguments[0]))
-        self.context.answer(stage="launched")
+        self.context.answer({"stage": "launched"})
         self.context.synchronize()
         self._note_changes(cases=[self.case, *self.others])
-        self.context.answer(stage="ran")
+        self.context.answer({"stage": "ran"})
 
     def check(self, inputs: list[str], path: str) -> None:
         """{stage: checked, done}: the side effects of a call (candidate.Run); the outputs are in files at `path`."""
@@ -67,14 +92,14 @@ class Contestant:
             raise RuntimeError("none of its Triton kernels ran, something else computed the result")
         if self.context.device == "cuda":
             torch.cuda.empty_cache()
-        self.context.answer(stage="checked", done=done)
+        self.context.answer({"stage": "checked", "done": done})
 
-    def time(self, calls: int) -> dict:
-        """{us: one time per call, with a cold L2 and the inputs in turn}."""
+    def time(self, calls: int) -> TurnTimes:
+        """The times of so many calls, with a cold L2 and the inputs in turn."""
         if self.timer is None:
             self.timer = GatedTimer()
             self.timer.prepare(self._call(0))
-        return {"us": [self._timed(number) for number in range(calls)]}
+        return TurnTimes([self._timed(number) for number in range(calls)])
 
     def _timed(self, number: int) -> float:
         self._restore(number)
@@ -93,8 +118,8 @@ class Contestant:
         for tensor, content in self.pristine[number % len(self.pristine)]:
             tensor.copy_(content)
 
-    def sustain(self, seconds: float) -> dict:
-        """{us, window}: the mean time of calls in a row, without pause, and when they ran (seconds since the epoch)."""
+    def sustain(self, seconds: float) -> SustainedTime:
+        """The mean time of calls in a row, without pause."""
         call = self._call(0)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begun, calls = time.time(), 0
@@ -108,7 +133,7 @@ class Contestant:
             end.record()
             end.synchronize()
         window, us = [begun, time.time()], 1000 * start.elapsed_time(end)
-        return {"us": (us - self._restoring_us(calls)) / calls, "window": window}
+        return SustainedTime((us - self._restoring_us(calls)) / calls, window)
 
     def _restoring_us(self, calls: int) -> float:
         """Microseconds that restoring the inputs takes alone, as often as they were restored for these calls."""
@@ -122,8 +147,8 @@ class Contestant:
         end.synchronize()
         return 1000 * start.elapsed_time(end)
 
-    def describe(self, trace: str) -> dict:
-        """{triton, extensions, trace}: the compiled code, and a Chrome trace of one call in the file `trace`."""
+    def describe(self, trace: str) -> CompiledCode:
+        """The compiled code; a Chrome trace of one call goes to the file `trace`."""
         call = self._call(0)
         tracing.start_up()
         with tracing.profiling() as profiler:
@@ -131,7 +156,7 @@ class Contestant:
                 call()
             self.context.synchronize()
         profiler.export_chrome_trace(trace)
-        return {"triton": self.candidate.triton(None), "extensions": artefacts.extensions(), "trace": trace}
+        return CompiledCode(self.candidate.triton(None), artefacts.extensions(), trace)
 
     def _call(self, number: int):
         arguments = tensor_trees.aliases(self.arguments[number % len(self.arguments)])
@@ -140,7 +165,7 @@ class Contestant:
 
 def judge(
     context: Context, reference: str, dtype: str | None, workload: str, seeds: list[int], tolerances: dict[str, float]
-) -> dict:
+) -> None:
     """Compare the outputs of one candidate after another with the reference, which is computed once per seed.
 
     An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of judging.check for a
@@ -151,8 +176,7 @@ def judge(
     entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
     check = judging.Check(context, loaded, maker, entry, tolerances, {})
     expected = {seed: check.expected(seed, first=seed == seeds[0]) for seed in seeds}
-    context.answer(stage="ready")
+    context.answer({"stage": "ready"})
     for order in context.orders():
         calls = [{"inputs_seed": int(seed), "output": file} for seed, file in order["files"]]
-        context.answer(checked=check.compared_with(calls, expected))
-    return {}
+        context.answer({"checked": check.compared_with(calls, expected)})

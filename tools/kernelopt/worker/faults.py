@@ -1,6 +1,7 @@
 """Errors in a child process, as statuses."""
 
 import contextlib
+from typing import TypedDict
 
 from ..statuses import Status
 from . import compiler_errors, contract
@@ -65,9 +66,17 @@ STATUS_OF_TYPE = {
 MESSAGE_CHARACTERS = 2000
 
 
-def describe(error: BaseException) -> dict:
-    """{status, type, message} of an exception; the status is one of verify's. A failed compilation that the exception
-    followed is told in its place."""
+class ErrorJson(TypedDict):
+    """An exception as the parent reads it (device.outcomes). type: the name of its class."""
+
+    status: Status
+    type: str
+    message: str
+
+
+def describe(error: BaseException) -> ErrorJson:
+    """The status, one of verify's, and the message of an exception. A failed compilation that the exception followed is
+    told in its place."""
     status, message = status_of(error), text_of(error)
     if own_status(error) or isinstance(error, contract.ContractError):
         message = str(error)

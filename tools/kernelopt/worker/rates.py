@@ -1,10 +1,13 @@
 """Jobs that measure the GPU's own rates: memory bandwidth, the ceiling of a mix of bytes, matrix products."""
 
 import time
+from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 import triton
 
+from ..session.benchmark_reports import BufferRate, ProductRate, Rate, ShapeRate
 from . import tensor_trees
 from .context import Context
 
@@ -13,12 +16,83 @@ PRODUCT_S = 0.04  # the longest time of a product; slow dtypes get smaller matri
 SIDE_STEP = 1024
 
 
-def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True) -> dict:
+class DeviceJson(TypedDict):
+    """A device as CUDA shows it, in the wiki's metrics and units."""
+
+    compute_capability: str
+    sm_count: int
+    l2_capacity: float  # MiB
+    memory_capacity: float  # GiB
+
+
+@dataclass(frozen=True)
+class BandwidthAnswer:
+    """left_out: sizes in bytes for which too little memory is free. window: when the last size was measured, seconds
+    since the epoch. torch, triton: their versions."""
+
+    unit: str
+    rates: list[BufferRate]
+    left_out: list[int]
+    window: list[float]
+    device: DeviceJson
+    torch: str
+    triton: str
+
+
+@dataclass(frozen=True)
+class CeilingAnswer:
+    """rates: of each shape of the kernel. window: as in BandwidthAnswer."""
+
+    unit: str
+    bytes_in: int
+    bytes_out: int
+    rates: list[ShapeRate]
+    best: ShapeRate
+    window: list[float]
+
+
+@dataclass(frozen=True)
+class ProductAnswer:
+    """The rate of a matrix product."""
+
+    unit: str
+    rates: list[ProductRate]
+
+
+@dataclass(frozen=True)
+class RestedRate:
+    """rate: in TFLOPS, for int8 in TOPS. window: when it was measured, seconds since the epoch."""
+
+    rate: Rate
+    window: list[float]
+
+    def to_json(self) -> dict:
+        return {**self.rate.to_json(), "window": self.window}
+
+
+@dataclass(frozen=True)
+class SustainedRate:
+    """median: in TFLOPS, for int8 in TOPS, of calls back to back. window: as in RestedRate."""
+
+    median: float
+    window: list[float]
+
+
+@dataclass(frozen=True)
+class ProductRatesAnswer:
+    """size: rows of the product. rested: after a pause, as kernels are timed here. sustained: back to back."""
+
+    dtype: str
+    size: int
+    rested: RestedRate
+    sustained: SustainedRate
+
+
+def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True) -> BandwidthAnswer:
     """Memory bandwidth in GB/s per buffer size in bytes: copy counts the bytes read and written, read and write theirs.
 
     cache "cold": the L2 is flushed before each call, so that DRAM answers; "warm": the calls follow each other, and
-    data that fits in the L2 comes from there. left_out: sizes for which too little memory is free. window: when the
-    last size was measured, seconds since the epoch. device: its properties from CUDA, in the wiki's metrics and units.
+    data that fits in the L2 comes from there.
     """
     measured, fitting = [], [size for size in sizes if size <= free_bytes() // MOST_OF_FREE]
     cached = 4 * torch.cuda.get_device_properties(0).L2_cache_size  # above this, warm and cold are the same
@@ -33,25 +107,18 @@ def bandwidth(context: Context, sizes: list[int], rep_ms: int, warm: bool = True
             ("write", lambda t=target: t.fill_(1.0), target.nbytes),
         ):
             for cache in ("cold", "warm") if warm and size <= cached else ("cold",):
-                rate = rates(call, moved / 1e9, rep_ms, cache)
-                measured.append({"pattern": pattern, "buffer_bytes": size, "cache": cache, **rate})
+                measured.append(BufferRate(pattern, size, cache, rates(call, moved / 1e9, rep_ms, cache)))
         del source, target, call
     left_out = [size for size in sizes if size not in fitting]
-    return {
-        "unit": "GB/s",
-        "rates": measured,
-        "left_out": left_out,
-        "window": [start, time.time()],
-        "device": shown(),
-        **versions(),
-    }
+    window = [start, time.time()]
+    return BandwidthAnswer("GB/s", measured, left_out, window, shown(), torch.__version__, triton.__version__)
 
 
 def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def shown() -> dict:
+def shown() -> DeviceJson:
     """The device as CUDA shows it. For a MIG slice CUDA shows the slice. Under WSL2 and in virtual machines NVML
     reports less."""
     properties = torch.cuda.get_device_properties(0)
@@ -63,14 +130,10 @@ def shown() -> dict:
     }
 
 
-def versions() -> dict:
-    return {"torch": torch.__version__, "triton": triton.__version__}
-
-
-def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms: int) -> dict:
+def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms: int) -> CeilingAnswer:
     """The rate of a kernel that only reads `bytes_in` and writes `bytes_out`, in GB/s of both, with a cold cache.
 
-    The best of several shapes of such a kernel (streams.SHAPES); each element in `dtype`.
+    The best of several shapes of such a kernel (copy_kernel.SHAPES); each element in `dtype`.
     """
     from . import copy_kernel  # Triton kernels: loaded where they are used
 
@@ -81,40 +144,34 @@ def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms:
     measured, start = [], time.time()
     for shape in copy_kernel.SHAPES:
         rate = rates(lambda s=shape: copy_kernel.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)
-        measured.append({**shape, **rate})
-    best = max(measured, key=lambda rate: rate["median"])
-    return {
-        "unit": "GB/s",
-        "bytes_in": bytes_in,
-        "bytes_out": bytes_out,
-        "rates": measured,
-        "best": best,
-        "window": [start, time.time()],
-    }
+        measured.append(ShapeRate(**shape, rate=rate))
+    best = max(measured, key=lambda one: one.rate.median)
+    return CeilingAnswer("GB/s", bytes_in, bytes_out, measured, best, [start, time.time()])
 
 
-def matmul(context: Context, size: int, dtype: str, rep_ms: int) -> dict:
+def matmul(context: Context, size: int, dtype: str, rep_ms: int) -> ProductAnswer:
     """TFLOPS (TOPS for int8) of a square matrix product on random data, through torch."""
     call = product(context.device, size, dtype)
-    return {"unit": "TFLOPS", "rates": [{"dtype": dtype, "size": size, **rates(call, 2 * size**3 / 1e12, rep_ms)}]}
+    return ProductAnswer("TFLOPS", [ProductRate(dtype, size, rates(call, 2 * size**3 / 1e12, rep_ms))])
 
 
-def product_rates(context: Context, dtype: str, largest: int, rep_ms: int, pause_s: float, sustained_s: float) -> dict:
-    """TFLOPS (TOPS for int8) of a square product of at most `largest` rows, and when each was measured, seconds
-    since the epoch: rested, after a pause and as kernels are timed here; sustained, back to back for `sustained_s`,
-    in its second half."""
+def product_rates(
+    context: Context, dtype: str, largest: int, rep_ms: int, pause_s: float, sustained_s: float
+) -> ProductRatesAnswer:
+    """The rates of a square product of at most `largest` rows: rested, after a pause of `pause_s`; sustained, back to
+    back for `sustained_s`, in its second half."""
     size = fitting_size(context, dtype, largest)
     call, work = product(context.device, size, dtype), 2 * size**3 / 1e12
     call()
     torch.cuda.synchronize()
     time.sleep(pause_s)
     start = time.time()
-    rested = {**rates(call, work, rep_ms), "window": [start, time.time()]}
+    rested = RestedRate(rates(call, work, rep_ms), [start, time.time()])
     back_to_back(call, sustained_s / 2)
     start = time.time()
     per_s = back_to_back(call, sustained_s / 2)
-    sustained = {"median": work * per_s, "window": [start, time.time()]}
-    return {"dtype": dtype, "size": size, "rested": rested, "sustained": sustained}
+    sustained = SustainedRate(work * per_s, [start, time.time()])
+    return ProductRatesAnswer(dtype, size, rested, sustained)
 
 
 def fitting_size(context: Context, dtype: str, largest: int) -> int:
@@ -160,8 +217,8 @@ def product(device: str, size: int, name: str):
     return lambda: a @ b
 
 
-def rates(call, amount: float, rep_ms: int, cache: str = "cold") -> dict:
-    """{median, p20, p80, n} of `amount` per second, by triton.testing: do_bench, which flushes the L2 before each call,
+def rates(call, amount: float, rep_ms: int, cache: str = "cold") -> Rate:
+    """Rates of `amount` per second, by triton.testing: do_bench, which flushes the L2 before each call,
     or do_bench_cudagraph, which does not."""
     from triton.testing import do_bench, do_bench_cudagraph
 
@@ -171,4 +228,4 @@ def rates(call, amount: float, rep_ms: int, cache: str = "cold") -> dict:
         times = do_bench_cudagraph(call, rep=rep_ms, return_mode="all")
     times = sorted(times, reverse=True)
     at = {p: amount / times[min(len(times) - 1, len(times) * p // 100)] * 1e3 for p in (20, 50, 80)}
-    return {"median": at[50], "p20": at[20], "p80": at[80], "n": len(times)}
+    return Rate(at[50], at[20], at[80], len(times))

@@ -138,13 +138,15 @@ def _tasks_of_user() -> int:
 
 
 def _perform(text: str, channel: int, orders: int | None = None) -> int:
-    """Run a job and report its result; 0, or 1 when the result is an error."""
+    """Run a job and report its result; 0, or 1 when it raised. The result of a job that only answers orders is
+    empty."""
     request = json.loads(text)
     if request["confined"]:
         landlock.confine(request["rules"]["writable"])
     if request["device"] == "cpu":
         interpreter.install()
     line = Channel(channel, request["seal"])
+    failed = False
     try:
         if request["device"] == "cuda":
             _require_gpu()
@@ -152,9 +154,9 @@ def _perform(text: str, channel: int, orders: int | None = None) -> int:
         result = jobs.JOBS[request["job"]](context, **request["arguments"])
     except BaseException as error:
         traceback.print_exc()
-        result = {"error": describe(error)}
-    line.send({"result": result})
-    return 1 if "error" in result else 0
+        result, failed = {"error": describe(error)}, True
+    line.send({"result": {} if result is None else result})
+    return int(failed)
 
 
 def _require_gpu() -> None:
@@ -176,16 +178,28 @@ def _require_gpu() -> None:
         raise NoGpuError(f"torch {torch.__version__} cannot use it: {why}. {mend}") from None
 
 
+def json_of(answer: object) -> dict[str, object]:
+    """The JSON object of a dataclass: by its own to_json, or else its fields by name. TypeError for anything else. It
+    calls no function of `dataclasses`: tripwire.Snapshot does not watch them."""
+    if hasattr(answer, "to_json"):
+        return answer.to_json()
+    if not hasattr(answer, "__dataclass_fields__"):
+        raise TypeError(f"{type(answer).__name__} has no JSON form")
+    return dict(vars(answer))
+
+
 class Channel:
-    """The channel to the parent: one line per message, each behind the seal that only this job knows."""
+    """The channel to the parent: one line of JSON per message, each behind the seal that only this job knows."""
 
     def __init__(self, handle: int, seal: str):
         self._handle, self._seal, self._process = handle, seal, os.getpid()
 
-    def send(self, message: dict) -> None:
+    def send(self, message: dict[str, object]) -> None:
+        """Send a message; dataclasses anywhere in it become JSON objects (see json_of)."""
         if os.getpid() != self._process:
             os._exit(1)  # a fork of the candidate's
-        data = memoryview(f"{self._seal} {json.dumps(message, allow_nan=False)}\n".encode())
+        text = json.dumps(message, allow_nan=False, default=json_of)
+        data = memoryview(f"{self._seal} {text}\n".encode())
         while data:
             data = data[os.write(self._handle, data) :]
 

@@ -43,7 +43,7 @@ class Stored:
 
     KEY = "kernelopt class"
 
-    def to_file(self) -> dict:
+    def to_file(self) -> dict[str, list]:
         return {self.KEY: [self.kind, self.name, self.values]}
 
     @classmethod
@@ -115,7 +115,7 @@ def is_dataclass(value) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def fields_of(value) -> dict:
+def fields_of(value) -> dict[str, object]:
     """The fields of a dataclass, by name."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 

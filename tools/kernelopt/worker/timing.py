@@ -49,9 +49,8 @@ def measure(
     rep_ms: int,
     trace: bool,
     folder: str,
-) -> dict:
-    """{workloads: {name: raw times}}; see PairedTiming.result. Input files per workload: of one problem, other
-    contents."""
+) -> "TimingAnswer":
+    """The raw times per workload. Input files per workload: of one problem, other contents."""
     candidate, loaded_baseline, times = None, None, {}
     sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
     for number, name in enumerate(sets):
@@ -67,7 +66,87 @@ def measure(
             raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
         times[name] = paired.result(rounds, budget_s, warmup_ms, rep_ms, trace)
         candidate.check()
-    return {"workloads": times}
+    return TimingAnswer(times)
+
+
+@dataclass(frozen=True)
+class PairedRounds:
+    """Microseconds of the calls of each round, in the order of the calls: of the kernel, and of its baseline, None
+    without one."""
+
+    a_us: list[list[float]]
+    b_us: list[list[float]] | None
+
+
+@dataclass(frozen=True)
+class StoredOutput:
+    """A timed call on the inputs number `set`; output: the file of its results."""
+
+    set: int
+    output: str
+
+
+@dataclass(frozen=True)
+class AfterTheCall:
+    """How long a call takes on its stream, how long the GPU works after that, and how long the host takes to see an
+    idle GPU after a kernel of torch, in microseconds."""
+
+    call_us: float
+    stray_us: float
+    idle_us: float
+
+
+@dataclass(frozen=True)
+class TracedCalls:
+    """traced_us: of each traced call, the run time of its kernels. kernels: of one such call."""
+
+    traced_us: list[float]
+    kernels: list[tracing.KernelRun]
+
+
+@dataclass(frozen=True)
+class GpuTimes:
+    """What a GPU alone gives. traced, graph_us: asked for with `trace`; graph_us: of replays of a CUDA graph, None
+    where the call cannot be captured."""
+
+    after: AfterTheCall
+    traced: TracedCalls | None = None
+    graph_us: list[float] | None = None
+
+    def to_json(self) -> dict:
+        return {"after": self.after, **({**vars(self.traced), "graph_us": self.graph_us} if self.traced else {})}
+
+
+@dataclass(frozen=True)
+class WorkloadTimes:
+    """The raw times of one workload (measure.timing.RawTimes). window: seconds since the epoch. sets: number of input
+    sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty pair of
+    events. overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from
+    the first one on their set. on_gpu: None on a CPU."""
+
+    clock: str
+    window: list[float]
+    sets: int
+    rounds: PairedRounds
+    alone_us: list[float]
+    bench_us: list[float]
+    empty_us: float
+    outputs: list[StoredOutput]
+    overwritten: bool
+    differing: int
+    on_gpu: GpuTimes | None
+
+    def to_json(self) -> dict:
+        """The fields, those of `rounds` and `on_gpu` among them."""
+        own = {name: value for name, value in vars(self).items() if name not in ("rounds", "on_gpu")}
+        return {**own, **vars(self.rounds), **(self.on_gpu.to_json() if self.on_gpu else {})}
+
+
+@dataclass(frozen=True)
+class TimingAnswer:
+    """The raw times of each workload, by name."""
+
+    workloads: dict[str, WorkloadTimes]
 
 
 class PairedTiming:
@@ -154,34 +233,46 @@ class PairedTiming:
         if keep is not None:
             keep.append(Kept(number, results.own(), results.copy()))
 
-    def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> dict:
-        """{clock, window, sets, a_us, b_us, alone_us, bench_us, empty_us, outputs, overwritten, differing}; on a GPU
-        also {after} and, with `trace`, {traced_us, kernels, graph_us}."""
+    def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> WorkloadTimes:
+        """All times of the workload. trace: on a GPU, also trace the kernels of some calls."""
         since = time.time()
-        raw = {"clock": self.timer.name, "alone_us": self.alone_us, "sets": len(self.sets)}
-        kept: list = []
-        raw |= self.run_rounds(rounds, budget_s, kept)
+        kept: list[Kept] = []
+        paired = self.run_rounds(rounds, budget_s, kept)
         self._fill(self.memory[0], 0)
         call = self.call("a", 0, 0)
-        if self.changed:  # do_bench cannot restore inputs between its calls
-            raw["clock"] = f"{self.timer.name.split('.')[0]}'s clock, inputs restored before each call"
-            raw["bench_us"] = [self._timed("a", 0, 0) for _ in range(RESTORED_CALLS)]
-        else:
-            raw["bench_us"] = self.timer.bench(call, warmup_ms, rep_ms)
-        self._stretches(call, raw["a_us"][0][0], kept)
-        raw["outputs"] = [self._stored(one, at) for at, one in enumerate(kept)]
-        raw["differing"] = self.differing["a"]
-        raw["empty_us"] = self.timer.empty_us
-        raw["overwritten"] = not all(all_identical(list(one.live.values()), one.copies()) for one in kept)
-        raw["window"] = [since, time.time()]
-        if self.context.device == "cuda":
-            raw["after"] = after_the_call(call, self.timer, self._restore)
-            if trace:
-                raw |= traced(call, self.timer, self._restore)
-                raw["graph_us"] = graph_us(call, self.timer, self._restore)
-        return raw
+        clock, bench_us = self._benched(call, warmup_ms, rep_ms)
+        self._stretches(call, paired.a_us[0][0], kept)
+        outputs = [self._stored(one, at) for at, one in enumerate(kept)]
+        overwritten = not all(all_identical(list(one.live.values()), one.copies()) for one in kept)
+        window = [since, time.time()]
+        return WorkloadTimes(
+            clock=clock,
+            window=window,
+            sets=len(self.sets),
+            rounds=paired,
+            alone_us=self.alone_us,
+            bench_us=bench_us,
+            empty_us=self.timer.empty_us,
+            outputs=outputs,
+            overwritten=overwritten,
+            differing=self.differing["a"],
+            on_gpu=self._on_gpu(call, trace) if self.context.device == "cuda" else None,
+        )
 
-    def run_rounds(self, rounds: int, budget_s: float, kept: list) -> dict:
+    def _benched(self, call, warmup_ms: int, rep_ms: int) -> tuple[str, list[float]]:
+        """(the clock, single times in microseconds) of do_bench, which cannot restore inputs between its calls."""
+        if not self.changed:
+            return self.timer.name, self.timer.bench(call, warmup_ms, rep_ms)
+        clock = f"{self.timer.name.split('.')[0]}'s clock, inputs restored before each call"
+        return clock, [self._timed("a", 0, 0) for _ in range(RESTORED_CALLS)]
+
+    def _on_gpu(self, call, trace: bool) -> GpuTimes:
+        after = after_the_call(call, self.timer, self._restore)
+        if not trace:
+            return GpuTimes(after)
+        return GpuTimes(after, traced(call, self.timer, self._restore), graph_us(call, self.timer, self._restore))
+
+    def run_rounds(self, rounds: int, budget_s: float, kept: list) -> PairedRounds:
         """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without a baseline.
 
         The number of rounds is limited by budget_s on this call's own clock, with a small minimum. `kept` gets (set,
@@ -208,15 +299,15 @@ class PairedTiming:
                 pair[name].append(self._timed(name, number % 2, (number + 1) % len(self.sets), keep))
             for name in pair:
                 times[name].append(pair[name])
-        return {"a_us": times["a"], "b_us": times["b"] if "b" in self.kernels else None}
+        return PairedRounds(times["a"], times["b"] if "b" in self.kernels else None)
 
     def _outputs_are_small(self) -> bool:
         return sum(tensor.nbytes for tensor in next(iter(self.first.values()), [])) < CHECKED_BYTES
 
-    def _stored(self, kept: "Kept", at: int) -> dict:
+    def _stored(self, kept: "Kept", at: int) -> StoredOutput:
         path = f"{self.path}-{at}.pt"
         self.candidate.save(kept.copy.outputs, path, kept.copy.inputs)
-        return {"set": kept.number, "output": path}
+        return StoredOutput(kept.number, path)
 
     def _stretches(self, call, about_us: float, kept: list) -> None:
         """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them;
@@ -401,13 +492,11 @@ class GatedTimer:
         return [1000 * t for t in do_bench(call, warmup=warmup_ms, rep=rep_ms, return_mode="all")]
 
 
-def after_the_call(call, timer: GatedTimer, restore) -> dict:
-    """{call_us, stray_us, idle_us}: how long a call takes on its stream, how long the GPU works after that, and how
-    long the host takes to see an idle GPU after a kernel of torch. They are medians of some calls in turn. Work on
-    another stream escapes a pair of events, and shows here."""
+def after_the_call(call, timer: GatedTimer, restore) -> AfterTheCall:
+    """Medians of some calls in turn. Work on another stream escapes a pair of events, and shows here."""
     samples = [(*after_one(call, restore), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
     taken, stray, idle = (sorted(column)[len(samples) // 2] for column in zip(*samples, strict=True))
-    return {"call_us": taken, "stray_us": stray, "idle_us": idle}
+    return AfterTheCall(taken, stray, idle)
 
 
 def after_one(call, restore=lambda: None) -> tuple[float, float]:
@@ -424,17 +513,15 @@ def after_one(call, restore=lambda: None) -> tuple[float, float]:
     return start.elapsed_time(end) * 1000, (perf_counter() - since) * 1e6
 
 
-def traced(call, timer: GatedTimer, restore) -> dict:
-    """{traced_us, kernels}, from CUPTI. traced_us: the run time of a call's kernels with a cold cache, without the
-    pauses between them, which tracing makes longer. kernels: of one such call."""
+def traced(call, timer: GatedTimer, restore) -> TracedCalls:
+    """The times of some calls from CUPTI, with a cold cache, without the pauses between their kernels, which tracing
+    makes longer."""
     calls = []
     for _ in range(TRACED_CALLS):
         restore()
         calls.append(tracing.kernels_of(call, before=timer.flush))
-    return {
-        "traced_us": [intervals.busy_us([(k["start_us"], k["us"]) for k in kernels]) for kernels in calls],
-        "kernels": calls[-1],
-    }
+    busy_us = [intervals.busy_us([(kernel.start_us, kernel.us) for kernel in kernels]) for kernels in calls]
+    return TracedCalls(busy_us, calls[-1])
 
 
 def graph_us(call, timer: GatedTimer, restore) -> list[float] | None:
@@ -452,6 +539,6 @@ def graph_us(call, timer: GatedTimer, restore) -> list[float] | None:
     return times
 
 
-def registered_operators() -> dict:
+def registered_operators() -> dict[str, object]:
     """The operators that Python code defined through torch.library.custom_op, by qualified name."""
     return dict(torch._library.custom_ops.OPDEFS)

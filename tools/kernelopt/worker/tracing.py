@@ -5,6 +5,8 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 
@@ -39,29 +41,38 @@ MOVING = re.compile(
 MOVING_OPERATORS = ("fill_", "zero_", "copy_", "clone", "contiguous", "to", "_to_copy", "cat", "zeros", "full", "empty")
 
 
-def kernels_of(call, before=lambda: None) -> list[dict]:
-    """[{name, start_us, us, origin}] of one call, in the order of their start (see `origin`).
+@dataclass(frozen=True)
+class KernelRun:
+    """One run of a GPU kernel. start_us: on the profiler's clock. us: how long it took. origin: see `origin`."""
 
-    `before` is run first and not traced.
-    """
+    name: str
+    start_us: float
+    us: float
+    origin: str
+
+
+class ProbeJson(TypedDict):
+    """kernels: how many of them the profiler named."""
+
+    kernels: int
+
+
+def kernels_of(call, before=lambda: None) -> list[KernelRun]:
+    """The kernels of one call, in the order of their start. `before` is run first and not traced."""
     start_up()
     before()
     events = traced(call)
     launched, moved = launched_by_torch(events)
     return [
-        {
-            "name": event.name,
-            "start_us": event.time_range.start,
-            "us": event.time_range.elapsed_us(),
-            "origin": origin(event.name, launched, moved),
-        }
+        KernelRun(
+            event.name, event.time_range.start, event.time_range.elapsed_us(), origin(event.name, launched, moved)
+        )
         for event in sorted(device_events(events), key=lambda event: event.time_range.start)
     ]
 
 
-def probe(context: Context) -> dict:
-    """{kernels}: how many kernels the profiler names of a call of torch's that launches some. A job without a
-    candidate."""
+def probe(context: Context) -> ProbeJson:
+    """How many kernels the profiler names of a call of torch's that launches some. A job without a candidate."""
     numbers = torch.ones(1 << 10, device=context.device)
     return {"kernels": len(kernels_of(lambda: numbers.exp().sum()))}
 

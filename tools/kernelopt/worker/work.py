@@ -1,11 +1,13 @@
 """The least work of a problem: FLOPs, the dtype that they are done in, and the bytes that go in and come out."""
 
 import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..hardware.work import COUNTED, CountedWorkload, Work
 from . import blank, problem, tensor_trees, traffic
 from .contract import InvalidDeclaration
 
@@ -13,24 +15,36 @@ from .contract import InvalidDeclaration
 REAL_BYTES, REAL_FLOPS = 1 << 28, 20 * 10**9
 
 
-def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
-    """Least work of a workload: {flops, dtype, also, bytes_in, bytes_out, bytes_min, cast_to, shapes}.
+@dataclass(frozen=True)
+class Count:
+    """What one run of a reference counts. bytes_held: of its inputs and parameters, read or not."""
+
+    counted: CountedWorkload
+    bytes_held: int
+
+    def is_small(self) -> bool:
+        """Is it small enough to be run for real?"""
+        return self.bytes_held <= REAL_BYTES and self.counted.work.flops <= REAL_FLOPS
+
+
+def estimate(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> CountedWorkload:
+    """Least work of a workload.
 
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
     does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction
     arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product.
     Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real, on `device`.
     """
-    counted = _counted(reference, workload, dtype, device)
-    small = counted["bytes_held"] <= REAL_BYTES and counted["flops"] <= REAL_FLOPS
-    if reference.declarations.mutates and small:
-        counted["bytes_out"] += traffic.changed_bytes(reference, workload, dtype, device)
-    del counted["bytes_held"]
-    return {**counted, "bytes_min": counted["bytes_in"] + counted["bytes_out"]}
+    count = _counted(reference, workload, dtype, device)
+    if not (reference.declarations.mutates and count.is_small()):
+        return count.counted
+    work, changed = count.counted.work, traffic.changed_bytes(reference, workload, dtype, device)
+    work = replace(work, bytes_out=work.bytes_out + changed, bytes_min=work.bytes_min + changed)
+    return replace(count.counted, work=work)
 
 
-def _counted(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> dict:
-    def count(model: torch.nn.Module, inputs: list) -> dict:
+def _counted(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> Count:
+    def count(model: torch.nn.Module, inputs: list) -> Count:
         return _count(model, inputs, dtype, reference.mutated(inputs))
 
     for on_blank in (blank.on_meta, blank.on_fake):
@@ -44,9 +58,8 @@ def _counted(reference: problem.Reference, workload: str, dtype: str | None, dev
     return count(model, inputs)
 
 
-def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: list[torch.Tensor]) -> dict:
-    """The keys of `estimate` but for bytes_min, and bytes_held: of the inputs. mutated: inputs whose changes the caller
-    counts, so that results in them count nothing here."""
+def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: list[torch.Tensor]) -> Count:
+    """mutated: inputs whose changes the caller counts, so that results in them count nothing here."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,16 +74,20 @@ def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: lis
     with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands, reads:
         outputs = tensor_trees.tensors(problem.call(model, inputs))
     places = {traffic.place(tensor) for tensor in mutated}
-    return {
-        "flops": int(counter.get_total_flops()) - causal.spared,
-        "bytes_in": reads.bytes_read(),
-        "bytes_out": least_bytes([tensor for tensor in outputs if traffic.place(tensor) not in places]),
-        "bytes_held": least_bytes(incoming),
-        "dtype": operands.dtype() or tensor_trees.dominant_dtype(incoming + outputs),
-        "also": operands.others(),
-        "cast_to": dtype,
-        "shapes": {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]},
-    }
+    bytes_in = reads.bytes_read()
+    bytes_out = least_bytes([tensor for tensor in outputs if traffic.place(tensor) not in places])
+    counted = Work(
+        flops=int(counter.get_total_flops()) - causal.spared,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        bytes_min=bytes_in + bytes_out,
+        dtype=operands.dtype() or tensor_trees.dominant_dtype(incoming + outputs),
+        also=tuple(operands.others()),
+        cast_to=dtype,
+        source=COUNTED,
+    )
+    shapes = {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]}
+    return Count(CountedWorkload(counted, shapes), least_bytes(incoming))
 
 
 def least_bytes(values: list[torch.Tensor]) -> int:
