@@ -370,3 +370,9 @@ def test_work_that_never_ends_on_the_gpu_is_reported_and_the_process_ends():
     environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout) == (1, "TIMEOUT\n")
+
+
+def test_a_large_tensor_that_only_says_it_is_on_a_gpu_needs_no_pinned_memory(monkeypatch):
+    large = torch.zeros(tensor_trees.PINNED_BYTES.start, dtype=torch.uint8)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
+    assert torch.equal(tensor_trees.copied(large, "cpu"), large)

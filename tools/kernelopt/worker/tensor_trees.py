@@ -144,7 +144,8 @@ def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor.cpu()`; a large tensor of a GPU comes through pinned memory."""
-    if tensor.is_cuda and tensor.nbytes in PINNED_BYTES:
+    # A tensor that only says that it is on a GPU (compiling.AsOnGpu) is copied where CUDA does not work.
+    if tensor.is_cuda and torch.cuda.is_initialized() and tensor.nbytes in PINNED_BYTES:
         return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
     return tensor.cpu()
 
