@@ -2,12 +2,11 @@
 """Measures the ceiling of a problem on this GPU: what bounds it, and nothing else.
 
 Memory-bound: a kernel reads and writes the problem's bytes, with a cold cache. Compute-bound: the bare tensor
-operations of the operands' dtype, as many as the problem has, on random data in shared memory: cold, burst and
-sustained, with the clock inside the kernel. What the launch takes besides is taken off cold and burst times, so a floor
-may be too low, never too high. What else the problem must do, per element of its result and block of k,
-runs in other warps: --per-k-block with --fp32-fma or --exp2 (an epilogue once per element: the whole k is a block).
-In a workspace this becomes a row of W/calibration.md, and the floor of roofline, gate and goal. A library's product
-is timed beside it: an opponent, no floor.
+operations of the problem, on random data in shared memory: cold, burst and sustained, with the clock inside the kernel.
+Cold and burst leave out the start of the launch: a floor may be too low, never too high. What else the problem must do,
+per element of its result and block of k, runs in other warps: --per-k-block with --fp32-fma or --exp2 (an epilogue once
+per element: the whole k is a block). In a workspace this becomes a row of W/calibration.md, and the floor of roofline,
+gate and goal. A library's product is timed beside it: an opponent, no floor.
 """
 
 import sys
