@@ -7,6 +7,13 @@ import sys
 from conftest import BUNDLE
 from kernelopt.worker import problem, variants, work
 
+DECLARED = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, out): torch.add(x, 1, out=out)
+def get_inputs(): return [torch.randn(12, 16), torch.empty(12, 16)]
+MUTATES = ("out",)
+"""
 PRODUCT = """
 import torch
 class Model(torch.nn.Module):
@@ -56,6 +63,22 @@ OPERATIONS = {
 def reference(path, text: str) -> problem.Reference:
     path.write_text(text)
     return problem.Reference(path)
+
+
+def test_memory_of_an_output_is_filled_without_importing_torch_dynamo(tmp_path):
+    """torch.use_deterministic_algorithms, which fills it too, imports it: two seconds in each process of a verification."""
+    (tmp_path / "declared.py").write_text(DECLARED)
+    code = f"""
+import pathlib, sys, torch
+from kernelopt.worker import problem
+reference = problem.Reference(pathlib.Path({str(tmp_path / "declared.py")!r}))
+_, out = reference.case("default", 0, None, "cpu").inputs
+assert out.isnan().all() and not torch.are_deterministic_algorithms_enabled()
+assert "torch._dynamo" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_sizes_and_work_are_told_without_importing_torch_dynamo(tmp_path):

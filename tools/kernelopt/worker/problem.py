@@ -151,13 +151,16 @@ class Reference:
 @contextlib.contextmanager
 def deterministic_memory() -> Iterator[None]:
     """Inside, torch.empty holds NaN, or the largest whole number: the memory of an output that forward gets is then the
-    same in each process, and shows where a kernel wrote nothing."""
+    same in each process, and shows where a kernel wrote nothing.
+
+    torch.use_deterministic_algorithms does the same and then imports torch's compiler, for two seconds in each process.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def more_workloads(module) -> dict[str, Callable[..., list]]:
