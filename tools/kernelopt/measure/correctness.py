@@ -9,7 +9,10 @@ from .cases import Case, Variant, shown_seed
 
 # A kernel may raise these errors on a shape or layout that the task does not list. They are loud, so they cannot pass
 # as a result.
-DECLINING = (Status.RUNTIME_ERROR, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.IMPORT_ERROR, Status.OOM)
+DECLINING = (
+    *(Status.RUNTIME_ERROR, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.IMPORT_ERROR, Status.OOM),
+    Status.NOT_INTERPRETABLE,
+)
 # The share of computing GPU time that kernels of torch and of NVIDIA's libraries may take, for a final reduction of
 # partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
 LIBRARY_SHARE = 0.25
