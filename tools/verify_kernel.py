@@ -4,7 +4,7 @@
 --compile-only compiles it for the GPU that is here, or for --card, and checks nothing: exit 0 when it compiles.
 Statuses: OK, COMPILE_ERROR, IMPORT_ERROR, LAUNCH_ERROR, RUNTIME_ERROR, ILLEGAL_ACCESS, TIMEOUT, OOM, WRONG_SHAPE,
 WRONG_DTYPE, WRONG_STRIDE, WRONG_DEVICE, WRONG_VALUES, NONFINITE, OUT_OF_BOUNDS, INPUT_MUTATED, ALIASED_OUTPUT,
-CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK."""
+CHEAT_SUSPECT, INVALID_REFERENCE, INVALID_TASK, NOT_INTERPRETABLE (exit 3)."""
 
 import sys
 from dataclasses import replace
@@ -42,6 +42,8 @@ def main() -> int:
     cli.emit(result.to_json(), args.json, [result.summary])
     if result.status == Status.TIMEOUT:
         return 4
+    if result.status == Status.NOT_INTERPRETABLE:
+        return EnvironmentLacks.exit_code
     return 0 if result.status == Status.OK else 1
 
 

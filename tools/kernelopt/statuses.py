@@ -45,6 +45,7 @@ class Status(Word):
     OWN_WORK_NOT_CHECKED = "OWN_WORK_NOT_CHECKED"  # the profiler named no kernel, so nobody knows whose work it is
 
     # Something else than the kernel is at fault.
+    NOT_INTERPRETABLE = "NOT_INTERPRETABLE"  # Triton's CPU interpreter cannot run it; a GPU may
     INVALID_REFERENCE = "INVALID_REFERENCE"  # the reference itself fails
     INVALID_TASK = "INVALID_TASK"  # no kernel can be judged on this task
     BASELINE_ERROR = "BASELINE_ERROR"  # what the kernel is compared with fails

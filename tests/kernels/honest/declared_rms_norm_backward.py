@@ -15,6 +15,8 @@ class Model(torch.nn.Module):
 
 
 def get_inputs(*, rows=10, columns=48):
+    if columns < 2:
+        raise ValueError("the gradient of x is a difference of equal numbers, 0 but for rounding")
     return [torch.randn(rows, columns), torch.randn(columns), torch.randn(rows, columns)]
 
 

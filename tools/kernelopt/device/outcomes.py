@@ -20,6 +20,7 @@ CANDIDATE_FAULTS = (
     Status.NO_SPACE,
     Status.BASELINE_ERROR,
     Status.CHEAT_SUSPECT,
+    Status.NOT_INTERPRETABLE,
 )
 FULL_DISK_BYTES = 1 << 30
 

@@ -1,6 +1,5 @@
 """The verdict on a kernel: the results of its cases, and the line that a reader sees first. Pure functions."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
@@ -23,6 +22,11 @@ INTERPRETED_BF16 = (
     "Triton's interpreter computes wrongly with bf16 tiles (tl.dot, arithmetic before .to(tl.float32)), so a right "
     "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
 )
+# 0.003 becomes 0.00195 in e4m3, whose nearest number is 0.0039; numbers of at least 2**-6 are rounded rightly.
+INTERPRETED_FP8 = (
+    "Triton's interpreter cuts off the smallest fp8 numbers (subnormals) where a GPU rounds, so a right kernel may "
+    "look wrong here: use a GPU"
+)
 
 HINTS = {
     Status.COMPILE_ERROR: "read the compiler's message",
@@ -39,6 +43,8 @@ HINTS = {
     Status.ALIASED_OUTPUT: "allocate the output in each call",
     Status.OUT_OF_BOUNDS: "a load or store is out of bounds: check masks and strides",
     Status.WRONG_STRIDE: "return the memory layout that the reference returns",
+    Status.NOT_INTERPRETABLE: "this is a limit of the interpreter and no fault of the kernel: judge it on a GPU; "
+    "--compile-only compiles it without one",
     Status.INVALID_REFERENCE: "the reference itself fails; mend reference.py, which must load without modules beside "
     "it",
     Status.INVALID_TASK: "no kernel can be judged on this task; change the reference, its inputs or the tolerance",
@@ -214,7 +220,7 @@ def slow_interpreter_advice(failure: Failure) -> str | None:
     if failure.device == INTERPRETER and failure.fault.status == Status.TIMEOUT:
         return (
             "the CPU interpreter takes seconds for thousands of elements: give it small inputs, in a reference of its "
-            "own"
+            "own; it runs programs one after the other, so a kernel whose programs wait for each other needs a GPU"
         )
     return None
 
@@ -226,9 +232,14 @@ def bf16_advice(failure: Failure) -> str | None:
     return None
 
 
-def libdevice_advice(failure: Failure) -> str | None:
-    if "InterpreterError" in failure.fault.message and re.search("libdevice|inline_asm|extern", failure.fault.message):
-        return "Triton's interpreter lacks libdevice and inline assembly, which need a GPU"
+def fp8_advice(failure: Failure) -> str | None:
+    in_fp8 = (
+        failure.case
+        and failure.case.observed
+        and any("float8" in str(o["dtype"]) for o in failure.case.observed.outputs)
+    )
+    if failure.device == INTERPRETER and in_fp8 and failure.fault.status == Status.WRONG_VALUES:
+        return f"or: {INTERPRETED_FP8}"
     return None
 
 
@@ -244,7 +255,7 @@ ADVICE: tuple[Callable[[Failure], str | None], ...] = (
     hint,
     slow_interpreter_advice,
     bf16_advice,
-    libdevice_advice,
+    fp8_advice,
     gradient_advice,
 )
 

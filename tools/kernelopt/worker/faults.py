@@ -4,7 +4,7 @@ import contextlib
 from typing import TypedDict
 
 from ..statuses import Status
-from . import compiler_errors, contract
+from . import compiler_errors, contract, interpreter_limits
 
 
 class LoadError(Exception):
@@ -78,6 +78,9 @@ def describe(error: BaseException) -> ErrorJson:
     """The status, one of verify's, and the message of an exception. A failed compilation that the exception followed is
     told in its place."""
     status, message = status_of(error), text_of(error)
+    if status == Status.RUNTIME_ERROR and (lack := interpreter_limits.of(error)):
+        message = f"Triton's CPU interpreter {lack} ({shortened(message)})"
+        return ErrorJson(status=Status.NOT_INTERPRETABLE, type=type(error).__name__, message=message)
     if own_status(error) or isinstance(error, contract.ContractError):
         message = str(error)
     if not own_status(error) and (first := first_compile_error(error)):
@@ -126,10 +129,12 @@ def shortened(message: str) -> str:
 
 @contextlib.contextmanager
 def blaming(kind: type[Exception]):
-    """Blame errors inside the block on the file. Compile errors and exhausted memory keep their own kind."""
+    """Blame errors inside the block on the file. Compile errors and exhausted memory keep their own kind, and so does
+    what the interpreter cannot run, but for a reference, which runs outside of it."""
+    blamed = (Status.RUNTIME_ERROR, Status.NOT_INTERPRETABLE) if kind is OracleError else (Status.RUNTIME_ERROR,)
     try:
         yield
     except Exception as error:
-        if describe(error)["status"] != Status.RUNTIME_ERROR:
+        if describe(error)["status"] not in blamed:
             raise
         raise kind(describe(error)["message"]) from error

@@ -1,0 +1,84 @@
+"""What Triton's CPU interpreter cannot run is its limit, and not the kernel's fault."""
+
+import pytest
+from written_tasks import judge, written
+
+TASK = """
+class Model(nn.Module):
+    def forward(self, x): return torch.tanh(x)
+def get_inputs(): return [torch.randn(64)]
+"""
+KERNEL = """
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+exp = tl.exp
+@triton.jit
+def kernel(x, y, s):
+    at = tl.arange(0, 64)
+    v = tl.load(x + at)
+    tl.store(y + at, BODY)
+def kernel_function(x):
+    y = torch.empty_like(x)
+    kernel[GRID](x, y, 2.0)
+    return y
+"""
+BY_EXP = "1 - 2 / (1 + tl.exp(2 * v))"
+ASM = 'tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [v], dtype=tl.float32, is_pure=True, pack=1)'
+LIMITS = {  # body, grid -> what the message says
+    "inline PTX": (ASM, "(1,)", "runs no inline PTX"),
+    "libdevice": ("libdevice.tanh(v)", "(1,)", "has no libdevice"),
+    "arithmetic on libdevice's result": ("libdevice.tanh(v) * 1", "(1,)", "has no libdevice"),
+    "another name of a function": ("1 - 2 / (1 + exp(2 * v))", "(1,)", "by that name alone"),
+    "a scalar's method": ("1 - 2 / (1 + tl.exp(s.to(tl.float32) * v))", "(1,)", "plain Python numbers"),
+    "a mask of whole numbers": (
+        f"{BY_EXP} + tl.load(x + at, mask=at // 64, other=0.0)",
+        "(1,)",
+        "takes masks of bool alone",
+    ),
+    "atomics in bf16": (
+        f"{BY_EXP} + tl.atomic_add(x.to(tl.pointer_type(tl.bfloat16)) + at, v.to(tl.bfloat16))",
+        "(1,)",
+        "no atomic",
+    ),
+    "a grid as a list": (BY_EXP, "[1]", "takes a grid as a tuple"),
+    "memory of a GPU": (BY_EXP, "(len(torch.empty(1, device='cuda')),)", "has no GPU"),
+    "the GPU's properties": (BY_EXP, "(triton.runtime.driver.active.utils.count,)", "has no GPU to ask"),
+}
+
+
+def made(body: str, grid: str = "(1,)") -> str:
+    return KERNEL.replace("BODY", body).replace("GRID", grid)
+
+
+@pytest.mark.parametrize(("body", "grid", "said"), LIMITS.values(), ids=LIMITS)
+def test_a_limit_of_the_interpreter_is_named(interpreter, tmp_path, body, grid, said):
+    found = judge(interpreter, tmp_path, TASK, made(body, grid), only_these_shapes=True)
+    assert found["status"] == "NOT_INTERPRETABLE" and said in found["summary"], found["summary"]
+    assert "no fault of the kernel" in found["summary"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("1 - 2 / (1 + tl.exp(2 * v))", "OK"),
+        ("1 - 2 / (1 + tl.exp(2 * u))", "RUNTIME_ERROR"),
+        ("v + tl.arange(0, 32)", "RUNTIME_ERROR"),
+        ("tl.expp(v)", "RUNTIME_ERROR"),
+        ("None", "RUNTIME_ERROR"),
+    ],
+)
+def test_a_fault_of_the_kernel_stays_one(interpreter, tmp_path, body, status):
+    found = judge(interpreter, tmp_path, TASK, made(body), only_these_shapes=True)
+    assert found["status"] == status, found["summary"]
+
+
+def test_a_reference_that_needs_a_gpu_fails_itself(interpreter, tmp_path):
+    found = judge(interpreter, tmp_path, TASK.replace("torch.tanh(x)", "torch.tanh(x.cuda())"), made(BY_EXP))
+    assert found["status"] == "INVALID_REFERENCE", found["summary"]
+
+
+def test_the_exit_code_says_that_something_is_missing(run_here, tmp_path):
+    kernel, reference = written(tmp_path, TASK, made("libdevice.tanh(v)"))
+    asked = "--kernel", kernel, "--reference", reference, "--device", "cpu-interpreter", "--quick"
+    assert run_here("verify_kernel.py", *asked).returncode == 3
