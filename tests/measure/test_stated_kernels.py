@@ -23,7 +23,7 @@ RIGHT = {
         "        return best.values, (scores.shape[-1] - 1 - last)[:, :4]",
     ),
     "Routing of experts": ("experts.argsort(stable=True)", "(experts * 1000 - torch.arange(len(experts))).argsort()"),
-    "Quantisation": ("x / scale", "x * (1 / scale) * (1 + 2**-12)"),
+    "Quantisation": ("x / scale", "x * (1 / scale) * (1 + 2**-14)"),
     "Padded batches": (
         "return torch.softmax(x, -1)",
         "return torch.where(real(x, lengths)[..., None], torch.softmax(x, -1), 7.0)",
@@ -49,7 +49,7 @@ WRONG = {
     "Sampling": ("manual_seed(seed)", "manual_seed(0)"),
     "Top-k and argmax with ties": ("(scores.shape[-1] - 1 - last)", "(scores.shape[-1] - 1 - last).clamp(max=38)"),
     "Routing of experts": ("* 1000", "* 0"),
-    "Quantisation": ("torch.round(x * (1 / scale) * (1 + 2**-12))", "(x / scale)"),
+    "Quantisation": ("torch.round(x * (1 / scale) * (1 + 2**-14))", "(x / scale)"),
     "Ragged batches": ("x[first:last]", "x[first : max(first + 1, last)]"),
     "Padded batches": ("torch.where(real(x, lengths)", "torch.where(real(x, lengths - 1)"),
     "Contiguous inputs": (" * 2", " * 2.01"),
