@@ -81,6 +81,8 @@ def test_a_first_error_is_whole_however_long_it_is_and_the_others_are_counted():
         ("ptxas error   : Entry function 'k' uses too much shared data", True),
         ("ptxas fatal   : Unresolved extern function 'f'", True),
         ("/usr/bin/ld: k.o: in function `f': k.cpp:3: undefined reference to `g'", True),
+        ("/usr/bin/ld: cannot find -lcudart: No such file or directory", True),
+        ("/usr/bin/ld: warning: k.o: missing .note.GNU-stack section", False),
         ("main.cpp:3:9: fatal error: nowhere.h: No such file or directory", True),
         ("main.cpp:3:9: warning: unused variable 'error' [-Wunused]", False),
         ("collect2: note: nothing", False),

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ERROR_LINE = re.compile(r"\berror\b[^'\"]*: |: (fatal )?error:|\bfatal +: |: undefined reference to ")
+ERROR_LINE = re.compile(r"\berror\b[^'\"]*: |: (fatal )?error:|\bfatal +: |: undefined reference to |\bld: (?!warning)")
 SUMMARY_LINE = re.compile(r"^\d+ errors? detected")
 WARNING_LINE = re.compile(r": (warning|note)\b|^Remark: ")
 NOISE = re.compile(r"^\[\d+/\d+\] |^FAILED: |^ninja: |^(\S*/)?(nvcc|c\+\+|g\+\+|gcc|clang(\+\+)?|ccache) .*-")
