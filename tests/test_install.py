@@ -27,7 +27,12 @@ HOMES = {
     "agents": ".agents/skills",
 }
 PROJECTS = {**HOMES, "opencode": ".opencode/skills"}
-MOVED = {"CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME", "XDG_CONFIG_HOME"}  # they move the skills folder of a client
+CLIENTS = next(  # of the installer
+    ast.literal_eval(node.value)
+    for node in ast.parse((BUNDLE / "scripts" / "install.py").read_text()).body
+    if isinstance(node, ast.Assign) and node.targets[0].id == "CLIENTS"
+)
+MOVED = {variable for _, variable, _, _ in CLIENTS.values() if variable}  # they move the skills folder of a client
 MODES = {"link": [], "copy": ["--copy"]}
 NOT_NEEDED = {".ci", ".claude-plugin", "AGENTS.md", "benchmarks", "evals", "tests"}
 
@@ -431,9 +436,7 @@ def test_the_snippet_has_five_lines_and_is_pointed_to(tmp_path):
 
 
 def test_the_clients_are_those_of_the_help_and_of_this_test():
-    script = ast.parse((BUNDLE / "scripts" / "install.py").read_text())
-    values = {node.targets[0].id: node.value for node in script.body if isinstance(node, ast.Assign)}
-    assert set(ast.literal_eval(values["CLIENTS"])) == set(HOMES)
+    assert CLIENTS.keys() == HOMES.keys()
 
 
 @pytest.mark.parametrize(
@@ -453,3 +456,9 @@ def test_a_record_from_elsewhere_leads_nowhere(tmp_path, record):
     done = run_script(BUNDLE / "scripts" / "install.py", "--client", "claude", "--project", tmp_path, "--uninstall")
     assert done.returncode == 2 and "is no record of what this script put there" in done.stderr
     assert (tmp_path / "precious").is_symlink()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_each_client_has_its_command_on_the_page(page):
+    text = (BUNDLE / page).read_text()
+    assert [client for client in CLIENTS if f"--client {client}" not in text] == []

@@ -10,6 +10,7 @@ from conftest import BUNDLE
 from kernelopt.device import outcomes
 from kernelopt.measure import correctness, verdict
 from kernelopt.statuses import Speed, Status
+from kernelopt.worker import faults
 
 WORDS = {str(word) for kind in (Status, Speed) for word in kind}
 CODE = [path for path in sorted((BUNDLE / "tools").rglob("*.py")) if path.name != "statuses.py"]
@@ -38,6 +39,14 @@ def test_every_status_in_code_comes_from_the_enum():
 def test_what_names_statuses_names_those_of_the_enum():
     tables = (verdict.HINTS, verdict.HARMLESS, verdict.BF16_SYMPTOMS, outcomes.CANDIDATE_FAULTS, correctness.DECLINING)
     assert all(isinstance(word, Status) for table in tables for word in table)
+
+
+def test_the_parent_believes_each_status_that_a_candidates_error_gives():
+    """A status that it does not know counts as a forged report."""
+    of_own = set(faults.STATUS_OF_OWN.values())
+    of_others = {Status.USAGE, Status.INVALID_TASK, Status.INVALID_REFERENCE, Status.NO_GPU}  # not of a candidate
+    given = of_own - of_others | {*faults.STATUS_OF_SIGN.values(), *faults.STATUS_OF_TYPE.values()}
+    assert given <= set(outcomes.CANDIDATE_FAULTS)
 
 
 def test_the_statuses_that_the_help_lists_are_those_that_a_verification_can_end_with():
