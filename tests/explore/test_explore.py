@@ -295,3 +295,10 @@ def test_wrong_calls_are_refused_with_a_sentence(folder, arguments, message, run
     given = [folder / word if word.endswith(".py") and "nowhere" not in word else word for word in arguments]
     done = run_here("explore_kernels.py", *given)
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_candidate_that_is_not_reached_in_time_says_so(tmp_path):
+    entrant = entrants.Entrant("late", tmp_path / "k.py")
+    starter = entrants.Starter(None, None, [], None, False, candidate_s=9)
+    starter.start(entrant, until=time.monotonic() - 1)
+    assert (entrant.status, entrant.error) == (Status.TIMEOUT, "the budget ended before it was started")

@@ -108,7 +108,7 @@ def test_a_verification_says_aloud_that_own_work_was_not_checked(kernel_under_te
 
 def test_the_interpreter_says_what_it_always_said(kernel_under_test, interpreter):
     untraced = verify.verdict(interpreter, kernel_under_test, [case(None)], None)
-    assert untraced.summary.endswith("; whether kernels of its own do the work shows on a GPU")
+    assert untraced.summary.endswith("; only a GPU shows whether its own kernels do the work")
     assert untraced.own_work == "not checked" and "OWN WORK" not in untraced.summary
     free = verify.verdict(interpreter, replace(kernel_under_test, libraries=True), [case(None)], None)
     assert free.own_work == "not asked" and "kernels of its own" not in free.summary

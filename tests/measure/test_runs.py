@@ -7,7 +7,7 @@ import pytest
 from kernelopt.device import standing
 from kernelopt.device.sandbox import Outcome
 from kernelopt.measure import runs, verify
-from kernelopt.measure.cases import Case, Variant
+from kernelopt.measure.cases import Case, Variant, slow_in_interpreter
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
 
@@ -71,3 +71,9 @@ def test_where_memory_is_short_side_by_side_the_cases_run_once_more_alone(proble
     cases = [a_case(tmp_path, 0), replace(a_case(tmp_path, 1), variant=CONTIGUOUS)]
     _, ran = runs.run(None, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
     assert asked == [[1, 1], [2]] and ran[0].report.status == Status.OOM
+
+
+def test_large_inputs_are_announced_where_the_interpreter_takes_minutes(tmp_path):
+    small, large = (replace(a_case(tmp_path, 0), shapes=[[rows, 1024], [8]]) for rows in (8, 4096))
+    assert slow_in_interpreter([small]) is None and slow_in_interpreter([]) is None
+    assert "4194312 elements" in slow_in_interpreter([small, large])

@@ -21,8 +21,8 @@ from ..errors import EnvironmentLacks, say
 from ..hardware.card import READINGS, Card, GpuState, MaxClocks, Spread, all_processes, all_reasons
 
 NO_GPU = (
-    "no NVIDIA GPU here ({}); run this on a machine with one (a Triton kernel's logic alone: "
-    "verify_kernel.py --device cpu-interpreter)"
+    "no NVIDIA GPU here ({}); run this on a machine with one (without one, verify_kernel.py and explore_kernels.py "
+    "check a Triton kernel with --device cpu-interpreter)"
 )
 LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
 THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535

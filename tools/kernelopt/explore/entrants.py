@@ -134,6 +134,9 @@ class Starter:
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
         clock; it must have compiled and run by then."""
+        if time.monotonic() > until:
+            entrant.fail(Fault(Status.TIMEOUT, "the budget ended before it was started"))
+            return
         until = min(until, time.monotonic() + self.candidate_s)
         folder = self.sandbox.new_folder("answers")
         files = [case.path for case in self.inputs]

@@ -70,6 +70,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     try:
         with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
             starter = prepared(plan, sandbox)
+            if sandbox.gpu is None and (warning := cases.slow_in_interpreter(starter.inputs)):
+                say(warning)
             race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
             compiled_by = began + (1 - TIMES_SHARE) * plan.budget_s
             for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):

@@ -1,5 +1,6 @@
 """Cases: the inputs of one workload, seed and variant, which a process that runs the reference writes to files."""
 
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -152,6 +153,20 @@ def prepare_task(
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
     return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"])
+
+
+SLOW_ELEMENTS = 1 << 20  # of a case: the interpreter takes minutes for them
+
+
+def slow_in_interpreter(cases: list[Case]) -> str | None:
+    """The warning that these cases will take the CPU interpreter minutes; None when they will not."""
+    elements = max((sum(map(math.prod, case.shapes)) for case in cases), default=0)
+    if elements <= SLOW_ELEMENTS:
+        return None
+    return (
+        f"the inputs hold {elements} elements, for which the CPU interpreter takes minutes: name a small workload with "
+        "--workload, or give it a reference with small inputs"
+    )
 
 
 def with_others(cases: list[Case]) -> list[Case]:

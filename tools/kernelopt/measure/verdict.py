@@ -156,7 +156,7 @@ def right(device: str, cases: list[CaseResult], own_work: str, varied: bool = Tr
 
 def unchecked_work(device: str, own_work: str) -> Iterator[str]:
     if own_work == correctness.NOT_CHECKED and device == INTERPRETER:
-        yield "whether kernels of its own do the work shows on a GPU"
+        yield "only a GPU shows whether its own kernels do the work"
     elif own_work == correctness.NOT_CHECKED:
         yield f"OWN WORK NOT CHECKED: {NO_KERNEL_NAMED}"
 

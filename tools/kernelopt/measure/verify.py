@@ -18,7 +18,16 @@ from ..errors import EnvironmentLacks
 from ..session.target import KernelUnderTest
 from ..statuses import Status
 from . import correctness, runs
-from .cases import Case, ReferenceFailed, called_up, draw_seeds, prepare_task, result_of_reference, with_others
+from .cases import (
+    Case,
+    ReferenceFailed,
+    called_up,
+    draw_seeds,
+    prepare_task,
+    result_of_reference,
+    slow_in_interpreter,
+    with_others,
+)
 from .correctness import CaseResult, OracleCheck
 from .memcheck import Memcheck
 from .verdict import (
@@ -100,6 +109,8 @@ def verify(
         prepared = with_others(task.cases)
         usual = [case for case in prepared if not case.in_reserve]
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
+        if sandbox.gpu is None and (warning := slow_in_interpreter(usual)):
+            say(warning)
         memcheck = Memcheck(sandbox, target.kernel, usual, timeout_s) if sanitize else None
         judged = judge(sandbox, target, usual, folder, timeout_s, memcheck)
         declined = {result.variant for result in judged.results if result.status == Status.DECLINED}

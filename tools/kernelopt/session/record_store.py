@@ -145,7 +145,7 @@ class RecordStore:
                 raise UsageError(f"{path} is no file; remove it")
             highest = self.versions()[-1:]
             raise Refused(
-                f"{version} is not recorded; " + (f"the highest is {highest[0]}" if highest else "nothing is")
+                f"{version} is not recorded; " + (f"the highest is {highest[0]}" if highest else "no version is yet")
             )
         record = load(path)
         if record["version"] != version:
