@@ -488,15 +488,18 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
     (tmp_path / "input").write_bytes(b"x")
     commands = []
 
-    def run_under(command, *_, **__):
+    def run_under(command, *_, hidden, **__):
         commands.append(command)
+        assert hidden == [str(tmp_path / "input"), tmp_path / "reference.py"]  # as in the other runs
         return sandbox.Outcome(None, exit_code, None, timed_out, 1.0, log)
 
     card = Card("stand-in", "GPU-0", "580.1")
     stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_under=run_under)
     case = cases.Case("default", 0, None, str(tmp_path / "input"), "fp32", [[4]], first=True)
     result = Verdict(Status.OK, "stand-in", "OK", process=ProcessEnd(0, None, 1.0, ""))
-    with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", [case], 60) as run:
+    for name in ("kernel.py", "reference.py"):
+        (tmp_path / name).write_text("")
+    with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", tmp_path / "reference.py", [case], 60) as run:
         run.wait()
     return run.judged(result).to_json(), commands
 

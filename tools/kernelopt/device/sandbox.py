@@ -149,10 +149,11 @@ class Sandbox:
         arguments: dict,
         timeout_s: float,
         started: Callable[[subprocess.Popen], None] = lambda _: None,
+        hidden: Iterable[Path | str] = (),
         **environment: str,
     ) -> Outcome:
         """Run a job in a process that the command `prefix`, a profiler, starts."""
-        seal, request = self.request(job, arguments, ())
+        seal, request = self.request(job, arguments, hidden)
         with self.folder(job) as folder:
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")

@@ -20,7 +20,7 @@ class Memcheck:
     why_not: the reason why there is none.
     """
 
-    def __init__(self, sandbox: Sandbox, kernel: Path, cases: list[Case], timeout_s: float):
+    def __init__(self, sandbox: Sandbox, kernel: Path, reference: Path, cases: list[Case], timeout_s: float):
         small = [case for case in cases if Path(case.path).stat().st_size <= LARGEST_BYTES]
         program = programs.find("compute-sanitizer")
         obstacles = {
@@ -30,6 +30,7 @@ class Memcheck:
         }
         self.why_not = next((reason for reason, holds in obstacles.items() if holds), None)
         self._sandbox, self._timeout_s = sandbox, timeout_s
+        self._hidden = runs.hidden_files(kernel, reference, cases)
         path = f"{sandbox.new_folder('outputs')}/output"
         self._arguments = runs.run_arguments(kernel, small[:1], path, hang_s=timeout_s, guarded=False, trace=False)
         self._tool = [program, "--tool", "memcheck", "--show-backtrace", "no", "--print-limit", "1"]
@@ -40,8 +41,8 @@ class Memcheck:
     def __enter__(self) -> "Memcheck":
         if self.why_not is None:
             # Every tensor gets its own allocation: an access out of bounds would hit its neighbour in torch's pool.
-            apart = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            self._run = Beside(self._sandbox, self._tool, "run", self._arguments, self._timeout_s, **apart)
+            options = {"hidden": self._hidden, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+            self._run = Beside(self._sandbox, self._tool, "run", self._arguments, self._timeout_s, **options)
         return self
 
     def __exit__(self, *exc) -> None:

@@ -66,8 +66,7 @@ def run_parts(
 ) -> tuple[Outcome, list[Ran] | Fault]:
     """The same, each part of the cases in a process."""
     oracle = reference.read_bytes()
-    hidden = [case.path for part in parts for case in part]
-    hidden += [] if kernel.samefile(reference) else [reference.resolve()]
+    hidden = hidden_files(kernel, reference, [case for part in parts for case in part])
     paths = [f"{folder}/output-{number}" for number in range(len(parts))]
     jobs = [
         Job("run", run_arguments(kernel, part, path, hang_s=timeout_s / HANG_SHARE), timeout_s, hidden)
@@ -95,6 +94,12 @@ def where_it_died(fault: Fault, outcome: Outcome, cases: list[Case]) -> Fault:
         return fault
     where = place(correctness.result_of(cases[begun[-1]], fault))
     return replace(fault, message=f"{fault.message} in case {begun[-1] + 1} of {len(cases)} ({where})")
+
+
+def hidden_files(kernel: Path, reference: Path, cases: list[Case]) -> list[Path | str]:
+    """The files that the candidate must not open: the inputs of all cases, and the reference unless it is the kernel
+    itself."""
+    return [case.path for case in cases] + ([] if kernel.samefile(reference) else [reference.resolve()])
 
 
 def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:

@@ -111,7 +111,7 @@ def verify(
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
         if sandbox.gpu is None and (warning := slow_in_interpreter(usual)):
             say(warning)
-        memcheck = Memcheck(sandbox, target.kernel, usual, timeout_s) if sanitize else None
+        memcheck = Memcheck(sandbox, target.kernel, target.reference, usual, timeout_s) if sanitize else None
         judged = judge(sandbox, target, usual, folder, timeout_s, memcheck)
         declined = {result.variant for result in judged.results if result.status == Status.DECLINED}
         if rest := called_up(prepared, declined):
