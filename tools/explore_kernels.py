@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.explore import candidates, compiling, opponents, run, store, table
+from kernelopt.explore import candidates, opponents, run, store, table
 from kernelopt.explore.compiled import Card
 from kernelopt.session import platforms, record_store
 from kernelopt.session.target import KernelUnderTest, of_reference
@@ -76,9 +76,9 @@ def card_of(args, target: KernelUnderTest) -> Card | None:
             raise UsageError("--card goes with --device cpu-interpreter; on a GPU candidates are compiled for it")
         return None
     if args.card:
-        return Card.of(compiling.page_of(args.card, target.workspace))
+        return Card.of(platforms.existing_page_of(args.card, target.workspace))
     platform = target.workspace and target.workspace.task().platform
-    page = platform and compiling.page_of(platform, target.workspace)
+    page = platform and platforms.existing_page_of(platform, target.workspace)
     return Card.of(page) if page and page.vendor == "NVIDIA" else None
 
 

@@ -51,9 +51,9 @@ def raised(function) -> dict:
 
 @pytest.fixture(autouse=True)
 def _nothing_noted():
-    compiler_errors.forget()
+    compiler_errors._noted.clear()
     yield
-    compiler_errors.forget()
+    compiler_errors._noted.clear()
 
 
 def test_all_errors_of_nvcc_are_kept_and_the_rest_is_dropped():

@@ -14,10 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .sandbox import Exit, Outcome, Sandbox, Server, outcome, send_job
+from .sandbox import ANSWER_GRACE_S, Exit, Outcome, Sandbox, Server, outcome, send_job
 
-# How long a process may take to be killed after its own time limit.
-GRACE_S = 30.0
 LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
 
 
@@ -96,8 +94,8 @@ class Standing:
 
     def wait(self, timeout_s: float) -> Outcome:
         """The outcome, once the process has ended by itself or by its time limit."""
-        select.select([self._socket], [], [], timeout_s + GRACE_S)
-        return self._sandbox.usable(self.end())
+        select.select([self._socket], [], [], timeout_s + ANSWER_GRACE_S)
+        return self._sandbox.usable(self.end(timed_out=True))
 
     def end(self, timed_out: bool = False) -> Outcome:
         """End the process, if it still runs, and return its outcome."""

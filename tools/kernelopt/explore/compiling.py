@@ -12,7 +12,6 @@ from ..device import gpu, outcomes, programs, standing
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox, Server
 from ..errors import EnvironmentLacks, UsageError
-from ..hardware import wiki
 from ..profilers import collect
 from ..session import platforms
 from ..session.target import KernelUnderTest
@@ -37,12 +36,7 @@ def card_of(name: str | None, gpu_is_wanted: bool, workspace: Workspace | None) 
     name = name or platform
     if name is None:
         raise UsageError("pass --card NAME: the card to compile for, as h100-sxm; gpu_specs.py list prints the names")
-    return Card.of(page_of(name, workspace))
-
-
-def page_of(card: str, workspace: Workspace | None) -> wiki.Page:
-    """The page of a card by its name. Refused when neither the wiki nor the workspace's calibration has it."""
-    return platforms.of_device(card, workspace, workspace.task()) if workspace else wiki.product(card)
+    return Card.of(platforms.existing_page_of(name, workspace))
 
 
 def compile_target(sandbox: Sandbox, target: KernelUnderTest, workload: str, card: Card, timeout_s: float) -> Compiled:

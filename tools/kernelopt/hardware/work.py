@@ -6,6 +6,11 @@ COUNTED = "counted"  # the source of work that was not given by hand
 ABSENT = ""  # default of an optional key for which null has another meaning
 
 
+def rate_unit(dtype: str) -> str:
+    """The unit of a rate of arithmetic: integers make no floating-point operations."""
+    return "TOPS" if dtype == "int8" else "TFLOPS"
+
+
 @dataclass(frozen=True, kw_only=True)
 class OtherArithmetic:
     """What a problem must do outside the tensor cores, per element of its result and `k_block` values of k: so many

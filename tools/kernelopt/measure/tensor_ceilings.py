@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..errors import TimedOut
 from ..hardware.card import Card
-from ..hardware.work import OtherArithmetic
+from ..hardware.work import OtherArithmetic, rate_unit
 from ..session.benchmark_reports import RestedAndSustained
 from ..session.tensor_ceiling import TensorCeiling
 from . import card_rates
@@ -59,7 +59,7 @@ def library_line(measured: Measured) -> str:
     library, ceiling = measured.library, measured.ceilings[0]
     if isinstance(library, str):
         return f"library rate: not measured: {library}"
-    unit = "TOPS" if ceiling.dtype == "int8" else "TFLOPS"
+    unit = rate_unit(ceiling.dtype)
     rested, sustained = library.rested.median, library.sustained_median
     return (
         f"library rate, an opponent and no floor: {rested:.0f} {unit} rested, {sustained:.0f} back to back at "

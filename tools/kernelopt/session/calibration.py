@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..hardware import wiki
 from ..hardware.card import Card, MaxClocks
 from ..hardware.wiki import Page
+from ..hardware.work import rate_unit
 from . import platforms
 from .benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, State
 
@@ -159,7 +160,7 @@ def product_rows(measured: Measured) -> list[str]:
     back."""
     rows = []
     for dtype, one in measured.products.items():
-        unit, metric = "TOPS" if dtype == "int8" else "TFLOPS", f"measured_{dtype}_matmul"
+        unit, metric = rate_unit(dtype), f"measured_{dtype}_matmul"
         if isinstance(one, str):
             value = "UNSUPPORTED" if any(sign in one for sign in NOT_SUPPORTED) else "UNKNOWN"
             rows.append(row(metric, value, unit, "measured", " ".join(one.split())[:200]))

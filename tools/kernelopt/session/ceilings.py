@@ -8,6 +8,7 @@ product reaches is a library rate: an opponent.
 from ..hardware import wiki
 from ..hardware.card import Card
 from ..hardware.roofline import CEILING, PROBLEM_CEILING
+from ..hardware.work import rate_unit
 from . import calibration, platforms
 from .tensor_ceiling import PARTS, Part, TensorCeiling
 
@@ -27,7 +28,7 @@ def lines(ceiling: TensorCeiling) -> list[str]:
 
 
 def words(ceiling: TensorCeiling, part: str) -> str:
-    unit = "TOPS" if ceiling.dtype == "int8" else "TFLOPS"
+    unit = rate_unit(ceiling.dtype)
     return f"{ceiling.time_us(part):.1f} us, {ceiling.rate(part):.0f} {unit}; {condition(getattr(ceiling, part))}"
 
 
@@ -50,7 +51,7 @@ def metric(ceiling: TensorCeiling) -> str:
 
 def rows(ceiling: TensorCeiling) -> list[str]:
     """Its rows on a page, one a way of timing."""
-    unit = "TOPS" if ceiling.dtype == "int8" else "TFLOPS"
+    unit = rate_unit(ceiling.dtype)
     made = []
     for part, ending in ENDINGS.items():
         timed = getattr(ceiling, part)

@@ -36,8 +36,13 @@ def page_of(name: str, workspace: Workspace | None, task: Task | None = None) ->
     """Return the page of the device with that name, or None if there is none. Without a workspace the bundle's wiki is
     searched. task: the Task block of the workspace; None reads it."""
     with contextlib.suppress(Refused):
-        return of_device(name, workspace, task or workspace.task()) if workspace else wiki.product(name)
+        return existing_page_of(name, workspace, task)
     return None
+
+
+def existing_page_of(name: str, workspace: Workspace | None, task: Task | None = None) -> wiki.Page:
+    """The same. Raise Refused if there is none."""
+    return of_device(name, workspace, task or workspace.task()) if workspace else wiki.product(name)
 
 
 def known(name: str, root: Path, calibration: wiki.Page | None) -> wiki.Page:

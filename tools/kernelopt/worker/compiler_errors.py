@@ -71,10 +71,6 @@ def noted() -> str | None:
     return _noted[0] if _noted else None
 
 
-def forget() -> None:
-    _noted.clear()
-
-
 def output_of(error: BaseException) -> str:
     """What the compiler printed beside the error that was raised; empty when nothing is known."""
     return getattr(error, NAME, "")
