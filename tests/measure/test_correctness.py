@@ -97,6 +97,22 @@ def test_the_core_work_is_done_by_kernels_of_its_own(times, libraries, status):
     assert judged(done={"kernels": kernels}, libraries=libraries) == status
 
 
+@pytest.mark.parametrize(
+    ("reduction", "status"),
+    [
+        ({"us": 6.0, "reduces": 1}, "OK"),  # the inputs hold 4 elements
+        ({"us": 6.0, "reduces": 2}, "CHEAT_SUSPECT"),
+        ({"us": 6.0, "reduces": None}, "CHEAT_SUSPECT"),
+        ({"us": 11.0, "reduces": 1}, "CHEAT_SUSPECT"),
+    ],
+)
+def test_a_short_last_reduction_of_partial_results_is_no_work_of_the_library(reduction, status):
+    own = {"name": "own", "us": 5.0, "origin": "own", "start_us": 0.0, "reduces": None}
+    last = {"name": "sum", "origin": "library", "start_us": 5.0, **reduction}
+    assert judged(done={"kernels": [own, last]}) == status
+    assert judged(done={"kernels": [last]}) == "CHEAT_SUSPECT"
+
+
 def test_small_elements_may_not_be_lost_beside_large_ones():
     assert judged(output={"lost_pct": 40.0}) == "WRONG_VALUES"
     assert judged(output={"lost_pct": 4.0}) == judged(output={"lost_pct": 40.0, "baseline_lost_pct": 30.0}) == "OK"

@@ -99,7 +99,7 @@ EVERYWHERE = {
     **{"overwritten": False, "differing": 0},
 }
 AFTER = {"call_us": 5.0, "stray_us": 1.0, "idle_us": 2.0}
-KERNEL = {"name": "k", "start_us": 7.0, "us": 1.0, "origin": "own"}
+KERNEL = {"name": "k", "start_us": 7.0, "us": 1.0, "origin": "own", "reduces": None}
 TRACED = timing.TracedCalls([1.0], [KernelRun(**KERNEL)])
 
 

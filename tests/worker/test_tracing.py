@@ -8,10 +8,14 @@ MADE_UP: by us.
 """
 
 import os
+import queue
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import BUNDLE
 from kernelopt.worker import tracing
 
@@ -167,6 +171,57 @@ def test_what_moves_data_computes_nothing(name):
 def test_what_torch_launched_is_its_own_whatever_the_name():
     assert tracing.origin("scale", {"scale"}, set()) == "library"
     assert tracing.origin("scale", set(), {"scale"}) == "moving"
+
+
+@pytest.mark.skipif(tracing.all_threads() is None, reason="this torch profiles the thread that starts it alone")
+def test_operators_of_other_threads_are_seen():
+    waiting, go = threading.Event(), threading.Event()
+
+    def product():
+        waiting.set()
+        go.wait(10)
+        torch.ones(8, 8) @ torch.ones(8, 8)
+
+    before = threading.Thread(target=product)
+    before.start()
+    waiting.wait(10)
+    with tracing.profiling(of_threads=True) as profiler:
+        go.set()
+        before.join()
+        meanwhile = threading.Thread(target=lambda: torch.relu(torch.ones(8)))
+        meanwhile.start()
+        meanwhile.join()
+        torch.ones(4, 8).sum(0)
+    operators = {event.name: event for event in profiler.events()}
+    assert {"aten::mm", "aten::relu", "aten::sum"} <= operators.keys()
+    assert list(operators["aten::sum"].input_shapes[0]) == [4, 8]
+
+
+def test_what_torch_reduced_is_known_by_the_kernel():
+    def event(name: str, shape: list[int], kernel: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, input_shapes=[shape], kernels=[SimpleNamespace(name=kernel)])
+
+    events = [event("aten::sum", [4, 8], "reduce"), event("aten::mean", [2, 2], "reduce"), event("aten::mm", [9], "mm")]
+    assert tracing.reduced_by_torch(events) == {"reduce": 32}
+
+
+@pytest.mark.gpu
+def test_a_product_that_a_thread_launches_is_the_librarys():
+    a = torch.randn(256, 256, device="cuda")
+    jobs: queue.Queue = queue.Queue()
+    threading.Thread(target=lambda: [job() for job in iter(jobs.get, None)], daemon=True).start()
+
+    def call():
+        done = threading.Event()
+        jobs.put(lambda: (torch.sort(a.sin()), a @ a, done.set()))
+        done.wait(10)
+        a.sum(0)
+
+    for _ in range(2):
+        kernels = tracing.kernels_of(call)
+    jobs.put(None)
+    assert kernels and all(kernel.origin != "own" for kernel in kernels), kernels
+    assert 256 * 256 in [kernel.reduces for kernel in kernels]
 
 
 def test_the_profiler_starts_without_torch_dynamo():

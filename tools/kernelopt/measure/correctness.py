@@ -1,5 +1,6 @@
 """Is a case right? Pure functions from the report of a candidate's process and the oracle's comparison to a status."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -13,9 +14,11 @@ DECLINING = (
     *(Status.RUNTIME_ERROR, Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.IMPORT_ERROR, Status.OOM),
     Status.NOT_INTERPRETABLE,
 )
-# The share of computing GPU time that kernels of torch and of NVIDIA's libraries may take, for a final reduction of
-# partial sums, say. Measured on an H200: honest kernels 0, a softmax or product left to torch 85 to 100 %.
+# The share of computing GPU time that kernels of torch and of NVIDIA's libraries may take, and the share of the inputs'
+# elements that a final reduction of partial sums by torch may read without counting. Measured on an H200: honest
+# kernels 0, a softmax or product left to torch 85 to 100 %.
 LIBRARY_SHARE = 0.25
+LAUNCH_US = 10.0  # a kernel this short may be nothing but its launch
 # Do kernels of the candidate's own do the work? NOT_ASKED: the task lets libraries do it.
 CHECKED, NOT_CHECKED, NOT_ASKED = "checked", "not checked", "not asked"
 # The share of elements that may be wrong on values outside the task, where the result depends on a rounding, as in a
@@ -229,7 +232,7 @@ def faults(case: Case, report: CaseReport, check: OracleCheck, libraries: bool) 
     if report.aliased or set(report.shares) - set(case.mutates):
         yield Fault(Status.ALIASED_OUTPUT, "an output shares memory with an input or with the output of another call")
     if report.kernels and not libraries:
-        yield from faults_of_kernels(report.kernels)
+        yield from faults_of_kernels(report.kernels, sum(math.prod(shape) for shape in case.shapes))
 
 
 def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Iterator[Fault]:
@@ -253,8 +256,13 @@ def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Ite
         yield Fault(Status.OUT_OF_BOUNDS, "memory beside an input or an output was written")
 
 
-def faults_of_kernels(kernels: list[dict]) -> Iterator[Fault]:
-    """The origin of the GPU kernels that a call launched. Library kernels may do little of the work."""
+def faults_of_kernels(kernels: list[dict], elements: int) -> Iterator[Fault]:
+    """The origin of the GPU kernels that a call launched. Library kernels may do little of the work.
+
+    elements: of the inputs. A short last reduction of partial results by torch, over at most a quarter as many, does
+    not count: on small inputs it takes as long as the kernel before it, since a launch takes its time.
+    """
+    kernels = [kernel for kernel in kernels if not is_last_reduction(kernel, elements)]
     times = {origin: sum(k["us"] for k in kernels if k["origin"] == origin) for origin in ("own", "library")}
     computing = sum(times.values())
     if computing == 0:
@@ -264,6 +272,11 @@ def faults_of_kernels(kernels: list[dict]) -> Iterator[Fault]:
         share = times["library"] / computing
         message = f"torch or a vendor library does {share:.0%} of the computing ({name[:80]})"
         yield Fault(Status.CHEAT_SUSPECT, message)
+
+
+def is_last_reduction(kernel: dict, elements: int) -> bool:
+    reduced, short = kernel.get("reduces"), kernel["us"] <= LAUNCH_US
+    return kernel["origin"] == "library" and short and isinstance(reduced, int) and reduced <= LIBRARY_SHARE * elements
 
 
 def own_work(results: list[CaseResult], libraries: bool) -> str:

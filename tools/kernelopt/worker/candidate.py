@@ -34,6 +34,7 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
         try:
             one = Run(context, candidate, entry, guarded)
             done.append(one.result(f"{path}-{number}", trace and entry["first"]))
+            candidate.check_processes()
             elements += sum(tensor.numel() for tensor in [*one.kept[0], *one.left[0].values()])
             candidate.check()
         except Exception as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import artefacts, compiler_errors, interpreter, problem, tensor_trees
+from . import artefacts, children, compiler_errors, interpreter, problem, tensor_trees
 from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -133,6 +133,11 @@ class Candidate:
         """Write what the kernel drew, by output, to a file."""
         with self._tripwire.judging():
             tensor_trees.save(draws, Path(path))
+
+    def check_processes(self) -> None:
+        """Raises CheatError when a process that the kernel started uses the GPU."""
+        with self._tripwire.judging():
+            children.refuse_gpu_work()
 
     def check(self) -> None:
         """Raises CheatError when the kernel touched or replaced something that it must not."""

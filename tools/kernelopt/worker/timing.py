@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from .. import intervals
-from . import accuracy, problem, tensor_trees, tracing
+from . import accuracy, persisting, problem, tensor_trees, tracing
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
@@ -65,6 +65,7 @@ def measure(
         if replaced := [key for key, operator in operators.items() if registered_operators().get(key) is not operator]:
             raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
         times[name] = paired.result(rounds, budget_s, warmup_ms, rep_ms, trace)
+        candidate.check_processes()
         candidate.check()
     return TimingAnswer(times)
 
@@ -260,10 +261,12 @@ class PairedTiming:
         )
 
     def _benched(self, call, warmup_ms: int, rep_ms: int) -> tuple[str, list[float]]:
-        """(the clock, single times in microseconds) of do_bench, which cannot restore inputs between its calls."""
-        if not self.changed:
+        """(the clock, single times in microseconds) of do_bench, which can neither restore inputs nor reset the L2's
+        persisting lines between its calls."""
+        undone = ["inputs restored"] * bool(self.changed) + ["persisting L2 lines reset"] * self.timer.persists
+        if not undone:
             return self.timer.name, self.timer.bench(call, warmup_ms, rep_ms)
-        clock = f"{self.timer.name.split('.')[0]}'s clock, inputs restored before each call"
+        clock = f"{self.timer.name.split('.')[0]}'s clock, {' and '.join(undone)} before each call"
         return clock, [self._timed("a", 0, 0) for _ in range(RESTORED_CALLS)]
 
     def _on_gpu(self, call, trace: bool) -> GpuTimes:
@@ -419,6 +422,7 @@ class HostTimer:
     name = "host, cpu-interpreter"
     enqueue_us = 1.0
     empty_us = 0.0
+    persists = False
 
     def prepare(self, call) -> None:
         pass
@@ -443,6 +447,7 @@ class GatedTimer:
     def __init__(self):
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         self._others = torch.zeros(2 * cache_bytes // 4, device="cuda")
+        self._l2 = persisting.L2.of_device()
         self._start, self._end, self._awake = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         self._cycles_per_us = self._measured_cycles_per_us()
         self.enqueue_us = 0.0
@@ -473,8 +478,15 @@ class GatedTimer:
         return lambda: not self._awake.query()
 
     def flush(self) -> None:
-        """Fill the L2 by reading: after writing, as do_bench does, the kernel would have to write the lines back."""
+        """Fill the L2 by reading: after writing, as do_bench does, the kernel would have to write the lines back. Lines
+        that a call made persist are given up before."""
+        self._l2.reset()
         self._others.sum()
+
+    @property
+    def persists(self) -> bool:
+        """Has a call set L2 aside for persisting lines?"""
+        return self._l2.was_set_aside
 
     def __call__(self, call) -> tuple[float, object]:
         self.flush()

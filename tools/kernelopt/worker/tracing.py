@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -39,16 +40,19 @@ MOVING = re.compile(
     r"^Mem(cpy|set)|at::native.*(FillFunctor|copy_kernel|CatArrayBatchedCopy|LoadWithCast)|^triton_\w*_to_copy"
 )
 MOVING_OPERATORS = ("fill_", "zero_", "copy_", "clone", "contiguous", "to", "_to_copy", "cat", "zeros", "full", "empty")
+REDUCING_OPERATORS = ("sum", "nansum", "mean", "prod", "amax", "amin", "max", "min")
 
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One run of a GPU kernel. start_us: on the profiler's clock. us: how long it took. origin: see `origin`."""
+    """One run of a GPU kernel. start_us: on the profiler's clock. us: how long it took. origin: see `origin`.
+    reduces: how many elements torch reduced by kernels of that name, where one of its reductions launched it."""
 
     name: str
     start_us: float
     us: float
     origin: str
+    reduces: int | None = None
 
 
 class ProbeJson(TypedDict):
@@ -63,9 +67,14 @@ def kernels_of(call, before=lambda: None) -> list[KernelRun]:
     before()
     events = traced(call)
     launched, moved = launched_by_torch(events)
+    reduced = reduced_by_torch(events)
     return [
         KernelRun(
-            event.name, event.time_range.start, event.time_range.elapsed_us(), origin(event.name, launched, moved)
+            event.name,
+            event.time_range.start,
+            event.time_range.elapsed_us(),
+            origin(event.name, launched, moved),
+            reduced.get(event.name),
         )
         for event in sorted(device_events(events), key=lambda event: event.time_range.start)
     ]
@@ -86,23 +95,34 @@ def start_up() -> None:
 def traced(call) -> list:
     """The profiler's events of one call, after waiting for it."""
     torch.cuda.synchronize()
-    with profiling() as profiler:
+    with profiling(of_threads=True) as profiler:
         call()
         torch.cuda.synchronize()
     return profiler.events()
 
 
 @contextlib.contextmanager
-def profiling() -> Iterator[torch.profiler.profile]:
-    """torch's profiler of the CPU and the GPU, running inside."""
+def profiling(of_threads: bool = False) -> Iterator[torch.profiler.profile]:
+    """torch's profiler of the CPU and the GPU, running inside. of_threads: it sees the operators of all threads, and
+    their shapes."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    profiler = torch.profiler.profile(activities=activities)
+    more = {"record_shapes": True, "experimental_config": all_threads()} if of_threads else {}
+    profiler = torch.profiler.profile(activities=activities, **more)
     with inductor_hidden():
         profiler.start()
     try:
         yield profiler
     finally:
         profiler.stop()
+
+
+def all_threads():
+    """A setting of torch's profiler: without it the operators of threads that run already, or start meanwhile, are not
+    seen. None in an older torch, which lacks it."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
 
 
 @contextlib.contextmanager
@@ -134,6 +154,16 @@ def launched_by_torch(events: list) -> tuple[set[str], set[str]]:
             names = {kernel.name for kernel in event.kernels}
             (moving if operator in MOVING_OPERATORS else computing).update(names)
     return computing, moving
+
+
+def reduced_by_torch(events: list) -> dict[str, int]:
+    """By name, the kernels that torch's reductions launched: the elements of the largest tensor that one reduced."""
+    reduced: dict[str, int] = {}
+    for event in events:
+        if event.name.removeprefix(TORCH_OPERATORS) in REDUCING_OPERATORS and event.input_shapes:
+            for kernel in event.kernels:
+                reduced[kernel.name] = max(reduced.get(kernel.name, 0), math.prod(event.input_shapes[0]))
+    return reduced
 
 
 def origin(name: str, computing: set[str], moving: set[str]) -> str:

@@ -42,6 +42,8 @@ class Tripwire:
     opens them, inside `judging()`.
     """
 
+    _judging = False  # of all tripwires of a process: a kernel and its baseline have one each
+
     def __init__(self, candidate: Path, writable: list[str], hidden: list[str]):
         self.candidate = str(candidate)
         self.writable = tuple(realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
@@ -52,17 +54,16 @@ class Tripwire:
             path + "/" for path in dict.fromkeys(spelt)
         )  # code names its file as sys.path spells it
         self._harness = get_ident()
-        self._judging = False
         sys.addaudithook(self._hook())
 
     @contextlib.contextmanager
     def judging(self):
         """Inside the block, the harness reads and writes its own files."""
-        self._judging = True
+        Tripwire._judging = True
         try:
             yield
         finally:
-            self._judging = False
+            Tripwire._judging = False
 
     def check(self) -> None:
         """Raises CheatError when the candidate did something forbidden, even if it caught the refusal."""

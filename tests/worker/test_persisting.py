@@ -1,0 +1,60 @@
+"""Persisting lines of the L2 are given up before each timed call (worker.persisting)."""
+
+import ctypes
+
+import pytest
+from kernelopt.worker.persisting import L2, PERSISTING_L2_SIZE
+
+
+class Driver:
+    """Stands in for libcuda: it keeps the limit and notes what was called."""
+
+    def __init__(self, size: int):
+        self.size, self.called = size, []
+
+    def cuCtxGetLimit(self, size, limit):  # noqa: N802
+        assert limit == PERSISTING_L2_SIZE
+        size._obj.value = self.size
+
+    def cuCtxSetLimit(self, limit, size):  # noqa: N802
+        assert limit == PERSISTING_L2_SIZE
+        self.size = size.value
+        self.called.append("set")
+
+    def cuCtxResetPersistingL2Cache(self):  # noqa: N802
+        self.called.append("reset")
+
+
+def test_what_a_call_sets_aside_is_given_back():
+    driver = Driver(1 << 20)
+    l2 = L2(driver)
+    l2.reset()
+    assert driver.size == 0 and driver.called == ["set", "reset"] and l2.was_set_aside
+    l2.reset()
+    assert driver.called == ["set", "reset"]
+
+
+def test_nothing_happens_where_none_is_set_aside():
+    driver = Driver(0)
+    l2 = L2(driver)
+    l2.reset()
+    assert driver.called == [] and not l2.was_set_aside
+
+
+@pytest.mark.gpu
+def test_the_timer_gives_back_what_a_call_sets_aside():
+    import torch
+    from kernelopt.worker.timing import GatedTimer
+
+    torch.zeros(1, device="cuda")
+    driver, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t(0)
+    timer = GatedTimer()
+
+    def call():
+        assert driver.cuCtxSetLimit(PERSISTING_L2_SIZE, ctypes.c_size_t(8 << 20)) == 0
+
+    assert not timer.persists
+    timer(call)
+    timer.flush()
+    assert timer.persists
+    assert driver.cuCtxGetLimit(ctypes.byref(size), PERSISTING_L2_SIZE) == 0 and size.value == 0

@@ -1,0 +1,40 @@
+"""Processes that a candidate started. Their work on the GPU is in no trace of this process, nor in its times."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from .faults import CheatError
+
+GPU_FILE = re.compile(r"/dev/nvidia(-uvm|\d+)$")
+
+
+def refuse_gpu_work() -> None:
+    """CheatError when a process that this one started has the GPU open."""
+    for process in descendants(os.getpid()):
+        if opens(process, GPU_FILE):
+            raise CheatError("a process that the kernel started uses the GPU; all work must be done in its own process")
+
+
+def descendants(process: int) -> Iterator[int]:
+    """The processes that a process started, and those that they started. One that outlived its parent is not seen."""
+    of_parent: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            of_parent.setdefault(parent, []).append(int(path.parent.name))
+    waiting = [process]
+    while waiting:
+        started = of_parent.get(waiting.pop(), [])
+        waiting += started
+        yield from started
+
+
+def opens(process: int, pattern: re.Pattern) -> bool:
+    """Has the process a file open whose path matches?"""
+    try:
+        return any(pattern.search(str(link.readlink())) for link in Path(f"/proc/{process}/fd").iterdir())
+    except OSError:  # it has ended, or is not ours
+        return False
