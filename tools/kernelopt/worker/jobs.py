@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, judging, oracle, rates, tensor_ceiling, timing, tracing
+from . import candidate, compiling, exploring, judging, observing, oracle, rates, tensor_ceiling, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -8,6 +8,7 @@ JOBS = {
     for job in (
         oracle.estimate,
         oracle.prepare,
+        observing.observe,
         judging.check,
         candidate.run,
         candidate.profile,
