@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES
-from kernelopt.measure import verify
+from kernelopt.measure import observing, verify
+from kernelopt.measure.cases import ReferenceFailed
 from kernelopt.session.target import KernelUnderTest
 
 TASKS = FIXTURES / "formats"
@@ -210,15 +211,15 @@ def test_the_inputs_of_a_stored_workload_are_those_of_its_file(made):
     assert 'raise ValueError("no such case: used == indptr[-1].item()")' in text
 
 
-def test_changed_files_of_stored_tensors_are_noticed(run_here, tmp_path):
+def test_changed_files_of_stored_tensors_are_noticed(interpreter, run_here, tmp_path):
     data = shutil.copytree(TASKS / "flashinfer", tmp_path / "data")
     source = data / "definitions/gqa_paged/paged_decode_h4_d16_ps4.json"
     arguments = [source, "--out", tmp_path / "reference.py", "--device", "cpu-interpreter"]
     assert run_here("import_task.py", *arguments).returncode == 0
     blob = data / "blob/workloads/paged_small.safetensors"
     blob.write_bytes(blob.read_bytes()[:-1] + b"\1")
-    done = run_here("estimate_work.py", "--reference", tmp_path / "reference.py")
-    assert done.returncode == 1 and "has changed since the task was imported" in done.stderr
+    with pytest.raises(ReferenceFailed, match="has changed since the task was imported"):
+        observing.observe(interpreter, tmp_path / "reference.py", "default", 60)
     blob.unlink()
     done = run_here("import_task.py", *arguments, "--force")
     assert done.returncode == 0 and "workload aaaa0001" in done.stdout and "left out" in done.stdout

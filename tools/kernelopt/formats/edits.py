@@ -22,6 +22,7 @@ SEEDING = (
     *("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "random.seed"),
     *("np.random.seed", "numpy.random.seed"),
 )
+END_OF_ARGUMENTS = re.compile(rb"([\s,)]*)\)\s*(?:->|:)")  # after the last one: what closes it, and the list
 CALLED_BY_A_KERNEL_TOO = ("forward", "run", "ref_kernel")
 
 
@@ -147,7 +148,9 @@ def with_sizes(source: Source, name: str, sizes: dict[str, int]) -> None:
     given = node.args
     parts = [*given.posonlyargs, *given.args, *given.defaults, *given.kwonlyargs, *filter(None, given.kw_defaults)]
     if parts:
-        at = max(map(source.end, parts))
+        last = max(map(source.end, parts))
+        rest = END_OF_ARGUMENTS.match(source.bytes, last)
+        at = last + len(rest[1].rstrip(b" \t\n,")) if rest else last
         text = f", {keywords}" if given.kwonlyargs else f", *, {keywords}"
     else:
         at = source.bytes.index(b"(", source.start(node)) + 1

@@ -105,7 +105,14 @@ def has_effect(node: ast.stmt) -> bool:
         return False
     if isinstance(node, ast.If) and "__name__" in used(ast.Expr(node.test)):
         return False
+    if is_star(node):
+        return True
     return not bound(node) and not isinstance(node, ast.Pass)
+
+
+def is_star(node: ast.stmt) -> bool:
+    """from module import *"""
+    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
 
 
 def assembled(main: Source, modules: dict[str, Source], roots: set[str]) -> str:
@@ -150,9 +157,9 @@ def imported(source: Source, node: ast.stmt, modules: dict[str, Source], words: 
         raise UsageError(f"{source.where} imports {whole[0]} as a whole; write: from {whole[0]} import NAME, …")
     if not isinstance(node, ast.ImportFrom) or node.module not in modules:
         return {}
-    names = {alias.name for alias in node.names if alias.name == "*" or (alias.asname or alias.name) in words}
-    if "*" in names:
-        raise UsageError(f"{source.where} imports * from {node.module}; write: from {node.module} import NAME, …")
+    if is_star(node):
+        return {node.module: defined(modules[node.module].tree) & words}
+    names = {alias.name for alias in node.names if (alias.asname or alias.name) in words}
     if lacking := names - defined(modules[node.module].tree):
         raise UsageError(f"{source.where} imports {min(lacking)}, which {modules[node.module].where} does not define")
     return {node.module: names} if names else {}

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ FLOATS = (
     "float8_e4m3fnuz",
     "float8_e5m2fnuz",
 )
-NAME = re.compile(r"[^A-Za-z0-9_.=-]+")
+UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.=-]+")
+LONG, SHORT = 24, 8  # characters of a name; a UUID has 36
 # Names that a reference defines itself, so that a source's own of that name is called otherwise.
 RESERVED = {
     *("Model", "ModelNew", "kernel_function", "get_inputs", "get_init_inputs", "get_workloads", "make_inputs", "here"),
@@ -155,14 +157,15 @@ def chosen(
 
 def distinct(workloads: Sequence[Workload]) -> list[Workload]:
     """The workloads with names that are short, printable and each another; `default` is get_inputs' own."""
-    short = [one.name[:8] for one in workloads]
-    clear = len(set(short)) == len(short)
-    names: list[str] = []
+    starts = Counter(one.name[:SHORT] for one in workloads)
+    seen: Counter[str] = Counter()
+    names = []
     for one in workloads:
-        plain = NAME.sub("_", one.name[:8] if clear and len(one.name) > 24 else one.name)[:60] or "workload"
-        plain = "default_" if plain == "default" else plain
-        same = sum(name == plain or name.startswith(f"{plain}-again") for name in names)
-        names.append(f"{plain}-again{same}" if same else plain)
+        is_clear = len(one.name) > LONG and starts[one.name[:SHORT]] == 1
+        name = UNPRINTABLE.sub("_", one.name[:SHORT] if is_clear else one.name)[:60] or "workload"
+        name += "_" * (name == "default")
+        names.append(f"{name}-again{seen[name]}" if seen[name] else name)
+        seen[name] += 1
     return [replace(one, name=name) for one, name in zip(workloads, names, strict=True)]
 
 
