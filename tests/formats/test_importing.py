@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES
+from conftest import FIXTURES, tool_json
 from kernelopt.measure import observing, verify
 from kernelopt.measure.cases import ReferenceFailed
 from kernelopt.session.target import KernelUnderTest
@@ -238,3 +238,14 @@ def test_which_workload_counts_most_and_how_many_there_are_is_the_users(run_here
     assert "workloads left out by --most: benchmark0, benchmark1" in told["not_carried"]
     done = run_here("import_task.py", *arguments, "--force", "--default", "none")
     assert done.returncode == 2 and "there is no workload 'none'; it has: benchmark0" in done.stderr
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_code_runs_there(tmp_path):
+    file = tmp_path / "reference.py"
+    told = tool_json("import_task.py", TASKS / "gpumode/pairwise_py", "--out", file)
+    assert told["checked"]["device"].startswith("NVIDIA") and told["declared"]["mutates"] == ["total"]
+    kernel = tmp_path / "kernel_file.py"
+    kernel.write_text(HEAD + EXPECTED["in place"].kernel)
+    options = ["--kernel", kernel, "--reference", file, "--allow-libraries"]
+    assert tool_json("verify_kernel.py", *options)["status"] == "OK"

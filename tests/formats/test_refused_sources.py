@@ -2,6 +2,7 @@
 written. Their code never runs in the tool's own process, which is this one here."""
 
 import ast
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def refusal(run_here, tmp_path):
         ({"inputs": {"x": {"shape": ["n"], "dtype": "float4_e2m1"}}}, "dtype is 'float4_e2m1'"),
         ({"inputs": {"lambda": {"shape": ["n"], "dtype": "int8"}}}, "'lambda' is no name in Python"),
         ({"inputs": []}, "inputs must be an object"),
+        ({"constraints": "n > 0"}, "constraints must be a list of text"),
         ({"axes": {"n": {"type": "var"}, "m": {"type": "const", "value": "4"}}}, "value must be a whole number"),
         ({"axes": {"n": {"type": "var"}, "m": {"type": "expr", "expression": "9**9**9"}}}, "too large a power"),
         ({"axes": {"n": {"type": "var"}, "m": {"type": "expr", "expression": "open('x')"}}}, "whole numbers, axes and"),
@@ -103,6 +105,11 @@ def test_what_may_be_of_two_formats_must_be_named(refusal, tmp_path):
         ("task.yml", "lang: cu\n", "is in the language 'cu', not py"),
         ("task.yml", "lang: py\nmulti_gpu: true\n", "needs several GPUs"),
         ("task.yml", "lang: py\nfiles: {}\n", "files must be a list"),
+        (
+            "task.yml",
+            "lang: py\nfiles: [{name: reference.py, source: ../../../reference.py}]\n",
+            "lies outside the task's",
+        ),
         ("reference.py", "def ref_kernel(data): return data\n", "does not define generate_input"),
         (
             "reference.py",
@@ -180,6 +187,17 @@ def test_what_the_machine_lacks_is_no_fault_of_the_source(refusal, tmp_path, mon
     monkeypatch.setitem(sys.modules, "yaml", None)
     code, told, _ = refusal(TASKS / "gpumode/rank_py", "--force")
     assert code == 3 and "PyYAML is not installed; run: bash scripts/setup.sh formats" in told
+
+
+def test_what_needs_more_memory_or_a_gpu_is_looked_at_on_shapes_alone(refusal, run_here, tmp_path):
+    source = definition(tmp_path, reference=RUN.replace("x * 2", "torch.empty(1 << 50)[:1] + x"))
+    arguments = [source, "--out", tmp_path / "shapes.py", "--device", "cpu-interpreter", "--json"]
+    told = json.loads(run_here("import_task.py", *arguments).stdout)
+    assert told["checked"]["ran"] == "shapes" and set(told["declared"]["compare"]) == {"0"}
+    code, told, file = refusal(
+        definition(tmp_path, reference=RUN.replace("return", "raise OSError('no CUDA device')\n    return"))
+    )
+    assert code == 3 and "its code needs a GPU (OSError: no CUDA device)" in told and "COMPARE" not in file.read_text()
 
 
 def test_code_that_does_not_end_is_a_time_out(refusal, tmp_path):

@@ -87,7 +87,7 @@ def read_definition(path: Path) -> Definition:
         },
         outputs={name: spec_of(one, axes, f"{where}: output {name}") for name, one in table(value, "outputs", where)},
         reference=value["reference"],
-        constraints=tuple(one for one in value.get("constraints") or () if isinstance(one, str)),
+        constraints=tuple(texts(value, "constraints", where)),
         custom=text(value, "custom_inputs_entrypoint", where) or None,
         where=where,
     )
@@ -101,6 +101,13 @@ def text(value: dict, key: str, where: str) -> str:
     if not isinstance(one, str):
         raise UsageError(f"{where}: {key} must be text")
     return one
+
+
+def texts(value: dict, key: str, where: str) -> list[str]:
+    items = value.get(key) or []
+    if not isinstance(items, list) or not all(isinstance(one, str) for one in items):
+        raise UsageError(f"{where}: {key} must be a list of text")
+    return items
 
 
 def table(value: dict, key: str, where: str):

@@ -15,11 +15,12 @@ from ..measure.observing import Observation
 from . import reference_file
 from .tasks import Task
 
-# What a message says where a CPU is not enough.
+# What a message says where a CPU is not enough, and where memory is not.
 NEEDS_GPU = re.compile(
-    r"scaling configuration|cuda|\bgpu\b|nvidia|\bhip\b|rocm|not implemented for|no kernel image|0 active drivers",
-    re.IGNORECASE,
+    r"scaling configuration|cuda|\bgpu\b|nvidia|\bhip\b|rocm|not implemented for|0 active drivers", re.IGNORECASE
 )
+NEEDS_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of memory|MemoryError", re.IGNORECASE)
+STORED_BYTES = 1 << 28  # of inputs: the verifier stores larger ones just the same, and they would fill the disk here
 UNDECLARED = "declarations: none, for the code did not run where it was imported; import it again where it runs"
 NEEDS_PACKAGE = re.compile(r"No module named '([\w.]+)'")
 
@@ -66,7 +67,7 @@ class Imported:
         if self.ran:
             how = "" if self.ran == observing.VALUES else " on shapes alone (on values it needs a GPU, or takes long)"
             made.append(f"runs on {self.device}{how}: workload {task.smallest}")
-        return made
+        return ["".join(one if one.isprintable() else "?" for one in line) for line in made]
 
 
 def device_here() -> str:
@@ -85,7 +86,7 @@ def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:
             observed = run.look(reference_file.text_of(task, None))
             text = reference_file.text_of(task, observed)
             observed = run.look(text)
-            if observed.ran == observing.VALUES:
+            if observed.ran == observing.VALUES and observed.bytes <= STORED_BYTES:
                 run.store_inputs()
         except ToolError as error:
             if isinstance(error, UsageError):
@@ -139,6 +140,8 @@ class Run:
         message = " ".join(error.fault.message.split())
         if package := NEEDS_PACKAGE.search(message):
             return EnvironmentLacks(f"its code imports {package[1]}, which is not installed here")
+        if NEEDS_MEMORY.search(message):
+            return EnvironmentLacks(f"its code needs more memory than there is here ({message[:300]})")
         if self.sandbox.gpu is None and NEEDS_GPU.search(message):
             return EnvironmentLacks(f"its code needs a GPU ({message[:300]})")
         source, workload = self.task.origin.source, self.task.smallest

@@ -77,10 +77,18 @@ def modules_of(folder: Path, value: dict, file: Path) -> dict[str, Source]:
         if not isinstance(name, str) or not isinstance(source, str):
             raise UsageError(f"{file}: each of files needs a name and a source")
         if source != SUBMISSION and name.endswith(".py") and source.endswith(".py") and Path(name).stem != "eval":
-            modules[Path(name).stem] = Source(text_of(folder / source), source)
+            modules[Path(name).stem] = Source(text_of(within(folder, source, file)), source)
     if "reference" not in modules:
         raise UsageError(f"{file}: files names no reference.py")
     return modules
+
+
+def within(folder: Path, source: str, file: Path) -> Path:
+    """The path of a file that task.yml names: in the task's folder, or in the one above, which tasks share."""
+    path = (folder / source).resolve()
+    if not path.is_relative_to(folder.resolve().parent):
+        raise UsageError(f"{file}: {source} lies outside the task's folder and the one above it")
+    return path
 
 
 def inputs_of(
