@@ -145,7 +145,7 @@ def test_each_format_is_seen_from_its_own_files(tmp_path):
     made.with_suffix(".jsonl").write_text(json.dumps(line))
     task = detecting.read_task(tmp_path, None, Options())
     assert task.format == "SOL-ExecBench" and task.bounds.of("float32") == {"atol": 0.01, "rtol": 0.01, "share": 0.99}
-    assert task.bounds.of("int64") is None
+    assert task.bounds.of("int64") is None and task.contiguous
     elsewhere = tmp_path / "other.jsonl"
     elsewhere.write_text(json.dumps({**line, "axes": {"n": 8}}))
     task = detecting.read_task(made, None, replace(Options(), workloads=elsewhere))

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES, tool_json
+from conftest import FIXTURES
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.formats import detecting, importing
+from kernelopt.formats.tasks import Options
 from kernelopt.measure import observing, verify
 from kernelopt.measure.cases import ReferenceFailed
 from kernelopt.session.target import KernelUnderTest
@@ -39,7 +42,7 @@ EXPECTED = {
         "FlashInfer-Bench",
         {"default": {"rows": 20}, "3f1c0f0a": {"rows": 3}},
         "3f1c0f0a",
-        {"compare": {"0": {"atol": 0.005, "rtol": 0.005}}},
+        {"compare": {"0": {"atol": 0.005, "rtol": 0.005}}, "layouts": "contiguous"},
         ("traces: 1 results", "timing:", "half of both"),
         "def kernel_function(x, weight, eps):\n    return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt() * weight\n",
         (" * weight", ""),
@@ -52,7 +55,10 @@ EXPECTED = {
             "bbbb0002": {"requests": 2, "pages": 9, "used": 7},
         },
         "bbbb0002",
-        {"compare": {"0": {"atol": 0.005, "rtol": 0.005}, "1": {"atol": 0.005, "rtol": 0.005}}},
+        {
+            "compare": {"0": {"atol": 0.005, "rtol": 0.005}, "1": {"atol": 0.005, "rtol": 0.005}},
+            "layouts": "contiguous",
+        },
         ("workload cccc0003: ./blob/workloads/paged_gone.safetensors is absent", "keep these where they are"),
         "def kernel_function(q, k_cache, v_cache, indptr, indices, scale):\n"
         "    out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)\n"
@@ -69,11 +75,11 @@ EXPECTED = {
         "FlashInfer-Bench",
         {"default": {"rows": 4}},
         "default",
-        {"samples": {"0": {"tvd": 0.2, "draws": 500000}}},
+        {"samples": {"0": {"tvd": 0.2, "draws": 500000}}, "layouts": "contiguous"},
         ("its code draws at random", "a further argument `seed`"),
         "def kernel_function(probs, top_k, seed):\n"
         "    best = probs.topk(min(top_k, probs.shape[-1]))\n"
-        "    drawn = torch.multinomial(best.values, 1, generator=torch.Generator().manual_seed(seed))\n"
+        "    drawn = torch.multinomial(best.values, 1, generator=torch.Generator(probs.device).manual_seed(seed))\n"
         "    return best.indices.gather(-1, drawn)[:, 0]\n",
         ("probs.topk(min(top_k,", "probs.topk(min(top_k + 3,"),
     ),
@@ -241,11 +247,15 @@ def test_which_workload_counts_most_and_how_many_there_are_is_the_users(run_here
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_code_runs_there(tmp_path):
-    file = tmp_path / "reference.py"
-    told = tool_json("import_task.py", TASKS / "gpumode/pairwise_py", "--out", file)
-    assert told["checked"]["device"].startswith("NVIDIA") and told["declared"]["mutates"] == ["total"]
-    kernel = tmp_path / "kernel_file.py"
-    kernel.write_text(HEAD + EXPECTED["in place"].kernel)
-    options = ["--kernel", kernel, "--reference", file, "--allow-libraries"]
-    assert tool_json("verify_kernel.py", *options)["status"] == "OK"
+def test_on_a_gpu_the_code_runs_there_and_right_kernels_pass(tmp_path):
+    with Sandbox("cuda") as sandbox:
+        for name, expected in EXPECTED.items():
+            task = detecting.read_task(TASKS / expected.source, None, Options())
+            made = importing.imported(task, sandbox, 60)
+            declared = {key: value for key, value in made.declared.items() if key != "sizes"}
+            assert (made.ran, declared) == ("values", expected.declared), (name, made.unchecked)
+            kernel, reference = tmp_path / f"{name}.py", tmp_path / f"{name} reference.py"
+            kernel.write_text(HEAD + expected.kernel)
+            reference.write_text(made.text)
+            verdict = verify.verify(sandbox, KernelUnderTest(kernel, reference, libraries=True), seeds=2)
+            assert verdict.status == "OK", (name, verdict.summary)

@@ -72,6 +72,7 @@ def read(path: Path, options: Options) -> Task:
         inputs=inputs,
         workloads=workloads,
         bounds=Bounds(modes),
+        contiguous=True,
         more=f'SAMPLES = {{0: {{"tvd": {TVD}, "draws": {DRAWS}}}}}\n' if samples else "",
         lazy_annotations=runnable.lazy_annotations,
         remarks=(*remarks, *more, *runnable.remarks, *([] if samples else judged), TIMING),

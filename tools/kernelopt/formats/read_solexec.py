@@ -52,6 +52,7 @@ def read(path: Path, options: Options) -> Task:
         inputs=inputs,
         workloads=workloads,
         bounds=Bounds(modes),
+        contiguous=not any("custom" in one.kinds() for one in found),
         lazy_annotations=runnable.lazy_annotations,
         remarks=(*remarks, *more, *runnable.remarks, *stricter, TIMING),
     )

@@ -107,6 +107,8 @@ def declarations(task: Task, observed: Observation | None) -> str:
             *(f"    {json.dumps(key)}: {json.dumps(modes)},\n" for key, modes in compare.items()),
             "}\n",
         ]
+    if task.contiguous:
+        lines.append('LAYOUTS = "contiguous"\n')
     return "".join(lines) + task.more
 
 

@@ -78,10 +78,10 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class Task:
-    """code: of the source. model: None where the code defines Model. parameters: of forward,
-    as far as they have names. inputs: the text of get_inputs and what it needs.
-    workloads: the default one first. ties: the parameter to whose scores outputs of whole numbers point. more: further
-    declarations, as text. lazy_annotations: does the code count on them? remarks: what is not carried over."""
+    """code: of the source. model: None where the code defines Model. parameters: of forward, as far as they have names.
+    inputs: the text of get_inputs and what it needs. workloads: the default one first. ties: the parameter to whose
+    scores outputs of whole numbers point. contiguous: are inputs always that? more: further declarations, as text.
+    lazy_annotations: does the code count on them? remarks: what is not carried over."""
 
     format: str
     name: str
@@ -94,6 +94,7 @@ class Task:
     workloads: tuple[Workload, ...]
     bounds: Bounds = Bounds()
     ties: str | None = None
+    contiguous: bool = False
     more: str = ""
     lazy_annotations: bool = False
     remarks: tuple[str, ...] = ()
