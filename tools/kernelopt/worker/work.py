@@ -47,15 +47,8 @@ def _counted(reference: problem.Reference, workload: str, dtype: str | None, dev
     def count(model: torch.nn.Module, inputs: list) -> Count:
         return _count(model, inputs, dtype, reference.mutated(inputs))
 
-    for on_blank in (blank.on_meta, blank.on_fake):
-        try:
-            return on_blank(reference, workload, dtype, count)
-        except (problem.CastOfQuantised, InvalidDeclaration):
-            raise
-        except Exception:
-            continue
-    model, inputs, _ = reference.build(workload, 0, dtype, device)
-    return count(model, inputs)
+    decisive = (problem.CastOfQuantised, InvalidDeclaration)
+    return blank.on_shapes(reference, workload, dtype, device, count, decisive)
 
 
 def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: list[torch.Tensor]) -> Count:
