@@ -61,15 +61,23 @@ class Plan:
     card: Card | None = None
 
 
-def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> list[Entrant]:
-    """All entrants with their status and times, best first. sandbox: open. profiled: the number of best candidates that
+@dataclass(frozen=True)
+class Explored:
+    """The outcome. entrants: best first, with their status and times. workloads: all that the task has."""
+
+    entrants: list[Entrant]
+    workloads: list[str]
+
+
+def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> Explored:
+    """Compile, check and time the candidates and opponents. sandbox: open. profiled: the number of best candidates that
     get ncu's key metrics. Refused when the reference itself fails."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     starter = None
     try:
         with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
-            starter = prepared(plan, sandbox)
+            starter, workloads = prepared(plan, sandbox)
             if sandbox.gpu is None and (warning := cases.slow_in_interpreter(starter.inputs)):
                 say(warning)
             race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
@@ -91,7 +99,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
         say(f"profiling {entrant.name}")
         entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path)
-    return best
+    return Explored(best, workloads)
 
 
 def compile_all(entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, say: Callable[[str], None]) -> None:
@@ -136,11 +144,11 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     return entrants
 
 
-def prepared(plan: Plan, sandbox: Sandbox) -> Starter:
-    """The inputs of two seeds, and the oracle at work on them."""
+def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
+    """(the inputs of two seeds, and the oracle at work on them; the task's workloads)"""
     target, seeds = plan.target, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
-    made = cases.prepare(
+    made = cases.prepare_task(
         sandbox,
         target.reference,
         target.dtype,
@@ -158,7 +166,8 @@ def prepared(plan: Plan, sandbox: Sandbox) -> Starter:
         "tolerances": verify.tolerances(sandbox.device, target.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
-    return Starter(sandbox, sandbox.server(), made, judge, target.libraries, plan.candidate_s)
+    starter = Starter(sandbox, sandbox.server(), made.cases, judge, target.libraries, plan.candidate_s)
+    return starter, made.workloads
 
 
 def live_at_once(sandbox: Sandbox, inputs: list[Case]) -> int:
