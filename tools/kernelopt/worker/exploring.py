@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import artefacts, judging, oracle, problem, tensor_trees, tracing
+from . import artefacts, judging, oracle, persisting, problem, tensor_trees, tracing
 from .candidate import Run
 from .context import Candidate, Context, load_reference
 from .state import identical
@@ -63,6 +63,8 @@ class Contestant:
         cases = [self.candidate.load_case(file) for file in inputs]
         self.case, self.others = cases[0], cases[1:]
         self.arguments = [case.placed_inputs(context.device) for case in cases]
+        if context.device == "cuda":
+            persisting.L2.of_device()  # before the candidate's code
         self.timer: GatedTimer | None = None
         self.pristine: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # inputs that a call changes, and copies
 
