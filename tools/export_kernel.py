@@ -11,20 +11,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
-from kernelopt.formats import export
-from kernelopt.formats.exports import Options
+from kernelopt.formats import exporting
+from kernelopt.formats.artefact import Options
 from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:
     args = arguments()
     options = Options(args.name, args.author, args.license, args.definition, args.leaderboard, tuple(args.gpus or ()))
-    export.check_options(args.format, options)
+    exporting.check_options(args.format, options)
     workspace = Workspace(args.workspace)
-    record = export.accepted(workspace, args.version)
+    record = exporting.accepted(workspace, args.version)
     with Sandbox(args.device, workspace.cache, args.sandbox) as sandbox:
         cli.say(f"writing {record.version} as {args.format}, and loading it back on {sandbox.device_name}")
-        done = export.export(
+        done = exporting.export(
             sandbox,
             workspace,
             record,
@@ -51,7 +51,7 @@ def main() -> int:
 def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("--workspace", type=Path, required=True, metavar="W", help="whose accepted kernel is written")
-    parser.add_argument("--format", required=True, choices=list(export.FORMATS), help="what to write")
+    parser.add_argument("--format", required=True, choices=list(exporting.FORMATS), help="what to write")
     parser.add_argument(
         "--out", type=cli.path, required=True, metavar="PATH", help="the file, or a folder; a package's folder"
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import BUNDLE, recorded, task, tool_json, with_floor_share
 from kernelopt.errors import Refused, UsageError
-from kernelopt.formats import export, exports, write_flashinfer_bench, write_gpu_mode, write_hf_kernels
-from kernelopt.formats.exports import Export, Options
+from kernelopt.formats import artefact, exporting, write_flashinfer_bench, write_gpu_mode, write_hf_kernels
+from kernelopt.formats.artefact import Export, Options
 from kernelopt.gate import readiness, rounds
 from kernelopt.session import workspace
 from kernelopt.session.interface import Interface
@@ -45,12 +45,11 @@ def accepted(folder: Path, reference: str, kernel: str, **changes) -> Workspace:
 
 @pytest.fixture
 def exported(interpreter, tmp_path):
-    """Export the best version of a workspace to a folder, and return what export.export does."""
+    """Export the best version of a workspace to a folder, and return what exporting.export does."""
 
     def run(made: Workspace, form: str, name: str | None = None):
         options = Options(name, "us", "mit", "scaled_relu", "relu")
-        (tmp_path / "out").mkdir(exist_ok=True)
-        return export.export(interpreter, made, RecordStore(made).best(), form, options, tmp_path / "out")
+        return exporting.export(interpreter, made, RecordStore(made).best(), form, options, tmp_path / "out")
 
     return run
 
@@ -58,7 +57,6 @@ def exported(interpreter, tmp_path):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_accepted_kernel_is_written_and_loads_back(ready, run_here, tmp_path, name):
     out = tmp_path / "out"
-    out.mkdir()
     place = "--workspace", ready.root, "--device", "cpu-interpreter", "--out", out
     done = tool_json("export_kernel.py", *place, "--format", name, *OPTIONS[name], run=run_here)
     loaded = {"device": "cpu-interpreter", "workloads": ["default", "tall"], "cases": 4, "same_bits": 4}
@@ -125,8 +123,8 @@ def test_what_a_kernel_needs_where_it_goes_is_said(ready):
 @pytest.mark.parametrize(
     ("write", "changes", "message"),
     [
-        (exports.check, {"constructor": None}, "cannot be written into a file"),
-        (exports.check, {"kinds": ["number"], "weights": []}, "no argument of ModelNew is a tensor"),
+        (artefact.check, {"constructor": None}, "cannot be written into a file"),
+        (artefact.check, {"kinds": ["number"], "weights": []}, "no argument of ModelNew is a tensor"),
         (write_flashinfer_bench.write, {"kinds": ["dict"]}, "takes tensors and numbers as inputs, and x is a dict"),
         (write_flashinfer_bench.write, {"name": "a/b"}, "'a/b' cannot name a solution"),
         (write_hf_kernels.write, {"name": "A b"}, "'A b' cannot name a package"),
@@ -243,21 +241,21 @@ def test_nothing_is_left_of_an_artefact_that_computes_something_else(ready, expo
     made = accepted(tmp_path, ready.reference.read_text(), PACKS)
     with pytest.raises(Refused, match=r"does not compute what the kernel does: output 0: .* convert them in forward"):
         exported(made, "flashinfer-bench")
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_nothing_is_left_of_an_artefact_that_does_not_load(ready, exported, tmp_path, monkeypatch, name):
-    form = export.FORMATS[name]
+    form = exporting.FORMATS[name]
 
     def broken(wanted):
         made = form.write(wanted)
         return replace(made, files={file: text.replace("functools", "functoolz") for file, text in made.files.items()})
 
-    monkeypatch.setitem(export.FORMATS, name, replace(form, write=broken))
+    monkeypatch.setitem(exporting.FORMATS, name, replace(form, write=broken))
     with pytest.raises(Refused, match=r"the artefact does not run on cpu-interpreter: IMPORT_ERROR: .*functoolz"):
         exported(ready, name)
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_kernel_that_fails_by_itself_is_not_blamed_on_the_artefact(ready, exported, tmp_path):
@@ -306,18 +304,21 @@ def test_a_wrong_call_is_a_sentence(ready, run_here, tmp_path, arguments, messag
 
 def test_without_an_accepted_version_there_is_nothing_to_export(session):
     with pytest.raises(UsageError, match=r"has no accepted version; run_gate\.py accepts one"):
-        export.accepted(session, None)
+        exporting.accepted(session, None)
 
 
 def test_only_an_accepted_version_is_exported(ready):
     with pytest.raises(Refused):
-        export.accepted(ready, "v7")
+        exporting.accepted(ready, "v7")
     store = RecordStore(ready)
     rejected = replace(store.read("v0"), version="v1", git_commit_hash=None)
     store.save(replace(rejected, quality_gate=replace(rejected.quality_gate, result="FAIL")))
     with pytest.raises(UsageError, match="v1 was not accepted"):
-        export.accepted(ready, "v1")
-    assert export.accepted(ready, None).version == "v0"
+        exporting.accepted(ready, "v1")
+    assert exporting.accepted(ready, None).version == "v0"
+    ready.reference.write_text(ready.reference.read_text().replace("2.0", "3.0"))
+    with pytest.raises(UsageError, match=r"reference\.py was changed since the session began"):
+        exporting.accepted(ready, None)
 
 
 def test_a_result_that_is_no_tuple_of_tensors_is_no_solution(exported, tmp_path):
@@ -348,9 +349,10 @@ def test_a_cuda_kernel_with_weights_loads_back_on_a_gpu(tmp_path, name):
     assert any("takes nvcc" in one for one in done["remarks"])
 
 
-def test_names_of_arguments_are_those_of_python():
-    assert exports.names_of(["x", "lambda", "3"], taken=()) == ["x", "lambda_", "argument_3"]
-    assert exports.names_of(["a.weight", "a_weight", "x"], taken=["x"]) == ["a_weight", "a_weight_", "x_"]
+def test_names_of_arguments_are_those_of_python_and_not_of_the_text_around(ready):
+    assert artefact.names_of(["x", "lambda", "3"], taken=()) == ["x", "lambda_", "argument_3"]
+    assert wanted(ready, parameters=["exported"]).inputs == ["exported_"]
+    assert artefact.names_of(["a.weight", "a_weight", "x"], taken=["x"]) == ["a_weight", "a_weight_", "x_"]
 
 
 # --- with the projects' own loaders, where they are installed ----------------------------------------------------

@@ -1,6 +1,7 @@
 """The text of the function that an exported kernel is called by. Pure."""
 
-from .exports import Export
+from ..session.interface import TENSOR
+from .artefact import Export
 
 TORCH_DTYPES = {"fp64": "torch.float64", "fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
 
@@ -22,10 +23,9 @@ def exported_bind(model, weights):
 ENTRY = '''
 @torch.no_grad()
 def {name}({arguments}):
-    """{title}"""
+    """The kernel, called as it was judged: without gradients."""
 {body}
 '''
-HELPERS = ("exported_model", "exported_bind")
 
 
 def imports(export: Export) -> str:
@@ -39,9 +39,8 @@ def text(export: Export, name: str, before: list[str], result: str) -> str:
     own = text_of_call(export)
     lines = [*before, *own[:-1], f"return {result.replace('@', own[-1])}"]
     body = "\n".join(f"    {line}" for line in lines)
-    title = "The kernel, called as it was judged: without gradients."
     arguments = ", ".join([*export.inputs, *export.weights.values()])
-    entry = ENTRY.format(name=name, arguments=arguments, title=title, body=body)
+    entry = ENTRY.format(name=name, arguments=arguments, body=body)
     return "\n".join([*helpers(export), entry])
 
 
@@ -58,15 +57,15 @@ def text_of_call(export: Export) -> list[str]:
     inputs = ", ".join(export.inputs)
     if not export.is_model:
         return [f"kernel_function({inputs})"]
-    lines = [f"model = exported_model({tensor_of(export)}.device)"]
+    lines = [f"exported = exported_model({tensor_of(export)}.device)"]
     if export.weights:
         pairs = ", ".join(f'"{name}": {argument}' for name, argument in export.weights.items())
-        lines.append(f"exported_bind(model, {{{pairs}}})")
-    return [*lines, f"model({inputs})"]
+        lines.append(f"exported_bind(exported, {{{pairs}}})")
+    return [*lines, f"exported({inputs})"]
 
 
 def tensor_of(export: Export) -> str:
     """An argument that is a tensor."""
     pairs = zip(export.inputs, export.interface.kinds, strict=True)
-    tensors = [name for name, kind in pairs if kind == "tensor"]
+    tensors = [name for name, kind in pairs if kind == TENSOR]
     return [*tensors, *export.weights.values()][0]

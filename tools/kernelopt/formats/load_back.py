@@ -17,9 +17,9 @@ from ..measure.verify import StoredCall, StoredCase
 from ..session.interface import Interface
 from ..session.target import KernelUnderTest
 from ..statuses import Status
-from .exports import Artefact
+from .artefact import Artefact
 
-LOADER = "from kernelopt.worker import exported\n\nModelNew = {call}\n"
+LOADER = "from kernelopt.worker import exported\n\nModelNew = exported.{loader}(*{arguments!r})\n"
 PACKED = (
     "a ModelNew that makes something else of its weights when they are loaded cannot take them as arguments; convert "
     "them in forward"
@@ -97,7 +97,8 @@ def written(artefact: Artefact, folder: Path) -> Path:
     for path, text in artefact.files.items():
         bundle.write_text(folder / path, text)
     loader = folder.parent / "loader.py"
-    bundle.write_text(loader, LOADER.format(call=artefact.loader.replace("@", str(folder))))
+    arguments = (str(folder / artefact.entry), *artefact.arguments)
+    bundle.write_text(loader, LOADER.format(loader=artefact.loader, arguments=arguments))
     return loader
 
 

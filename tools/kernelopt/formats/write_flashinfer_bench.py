@@ -7,7 +7,7 @@ from .. import bundle
 from ..errors import UsageError
 from ..session.interface import NUMBER, TENSOR
 from . import entry
-from .exports import Artefact, Export
+from .artefact import Artefact, Export
 
 SAID = {
     "compare": "the runner's configuration gives tolerances by op_type or definition",
@@ -24,8 +24,8 @@ def write(export: Export) -> Artefact:
         if kind not in (TENSOR, NUMBER):
             raise UsageError(f"FlashInfer-Bench takes tensors and numbers as inputs, and {name} is a {kind}")
     file = f"{export.name}.json"
-    loader = f'exported.flashinfer_bench("@/{file}", {export.interface.mutates})'
-    return Artefact({file: bundle.dumps(solution(export))}, loader, remarks(export))
+    text, changed = bundle.dumps(solution(export)), (export.interface.mutates,)
+    return Artefact({file: text}, file, "flashinfer_bench", changed, remarks(export))
 
 
 def solution(export: Export) -> dict:

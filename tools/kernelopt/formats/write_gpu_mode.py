@@ -2,23 +2,23 @@
 
 from ..errors import UsageError
 from . import entry
-from .exports import Artefact, Export
+from .artefact import RESERVED, Artefact, Export
 
-FILE, ENTRY = "submission.py", "custom_kernel"
+FILE = "submission.py"
 SAID = {"else": "the task's check_implementation and task.yml say it"}
 
 
 def write(export: Export) -> Artefact:
     """The submission. UsageError when kernel.py itself defines a name that is written here, or a word of the header
     has a blank in it."""
-    if taken := {ENTRY, "exported_call", *entry.HELPERS} & export.defined:
+    if taken := set(RESERVED) & export.defined:
         raise UsageError(
             f"kernel.py itself defines {min(taken)}, a name of the submission's own; rename it there, in a new round"
         )
     for word in (export.options.leaderboard, *export.options.gpus):
         if len(word.split()) != 1:
             raise UsageError(f"{word!r} is no word, as the header of a submission needs it")
-    return Artefact({FILE: text(export)}, f'exported.gpu_mode("@/{FILE}")', remarks(export))
+    return Artefact({FILE: text(export)}, FILE, "gpu_mode", (), remarks(export))
 
 
 def text(export: Export) -> str:

@@ -10,7 +10,7 @@ import re
 from .. import bundle
 from ..errors import UsageError
 from . import entry
-from .exports import Artefact, Export
+from .artefact import Artefact, Export
 
 VARIANT = "build/torch-cuda"  # accepted kernels were judged on NVIDIA cards; worker.exported loads this one
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
@@ -22,13 +22,13 @@ def write(export: Export) -> Artefact:
     """The package. UsageError when its name cannot be one."""
     name = export.options.name or re.sub(r"[^a-z0-9]+", "-", export.session.lower()).strip("-")
     if not NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name a package; pass --name with small letters, digits and dashes")
+        raise UsageError(f"{name!r} cannot name a package; pass --name of two or more small letters, digits and dashes")
     function = name.replace("-", "_")
     sources = {"__init__.py": init(export, function), "kernel.py": export.source}
     metadata = bundle.dumps(metadata_of(export, name, sources))
     files = {f"{VARIANT}/{path}": text for path, text in {**sources, "metadata.json": metadata}.items()}
     files["README.md"] = card(export, name, function)
-    return Artefact(files, 'exported.hf_kernels("@")', remarks(export))
+    return Artefact(files, "", "hf_kernels", (), remarks(export))
 
 
 def init(export: Export, function: str) -> str:

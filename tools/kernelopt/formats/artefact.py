@@ -14,6 +14,8 @@ from ..session.record import Record
 from ..session.workspace import names_in
 
 PACKAGES = {"cutlass": "nvidia-cutlass-dsl"}  # the name to install, where it is not the module's
+# Names of the text around the kernel (entry.py), which no argument may have.
+RESERVED = ("exported", "exported_model", "exported_bind", "exported_outputs", "exported_call", "custom_kernel")
 # What a task says besides its values. The keys are those of the declarations, see worker.declarations.DeclaredJson.
 DECLARED = {
     "compare": "how outputs are compared (COMPARE)",
@@ -38,11 +40,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A kernel in a format. files: text by relative path. loader: Python text of what loads them back, a call of
-    worker.exported, in which @ is the folder that they lie in. remarks: what a user must know, a sentence each."""
+    """A kernel in a format. files: text by relative path. entry: the path, "" for the folder, that the function
+    `loader` of worker.exported takes, and then `arguments`. remarks: what a user must know, a sentence each."""
 
     files: dict[str, str]
+    entry: str
     loader: str
+    arguments: tuple
     remarks: tuple[str, ...]
 
 
@@ -90,13 +94,13 @@ class Export:
     @property
     def inputs(self) -> list[str]:
         """The names of the inputs in the exported function."""
-        return names_of(self.interface.parameters, taken=())
+        return names_of(self.interface.parameters, taken=RESERVED)
 
     @property
     def weights(self) -> dict[str, str]:
         """By name in Model's state, the names of the weights in the exported function, which come after the inputs."""
         own = self.interface.weights if self.is_model else []
-        return dict(zip(own, names_of(own, taken=self.inputs), strict=True))
+        return dict(zip(own, names_of(own, taken=[*RESERVED, *self.inputs]), strict=True))
 
     @property
     def mutated(self) -> list[str]:
@@ -121,7 +125,7 @@ class Export:
         says what DECLARED lists, by its keys; "else" for the others."""
         absent = [key for key in DECLARED if key in self.interface.declared]
         remarks = [f"not in it: {DECLARED[key]}; {said.get(key, said['else'])}" for key in absent]
-        remarks.append(f"not in it: the inputs of the workloads {', '.join(self.interface.workloads)}")
+        remarks.append(f"not in it: what makes the inputs (workloads: {', '.join(self.interface.workloads)})")
         if self.weights:
             remarks.append(f"the model's weights are arguments after the inputs: {', '.join(self.weights.values())}")
         if self.is_model and self.interface.constructor:

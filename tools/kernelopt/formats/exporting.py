@@ -12,15 +12,15 @@ from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.version_kernels import kernel_of
 from ..session.workspace import Workspace
-from . import exports, load_back, write_flashinfer_bench, write_gpu_mode, write_hf_kernels
-from .exports import Artefact, Export, Options
+from . import load_back, write_flashinfer_bench, write_gpu_mode, write_hf_kernels
+from .artefact import Artefact, Export, Options, check
 from .load_back import LoadedBack
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format to write. needs: options without which there is no artefact. takes: options that others refuse; author,
-    license and name are taken by all."""
+    """A format to write. needs: options without which there is no artefact. takes: more options of its own; COMMON
+    ones are taken by all."""
 
     write: Callable[[Export], Artefact]
     needs: tuple[str, ...]
@@ -36,10 +36,9 @@ COMMON = ("name", "author", "license")
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written: the artefact's version, its files, the artefact itself and how it was loaded back."""
+class Written:
+    """What was written: the files, what a user must know of them, and how they were loaded back."""
 
-    record: Record
     files: list[Path]
     remarks: tuple[str, ...]
     loaded: LoadedBack
@@ -57,7 +56,11 @@ def check_options(name: str, options: Options) -> None:
 
 
 def accepted(workspace: Workspace, version: str | None) -> Record:
-    """The record of a version, or of the best one. UsageError when it was not accepted."""
+    """The record of a version, or of the best one. UsageError when it was not accepted, or the task is another one by
+    now: its constructor's arguments go into the artefact."""
+    has_history = (workspace.root / ".git").is_dir()  # an archive has none
+    if has_history and workspace.first_reference() != workspace.reference.read_bytes():
+        raise UsageError("reference.py was changed since the session began; git checkout it back")
     store = RecordStore(workspace)
     record = store.read(version) if version else store.best()
     if record is None:
@@ -68,9 +71,9 @@ def accepted(workspace: Workspace, version: str | None) -> Record:
 
 
 def places(artefact: Artefact, out: Path, force: bool) -> dict[Path, str]:
-    """The text of each file by its path: below a folder, or for an artefact of one file at `out` itself. UsageError
-    when one exists and `force` is not given."""
-    alone = len(artefact.files) == 1 and not out.is_dir()
+    """The text of each file by its path: `out` itself, if it has the suffix of an artefact of one file, else below the
+    folder `out`. UsageError when a file exists and `force` is not given."""
+    alone = len(artefact.files) == 1 and out.suffix == Path(artefact.entry).suffix and not out.is_dir()
     paths = {out if alone else out / name: text for name, text in artefact.files.items()}
     if taken := [path for path in paths if path.exists() or path.is_symlink()]:
         if not force:
@@ -90,7 +93,7 @@ def export(
     force: bool = False,
     workloads: list[str] | None = None,
     timeout_s: float = 300,
-) -> Exported:
+) -> Written:
     """Write a version's kernel in a format to `out`. Nothing is left there unless it loads back and is right; see
     load_back.check for what is raised otherwise."""
     task = target.of_workspace(workspace, workspace.task())
@@ -104,10 +107,10 @@ def export(
         sandbox.device_name,
         options,
     )
-    exports.check(wanted)
+    check(wanted)
     artefact = FORMATS[name].write(wanted)
     files = places(artefact, out, force)
     loaded = load_back.check(sandbox, task, source, artefact, workloads, timeout_s)
     for path, text in files.items():
         bundle.write_text(path, text)
-    return Exported(record, list(files), artefact.remarks, loaded)
+    return Written(list(files), artefact.remarks, loaded)
