@@ -129,6 +129,15 @@ def test_leaders_within_one_percent_stay_and_are_settled_when_they_are_known():
     assert not halving.slower(few, "a") and not halving.settled(few, "a") and halving.settled(many, "a")
 
 
+def test_leaders_are_ranked_by_the_rounds_that_they_ran_in_turn():
+    """The median of "late" is lower, since the card was fast when it ran alone."""
+    rounds = {"early": [100.0, 100.0, 120.0, 120.0, 120.0], "late": [None, None, 121.0, 121.0, 121.0]}
+    assert list(halving.places(rounds)) == ["early", "late"]
+    rounds["early"][:2], rounds["late"][:2] = [None, None], [90.0, 90.0]
+    assert halving.leader(rounds) == "early"
+    assert halving.leader({"a": [2.0, None], "b": [None, 1.0]}) == "b" and halving.places({}) == {}
+
+
 def test_a_ratio_counts_the_rounds_in_which_both_ran():
     ratio = halving.ratio([100.0, 100.0, 100.0], [150.0, None, 150.0])
     assert ratio.point == pytest.approx(1.5) and ratio.low <= 1.5 <= ratio.high + 1e-9
@@ -155,9 +164,12 @@ class Timed:
     """A stand-in for a process that times its kernel."""
 
     def __init__(self, time_us: float):
-        self.time_us, self.turns = time_us, 0
+        self.time_us, self.turns, self.moves = time_us, 0, 0
 
     def ask(self, timeout_s: float, **order) -> dict:
+        if order["do"] == "move":
+            self.moves += 1
+            return {}
         self.turns += 1
         return {"us": [self.time_us * (1 + 0.001 * (self.turns % 3))] * order["calls"]}
 
@@ -182,6 +194,25 @@ def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     assert [one.name for one in race.running()] == ["waiting"]
     assert [one.dropped for one in (first[0], first[2])] == [True, True] and first[0].process is not None
     assert waiting.rounds_us[: halving.FIRST_ROUNDS] == [None] * halving.FIRST_ROUNDS
+
+
+def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
+    """The second is 0.4 % slower where its inputs lie first, and 0.4 % faster in the two other places."""
+
+    class Placed(Timed):
+        def ask(self, timeout_s: float, **order) -> dict:
+            answer = super().ask(timeout_s, **order)
+            return {name: [time * (0.996 if self.moves else 1.004) for time in times] for name, times in answer.items()}
+
+    both = racing(folder, {"first": 100.0, "second": 100.0})
+    both[1].process = Placed(100.0)
+    for entrant in both:
+        entrant.status = Status.OK
+    race = run.Race(both, time.monotonic() + 60)
+    race.run(last=True, say=lambda text: None)
+    assert [entrant.process.moves for entrant in both] == [2, 2]
+    assert race.rounds >= halving.PLACEMENTS * halving.ROUNDS_A_PLACEMENT
+    assert [entrant.name for entrant in run.ranked(both)] == ["second", "first"]
 
 
 def test_a_process_that_ends_during_its_turn_leaves_the_race(folder):

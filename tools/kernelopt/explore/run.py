@@ -36,6 +36,8 @@ TIMES_SHARE, END_SHARE = 0.15, 0.05
 TURN_US = 3000.0  # of calls in a candidate's turn
 CALLS = (3, 10)  # in a turn: at least, at most
 SUSTAINED_S = 0.25
+FINAL_S = 6.0  # for the leaders, once the race is over
+MOVE_S = 60.0
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
 MANY = 1 << 16  # without a GPU nothing is timed, and each process ends after its check
@@ -194,7 +196,7 @@ def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable
 
 
 class Race:
-    """Rounds of timed turns among the entrants that run."""
+    """Rounds of timed turns among the entrants that run. until: on the monotonic clock."""
 
     def __init__(self, entrants: list[Entrant], until: float):
         self.entrants, self.until, self.rounds = entrants, until, 0
@@ -214,9 +216,25 @@ class Race:
                 self.drop()
                 if self.is_settled():
                     break
-        if not last:
+        if last:
+            self.final()
+        else:
             self.make_room(half)
         say(f"{len(self.running())} in the lead after {self.rounds} rounds")
+
+    def final(self) -> None:
+        """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too."""
+        end = min(self.until, time.monotonic() + FINAL_S)
+        for placement in range(halving.PLACEMENTS):
+            leaders = self.running()
+            if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
+                return
+            for entrant in leaders if placement else ():
+                entrant.move(MOVE_S)
+            part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
+            for _ in range(halving.ROUNDS_A_PLACEMENT):
+                if self.running() and time.monotonic() < part_end:
+                    self.one_round(self.running())
 
     def make_room(self, most: int) -> None:
         """End all processes but those of the `most` fastest entrants."""
@@ -295,5 +313,10 @@ def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:
-    """Best first: entrants that stayed, then dropped ones, then failures."""
-    return sorted(entrants, key=lambda one: (one.status != Status.OK, one.dropped, median_of(one)))
+    """Best first: entrants that stayed, by the rounds that they ran in turn; then dropped ones; then failures."""
+    stayed = {one.name: one.rounds_us for one in entrants if one.status == Status.OK and not one.dropped}
+    places = halving.places({name: times for name, times in stayed.items() if times})
+    return sorted(
+        entrants,
+        key=lambda one: (one.status != Status.OK, one.dropped, places.get(one.name, math.inf), median_of(one)),
+    )
