@@ -53,7 +53,7 @@ def arguments():
     parser.add_argument("--workspace", type=Path, required=True, metavar="W", help="whose accepted kernel is written")
     parser.add_argument("--format", required=True, choices=list(exporting.FORMATS), help="what to write")
     parser.add_argument(
-        "--out", type=cli.path, required=True, metavar="PATH", help="the file, or a folder; a package's folder"
+        "--out", type=cli.path, required=True, metavar="PATH", help="a folder; for a single file also its name"
     )
     parser.add_argument("--version", type=cli.filled, metavar="vN", help="an accepted version (default: the best)")
     parser.add_argument("--force", action="store_true", help="replace files that exist")
@@ -67,7 +67,7 @@ def arguments():
         nargs="+",
         type=cli.filled,
         metavar="GPU",
-        help="flashinfer-bench, gpu-mode: for which ones, spelt as they do (default: the recorded one, none)",
+        help="gpu-mode, flashinfer-bench: for which, in their spelling (the latter names the recorded one by itself)",
     )
     parser.add_argument("--workload", nargs="+", metavar="NAME", help="load it back on these alone (default: all)")
     parser.add_argument(

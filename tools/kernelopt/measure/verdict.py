@@ -16,8 +16,8 @@ NO_KERNEL_NAMED = (
     "torch's profiler (CUPTI) named no kernel of a call; end what else profiles this GPU or runs round this program "
     "(nsys, ncu, DCGM), use a torch whose libcupti fits the driver, and run it again"
 )
-# Triton's interpreter holds bf16 as integers: its arithmetic and tl.dot on bf16 tiles are wrong, conversions are right.
 VALUE_FAULTS = (Status.WRONG_VALUES, Status.NONFINITE)
+# Triton's interpreter holds bf16 as integers: its arithmetic and tl.dot on bf16 tiles are wrong, conversions are right.
 INTERPRETED_BF16 = (
     "Triton's interpreter computes wrongly with bf16 tiles (tl.dot, arithmetic before .to(tl.float32)), so a right "
     "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
