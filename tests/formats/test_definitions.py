@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from kernelopt.errors import UsageError
-from kernelopt.formats import detecting, provenance, read_gpumode, read_solexec, tasks, workloads
+from kernelopt.formats import detecting, provenance, read_gpu_mode, read_sol_execbench, tasks, workloads
 from kernelopt.formats.definitions import Spec, derived, evaluated, read_definition
 from kernelopt.formats.source_code import Source
 from kernelopt.formats.tasks import Options, Workload
@@ -65,7 +65,7 @@ def test_outputs_that_run_writes_into_are_declared(run_here, tmp_path):
 )
 def test_names_say_which_numbers_an_input_holds(name, shape, about, holds):
     torch.manual_seed(0)
-    text = read_solexec.named_random(name, Spec(tuple(shape.split()), "float32", about))
+    text = read_sol_execbench.named_random(name, Spec(tuple(shape.split()), "float32", about))
     made = eval(text, {"torch": torch})
     assert list(made.shape) == list(map(int, shape.split())) and made.dtype == torch.float32 and holds(made)
 
@@ -118,7 +118,7 @@ def test_a_tolerance_is_never_looser_than_a_task_may_declare():
     ],
 )
 def test_the_tolerance_of_a_checker_is_read_from_its_code(check, modes):
-    bounds, remarks = read_gpumode.bounds_of(Source(f"R = 0.25\ncheck_implementation = {check}\n", "reference.py"))
+    bounds, remarks = read_gpu_mode.bounds_of(Source(f"R = 0.25\ncheck_implementation = {check}\n", "reference.py"))
     assert bounds.usual == modes and bool(remarks) == (modes is None)
 
 

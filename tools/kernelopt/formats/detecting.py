@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from . import read_flashinfer, read_gpumode, read_kernelbench, read_kernelbench_hard, read_solexec
+from . import read_flashinfer_bench, read_gpu_mode, read_kernelbench, read_kernelbench_hard, read_sol_execbench
 from .definitions import is_definition
 from .files import json_lines, json_object, text_of
 from .source_code import Source
@@ -44,8 +44,8 @@ def definition_file(source: Path) -> Path | None:
     """The definition that a source is, or that its folder alone has."""
     if source.is_file():
         return source if source.suffix == ".json" and is_definition(json_object(source)) else None
-    if (source / read_solexec.DEFINITION).is_file():
-        return source / read_solexec.DEFINITION
+    if (source / read_sol_execbench.DEFINITION).is_file():
+        return source / read_sol_execbench.DEFINITION
     files = [path for path in sorted(source.glob("*.json"))[:100] if is_definition(json_object(path))]
     return files[0] if len(files) == 1 else None
 
@@ -76,7 +76,7 @@ def bare(path: Path, options: Options) -> bool | None:
 
 
 def gpumode_place(source: Path, options: Options) -> Path | None:
-    return folder_with(source, read_gpumode.FILES, [read_gpumode.FILES[0], read_gpumode.FILES[1], "reference.py"])
+    return folder_with(source, read_gpu_mode.FILES, [read_gpu_mode.FILES[0], read_gpu_mode.FILES[1], "reference.py"])
 
 
 def hard_place(source: Path, options: Options) -> Path | None:
@@ -97,9 +97,9 @@ def kernelbench_place(source: Path, options: Options) -> Path | None:
 
 
 FORMATS = {
-    "flashinfer-bench": Format(flashinfer_place, read_flashinfer.read),
-    "sol-execbench": Format(solexec_place, read_solexec.read),
-    "gpu-mode": Format(gpumode_place, read_gpumode.read),
+    "flashinfer-bench": Format(flashinfer_place, read_flashinfer_bench.read),
+    "sol-execbench": Format(solexec_place, read_sol_execbench.read),
+    "gpu-mode": Format(gpumode_place, read_gpu_mode.read),
     "kernelbench": Format(kernelbench_place, read_kernelbench.read),
     "kernelbench-hard": Format(hard_place, read_kernelbench_hard.read),
 }

@@ -1,6 +1,18 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, judging, observing, oracle, rates, tensor_ceiling, timing, tracing
+from . import (
+    candidate,
+    compiling,
+    exploring,
+    exported,
+    judging,
+    observing,
+    oracle,
+    rates,
+    tensor_ceiling,
+    timing,
+    tracing,
+)
 from .context import Context
 
 JOBS = {
@@ -17,6 +29,8 @@ JOBS = {
         compiling.compile_only,
         exploring.contest,
         exploring.judge,
+        exported.interface,
+        exported.same_bits,
         rates.bandwidth,
         rates.ceiling,
         rates.matmul,
