@@ -26,9 +26,8 @@ def main() -> int:
         cli.say(f"running the code of {args.source} on {sandbox.device_name}")
         made = importing.imported(task, sandbox, args.timeout)
     bundle.write_text(args.out, made.text)
-    cli.emit(
-        {"reference": str(args.out), **made.to_json()}, args.json, [f"{args.out}: {made.lines()[0]}", *made.lines()[1:]]
-    )
+    first, *lines = made.lines()
+    cli.emit({"reference": str(args.out), **made.to_json()}, args.json, [f"{args.out}: {first}", *lines])
     if made.unchecked:
         cli.say(f"import_task.py: {args.out} is written, and did not run here: {made.unchecked}")
         return made.unchecked.exit_code

@@ -31,7 +31,7 @@ def test_an_axis_that_a_constraint_states_is_computed(tmp_path):
         axes=axes,
         inputs={},
         outputs={},
-        constraints=["b == a + 1", "c == b * 2", "d == a", "a == d", "a > 0"],
+        constraints=["b == a  + 1  # one more", "c == b * 2", "d == a", "a == d", "a > 0"],
     )
     stated = [{"a": 3, "b": 4, "c": 8, "d": 3}, {"a": 1, "b": 2, "c": 4, "d": 2}]
     assert derived(read_definition(made), stated[:1]) == {"b": "a + 1", "d": "a"}

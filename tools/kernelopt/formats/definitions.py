@@ -211,9 +211,14 @@ def derived(definition: Definition, workloads: list[dict[str, int]]) -> dict[str
         except UsageError:
             continue
         if holds and not others & {name, *made}:
-            made[name] = expression
+            made[name] = normal(expression)
             needed |= others
     return made
+
+
+def normal(expression: str) -> str:
+    """The expression as Python writes it, in one line and without a comment."""
+    return ast.unparse(ast.parse(expression.strip(), mode="eval"))
 
 
 def names_in(expression: str) -> set[str]:

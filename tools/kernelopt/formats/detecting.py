@@ -67,16 +67,13 @@ def bare(path: Path, options: Options) -> bool | None:
         first = next(json_lines(workloads_file(path, options)), {})
         return "workload" not in first if first else None
     value = json_object(path)
-    kinds = (
-        [one.get("type") for one in value["axes"].values() if isinstance(one, dict)]
-        if isinstance(value["axes"], dict)
-        else []
-    )
+    axes = value["axes"].values() if isinstance(value["axes"], dict) else ()
+    kinds = [one.get("type") for one in axes if isinstance(one, dict)]
     return True if "expr" in kinds or {"custom_inputs_entrypoint", "hf_id"} & set(value) else None
 
 
 def gpumode_place(source: Path, options: Options) -> Path | None:
-    return folder_with(source, read_gpu_mode.FILES, [read_gpu_mode.FILES[0], read_gpu_mode.FILES[1], "reference.py"])
+    return folder_with(source, read_gpu_mode.FILES, (*read_gpu_mode.FILES, "reference.py"))
 
 
 def hard_place(source: Path, options: Options) -> Path | None:
@@ -84,7 +81,7 @@ def hard_place(source: Path, options: Options) -> Path | None:
     return folder_with(source, own[:1], own)
 
 
-def folder_with(source: Path, one_of: tuple[str, ...], own: tuple[str, ...] | list[str]) -> Path | None:
+def folder_with(source: Path, one_of: tuple[str, ...], own: tuple[str, ...]) -> Path | None:
     """The folder that a source is, or whose file `own` it is, where it has one of these files."""
     folder = source if source.is_dir() else source.parent if source.name in own else None
     return folder if folder and any((folder / name).is_file() for name in one_of) else None

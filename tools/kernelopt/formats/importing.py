@@ -20,15 +20,15 @@ NEEDS_GPU = re.compile(
     r"scaling configuration|cuda|\bgpu\b|nvidia|\bhip\b|rocm|not implemented for|0 active drivers", re.IGNORECASE
 )
 NEEDS_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|out of memory|MemoryError", re.IGNORECASE)
-STORED_BYTES = 1 << 28  # of inputs: the verifier stores larger ones just the same, and they would fill the disk here
+STORED_BYTES = 1 << 28  # of inputs that are stored to see whether the verifier can
 UNDECLARED = "declarations: none, for the code did not run where it was imported; import it again where it runs"
 NEEDS_PACKAGE = re.compile(r"No module named '([\w.]+)'")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """text: of the reference. device, ran: where its smallest workload ran, and on what. unchecked: why it did not
-    run; the machine is at fault, not the source."""
+    """text: of the reference. device, ran: where its smallest workload ran, and on what (measure.observing). declared:
+    what it declares. unchecked: why it did not run; the machine is at fault, not the source."""
 
     task: Task
     text: str
@@ -48,9 +48,7 @@ class Imported:
             "default": default.name,
             "declared": self.declared,
             "not_carried": list(task.remarks),
-            "checked": None
-            if self.ran is None
-            else {"device": self.device, "workload": task.smallest, "ran": self.ran},
+            "checked": {"device": self.device, "workload": task.smallest, "ran": self.ran} if self.ran else None,
             "unchecked": self.unchecked and str(self.unchecked),
         }
 

@@ -8,7 +8,6 @@ from ..errors import UsageError
 from . import wrapping
 from .definitions import Definition, read_definition
 from .files import json_lines
-from .provenance import origin_of
 from .tasks import Bounds, Options, Task, Wrapped, tolerated
 from .workloads import Stated, located, stated, usual_random, workloads_file, written
 
@@ -61,21 +60,16 @@ def read(path: Path, options: Options) -> Task:
     inputs, workloads, more = written(runnable.definition, found, draw, options, runnable.more)
     modes, stricter = tolerated(ATOL / 2, RTOL / 2, matched(definition))
     judged = [HALVES, *stricter, *checkers(definition), *whole_numbers(definition)]
-    return Task(
-        format=NAME,
-        name=definition.name,
-        description=definition.description,
-        origin=origin_of(path, [definition.reference]),
-        code=runnable.code,
-        model=runnable.model,
-        parameters=runnable.parameters,
-        inputs=inputs,
-        workloads=workloads,
-        bounds=Bounds(modes),
+    return wrapping.task_of(
+        NAME,
+        path,
+        runnable,
+        inputs,
+        workloads,
+        Bounds(modes),
         contiguous=True,
-        more=f'SAMPLES = {{0: {{"tvd": {TVD}, "draws": {DRAWS}}}}}\n' if samples else "",
-        lazy_annotations=runnable.lazy_annotations,
         remarks=(*remarks, *more, *runnable.remarks, *([] if samples else judged), TIMING),
+        more=f'SAMPLES = {{0: {{"tvd": {TVD}, "draws": {DRAWS}}}}}\n' if samples else "",
     )
 
 

@@ -8,7 +8,6 @@ from ..errors import UsageError
 from . import wrapping
 from .definitions import Spec, read_definition
 from .files import json_lines
-from .provenance import origin_of
 from .tasks import FLOATS, Bounds, Options, Task, number, tolerated
 from .workloads import Stated, located, shape_text, stated, usual_random, workloads_file, written
 
@@ -41,19 +40,14 @@ def read(path: Path, options: Options) -> Task:
     runnable = wrapping.of_definition(definition)
     inputs, workloads, more = written(runnable.definition, found, named_random, options, runnable.more)
     modes, stricter = tolerance(found)
-    return Task(
-        format=NAME,
-        name=definition.name,
-        description=definition.description,
-        origin=origin_of(path, [definition.reference]),
-        code=runnable.code,
-        model=runnable.model,
-        parameters=runnable.parameters,
-        inputs=inputs,
-        workloads=workloads,
-        bounds=Bounds(modes),
+    return wrapping.task_of(
+        NAME,
+        path,
+        runnable,
+        inputs,
+        workloads,
+        Bounds(modes),
         contiguous=not any("custom" in one.kinds() for one in found),
-        lazy_annotations=runnable.lazy_annotations,
         remarks=(*remarks, *more, *runnable.remarks, *stricter, TIMING),
     )
 

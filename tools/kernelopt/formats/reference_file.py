@@ -8,6 +8,7 @@ from .edits import HERE
 from .tasks import FLOATS, Task, Workload
 
 WIDTH = 110
+BLANK_LINE = "\n\n"
 ON_DEVICE = '''def device_of(values):
     """The device of the first tensor among arguments."""
     for value in values.values() if isinstance(values, dict) else values:
@@ -33,25 +34,19 @@ def text_of(task: Task, observed: Observation | None) -> str:
 
 def docstring(task: Task) -> str:
     """What the task is, where it comes from, and what of it is not here."""
-    origin = task.origin
-    place = f"{origin.source}, a task of {task.format}"
+    origin, about = task.origin, " ".join(task.description.split())
     facts = [
-        f"Made by tools/import_task.py on {origin.date} from {place}.",
+        f"Made by tools/import_task.py on {origin.date} from {origin.source}, a task of {task.format}.",
         f"Repository: {origin.repository}." if origin.repository else "",
         f"Commit: {origin.commit}." if origin.commit else "",
         f"Licence: {origin.licence}." if origin.licence else "The source states no licence.",
         f"The default workload is the source's {task.workloads[0].name}." if len(task.workloads) > 1 else "",
     ]
-    paragraphs = [title(task), "\n".join(wrapped(fact) for fact in facts if fact)]
+    paragraphs = [wrapped(f"{task.name}: {about}" if about else f"{task.name}.")]
+    paragraphs.append("\n".join(wrapped(fact) for fact in facts if fact))
     if task.remarks:
         paragraphs.append("\n".join(["Not as in the source:", *map(item, task.remarks)]))
-    return f'"""{quoted(chr(10).join(paragraphs).replace(chr(10) * 3, chr(10) * 2))}\n"""\n'
-
-
-def title(task: Task) -> str:
-    name = task.name
-    about = " ".join(task.description.split())
-    return wrapped(f"{name}: {about}" if about else f"{name}.") + "\n"
+    return f'"""{quoted(BLANK_LINE.join(paragraphs))}\n"""\n'
 
 
 def wrapped(text: str) -> str:

@@ -68,8 +68,8 @@ class Bounds:
 @dataclass(frozen=True)
 class Wrapped:
     """A function of the source as the forward of Model, whose parameters the task has. call: the expression that calls
-    it. outputs: names of what it
-    returns, where the source names them. on_device: does it make tensors by the name of a device?"""
+    it. outputs: names of what it returns, where the source names them. on_device: does it make tensors by the name of
+    a device?"""
 
     call: str
     outputs: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from . import safetensors
-from .definitions import Definition, Spec, axis_values, bytes_in, derived, names_in, shape_in
+from .definitions import Definition, Spec, axis_values, bytes_in, derived, names_in, normal, shape_in
 from .tasks import FLOATS, Options, Workload, chosen
 
 FILES = ("workload.jsonl", "workloads.jsonl")
@@ -180,20 +180,10 @@ def written(
     if not any(one.stored() for one in taken) and all(one.inputs == taken[0].inputs for one in taken):
         text = body.function(f"get_inputs({keywords(workloads[0].sizes)})", taken[0], inline=True)
         return text, tuple(replace(one, maker=None) for one in workloads), remarks
-    kinds = list(dict.fromkeys(one.kinds() for one in taken))
     names = ["default", *(one.name for one in workloads[1:])]
-    passed = "".join(f", {size}={size}" for size in sizes)
-    makers = [
-        f"make_inputs{kinds.index(one.kinds()) or ''}(DATA[{json.dumps(name)}]{passed})"
-        for name, one in zip(names, taken, strict=True)
-    ]
-    parts = [data_table(dict(zip(names, taken, strict=True)), sizes)]
-    for number, kind in enumerate(kinds):
-        head = f"make_inputs{number or ''}({', '.join(['_data', *(['*', *sizes] if sizes else [])])})"
-        parts.append(body.function(head, next(one for one in taken if one.kinds() == kind), inline=False))
-    parts.append(f"def get_inputs({keywords(workloads[0].sizes)}):\n    return {makers[0]}\n")
+    text, makers = body.of_table(dict(zip(names, taken, strict=True)), workloads[0].sizes)
     lambdas = [f"{anonymous(one.sizes)}: {maker}" for one, maker in zip(workloads, makers, strict=True)]
-    return "\n\n".join(parts), tuple(replace(one, maker=m) for one, m in zip(workloads, lambdas, strict=True)), remarks
+    return text, tuple(replace(one, maker=maker) for one, maker in zip(workloads, lambdas, strict=True)), remarks
 
 
 def data_table(taken: dict[str, Stated], sizes: list[str]) -> str:
@@ -248,18 +238,36 @@ class Body:
             if constraint.partition("==")[0].strip() in self._by_axes:
                 continue
             if names <= axes | HELPFUL:
-                of_axes.append(constraint)
+                of_axes.append(normal(constraint))
             elif names <= axes | inputs | HELPFUL:
-                of_inputs.append(constraint)
+                of_inputs.append(normal(constraint))
             else:
                 remarks.append(f"constraint {constraint!r}: it names what is neither axis nor input")
         return of_axes, of_inputs, remarks
+
+    def of_table(self, taken: dict[str, Stated], default: dict[str, int]) -> tuple[str, list[str]]:
+        """(text of get_inputs, and of a function for each way in which inputs are given; the call that makes the inputs
+        of each workload). default: the sizes of the default workload."""
+        kinds = list(dict.fromkeys(one.kinds() for one in taken.values()))
+        passed = "".join(f", {size}={size}" for size in self._sizes)
+        calls = [
+            f"make_inputs{kinds.index(one.kinds()) or ''}(DATA[{json.dumps(name)}]{passed})"
+            for name, one in taken.items()
+        ]
+        parts = [data_table(taken, self._sizes)]
+        for number, kind in enumerate(kinds):
+            head = f"make_inputs{number or ''}({', '.join(['_data', *(['*', *self._sizes] if self._sizes else [])])})"
+            parts.append(self.function(head, next(one for one in taken.values() if one.kinds() == kind), inline=False))
+        parts.append(f"def get_inputs({keywords(default)}):\n    return {calls[0]}\n")
+        return "\n\n".join(parts), calls
 
     def function(self, head: str, one: Stated, inline: bool) -> str:
         """inline: scalars stand in the function itself, not in `_data`."""
         definition = self._definition
         lines = [f"{name} = {text}" for name, text in self._by_axes.items()]
-        lines += [f"{name} = {axis.expression}" for name, axis in definition.axes.items() if axis.kind == "expr"]
+        lines += [
+            f"{name} = {normal(axis.expression)}" for name, axis in definition.axes.items() if axis.kind == "expr"
+        ]
         lines += map(refusal, self._of_axes)
         of_kind = {kind: [name for name, given in one.inputs.items() if given.kind == kind] for kind in KINDS}
         if one.stored():

@@ -1,13 +1,16 @@
 """A function of a source as the forward of Model: the text that it needs, and how it is called."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..errors import UsageError
 from . import edits
 from .definitions import Definition, Spec
+from .provenance import origin_of
 from .source_code import Source, assembled, function, parameters
-from .tasks import RESERVED, Wrapped
+from .tasks import RESERVED, Bounds, Task, Workload, Wrapped
 from .workloads import shape_text
 
 RUN = "run"
@@ -60,6 +63,37 @@ def of_definition(definition: Definition) -> Runnable:
         lazy_annotations=has_lazy_annotations(source),
         more=tuple(map(buffer, definition.outputs.values())) if written_into else (),
         remarks=(SEEDS,) if fixed else (),
+    )
+
+
+def task_of(
+    format_name: str,
+    path: Path,
+    runnable: Runnable,
+    inputs: str,
+    workloads: tuple[Workload, ...],
+    bounds: Bounds,
+    contiguous: bool,
+    remarks: Iterable[str],
+    more: str = "",
+) -> Task:
+    """The task of a definition that is read. path: its file."""
+    definition = runnable.definition
+    return Task(
+        format=format_name,
+        name=definition.name,
+        description=definition.description,
+        origin=origin_of(path, [definition.reference]),
+        code=runnable.code,
+        model=runnable.model,
+        parameters=runnable.parameters,
+        inputs=inputs,
+        workloads=workloads,
+        bounds=bounds,
+        contiguous=contiguous,
+        more=more,
+        lazy_annotations=runnable.lazy_annotations,
+        remarks=tuple(remarks),
     )
 
 

@@ -47,7 +47,8 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
             observed = large(loaded, workload)
         if observed is None:
             model, inputs, _ = loaded.build(workload, 0, None, context.device)
-            observed = of_call(model.to(context.device), inputs, VALUES)
+            placed = [tensor_trees.place(value, context.device) for value in inputs]
+            observed = of_call(model.to(context.device), placed, VALUES)
         return replace(observed, declared=oracle.declared_by(loaded))
 
 
