@@ -96,30 +96,32 @@ def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:
 
 @dataclass
 class Run:
-    """Runs a reference on its smallest workload. file: where it is written for that."""
+    """Runs a reference on its smallest workload. file: where it is written for that. shapes_alone: does this machine
+    run it on shapes alone?"""
 
     task: Task
     sandbox: Sandbox
     file: Path
     timeout_s: float
+    shapes_alone: bool = False
 
     def look(self, text: str) -> Observation:
         """One call of the reference with this text, on shapes alone where this machine cannot do it otherwise."""
         self.file.write_text(text, encoding="utf-8")
         try:
-            return self._observed(shapes_alone=False)
+            return self._observed()
         except (EnvironmentLacks, TimedOut) as error:
-            if self.sandbox.gpu:
+            if self.sandbox.gpu or self.shapes_alone:
                 raise
+            self.shapes_alone = True
             try:
-                return self._observed(shapes_alone=True)
+                return self._observed()
             except ToolError:
                 raise error from None
 
-    def _observed(self, shapes_alone: bool) -> Observation:
-        arguments = self.sandbox, self.file, self.task.smallest, self.timeout_s, shapes_alone
+    def _observed(self) -> Observation:
         try:
-            return observing.observe(*arguments)
+            return observing.observe(self.sandbox, self.file, self.task.smallest, self.timeout_s, self.shapes_alone)
         except cases.ReferenceFailed as error:
             raise self._fault(error) from None
 

@@ -1,5 +1,6 @@
 """The job that looks at a task before there is a kernel: what its reference returns, and which inputs it changes."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +43,7 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
         oracle.chosen(loaded, [workload])
         observed = None
         if shapes_alone:
-            observed, _ = blank.on_fake(loaded, workload, None, counted)
+            observed = on_shapes(loaded, workload)
         elif context.device == "cpu":
             observed = large(loaded, workload)
         if observed is None:
@@ -50,6 +51,13 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
             placed = [tensor_trees.place(value, context.device) for value in inputs]
             observed = of_call(model.to(context.device), placed, VALUES)
         return replace(observed, declared=oracle.declared_by(loaded))
+
+
+def on_shapes(loaded: problem.Reference, workload: str) -> Observation:
+    """The call on shapes alone. Raises what the reference raises."""
+    with contextlib.suppress(Exception):
+        return blank.on_meta(loaded, workload, None, counted)[0]
+    return blank.on_fake(loaded, workload, None, counted)[0]
 
 
 def large(loaded: problem.Reference, workload: str) -> Observation | None:
