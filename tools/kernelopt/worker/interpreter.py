@@ -1,8 +1,11 @@
 """Triton without a GPU: the driver that its interpreter needs, and a check that it ran a kernel."""
 
+import functools
+import inspect
 import time
 from dataclasses import replace
 
+from triton import language
 from triton.backends.driver import DriverBase
 from triton.runtime import Config, driver, interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
@@ -48,6 +51,8 @@ def install() -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # it would compute whether whole numbers overflow, and assert nothing
         builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_builtin = patch_builtins
+    interpreter._get_np_dtype = numpy_dtype
     launch = GridExecutor.__call__
 
     def noted(self, *arguments, **options) -> None:
@@ -55,6 +60,30 @@ def install() -> None:
         _finished.append(self.fn)
 
     GridExecutor.__call__ = noted
+
+
+def patch_builtins(package, *rest) -> None:
+    """What Triton's function of this name does at each launch, and at each call of a function inside a kernel: let the
+    interpreter run the operations of a module or class of triton.language. It does not look for them anew.
+    rest: as that function gives them on."""
+    for name, member in _operations(package):
+        if getattr(package, name) is member:  # else it is the interpreter's already
+            interpreter._patch_attr(package, name, member, *rest)
+
+
+@functools.cache
+def _operations(package) -> list[tuple[str, object]]:
+    return [(name, member) for name, member in inspect.getmembers(package) if language.core.is_builtin(member)]
+
+
+_numpy_dtype = interpreter._get_np_dtype
+_numpy_dtype_of_scalar = functools.cache(_numpy_dtype)  # it makes its table of types at each call
+
+
+def numpy_dtype(dtype):
+    """What Triton's `_get_np_dtype` says: numpy's type for one of triton.language."""
+    element = dtype.element_ty if isinstance(dtype, language.block_type) else dtype
+    return (_numpy_dtype if isinstance(element, language.pointer_type) else _numpy_dtype_of_scalar)(element)
 
 
 def none_ran(module) -> bool:

@@ -98,7 +98,7 @@ class Reference:
 
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
-        torch.manual_seed(seed)
+        seed_generators(seed)
         with torch.device(device), torch.no_grad():
             init = arguments(self.init_inputs(), "get_init_inputs")
             model = self.model_class(*init)
@@ -203,6 +203,14 @@ def refuse_unsupported(tensor: torch.Tensor) -> None:
         )
 
 
+def seed_generators(seed: int) -> None:
+    """torch.manual_seed for the CPU, and for the GPU where it is in use: where none is, torch would note a stack trace
+    at each call, to seed one later."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
     """Raises CastOfQuantised when there are 8-bit numbers and a cast to `dtype` would change them or their scales."""
     eight_bits = next((t.dtype for t in values if t.dtype.itemsize == 1 and t.dtype != torch.bool), None)
@@ -220,7 +228,7 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
-    torch.manual_seed(0)  # a constructor's other random numbers are then the same for Model and ModelNew
+    seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
     model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
