@@ -8,7 +8,18 @@ import triton.language as tl
 from kernelopt.worker import interpreter
 from triton.runtime import interpreter as of_triton
 
-SCALARS = (tl.int1, tl.int8, tl.uint16, tl.int32, tl.int64, tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.float8e5)
+SCALARS = (
+    tl.int1,
+    tl.int8,
+    tl.uint16,
+    tl.int32,
+    tl.int64,
+    tl.float16,
+    tl.bfloat16,
+    tl.float32,
+    tl.float64,
+    tl.float8e5,
+)
 
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=str)
