@@ -256,7 +256,7 @@ def five_rows(tmp_path) -> Path:
     """The example's reference with a workload that the interpreter is soon through with."""
     path = tmp_path / "reference.py"
     text = (EXAMPLE / "reference.py").read_text()
-    path.write_text(text.replace("torch.randn(64, 1000)", "torch.randn(5, 1000)"))
+    path.write_text(text.replace("torch.randn(16, 1000)", "torch.randn(5, 1000)"))
     return path
 
 

@@ -1,12 +1,8 @@
 """The parts that a child process judges with: guard bands, other shapes and layouts, whose kernels ran."""
 
-import os
-import subprocess
-import sys
-
+import forks_with_torch
 import pytest
 import torch
-from conftest import BUNDLE
 from kernelopt import intervals
 from kernelopt.worker import accuracy, oracle, problem, state, tensor_trees, variant_inputs, variants
 from kernelopt.worker.candidate import all_identical, identical
@@ -367,8 +363,7 @@ def test_work_that_never_ends_on_the_gpu_is_reported_and_the_process_ends():
         torch.cuda.synchronize = lambda: time.sleep(60)
         Context("cuda", {}, Line(), hang_s=0.2).synchronize()
     """
-    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
+    done = forks_with_torch.run(code)
     assert (done.returncode, done.stdout) == (1, "TIMEOUT\n")
 
 

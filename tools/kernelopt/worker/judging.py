@@ -325,7 +325,7 @@ def answer(loaded: problem.Reference, case: problem.Case, device: str, draw: int
     """A call of the reference. InvalidDeclaration when it changes an input that the task does not declare."""
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
-    torch.manual_seed(draw)
+    problem.seed_generators(draw)
     result = problem.call(model, inputs)
     refuse_undeclared(loaded.declarations, case.inputs, inputs, versions)
     returned = tensor_trees.tensors(result)

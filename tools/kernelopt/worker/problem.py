@@ -159,9 +159,17 @@ class Reference:
 
 def seed_all(seed: int) -> None:
     """Seed the generators that a reference may draw from."""
-    torch.manual_seed(seed)
+    seed_generators(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
+
+
+def seed_generators(seed: int) -> None:
+    """torch.manual_seed for the CPU, and for the GPU where it is in use: where none is, torch would note a stack trace
+    at each call, to seed one later."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextlib.contextmanager
@@ -236,7 +244,7 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
-    torch.manual_seed(0)  # a constructor's other random numbers are then the same for Model and ModelNew
+    seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
     model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])

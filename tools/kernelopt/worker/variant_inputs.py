@@ -189,7 +189,7 @@ def with_values(tensor: torch.Tensor, values: str | None, number: int) -> torch.
         return -tensor.abs()
     if values == "nothing negative":
         return tensor.abs()
-    torch.manual_seed(tensor.numel() + number)
+    problem.seed_generators(tensor.numel() + number)
     return torch.where(torch.rand(tensor.shape, device=tensor.device) < 0.5, -tensor, tensor)
 
 
@@ -213,7 +213,7 @@ def all_equal(tensor: torch.Tensor) -> bool:
 
 def varied(tensor: torch.Tensor, number: int) -> torch.Tensor:
     """Bools, zeros and ones by coin; floats with noise that is positive, because a variance must stay positive."""
-    torch.manual_seed(tensor.numel() + number)
+    problem.seed_generators(tensor.numel() + number)
     noise = torch.rand(tensor.shape, device=tensor.device)
     return (
         tensor + (0.1 + 0.1 * noise).to(tensor.dtype) if tensor.is_floating_point() else (noise < 0.5).to(tensor.dtype)
