@@ -205,18 +205,13 @@ def bounds_of(main: Source) -> tuple[Bounds, list[str]]:
     node = next((one for one in main.tree.body if CHECK in bound(one) and not isinstance(one, ast.ImportFrom)), None)
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)] if node else []
     compared = [one for one in calls if dotted(one.func).rpartition(".")[2] in COMPARING]
-    found = {bound_of(one, main) for one in compared}
+    tolerances = {bound_of(one, main) for one in compared}
     free = [f"checker: {CHECK} is code; its tolerance is carried, whatever else it asks is not"]
-    if len(found) != 1 or "computed" in found:
-        why = (
-            "computes its tolerances"
-            if "computed" in found
-            else "has several tolerances"
-            if found
-            else "states no tolerance"
-        )
+    if len(tolerances) != 1 or "computed" in tolerances:
+        several = "has several tolerances" if tolerances else "states no tolerance"
+        why = "computes its tolerances" if "computed" in tolerances else several
         return Bounds(), [f"checker: {CHECK} {why}; the verifier's own bounds by dtype hold"]
-    (one,) = found
+    (one,) = tolerances
     modes, stricter = tolerated(*((0.0, 0.0) if one is None else (one[1], one[0])))
     return Bounds(modes), [*stricter, *(free if isinstance(node, ast.FunctionDef) else [])]
 
