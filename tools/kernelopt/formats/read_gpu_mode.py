@@ -217,11 +217,14 @@ def bounds_of(main: Source) -> tuple[Bounds, list[str]]:
 
 
 def bound_of(call: ast.Call, main: Source) -> tuple[float, float] | str | None:
-    """(rtol, atol) of a call that compares; None for equality; "computed" where its code does not state them."""
+    """(rtol, atol) of a call that compares; None for equality; "computed" where its code does not state them
+    by name."""
     usual = COMPARING[dotted(call.func).rpartition(".")[2]]
     if usual is None:
         return None
     given = {one.arg: one.value for one in call.keywords}
+    if None in given or any(isinstance(one, ast.Constant) for one in call.args):  # **bounds, or by position
+        return "computed"
     values = []
     for name, default in zip(("rtol", "atol"), usual, strict=True):
         node = given.get(name)
