@@ -155,7 +155,7 @@ def prepared(plan: Plan, sandbox: Sandbox) -> Starter:
         "dtype": target.dtype,
         "workload": plan.workload,
         "seeds": seeds,
-        "tolerances": verify.tolerances(sandbox.device, target.tolerance),
+        "tolerances": verify.tolerances(target.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
     return Starter(sandbox, sandbox.server(), made, judge, target.libraries, plan.candidate_s)
