@@ -67,13 +67,14 @@ def test_arithmetic_beside_an_input_breaks_its_guard():
         assert guards.broken()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.bool])
 @pytest.mark.parametrize("layout", ["contiguous", "padded"])
-def test_the_gaps_of_an_input_are_guarded(layout):
-    guards, wide = Guards(), torch.empty(3, 12)
+def test_the_gaps_of_an_input_are_guarded(layout, dtype):
+    guards, wide = Guards(), torch.empty(3, 12, dtype=dtype)
     tensor = guards.memory(wide[:, :4] if layout == "contiguous" else wide, "cpu", layout)
     tensor.fill_(1.0)
     assert not guards.broken()
-    tensor.as_strided((1,), (1,), tensor.storage_offset() + tensor.shape[1] + 1).fill_(1.0)
+    tensor.as_strided((1,), (1,), tensor.storage_offset() + tensor.shape[1] + 1).fill_(1)
     assert guards.broken()
 
 

@@ -11,6 +11,7 @@ even if it writes what it read out of bounds beside another tensor:
 | what a kernel allocates | 0x7B: 1.3e36 in fp32 and bf16, 61280 in fp16 | 0xFB: the same, negative |
 """
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from . import tensor_trees
 BAND = 1 << 16  # bytes on either side
 ALIGNMENT = 512  # of CUDA's allocator; the bands are a multiple of it
 FILL = 0xFF
+WORD = 8  # bytes that are compared at once
 PADDING = 8  # elements: rows of 16 bits stay aligned, so that the fast paths are used
 ALLOCATED = {FILL: 0x7B, 0: 0xFB}
 INFINITY = {  # bits; larger ones are signalling NaNs
@@ -29,33 +31,43 @@ INFINITY = {  # bits; larger ones are signalling NaNs
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NAN_KINDS = 60  # of the signalling NaNs that bf16 has
 
 
 @dataclass(frozen=True)
 class Block:
     """Bytes with a tensor in them. elements: the tensor's own, as bytes. start, end: the bytes that it spans. around:
-    one element of what the others hold. gaps: must the bytes between its elements stay as well?"""
+    what the others hold, eight bytes again and again. gaps: must the bytes between its elements stay as well?"""
 
     memory: torch.Tensor
     elements: torch.Tensor
     start: int
     end: int
-    around: torch.Tensor
+    around: bytes
     gaps: bool
 
     def broken(self) -> bool:
         """Was a byte beside the tensor changed?"""
         if not self.gaps:
-            return any(self._differs(part) for part in (self.memory[: self.start], self.memory[self.end :]))
+            return self._differs(0, self.start) or self._differs(self.end, len(self.memory))
+        one = (2 * self.around)[: self.elements.shape[-1]]  # complex128 has sixteen bytes
         rest = self.memory.clone()
         own = rest.as_strided(self.elements.shape, self.elements.stride(), self.start)
-        own.copy_(self.around)
-        return self._differs(rest)
+        own.copy_(torch.frombuffer(bytearray(one), dtype=torch.uint8))
+        return self._differs(0, len(rest), rest)
 
-    def _differs(self, part: torch.Tensor) -> bool:
-        return bool((part.view(-1, len(self.around)) != self.around).any())
+    def _differs(self, first: int, last: int, memory: torch.Tensor | None = None) -> bool:
+        """Do these bytes hold anything else? Whole words are compared at once."""
+        memory = self.memory if memory is None else memory
+        low, high = -(-first // WORD) * WORD, last // WORD * WORD
+        words = memory[low:high].view(torch.int64)
+        edges = bytes(memory[first:low].tolist()) + bytes(memory[high:last].tolist())
+        expected = self.around[WORD - (low - first) :][: low - first] + self.around[: last - high]
+        return edges != expected or bool((words != as_word(self.around)).any())
+
+
+def as_word(around: bytes) -> int:
+    return int.from_bytes(around, sys.byteorder, signed=True)
 
 
 class Guards:
@@ -67,8 +79,7 @@ class Guards:
 
     def like(self, tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
         """Memory on `device` for a tensor of that shape, strides and dtype which a kernel allocates."""
-        around = torch.tensor([ALLOCATED[self.fill]], dtype=torch.uint8, device=device)
-        return self._made(tensor, around)
+        return self._made(tensor, device, bytes([ALLOCATED[self.fill]] * WORD))
 
     def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous", number: int = 0) -> torch.Tensor:
         """Memory for the contents of input `number`, in the named layout: as the tensor is, "transposed" (its last two
@@ -86,23 +97,26 @@ class Guards:
             tensor = tensor.new_empty(*tensor.shape[:-1], pitch)[..., : tensor.shape[-1]]
         elif layout == "transposed" and tensor.dim() == 1:
             tensor = tensor.new_empty(2 * len(tensor))[::2]
-        around = self._around_input(tensor.dtype, number).to(device)
-        return self._made(tensor, around, shift=1 if layout == "misaligned" else 0, gaps=tensor_trees.has_gaps(tensor))
+        shift, gaps = int(layout == "misaligned"), tensor_trees.has_gaps(tensor)
+        return self._made(tensor, device, self._around_input(tensor.dtype, number), shift, gaps)
 
-    def _around_input(self, dtype: torch.dtype, number: int) -> torch.Tensor:
-        """The bytes of one element around an input."""
+    def _around_input(self, dtype: torch.dtype, number: int) -> bytes:
+        """The eight bytes around an input."""
         if self.fill and (infinity := INFINITY.get(dtype)):
-            nan = torch.tensor([infinity + 1 + number % NAN_KINDS], dtype=INTEGERS[dtype.itemsize])
-            return nan.view(torch.uint8)
-        return torch.tensor([self.fill], dtype=torch.uint8)
+            return (infinity + 1 + number % NAN_KINDS).to_bytes(dtype.itemsize, sys.byteorder) * (
+                WORD // dtype.itemsize
+            )
+        return bytes([self.fill] * WORD)
 
-    def _made(self, tensor: torch.Tensor, around: torch.Tensor, shift: int = 0, gaps: bool = False) -> torch.Tensor:
+    def _made(
+        self, tensor: torch.Tensor, device: str | torch.device, around: bytes, shift: int = 0, gaps: bool = False
+    ) -> torch.Tensor:
         """A guarded tensor of that shape, strides and dtype, `shift` elements off alignment."""
         itemsize = tensor.element_size()
         extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         start, end = BAND + shift * itemsize, BAND + (extent + shift) * itemsize
-        size = BAND + -(-end // ALIGNMENT) * ALIGNMENT
-        memory = around.repeat(size // len(around))
+        words = (BAND + -(-end // ALIGNMENT) * ALIGNMENT) // WORD
+        memory = torch.full((words,), as_word(around), dtype=torch.int64, device=device).view(torch.uint8)
         strides = [stride * itemsize for stride in tensor.stride()]
         elements = memory.as_strided((*tensor.shape, itemsize), (*strides, 1), start)
         (elements if gaps else memory[start:end]).fill_(self.fill)
