@@ -238,3 +238,12 @@ def test_a_changed_input_is_compared_as_declared_by_its_name(judged):
     assert judged(loose, rough)["status"] == "OK"
     assert judged(loose.replace("'residual'", "1"), rough)["status"] == "OK"
     assert judged(loose, ON_A_COPY)["status"] == "WRONG_VALUES"
+
+
+def test_what_a_mask_leaves_out_of_a_changed_input_may_be_touched(judged):
+    reference = WRITE + "COMPARE = {'cache': {'valid': lambda cache: torch.arange(len(cache)) > 0}}\n"
+    touches = "    cache[ROW] *= 1.00001\n"
+    reference = reference.replace("torch.randperm(40)[:5]", "1 + torch.randperm(39)[:5]")
+    assert judged(reference, RIGHT + touches.replace("ROW", "0"))["status"] == "OK"
+    found = judged(reference, RIGHT + touches.replace("ROW", "(slots[0] % 39) + 1"))
+    assert found["status"] == "WRONG_VALUES" and "leaves as they were" in found["summary"]

@@ -151,6 +151,7 @@ class Run:
                     tensor_trees.memory_like(tensor, "meta"),
                     self.context.device,
                     variants.layout_of(layout, number, tensor),
+                    number,
                 )
                 for number, tensor in enumerate(tensors)
             ]

@@ -5,6 +5,8 @@ import inspect
 import time
 from dataclasses import replace
 
+import numpy
+import torch
 from triton import language
 from triton.backends.driver import DriverBase
 from triton.runtime import Config, driver, interpreter
@@ -25,8 +27,6 @@ class HostDriver(DriverBase):
         raise NotImplementedError("there is no GPU in Triton's interpreter")
 
     def get_active_torch_device(self):
-        import torch
-
         return torch.device("cpu")
 
     def get_benchmarker(self):
@@ -39,12 +39,36 @@ def _seconds(call) -> float:
     return time.perf_counter() - start
 
 
+NARROW = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2, "bf16": torch.bfloat16}
+WIDE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+_convert = interpreter._convert_float
+
+
+def rounded(values: numpy.ndarray, source, target, mode) -> numpy.ndarray:
+    """The bits of floating numbers in `target`, a narrower format, rounded to nearest as a GPU does; 8-bit numbers end
+    at the largest one.
+
+    Triton's own conversion loses the carry of a mantissa (127.6 becomes 64 in e4m3), cuts off subnormal 8-bit numbers
+    and truncates to bf16."""
+    narrow = NARROW.get(target.name)
+    wide = WIDE.get(source.name)
+    if not narrow or not wide or wide.itemsize <= narrow.itemsize or mode == interpreter._ir.ROUNDING_MODE.RTZ:
+        return _convert(values, source, target, mode)
+    bits = numpy.ascontiguousarray(values).view(f"int{8 * wide.itemsize}")
+    numbers = torch.from_numpy(bits).view(wide)
+    if narrow.itemsize == 1:
+        numbers = numbers.clamp(torch.finfo(narrow).min, torch.finfo(narrow).max)
+    bits = numbers.to(narrow).view(torch.uint8 if narrow.itemsize == 1 else torch.int16)
+    return bits.numpy().view(f"uint{8 * narrow.itemsize}").reshape(values.shape)
+
+
 _finished = []  # kernels that ran to their end in this process
 
 
 def install() -> None:
     """Give the interpreter its driver, and see which kernels it runs."""
     driver.set_active(HostDriver())
+    interpreter._convert_float = rounded
     # Triton 3.2 would pass a kernel the options of an autotuner's Config that its interpreter does not know.
     reserved = getattr(interpreter, "RESERVED_KWS", [])
     reserved += [name for name in Config({}).all_kwargs() if name not in reserved]
