@@ -1,6 +1,6 @@
 """Leaves the last expert without a block."""
 
-STATUS = {"WRONG_VALUES"}
+STATUS = {"OUT_OF_BOUNDS", "WRONG_VALUES"}
 CAUGHT_BY = "verify"
 HONEST = "declared_moe_align"
 CHANGES = {
