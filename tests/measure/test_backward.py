@@ -69,6 +69,14 @@ def test_whoever_forgets_to_enable_gradients_is_told(interpreter, tmp_path, file
     assert "stands inside `with torch.enable_grad():`" in found["summary"]
 
 
+def test_a_gradient_that_autograd_happens_to_transpose_is_explained(interpreter, tmp_path):
+    product = LINEAR.replace("return y, dx, dw", "return y, dx.t().contiguous().t(), dw")
+    found = judge(interpreter, tmp_path, product, FUNCTION, only_these_shapes=True)
+    assert found["status"] == "WRONG_STRIDE" and "can return x.contiguous()" in found["summary"]
+    dense = product.replace(".t(), dw", ".t().contiguous(), dw")
+    assert judge(interpreter, tmp_path, dense, FUNCTION, only_these_shapes=True)["status"] == "OK"
+
+
 def test_a_kernel_that_asks_its_inputs_for_gradients_is_timed(interpreter, tmp_path):
     kernel, reference = written(tmp_path, LINEAR, FUNCTION)
     cases = timing.inputs(interpreter, reference, None, ["default"])

@@ -47,7 +47,7 @@ def test_a_right_kernel_is_right_at_every_size_that_the_task_makes(judged):
     assert found["declared"]["sizes"] == {"default": {"requests": 4, "pages": 30, "page": 8, "width": 16}}
     names = {case["variant"] for case in found["cases"] if case["resized"]}
     assert {"prime sizes", "requests 4 -> 1", "page 8 -> 9", "width 16 -> 17", "pages 30 -> 33"} <= names
-    assert any(name.startswith("drawn sizes (requests") for name in names)
+    assert any(name.startswith("drawn sizes (requests") for name in names) and "larger sizes" in names
     assert "requests 4 -> 65" not in names
     tables = [case["shapes"][1] for case in found["cases"]]
     assert all(rows <= 30 for rows, _ in tables) and [1, 30] in tables
@@ -281,6 +281,20 @@ def kernel_function(probs, seed):
     assert judged(reference, kernel.replace("// 8 * 8 or 1", ""))["status"] == "OK"
     found = judged(reference, kernel)
     assert found["status"] == "WRONG_VALUES" and "total variation" in found["summary"], found["summary"]
+
+
+@pytest.mark.parametrize("longest", [5, 12])
+def test_a_kernel_that_serves_short_requests_alone_is_wrong(judged, longest):
+    reference = """
+class Model(nn.Module):
+    def forward(self, x, lengths):
+        return torch.stack([x[:n].sum(0) for n in lengths.tolist()])
+def get_inputs(*, requests=9, longest=LONGEST, width=16):
+    return [torch.randn(longest, width), torch.randint(1, longest + 1, (requests,))]
+"""
+    kernel = "def kernel_function(x, lengths): return torch.stack([x[:min(n, 16)].sum(0) for n in lengths.tolist()])\n"
+    found = judged(reference.replace("LONGEST", str(longest)), kernel)
+    assert found["status"] == "WRONG_VALUES", found["summary"]
 
 
 def test_primes_just_below_and_small_ones():

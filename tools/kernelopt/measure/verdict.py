@@ -37,7 +37,8 @@ HINTS = {
     Status.INPUT_MUTATED: "write to a new tensor, not into inputs or parameters",
     Status.ALIASED_OUTPUT: "allocate the output in each call",
     Status.OUT_OF_BOUNDS: "a load or store is out of bounds: check masks and strides",
-    Status.WRONG_STRIDE: "return the memory layout that the reference returns",
+    Status.WRONG_STRIDE: "return the memory layout that the reference returns (where it does not matter, the reference "
+    "can return x.contiguous())",
     Status.NOT_INTERPRETABLE: "this is a limit of the interpreter and no fault of the kernel: judge it on a GPU; "
     "--compile-only compiles it without one",
     Status.INVALID_REFERENCE: "the reference itself fails; mend reference.py, which must load without modules beside "

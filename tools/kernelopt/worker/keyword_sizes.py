@@ -16,6 +16,7 @@ from .contract import InvalidDeclaration
 Keywords = dict[str, int]
 SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 STRUCTURE = 3  # a size up to this one is a structure (a pair, a colour, a window)
+TILE = 32  # a kernel may work in tiles of this size, however small the task's own sizes are
 MOST_DRAWN = 2  # times its own value is the most that a size is drawn at
 TRIED_BYTES = 1 << 20  # of inputs on which the reference is tried on the CPU
 
@@ -56,7 +57,8 @@ def other_sizes(sizes: Keywords, small: Keywords, narrow: bool) -> Iterator[tupl
         if prime := small_prime(size):
             yield one(name, size, prime), {**kept, name: prime}
         yield one(name, size, size + 1), {**kept, name: size + 1}
-        yield one(name, size, beyond(size)), {**small, name: beyond(size)}
+        passing = max(beyond(size), TILE + 1)
+        yield one(name, size, passing), {**small, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)
     drawn = {name: 1 + randbelow(MOST_DRAWN * size) for name, size in sizes.items()}
     yield f"drawn sizes ({', '.join(f'{name} {size}' for name, size in drawn.items())})", drawn
@@ -69,12 +71,22 @@ def just_below(sizes: Keywords) -> Keywords:
 
 def smallest(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
     """Small primes in as many places as the task takes together."""
-    small: Keywords = {}
-    for name, size in sizes.items():
-        prime = small_prime(size) if size > STRUCTURE else None
-        if prime and possible({**small, name: prime}):
-            small[name] = prime
-    return small
+    return together({name: small_prime(size) for name, size in sizes.items() if size > STRUCTURE}, possible)
+
+
+def larger(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
+    """More than twice each size, in as many places as the task takes together: where lengths are drawn up to a size,
+    some of them then pass what a tile for the task's own size can hold."""
+    return together({name: 2 * size + 1 for name, size in sizes.items()}, possible)
+
+
+def together(wanted: dict[str, int | None], possible: Callable[[Keywords], bool]) -> Keywords:
+    """As many of these sizes as the task takes together."""
+    taken: Keywords = {}
+    for name, size in wanted.items():
+        if size and possible({**taken, name: size}):
+            taken[name] = size
+    return taken
 
 
 def one(name: str, size: int, new: int) -> str:

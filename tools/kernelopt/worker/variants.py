@@ -62,9 +62,12 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     made = [variant(JUST_BELOW, [], keywords=below)] if below else []
     if not full:
         return made
-    small = keyword_sizes.smallest(sizes, keyword_sizes.trial(reference, workload, case.dtype, LARGE_BYTES))
+    possible = keyword_sizes.trial(reference, workload, case.dtype, LARGE_BYTES)
+    small = keyword_sizes.smallest(sizes, possible)
     shapes = Shapes(reference, workload, case)
-    for name, keywords in keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([])):
+    larger = keyword_sizes.larger(sizes, possible) if shapes.tiny() else {}
+    others = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]))
+    for name, keywords in [*others, ("larger sizes", larger)]:
         if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one["keywords"]} for one in made)]:
             made.append(variant(name, [], keywords=keywords))
     layouts_too = reference.declarations.layouts is None
