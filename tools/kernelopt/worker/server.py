@@ -237,4 +237,3 @@ def _end_all_children() -> None:
             if parent == os.getpid():
                 _kill_group(child)
         os.waitpid(-1, processes.WALL)
-

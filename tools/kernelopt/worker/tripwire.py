@@ -213,8 +213,8 @@ def _left_behind() -> tuple:
 
 
 def _watched() -> list[Space]:
-    """All members of the modules that only judge, and of torch those that make, wait, time or compute. The modules and classes themselves are watched where they are
-    looked up.
+    """All members of the modules that only judge, and of torch those that make, wait, time or compute. The modules and
+    classes themselves are watched where they are looked up.
 
     torch's own lazily patched Python functions (by dynamo, say) are left out.
     """
