@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, TimedOut, UsageError
+from . import delivery
 from .task import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
@@ -114,6 +115,7 @@ class Workspace:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise EnvironmentLacks(f"{self.root} is in use by another gate; wait for it to end") from None
+            delivery.finish(self.root)
             yield
 
     # --- the README -----------------------------------------------------------------------------------------

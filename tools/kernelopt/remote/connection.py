@@ -1,0 +1,244 @@
+"""A connection to a GPU node, through Ray's client. Ray brings the bundle there, once per content."""
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import bundle
+from ..errors import EnvironmentLacks, ToolError, UsageError, say
+from . import mirrors
+
+SHIPPED = {"tools", "reference", "gpu-wiki", "pyproject.toml"}  # of the bundle
+PORT = 10001  # of Ray's client server
+REACH_S = 5  # seconds for the first answer of an address
+ANNOUNCED_S, GIVEN_UP_S = 3, 600  # seconds of waiting for a GPU of the node
+STOP_S = 15  # seconds in which the work on the node is ended
+WHO = ("The cluster was started with", "This process")  # in Ray's words on versions
+TOKEN_FILE = "token"  # in mirrors.node_folder, of the nodes that this user starts here
+SETTINGS = {  # of Ray's client, in seconds: a node that is gone is given up soon, and with it the work there
+    "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "10",
+    "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "3",
+    "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "3",
+}
+AGAIN = "nothing was changed here; run the command again"
+
+
+class Node(Protocol):
+    """A place that runs commands. gpus: how many it has. name: in messages."""
+
+    name: str
+    gpus: int
+
+    def run(self, *arguments) -> contextlib.AbstractContextManager[Callable[..., Any]]:
+        """Make there.Run(*arguments) on a GPU of its own: a function that takes the name of a method and its arguments.
+        The work is ended with the block."""
+        ...
+
+    def disconnect(self) -> None:
+        """End all work on the node."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """host, port: of Ray's client server."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """The address in ray://HOST:PORT, HOST:PORT or HOST. UsageError for another form."""
+        host, _, port = text.removeprefix("ray://").rstrip("/").rpartition(":")
+        if not host:
+            host, port = port, str(PORT)
+        if not host or "/" in host or not (port.isascii() and port.isdigit()):
+            raise UsageError(f"{text!r} is no address of a node; write ray://HOST:PORT")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"ray://{self.host}:{self.port}"
+
+    def is_here(self) -> bool:
+        return self.host == "localhost" or self.host.startswith("127.")
+
+
+@contextlib.contextmanager
+def connected(text: str) -> Iterator["RayNode"]:
+    """The node at an address. EnvironmentLacks says why it cannot be used."""
+    address = Address.parse(text)
+    bundle.require("ray", "grpc", group="distributed")
+    check_reachable(address)
+    set_up(address)
+    import ray
+    from ray.util.client import logsclient
+
+    logsclient.LogstreamClient.stdstream = lambda *_, **__: None  # it would print the server's lines on our stdout
+    try:
+        with reasons() as logged, telling(address, logged):
+            ray.init(str(address), runtime_env=shipped(), log_to_driver=False, logging_level=logging.CRITICAL)
+            gpus = int(ray.cluster_resources().get("GPU", 0))
+        yield RayNode(address, gpus)
+    finally:
+        RayNode.disconnect()
+
+
+class RayNode:
+    """A Node at the other end of a Ray client."""
+
+    def __init__(self, address: Address, gpus: int):
+        self.address, self.name, self.gpus = address, str(address), gpus
+
+    @contextlib.contextmanager
+    def run(self, *arguments) -> Iterator[Callable[..., Any]]:
+        import ray
+
+        def call(method: str, *values):
+            with telling(self.address), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it advises against large messages
+                return ray.get(actor.call.remote(method, *values))
+
+        with telling(self.address):
+            actor = ray.remote(num_gpus=min(1, self.gpus), max_restarts=0)(on_the_node()).remote(*arguments)
+        try:
+            self._await(actor)
+            yield call
+        finally:
+            with contextlib.suppress(Exception):  # the node may be gone
+                ray.get(actor.call.remote("stop"), timeout=STOP_S)
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+    @staticmethod
+    def disconnect() -> None:
+        import ray
+
+        with contextlib.suppress(Exception):  # the node may be gone
+            ray.shutdown()
+
+    def _await(self, actor) -> None:
+        """Wait until a GPU of the node is free for the actor. A wait is announced on stderr, as by gpu.locked."""
+        import ray
+
+        with telling(self.address):
+            ready, start, announced = actor.call.remote("about"), time.monotonic(), False
+            while not ray.wait([ready], timeout=0.5)[0]:
+                waited = time.monotonic() - start
+                if waited > GIVEN_UP_S:
+                    raise EnvironmentLacks(f"GPU busy: all {self.gpus} GPUs of {self.name} are in use; wait for one")
+                if waited > ANNOUNCED_S and not announced:
+                    say(f"waiting for {self.name}: its GPUs are in use, or it prepares the bundle")
+                    announced = True
+            say(f"on {self.name} ({ray.get(ready)})")
+
+
+def on_the_node() -> type:
+    """A class that Ray sends by value, because the node has this bundle only where it runs."""
+
+    class RunThere:
+        def __init__(self, *arguments):
+            import sys
+
+            sys.path.insert(0, "tools")  # of the bundle that Ray brought
+            from kernelopt.remote import there
+
+            self._run = there.Run(*arguments)
+
+        def call(self, method: str, *values):
+            return getattr(self._run, method)(*values)
+
+    return RunThere
+
+
+def shipped() -> dict:
+    """Ray's runtime environment: the parts of the bundle that tools need."""
+    left_out = [f"/{path.name}" for path in bundle.ROOT.iterdir() if path.name not in SHIPPED]
+    return {"working_dir": str(bundle.ROOT), "excludes": left_out}
+
+
+def check_reachable(address: Address) -> None:
+    """EnvironmentLacks when nothing answers there, or this process may not ask."""
+    try:
+        socket.create_connection((address.host, address.port), REACH_S).close()
+    except PermissionError:
+        raise EnvironmentLacks(
+            f"this process may not open a connection to {address}, probably because of its sandbox; allow it the "
+            "network (Codex: -c sandbox_workspace_write.network_access=true), or use tools/carry.py"
+        ) from None
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"nothing answers at {address} ({error.strerror or error}); start a node there: bash scripts/gpu_node.sh"
+        ) from None
+
+
+def set_up(address: Address) -> None:
+    """Set what Ray's client reads from the environment: its limits, and the token."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    own = mirrors.node_folder() / TOKEN_FILE
+    if not has_token() and address.is_here() and own.is_file():
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(own)
+    if has_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def has_token() -> bool:
+    """Whether the user has given Ray a token, in one of its three places."""
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return given or (Path.home() / ".ray" / "auth_token").is_file()
+
+
+@contextlib.contextmanager
+def reasons() -> Iterator[list[str]]:
+    """The reasons that Ray's client logs, and silence about the rest."""
+    logged: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record.getMessage())
+
+    logger = logging.getLogger("ray.util.client.worker")
+    before = logger.handlers[:], logger.propagate, logger.level
+    logger.handlers, logger.propagate = [Collect(logging.DEBUG)], False
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield logged
+    finally:
+        logger.handlers, logger.propagate = before[:2]
+        logger.setLevel(before[2])
+
+
+@contextlib.contextmanager
+def telling(address: Address, logged: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what Ray raises into EnvironmentLacks. logged: what its client said meanwhile."""
+    import grpc
+    import ray
+
+    try:
+        yield
+    except ToolError:  # of ours, raised on the node
+        raise
+    except (ray.exceptions.RayError, grpc.RpcError, ConnectionError, RuntimeError, ValueError) as error:
+        raise EnvironmentLacks(why(address, str(error), logged)) from None
+
+
+def why(address: Address, error: str, logged: Sequence[str]) -> str:
+    """One sentence on what Ray raised. Pure."""
+    if "Version mismatch" in error:
+        theirs, ours = (re.search(rf"{who}.*?Ray: (\S+).*?Python: (\S+)", error, re.DOTALL) for who in WHO)
+        versions = f": {theirs[1]} and {theirs[2]} there, {ours[1]} and {ours[2]} here" if theirs and ours else ""
+        return f"{address} has another version of Ray or Python{versions}; install the same on both machines"
+    if any("nauthenticated" in line or "token" in line.lower() for line in [error, *logged]):
+        return f"{address} refuses the token; set RAY_AUTH_TOKEN to that of the node (its first lines say where it is)"
+    if "connection timeout" in error:
+        return f"what answers at {address} is no node; start one there: bash scripts/gpu_node.sh"
+    last = error.strip().splitlines()[-1:] or ["without a reason"]
+    return f"the connection to {address} broke ({last[0][:200]}); {AGAIN}"
