@@ -24,6 +24,16 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+@contextlib.contextmanager
+def mirrored(folder: Path) -> Iterator[None]:
+    """Have `here` look for another machine's files below `folder`."""
+    os.environ[MIRROR] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[MIRROR]
+
+
 def here(path: Path) -> Path:
     """Where a path lies that a file of the workspace names: in a mirror of another machine, below the mirror."""
     mirrored = Path(os.environ.get(MIRROR, "") + str(path))

@@ -20,13 +20,16 @@ SHIPPED = {"tools", "reference", "gpu-wiki", "pyproject.toml"}  # of the bundle
 PORT = 10001  # of Ray's client server
 REACH_S = 5  # seconds for the first answer of an address
 ANNOUNCED_S, GIVEN_UP_S = 3, 600  # seconds of waiting for a GPU of the node
+ATTEMPTS = 3  # to connect
 STOP_S = 15  # seconds in which the work on the node is ended
 WHO = ("The cluster was started with", "This process")  # in Ray's words on versions
 TOKEN_FILE = "token"  # in mirrors.node_folder, of the nodes that this user starts here
-SETTINGS = {  # of Ray's client, in seconds: a node that is gone is given up soon, and with it the work there
-    "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "10",
+SETTINGS = {
+    "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "10",  # seconds after which a lost connection ends the work on the node
     "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "3",
     "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "3",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # without it, a lost connection would start a Ray here
+    "GRPC_VERBOSITY": "NONE",
 }
 AGAIN = "nothing was changed here; run the command again"
 
@@ -81,14 +84,30 @@ def connected(text: str) -> Iterator["RayNode"]:
     import ray
     from ray.util.client import logsclient
 
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
     logsclient.LogstreamClient.stdstream = lambda *_, **__: None  # it would print the server's lines on our stdout
     try:
-        with reasons() as logged, telling(address, logged):
-            ray.init(str(address), runtime_env=shipped(), log_to_driver=False, logging_level=logging.CRITICAL)
+        with warnings.catch_warnings(), reasons() as logged, telling(address, logged):
+            warnings.simplefilter("ignore")
+            join(address)
             gpus = int(ray.cluster_resources().get("GPU", 0))
         yield RayNode(address, gpus)
     finally:
         RayNode.disconnect()
+
+
+def join(address: Address) -> None:
+    """Connect Ray's client. A node's server for one client, a process of its own, fails to start now and then."""
+    import ray
+
+    for attempts_left in reversed(range(ATTEMPTS)):
+        try:
+            ray.init(str(address), runtime_env=shipped(), log_to_driver=False, logging_level=logging.CRITICAL)
+            return
+        except ConnectionAbortedError as error:
+            if not attempts_left or "server failed" not in str(error):
+                raise
+            ray.shutdown()
 
 
 class RayNode:

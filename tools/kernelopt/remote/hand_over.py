@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import bundle
+from .. import bundle, environment
 from ..errors import EnvironmentLacks, UsageError
 from ..session import delivery, trees
 from ..session.trees import Changes, Tree
@@ -54,33 +54,32 @@ class Done:
 def hand_over(args: Namespace, address: str, lock: bool, show: Print) -> tuple[int, str]:
     """Run this process's command line on the node at `address`: (its exit code, its output).
 
-    args: the parsed command line. lock: whether the workspace is locked meanwhile. show: gets the messages as they
-    come, with their line ends. What the command changed is brought home first.
+    args: the parsed command line. lock: whether the workspace is locked meanwhile. show: gets each message as it comes.
+    What the command changed is brought home first.
     """
-    call = call_of(args, sys.argv)
-    workspace = Workspace(Path(call.workspace)) if call.workspace else None
+    folder = getattr(args, "workspace", None)
+    workspace = Workspace(folder) if folder else None
+    call = call_of(args, sys.argv, workspace)
     with workspace.locked() if workspace and lock else contextlib.nullcontext(), connected(address) as node:
         done = run(node, call, show)
     return done.code, done.out
 
 
-def call_of(args: Namespace, argv: list[str]) -> Call:
+def call_of(args: Namespace, argv: list[str], workspace: Workspace | None) -> Call:
     """The call in a parsed command line."""
-    given = [value for value in flat(vars(args).values()) if is_path(value)]
-    folder = getattr(args, "workspace", None)
-    workspace = os.path.realpath(folder) if folder and (folder / "README.md").is_file() else None
-    named = {absolute(value): None for value in given}
+    named = [absolute(value) for value in flat(vars(args).values()) if is_path(value)]
     environment = {name: os.environ[name] for name in FORWARDED if os.environ.get(name)}
     if "GPU_WIKI" in environment:
-        named[absolute(environment["GPU_WIKI"])] = None
+        named.append(absolute(environment["GPU_WIKI"]))
     if workspace:
-        named[workspace] = None
+        named.append(str(workspace.root))
         with contextlib.suppress(UsageError):  # the tool tells about a Task block that cannot be read
-            if wiki := Workspace(Path(workspace)).task().gpu_wiki_path:
-                named[absolute(wiki)] = None
+            if wiki := workspace.task().gpu_wiki_path:
+                named.append(absolute(wiki))
     tool = Path(argv[0]).resolve().relative_to(bundle.ROOT)
     arguments = [normalised(argument, named) for argument in without_address(argv[1:])]
-    return Call([str(tool), *arguments], tuple(named), workspace, str(Path.cwd()), environment)
+    root = str(workspace.root) if workspace else None
+    return Call([str(tool), *arguments], tuple(dict.fromkeys(named)), root, str(Path.cwd()), environment)
 
 
 def absolute(path: Path | str) -> str:
@@ -201,8 +200,9 @@ def bring_home(there: Callable, call: Call, tree: Tree, changed: Changes) -> Non
 def kept(there: Callable, call: Call, tree: Tree, changed: Changes, clashing: list[str]) -> str:
     """Keep a result that cannot be brought home in a parcel; a sentence on it."""
     path = Path(call.workspace) / ".git" / f"{trees.OWN_IN_GIT}kept-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz"
-    before = {name: kind for name, kind in tree.items() if trees.is_below(name, call.workspace)}
-    parcels.write(path, parcels.Parcel.result(call.workspace, before, changed, ()), fetched(there, changed))
+    before = {name: tree[name] for name in changed if name in tree}
+    parcel = parcels.Parcel("result", environment.version(), call.workspace, before, changed, alone=True)
+    parcels.write(path, parcel, fetched(there, changed))
     names = ", ".join(name.removeprefix(f"{call.workspace}/") for name in clashing[:5])
     return (
         f"changed here and on the node: {names}; nothing was overwritten. Put these files back as they were, then: "

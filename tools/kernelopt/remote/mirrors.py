@@ -27,7 +27,9 @@ def node_folder() -> Path:
 
 
 class Mirror:
-    """root: the folder below which the client's paths lie. workspace: one of these paths, or None."""
+    """root: the folder below which the client's paths lie. workspace: one of them, or None. tree: the client's."""
+
+    tree: Tree
 
     def __init__(self, root: Path, workspace: str | None):
         self.root, self.workspace = Path(os.path.realpath(root)), workspace
@@ -47,7 +49,7 @@ class Mirror:
         for name, kind in new.items():
             if not trees.digest_of(kind):
                 self._put(name, kind)
-        self._tree = tree
+        self.tree = tree
         self._lacking = {name: digest for name, kind in new.items() if (digest := trees.digest_of(kind))}
         return set(self._lacking.values())
 
@@ -57,7 +59,7 @@ class Mirror:
             path = self.path(name)
             delivery.remove_entry(path)
             path.write_bytes(content)
-            path.chmod(int(self._tree[name].split()[1], 8))
+            path.chmod(int(self.tree[name].split()[1], 8))
             del self._lacking[name]
 
     def path(self, name: str) -> Path:
@@ -66,7 +68,7 @@ class Mirror:
     def changes(self, names: list[str]) -> Changes:
         """What differs from the tree below these paths; paths of the mirror that its texts name become the client's."""
         after = trees.scan(names, self.workspace, str(self.root))
-        changed = trees.changes(only_below(names, self._tree), only_below(names, after))
+        changed = trees.changes(only_below(names, self.tree), only_below(names, after))
         for name, kind in changed.items():
             if trees.digest_of(kind) and self._localise(name):
                 changed[name] = trees.entry(self.path(name))

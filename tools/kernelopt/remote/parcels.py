@@ -25,23 +25,20 @@ ENTRY = re.compile(r"folder|(link|alias) .+|file [0-7]{1,4} [0-9a-f]{64}", re.DO
 
 @dataclass(frozen=True)
 class Parcel:
-    """kind: one of KINDS. version: of the bundle. workspace: its path at home. tree: all that travels of it, with
-    absolute paths, as it left home. changes: of a result, made elsewhere. verdicts: of a result, a line each."""
+    """kind: one of KINDS. version: of the bundle that packed it. workspace: its path at home. tree: all that travels of
+    it, with absolute paths, as it left home.
+
+    Of a result: changes: made elsewhere. verdicts: a line each. alone: whether only the files that it changes must be
+    as they were at home, not the whole workspace.
+    """
 
     kind: str
     version: str
     workspace: str
     tree: Tree
     changes: Changes
-    verdicts: tuple[str, ...]
-
-    @classmethod
-    def of_workspace(cls, workspace: str, tree: Tree) -> "Parcel":
-        return cls("workspace", environment.version(), workspace, tree, {}, ())
-
-    @classmethod
-    def result(cls, workspace: str, tree: Tree, changes: Changes, verdicts: tuple[str, ...]) -> "Parcel":
-        return cls("result", environment.version(), workspace, tree, changes, verdicts)
+    verdicts: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def write(path: Path, parcel: Parcel, contents: Iterable[tuple[str, bytes]]) -> None:

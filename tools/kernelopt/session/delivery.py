@@ -21,14 +21,14 @@ from .trees import Changes, Tree
 STAGED = f"{trees.OWN_IN_GIT}incoming-"
 JOURNAL = "journal.json"
 ABANDONED_S = 3600  # a delivery takes seconds
-DERIVED = ("/.git/index", "/.git/logs")  # git writes them anew whenever it is asked something
+DERIVED = ("/.git/index", "/.git/logs", "/report.html")  # written anew from the rest
 FORBIDDEN = ("/.git/config", "/.git/hooks")  # no tool changes them, and git would run what they name
 
 
 def conflicts(workspace: str, before: Tree, now: Tree, changed: Iterable[str] | None = None) -> list[str]:
     """The paths that differ here from the tree that the work began with. Pure.
 
-    changed: only these paths count; None: all of the workspace. The cache and what git derives never count.
+    changed: only these paths count; None: all of the workspace. The cache and what is derived never count.
     """
     here = trees.changes(before, now)
     names = here if changed is None else [name for name in changed if name in here]
