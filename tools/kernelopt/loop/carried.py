@@ -119,7 +119,7 @@ def unpack(result: Path, workspace: Workspace) -> tuple[str, ...]:
     root = str(workspace.root)
     with workspace.locked():
         now = trees.scan([root], root)
-        if all(now.get(name) == kind for name, kind in changes.items() if not trees.cached(name, root)):
+        if all(now.get(name) == kind for name, kind in changes.items() if delivery.counts(name, root)):
             return (*parcel.verdicts, "it was brought home before")
         if clashing := delivery.conflicts(root, before, now, changes if parcel.alone else None):
             raise UsageError(

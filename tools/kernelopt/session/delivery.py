@@ -32,8 +32,12 @@ def conflicts(workspace: str, before: Tree, now: Tree, changed: Iterable[str] | 
     """
     here = trees.changes(before, now)
     names = here if changed is None else [name for name in changed if name in here]
-    own = (name for name in names if trees.is_below(name, workspace) and not trees.cached(name, workspace))
-    return [name for name in own if not name.startswith(tuple(workspace + one for one in DERIVED))]
+    return [name for name in names if trees.is_below(name, workspace) and counts(name, workspace)]
+
+
+def counts(name: str, workspace: str) -> bool:
+    """Whether a path of the workspace is more than its cache, or derived from the rest. Pure."""
+    return not trees.cached(name, workspace) and not name.startswith(tuple(workspace + one for one in DERIVED))
 
 
 def deliver(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) -> None:
