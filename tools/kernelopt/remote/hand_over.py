@@ -166,7 +166,7 @@ def followed(there: Callable, show: Print) -> Done:
             if stream == "out":
                 out.append(text)
             else:
-                err = text.strip() or err
+                err = text.strip() or err  # the last one says why a command failed
                 show(text.rstrip("\n"))
     return Done(code, "".join(out), err)
 
