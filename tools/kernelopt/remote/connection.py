@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import bundle
+from .. import bundle, errors
 from ..errors import EnvironmentLacks, ToolError, UsageError, say
 from . import mirrors
 
@@ -84,11 +84,11 @@ def connected(text: str) -> Iterator["RayNode"]:
     import ray
     from ray.util.client import logsclient
 
+    warnings.filterwarnings("ignore", module=r"ray\.")  # on large messages, on a connection that breaks
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     logsclient.LogstreamClient.stdstream = lambda *_, **__: None  # it would print the server's lines on our stdout
     try:
-        with warnings.catch_warnings(), reasons() as logged, telling(address, logged):
-            warnings.simplefilter("ignore")
+        with reasons() as logged, telling(address, logged):
             join(address)
             gpus = int(ray.cluster_resources().get("GPU", 0))
         yield RayNode(address, gpus)
@@ -121,9 +121,8 @@ class RayNode:
         import ray
 
         def call(method: str, *values):
-            with telling(self.address), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it advises against large messages
-                return ray.get(actor.call.remote(method, *values))
+            with telling(self.address):
+                return unwrapped(*ray.get(actor.call.remote(method, *values)))
 
         with telling(self.address):
             actor = ray.remote(num_gpus=min(1, self.gpus), max_restarts=0)(on_the_node()).remote(*arguments)
@@ -156,7 +155,7 @@ class RayNode:
                 if waited > ANNOUNCED_S and not announced:
                     say(f"waiting for {self.name}: its GPUs are in use, or it prepares the bundle")
                     announced = True
-            say(f"on {self.name} ({ray.get(ready)})")
+            say(f"on {self.name} ({unwrapped(*ray.get(ready))})")
 
 
 def on_the_node() -> type:
@@ -164,17 +163,30 @@ def on_the_node() -> type:
 
     class RunThere:
         def __init__(self, *arguments):
+            self._arguments, self._run = arguments, None
+
+        def call(self, method: str, *values) -> tuple:
+            """(result, None), or (None, (class, message)) of a ToolError, whose class Ray would lose on the way."""
             import sys
 
             sys.path.insert(0, "tools")  # of the bundle that Ray brought
+            from kernelopt import errors
             from kernelopt.remote import there
 
-            self._run = there.Run(*arguments)
-
-        def call(self, method: str, *values):
-            return getattr(self._run, method)(*values)
+            try:
+                self._run = self._run or there.Run(*self._arguments)
+                return getattr(self._run, method)(*values), None
+            except errors.ToolError as error:
+                return None, (type(error).__name__, str(error))
 
     return RunThere
+
+
+def unwrapped(result: Any, error: tuple[str, str] | None) -> Any:
+    """The result of a call on the node. Raise the ToolError that it met there."""
+    if error:
+        raise getattr(errors, error[0])(error[1])
+    return result
 
 
 def shipped() -> dict:

@@ -25,6 +25,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then binds all its 
 SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nothing here can move to another node
+    "RAY_enable_worker_prestart": "0",  # such workers lack the bundle, so none would be used
     "RAY_CLIENT_RECONNECT_GRACE_PERIOD": connection.SETTINGS["RAY_CLIENT_RECONNECT_GRACE_PERIOD"],
 }
 
