@@ -52,6 +52,9 @@ def test_what_is_declared_is_an_output(judged):
     assert found["declared"] == {"mutates": ["residual"]} and "MUTATES residual" in found["summary"]
     found = judged(DECLARED, ON_A_COPY)
     assert found["status"] == "WRONG_VALUES" and "input 'residual' after the call" in found["summary"]
+    assert "the call left 'residual' as it was" in found["summary"] and "compare masks" not in found["summary"]
+    found = judged(DECLARED, ADDS.replace("residual += x", "residual += 2 * x"))
+    assert found["status"] == "WRONG_VALUES" and "as it was" not in found["summary"]
     found = judged(DECLARED, ADDS.replace("residual += x", "residual += x; x.mul_(2); x.div_(3)"))
     assert found["status"] == "INPUT_MUTATED" and "input 0" in found["summary"]
 

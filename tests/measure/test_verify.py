@@ -49,6 +49,27 @@ def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = No
     return verify.verify(interpreter, KernelUnderTest(**files, **options), workloads, seeds=2).to_json()
 
 
+@pytest.mark.parametrize(
+    ("body", "workloads", "hint"),
+    [
+        ("x = x.as_strided(x.shape, (16, 1))\n{right}", None, "it is right on contiguous inputs"),
+        ("y = {value}\ny[8:] += 1\nreturn y", ["default"], "it is right at the task's own sizes"),
+        (
+            "{right} + (x.shape[0] == 33)",
+            None,
+            "it is right on default: look for what tall alone has, inputs of [33, 16]",
+        ),
+        ("return x.abs() * 0 + {value} + (x.max() <= 0)", None, "it is right on the task's own values"),
+        ("{right} * 1.01", None, "compare masks, reduction order"),
+    ],
+)
+def test_a_hint_says_where_a_wrong_kernel_is_right(interpreter, problem, body, workloads, hint):
+    value = "torch.clamp(x * self.weight, min=0) * self.scale"
+    problem["kernel"].write_text(kernel_text(body.format(right=f"return {value}", value=value)))
+    summary = judged(interpreter, problem, workloads)["summary"]
+    assert hint in summary and ("compare masks" in summary) == hint.startswith("compare"), summary
+
+
 def test_half_a_character_in_a_message_is_escaped(interpreter, problem):
     problem["kernel"].write_text(kernel_text("raise ValueError('half \\ud800 of one')"))
     found = judged(interpreter, problem)
@@ -208,7 +229,7 @@ def kernel_function(a, b):
 """)
     files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
     found = judged(interpreter, files, dtype="bf16")
-    assert found["status"] in verdict.BF16_SYMPTOMS and "interpreter computes wrongly with bf16" in found["summary"]
+    assert found["status"] in verdict.VALUE_FAULTS and "interpreter computes wrongly with bf16" in found["summary"]
     assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
 
 

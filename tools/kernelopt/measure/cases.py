@@ -87,12 +87,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), and the names of variants of
-    its own making that it fails on."""
+    """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), the names of variants of its
+    own making that it fails on, and of all its workloads."""
 
     cases: list[Case]
     declared: dict
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str]
+    workloads: list[str]
 
 
 class ReferenceFailed(Refused):
@@ -152,7 +153,7 @@ def prepare_task(
         "folder": folder,
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
-    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"])
+    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"], made["workloads"])
 
 
 SLOW_ELEMENTS = 1 << 20  # of a case: the interpreter takes minutes for them

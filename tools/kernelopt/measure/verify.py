@@ -275,7 +275,7 @@ def verdict(
     return Verdict(
         status=fault.status if fault else Status.OK,
         device=device,
-        summary=Failure(fault, device, bad).summary()
+        summary=Failure(fault, device, bad, tuple(results)).summary()
         if fault
         else right(device, results, own_work, varied=not target.only_these_shapes),
         worst_rel_err=worst_error(results),

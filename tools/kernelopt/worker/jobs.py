@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, judging, oracle, rates, tensor_ceiling, timing, tracing
+from . import candidate, compiling, exploring, exported, judging, oracle, rates, tensor_ceiling, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -16,6 +16,8 @@ JOBS = {
         compiling.compile_only,
         exploring.contest,
         exploring.judge,
+        exported.interface,
+        exported.same_bits,
         rates.bandwidth,
         rates.ceiling,
         rates.matmul,

@@ -177,7 +177,8 @@ class Check:
             return compared
         before = expected.before[at - expected.returned]
         touched = disturbed(actual, before, expected.oracle[at], expected.baseline[at])
-        return {**compared, "input": self._parameter(expected, at), "disturbed": touched}
+        left = {"input": self._parameter(expected, at), "unchanged": state.identical(actual, before)}
+        return {**compared, **left, "disturbed": touched}
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
         """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference

@@ -62,7 +62,8 @@ def prepare(
             possible = variants.of_workload(loaded, workload, case, full, own_sizes)
             for variant in taken(possible, loaded, maker, workload, seeds[-1], left_out):
                 cases.append(store(maker, workload, seeds[-1], variant, folder))
-    return {"cases": cases, "declared": declared_by(loaded), "left_out": left_out}
+    every = list(loaded.workloads)
+    return {"cases": cases, "declared": declared_by(loaded), "left_out": left_out, "workloads": every}
 
 
 def declared_by(loaded: problem.Reference) -> DeclaredJson:
