@@ -1,6 +1,7 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -8,9 +9,10 @@ import resource
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,6 +286,23 @@ def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subproce
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+@contextlib.contextmanager
+def gpu_node(gpus: int, **environment: str) -> Iterator[tuple[subprocess.Popen, str, list[str]]]:
+    """A GPU node of this machine, which believes us how many GPUs there are: (process, address, what it printed)."""
+    if not all(importlib.util.find_spec(name) for name in ("ray", "grpc")):  # Ray reads its settings at its import
+        pytest.skip("ray[client] is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, BUNDLE / "tools" / "gpu_node.py", "--port", str(port), "--gpus", str(gpus)]
+    options = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process, f"ray://127.0.0.1:{port}", [process.stdout.readline() for _ in range(3)]
+        finally:
+            process.terminate()
 
 
 def processor_time() -> float:

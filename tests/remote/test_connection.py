@@ -4,18 +4,16 @@ The node is one test, because Ray takes seconds to start and a second a command.
 """
 
 import contextlib
-import importlib.util
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, kernel_text
+from conftest import gpu_node, kernel_text
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.remote import connection, hand_over, nodes
 from kernelopt.remote.connection import Address
@@ -31,35 +29,23 @@ This process on Ray Client was started with:
 
 
 @pytest.fixture
-def gpu_node(monkeypatch):
-    """(process, address, lines) of a node with a GPU that Ray believes in."""
-    if not all(importlib.util.find_spec(name) for name in ("ray", "grpc")):  # Ray reads its settings at its import
-        pytest.skip("ray[client] is not installed")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket() as probe:  # Ray's sockets need short paths
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
-            monkeypatch.delenv(name)
+def node_here(monkeypatch):
+    """(process, address, what it printed) of a node; its files and token are in a folder of its own."""
+    given = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    for name in given:
+        monkeypatch.delenv(name)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # Ray's sockets need short paths
         monkeypatch.setenv("HOME", folder)
-        monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        command = [sys.executable, BUNDLE / "tools" / "gpu_node.py", "--port", str(port), "--gpus", "2"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                lines = [process.stdout.readline() for _ in range(3)]
-                yield process, f"ray://127.0.0.1:{port}", lines
-            finally:
-                process.terminate()
-    for name in connection.SETTINGS:
-        os.environ.pop(name, None)
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
-        os.environ.pop(name, None)
+        with gpu_node(2, TMPDIR=folder) as started:
+            yield started
+    for name in {name for name in os.environ if name.startswith("RAY_")} - given.keys():
+        del os.environ[name]  # the client's settings
 
 
 @pytest.mark.timeout(300)
-def test_a_node_from_its_start_to_its_end(gpu_node, session, problem, run_here):
-    process, address, lines = gpu_node
+def test_a_node_from_its_start_to_its_end(node_here, session, problem, run_here):
+    process, address, lines = node_here
     assert f"export KERNELOPT_ON={address}" in lines[1] and "RAY_AUTH_TOKEN" in lines[2]
     assert listening_elsewhere(process.pid) == []
     a_tool_says_what_it_says_here(address, problem, run_here)

@@ -22,6 +22,7 @@ ON_A_NODE = {
     "bench_matmul.py",
     "calibrate_gpu.py",
     "explore_kernels.py",
+    "export_kernel.py",
     "gpu_specs.py detect",
     "measure_bandwidth_ceiling.py",
     "measure_ceiling.py",
@@ -46,7 +47,7 @@ class Parser(argparse.ArgumentParser):
                 type=filled,
                 metavar="ADDRESS",
                 default=os.environ.get("KERNELOPT_ON") or "local",
-                help="run on the GPU node at ray://HOST:PORT (default: $KERNELOPT_ON, else local)",
+                help="of a GPU node (default: $KERNELOPT_ON, else local)",
             )
 
     def parse_args(self, *arguments, **options):

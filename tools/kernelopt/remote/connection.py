@@ -19,7 +19,7 @@ from . import mirrors
 SHIPPED = {"tools", "reference", "gpu-wiki", "pyproject.toml"}  # of the bundle
 PORT = 10001  # of Ray's client server
 REACH_S = 5  # seconds for the first answer of an address
-ANNOUNCED_S, GIVEN_UP_S = 3, 600  # seconds of waiting for a GPU of the node
+ANNOUNCED_S, GIVEN_UP_S = 5, 600  # seconds of waiting for a GPU of the node
 ATTEMPTS = 3  # to connect
 STOP_S = 15  # seconds in which the work on the node is ended
 WHO = ("The cluster was started with", "This process")  # in Ray's words on versions
@@ -115,6 +115,7 @@ class RayNode:
 
     def __init__(self, address: Address, gpus: int):
         self.address, self.name, self.gpus = address, str(address), gpus
+        self._introduced = False
 
     @contextlib.contextmanager
     def run(self, *arguments) -> Iterator[Callable[..., Any]]:
@@ -155,7 +156,10 @@ class RayNode:
                 if waited > ANNOUNCED_S and not announced:
                     say(f"waiting for {self.name}: its GPUs are in use, or it prepares the bundle")
                     announced = True
-            say(f"on {self.name} ({unwrapped(*ray.get(ready))})")
+            about = unwrapped(*ray.get(ready))
+            if not self._introduced:
+                say(f"on {self.name} ({about})")
+            self._introduced = True
 
 
 def on_the_node() -> type:

@@ -195,6 +195,8 @@ def bring_home(there: Callable, call: Call, tree: Tree, changed: Changes) -> Non
             bundle.write_bytes(Path(name), contents[digest])
         elif kind == trees.FOLDER:
             Path(name).mkdir(exist_ok=True)
+        elif kind is None:
+            delivery.remove_entry(Path(name))
 
 
 def kept(there: Callable, call: Call, tree: Tree, changed: Changes, clashing: list[str]) -> str:
