@@ -223,6 +223,8 @@ def test_a_result_changes_nothing_outside_the_workspace_and_no_setting_of_git(re
         f"{root}/.git/hooks/pre-commit": f"file 755 {digest}",
         f"{root}/.git/config": f"file 644 {digest}",
         f"{root}/link": "link /etc",
+        f"{root}/.git": f"file 644 {digest}",
+        root: "link /etc",
         f"{root}/plans": "link ..",
         "/tmp/evil": f"file 644 {digest}",
         f"{root}/kernel.py": "file 644 nonsense",

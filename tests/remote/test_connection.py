@@ -133,12 +133,18 @@ def test_a_missing_package_is_named(monkeypatch):
             ("Unauthenticated: InvalidAuthToken",),
             "refuses the token; set RAY_AUTH_TOKEN",
         ),
+        (
+            "Initialization failure from server:\nAttributeError: x",
+            (),
+            "not accept this client (AttributeError: x); install the same",
+        ),
         ("ray client connection timeout", (), "is no node; start one there"),
         ("The actor died.\nIts node was killed", (), "broke (Its node was killed); nothing was changed here"),
         ("", (), "broke (without a reason)"),
     ],
 )
-def test_what_ray_raises_becomes_a_sentence(error, logged, words):
+def test_what_ray_raises_becomes_a_sentence(error, logged, words, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.60.0")
     assert words in connection.why(Address("h", 1), error, logged)
 
 

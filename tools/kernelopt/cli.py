@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             from .remote import hand_over
 
             code, output = hand_over.hand_over(args, args.on, self.prog in LOCKING, say)
-            sys.stdout.write(output)
+            print(output, end="")
             sys.exit(code)
         return args
 

@@ -1,8 +1,10 @@
 """A connection to a GPU node, through Ray's client. Ray brings the bundle there, once per content."""
 
 import contextlib
+import importlib.metadata
 import logging
 import os
+import platform
 import re
 import socket
 import time
@@ -23,7 +25,6 @@ ANNOUNCED_S, GIVEN_UP_S = 5, 600  # seconds of waiting for a GPU of the node
 ATTEMPTS = 3  # to connect
 STOP_S = 15  # seconds in which the work on the node is ended
 WHO = ("The cluster was started with", "This process")  # in Ray's words on versions
-TOKEN_FILE = "token"  # in mirrors.node_folder, of the nodes that this user starts here
 SETTINGS = {
     "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "10",  # seconds after which a lost connection ends the work on the node
     "RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "3",
@@ -218,8 +219,7 @@ def set_up(address: Address) -> None:
     """Set what Ray's client reads from the environment: its limits, and the token."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    own = mirrors.node_folder() / TOKEN_FILE
-    if not has_token() and address.is_here() and own.is_file():
+    if not has_token() and address.is_here() and (own := mirrors.token_file()):
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(own)
     if has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -266,14 +266,19 @@ def telling(address: Address, logged: Sequence[str] = ()) -> Iterator[None]:
 
 
 def why(address: Address, error: str, logged: Sequence[str]) -> str:
-    """One sentence on what Ray raised. Pure."""
+    """One sentence on what Ray raised."""
     if "Version mismatch" in error:
         theirs, ours = (re.search(rf"{who}.*?Ray: (\S+).*?Python: (\S+)", error, re.DOTALL) for who in WHO)
         versions = f": {theirs[1]} and {theirs[2]} there, {ours[1]} and {ours[2]} here" if theirs and ours else ""
         return f"{address} has another version of Ray or Python{versions}; install the same on both machines"
-    if any("nauthenticated" in line or "token" in line.lower() for line in [error, *logged]):
-        return f"{address} refuses the token; set RAY_AUTH_TOKEN to that of the node (its first lines say where it is)"
     if "connection timeout" in error:
+        if any("token" in line.lower() or "nauthenticated" in line for line in logged):
+            return f"{address} refuses the token; set RAY_AUTH_TOKEN to the node's (its first lines say where that is)"
         return f"what answers at {address} is no node; start one there: bash scripts/gpu_node.sh"
     last = error.strip().splitlines()[-1:] or ["without a reason"]
+    if "Initialization failure" in error:  # before Ray compares versions
+        here = f"Ray {importlib.metadata.version('ray')}, Python {platform.python_version()}"
+        return (
+            f"{address} does not accept this client ({last[0][:200]}); install the same versions there as here: {here}"
+        )
     return f"the connection to {address} broke ({last[0][:200]}); {AGAIN}"

@@ -176,6 +176,8 @@ def fetched(there: Callable, changed: Changes) -> Iterator[tuple[str, bytes]]:
     left = trees.digests(changed.values())
     while left:
         contents = there("contents", sorted(left), BATCH_BYTES)
+        if not contents:
+            raise EnvironmentLacks(f"{len(left)} changed files are gone on the node; {AGAIN}")
         yield from contents.items()
         left -= contents.keys()
 

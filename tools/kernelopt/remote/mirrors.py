@@ -13,17 +13,37 @@ from ..errors import EnvironmentLacks, UsageError
 from ..session import delivery, trees
 from ..session.trees import Changes, Tree
 
+TOKEN_FILE = "token"  # in node_folder
 UNUSED_S = 7 * 24 * 3600  # after that, a mirror is removed
 
 
 def node_folder() -> Path:
-    """The folder of this user's nodes on this machine, closed to others. EnvironmentLacks when another user made it."""
-    folder = Path(tempfile.gettempdir()).resolve() / f"kernelopt-node-{os.geteuid()}"
+    """The folder of this user's nodes on this machine, made if absent. EnvironmentLacks when others may use it."""
+    return make_private(place())
+
+
+def place() -> Path:
+    return Path(tempfile.gettempdir()).resolve() / f"kernelopt-node-{os.geteuid()}"
+
+
+def make_private(folder: Path) -> Path:
+    """Make the folder, closed to other users, and return it. EnvironmentLacks when another user made it."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # links have all rights
+    if not is_private(folder):
         raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
     return folder
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder of this user, closed to others."""
+    status = folder.lstat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077  # links have all rights
+
+
+def token_file() -> Path | None:
+    """The token of the nodes that this user starts on this machine; None where none was started."""
+    file = place() / TOKEN_FILE
+    return file if file.is_file() and is_private(file.parent) else None
 
 
 class Mirror:

@@ -85,7 +85,7 @@ def environment_of(address: Address) -> tuple[dict[str, str], Path | None]:
     environment.pop("KERNELOPT_ON", None)
     if connection.has_token():
         return environment, None
-    file = mirrors.node_folder() / connection.TOKEN_FILE
+    file = mirrors.node_folder() / mirrors.TOKEN_FILE
     if not file.exists():
         bundle.write_text(file, secrets.token_hex(32))
     file.chmod(0o600)

@@ -23,6 +23,7 @@ JOURNAL = "journal.json"
 ABANDONED_S = 3600  # a delivery takes seconds
 DERIVED = ("/.git/index", "/.git/logs", "/report.html")  # written anew from the rest
 FORBIDDEN = ("/.git/config", "/.git/hooks")  # no tool changes them, and git would run what they name
+FOLDERS = ("", "/.git")  # these are nothing else
 
 
 def conflicts(workspace: str, before: Tree, now: Tree, changed: Iterable[str] | None = None) -> list[str]:
@@ -142,8 +143,10 @@ def check_safe(root: Path, changed: Changes) -> None:
     """UsageError when a change is outside `root`, would follow a link, or has git run another program."""
     trees.check_names(changed)
     links = {name for name, kind in changed.items() if kind and kind.startswith("link ")}
+    folders = [f"{root}{one}" for one in FOLDERS]
     for name, kind in changed.items():
-        if not trees.is_below(name, str(root)) or name.startswith(tuple(f"{root}{one}" for one in FORBIDDEN)):
+        forbidden = name.startswith(tuple(f"{root}{one}" for one in FORBIDDEN))
+        if forbidden or not trees.is_below(name, str(root)) or (name in folders and kind != trees.FOLDER):
             raise UsageError(f"{name} must not be changed from elsewhere; nothing was changed here")
         parents = Path(name).parents
         if any(str(parent) in links for parent in parents) or leads_out(root, Path(name), kind):

@@ -34,7 +34,11 @@ def entry(path: Path) -> str | None:
         return f"link {path.readlink()}"
     if not stat.S_ISREG(status.st_mode):
         return None
-    return f"file {stat.S_IMODE(status.st_mode):o} {digest(path.read_bytes())}"
+    hashed = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            hashed.update(piece)
+    return f"file {stat.S_IMODE(status.st_mode):o} {hashed.hexdigest()}"
 
 
 def digest(content: bytes) -> str:
