@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -48,6 +49,7 @@ def serve(address: Address, gpus: int | None, ready: Callable[[Path | None], Non
     bundle.require("ray", "grpc", group="distributed")
     check_free(address)
     environment, token = environment_of(address)
+    shutil.rmtree(folder_of(address), ignore_errors=True)  # what a former node left
     log = tempfile.TemporaryFile()  # noqa: SIM115 (read when Ray does not start)
     process = subprocess.Popen(
         command(address, gpus),
@@ -66,14 +68,19 @@ def serve(address: Address, gpus: int | None, ready: Callable[[Path | None], Non
         end(process)
 
 
+def folder_of(address: Address) -> Path:
+    """Ray's folder of a node: its sockets and logs."""
+    return mirrors.node_folder() / f"ray-{address.port}"
+
+
 def command(address: Address, gpus: int | None) -> list[str]:
-    """Ray's command line of a node. Pure but for the folder of its logs."""
+    """Ray's command line of a node."""
     options = {
         "--node-ip-address": address.host,
         "--ray-client-server-port": str(address.port),
         "--port": "0",  # any that is free
         "--include-dashboard": "false",
-        "--temp-dir": str(mirrors.node_folder() / f"ray-{address.port}"),
+        "--temp-dir": str(folder_of(address)),
     } | ({} if gpus is None else {"--num-gpus": str(gpus)})
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     return [*start, *(f"{name}={value}" for name, value in options.items())]
