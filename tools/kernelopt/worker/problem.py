@@ -14,11 +14,13 @@ import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import torch
 
 from . import keyword_sizes, tensor_trees
@@ -88,19 +90,21 @@ class Reference:
             name: keyword_sizes.of_function(make, f"what makes the inputs of workload '{name}'")
             for name, make in self.workloads.items()
         }
+        self.init_sizes = keyword_sizes.of_function(self.init_inputs, "get_init_inputs")
         self.declarations = Declarations.of_module(module, module.Model.forward)
 
     def build(
         self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
     ) -> tuple[torch.nn.Module, list, list]:
         """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`. sizes: other
-        values for its keyword sizes.
+        values for its keyword sizes. get_init_inputs gets those of the same names, so that parameters have the sizes of
+        the inputs.
 
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
-        torch.manual_seed(seed)
+        seed_all(seed)
         with torch.device(device), torch.no_grad():
-            init = arguments(self.init_inputs(), "get_init_inputs")
+            init = arguments(self.init_inputs(**self._init_sizes(workload, sizes or {})), "get_init_inputs")
             model = self.model_class(*init)
             with deterministic_memory() if self.declarations.mutates else contextlib.nullcontext():
                 made = self.workloads[workload](**sizes or {})
@@ -110,6 +114,11 @@ class Reference:
             cast_module(model, tensor_trees.TORCH_DTYPES[dtype])
             inputs = [tensor_trees.cast(value, tensor_trees.TORCH_DTYPES[dtype]) for value in inputs]
         return model, inputs, init
+
+    def _init_sizes(self, workload: str, sizes: dict[str, int]) -> dict[str, int]:
+        """The keyword sizes of get_init_inputs as the inputs of a workload have them."""
+        own = {**self.sizes[workload], **sizes}
+        return {name: own[name] for name in self.init_sizes if name in own}
 
     def case(
         self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
@@ -146,6 +155,13 @@ class Reference:
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
         return bind(self.model_class, case, device, dtype)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that a reference may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 @contextlib.contextmanager

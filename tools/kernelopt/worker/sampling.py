@@ -140,6 +140,8 @@ def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Samplin
     drawn = draws.long().reshape(len(draws), -1)
     if bool(((drawn < 0) | (drawn >= values)).any()):
         return "an index is out of range"
+    if impossible := int((rows.gather(1, drawn.T) <= 0).sum()):
+        return f"{impossible} of {drawn.numel()} draws are of probability 0"
     group, counts = groups(probabilities)
     for number in range(len(counts)):
         own = drawn[:, group == number].reshape(-1)
