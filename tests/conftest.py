@@ -260,6 +260,14 @@ def with_floor_share(measurement: Measurement, share_pct: float) -> Measurement:
     return replace(measurement, utilization=replace(measurement.utilization, floor_share_pct=share_pct))
 
 
+def stand_in_pynvml():
+    """stand_ins/pynvml.py as a module, to set in sys.modules."""
+    spec = importlib.util.spec_from_file_location("pynvml", STAND_INS / "pynvml.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def task(**changes) -> Task:
     """A Task block of an H200 with nothing counted; changes: keys of its JSON object."""
     empty = {"platform": "H200", "arch": "Hopper", "framework": "triton", "dtype": None, "tolerance": None}

@@ -112,6 +112,8 @@ def test_a_tolerance_is_never_looser_than_a_task_may_declare():
         ("make_match_reference(ref_kernel)", {"atol": 1e-8, "rtol": 1e-5}),
         ("make_match_reference(ref_kernel, rtol=R, atol=2e-3)", {"atol": 2e-3, "rtol": 0.25}),
         ("lambda data, output: near(output, data)", None),
+        ("lambda data, output: torch.allclose(output, data, 1e-2)", None),
+        ("make_match_reference(ref_kernel, **bounds)", None),
         ("lambda data, output: verbose_allclose(output, data, rtol=len(data))", None),
         ("lambda d, o: verbose_allclose(o, d, rtol=1e-3) + verbose_allclose(o, d, rtol=1e-2)", None),
         ("lambda d, o: verbose_allequal(o[0], d[0]) + verbose_allequal(o[1], d[1])", {"atol": 0.0, "rtol": 0.0}),

@@ -115,10 +115,8 @@ EXPECTED = {
         "test0",
         {"compare": {"0": {"atol": 1e-8, "rtol": 1e-5}}},
         ("check_implementation is code", "passes False as text", "ranking: by the geom"),
-        "def kernel_function(values, down):\n"
-        "    found = values.sort().values\n"
-        "    return found.flip(0) if down else found\n",
-        ("found.flip(0) if down else found", "found.flip(0)"),
+        "def kernel_function(values, down):\n    up = values.sort().values\n    return up.flip(0) if down else up\n",
+        ("up.flip(0) if down else up", "up.flip(0)"),
     ),
     "module with state": Expected(
         "kernelbench/scaled_rows.py",
@@ -204,11 +202,11 @@ def test_a_right_kernel_passes_and_a_wrong_one_fails(interpreter, made, tmp_path
     assert old in right
     kernel = tmp_path / "kernel_file.py"
     kernel.write_text(HEAD + right)
-    found = judged(interpreter, kernel, reference, only_these_shapes=name not in AT_OTHER_SIZES)
-    assert found.status == "OK", found.summary
+    verdict = judged(interpreter, kernel, reference, only_these_shapes=name not in AT_OTHER_SIZES)
+    assert verdict.status == "OK", verdict.summary
     kernel.write_text(HEAD + right.replace(old, new))
-    found = judged(interpreter, kernel, reference, only_these_shapes=True)
-    assert found.status in ("WRONG_VALUES", "NONFINITE"), found.summary
+    verdict = judged(interpreter, kernel, reference, only_these_shapes=True)
+    assert verdict.status in ("WRONG_VALUES", "NONFINITE"), verdict.summary
 
 
 def judged(interpreter, kernel: Path, reference: Path, **options) -> verify.Verdict:

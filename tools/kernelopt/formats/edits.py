@@ -166,5 +166,5 @@ def readers(source: Source, names: set[str]) -> dict[str, set[str]]:
         return own.union(*map(read, table.get_children())) & names
 
     top = symtable.symtable(source.text, source.where, "exec")
-    found = {child.get_name(): read(child) for child in top.get_children()}
-    return {name: own for name, own in found.items() if own}
+    by_name = {child.get_name(): read(child) for child in top.get_children()}
+    return {name: own for name, own in by_name.items() if own}

@@ -47,17 +47,17 @@ def read(path: Path, options: Options) -> Task:
     """The task of a definition's file."""
     definition = read_definition(path)
     file = workloads_file(path, options)
-    found, remarks = workloads_in(file, definition)
-    found, more = located(found, definition, folders(path, file, options))
+    cases, remarks = workloads_in(file, definition)
+    cases, more = located(cases, definition, folders(path, file, options))
     remarks += more
-    if not found:
+    if not cases:
         raise UsageError(
             f"{path}: no workload can be carried over; the first reason: {(remarks or ['there is none'])[0]}"
         )
     samples = definition.op_type == "sampling" and "probs" in definition.inputs
     runnable = sampling(definition) if samples else wrapping.of_definition(definition)
     draw = random_probabilities if samples else usual_random
-    inputs, workloads, more = written(runnable.definition, found, draw, options, runnable.more)
+    inputs, workloads, more = written(runnable.definition, cases, draw, options, runnable.more)
     modes, stricter = tolerated(ATOL / 2, RTOL / 2, matched(definition))
     judged = [HALVES, *stricter, *checkers(definition), *whole_numbers(definition)]
     return wrapping.task_of(
@@ -75,7 +75,7 @@ def read(path: Path, options: Options) -> Task:
 
 def workloads_in(file: Path, definition: Definition) -> tuple[list[Stated], list[str]]:
     """(workloads of the definition, remarks); of another definition's they are left out."""
-    found, others, traces = [], 0, 0
+    cases, others, traces = [], 0, 0
     for number, line in enumerate(json_lines(file), start=1):
         where = f"{file}, line {number}"
         if not isinstance(line.get("workload"), dict):
@@ -85,9 +85,9 @@ def workloads_in(file: Path, definition: Definition) -> tuple[list[Stated], list
         elif line.get("solution") or line.get("evaluation"):
             traces += 1
         else:
-            found.append(stated(line["workload"], definition, where))
+            cases.append(stated(line["workload"], definition, where))
     remarks = [f"workloads: {others} lines of {file.name} are of other definitions"] if others else []
-    return found, remarks + ([f"traces: {traces} results of solutions in {file.name}"] if traces else [])
+    return cases, remarks + ([f"traces: {traces} results of solutions in {file.name}"] if traces else [])
 
 
 def folders(path: Path, file: Path, options: Options) -> list[Path]:

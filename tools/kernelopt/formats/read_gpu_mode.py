@@ -205,28 +205,26 @@ def bounds_of(main: Source) -> tuple[Bounds, list[str]]:
     node = next((one for one in main.tree.body if CHECK in bound(one) and not isinstance(one, ast.ImportFrom)), None)
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)] if node else []
     compared = [one for one in calls if dotted(one.func).rpartition(".")[2] in COMPARING]
-    found = {bound_of(one, main) for one in compared}
+    tolerances = {bound_of(one, main) for one in compared}
     free = [f"checker: {CHECK} is code; its tolerance is carried, whatever else it asks is not"]
-    if len(found) != 1 or "computed" in found:
-        why = (
-            "computes its tolerances"
-            if "computed" in found
-            else "has several tolerances"
-            if found
-            else "states no tolerance"
-        )
+    if len(tolerances) != 1 or "computed" in tolerances:
+        several = "has several tolerances" if tolerances else "states no tolerance"
+        why = "computes its tolerances" if "computed" in tolerances else several
         return Bounds(), [f"checker: {CHECK} {why}; the verifier's own bounds by dtype hold"]
-    (one,) = found
+    (one,) = tolerances
     modes, stricter = tolerated(*((0.0, 0.0) if one is None else (one[1], one[0])))
     return Bounds(modes), [*stricter, *(free if isinstance(node, ast.FunctionDef) else [])]
 
 
 def bound_of(call: ast.Call, main: Source) -> tuple[float, float] | str | None:
-    """(rtol, atol) of a call that compares; None for equality; "computed" where its code does not state them."""
+    """(rtol, atol) of a call that compares; None for equality; "computed" where its code does not state them
+    by name."""
     usual = COMPARING[dotted(call.func).rpartition(".")[2]]
     if usual is None:
         return None
     given = {one.arg: one.value for one in call.keywords}
+    if None in given or any(isinstance(one, ast.Constant) for one in call.args):  # **bounds, or by position
+        return "computed"
     values = []
     for name, default in zip(("rtol", "atol"), usual, strict=True):
         node = given.get(name)

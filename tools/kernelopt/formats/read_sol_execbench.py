@@ -30,16 +30,16 @@ def read(path: Path, options: Options) -> Task:
     """The task of a definition's file."""
     definition = read_definition(path)
     file = workloads_file(path, options)
-    found = [stated(line, definition, f"{file}, line {at}") for at, line in enumerate(json_lines(file), start=1)]
+    cases = [stated(line, definition, f"{file}, line {at}") for at, line in enumerate(json_lines(file), start=1)]
     roots = [options.blobs] if options.blobs else [*path.resolve().parents[:4], *file.resolve().parents[:4]]
-    found, remarks = located(found, definition, roots)
-    if not found:
+    cases, remarks = located(cases, definition, roots)
+    if not cases:
         raise UsageError(
             f"{path}: no workload can be carried over; the first reason: {(remarks or ['there is none'])[0]}"
         )
     runnable = wrapping.of_definition(definition)
-    inputs, workloads, more = written(runnable.definition, found, named_random, options, runnable.more)
-    modes, stricter = tolerance(found)
+    inputs, workloads, more = written(runnable.definition, cases, named_random, options, runnable.more)
+    modes, stricter = tolerance(cases)
     return wrapping.task_of(
         NAME,
         path,
@@ -47,16 +47,16 @@ def read(path: Path, options: Options) -> Task:
         inputs,
         workloads,
         Bounds(modes),
-        contiguous=not any("custom" in one.kinds() for one in found),
+        contiguous=not any("custom" in one.kinds() for one in cases),
         remarks=(*remarks, *more, *runnable.remarks, *stricter, TIMING),
     )
 
 
-def tolerance(found: list[Stated]) -> tuple[dict[str, float], list[str]]:
+def tolerance(cases: list[Stated]) -> tuple[dict[str, float], list[str]]:
     """The strictest tolerance of the workloads, for a task has one."""
     each = [
         {key: number(value, f"workload {one.name}: {key}") for key, value in all_of(one).items() if value is not None}
-        for one in found
+        for one in cases
     ]
     caps = [one["max_error_cap"] for one in each if "max_error_cap" in one]
     modes, remarks = tolerated(

@@ -90,7 +90,7 @@ def used(node: ast.stmt) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def kept(tree: ast.Module, roots: set[str]) -> list[ast.stmt]:
+def needed_statements(tree: ast.Module, roots: set[str]) -> list[ast.stmt]:
     """The statements that the names `roots` need, and those that change something else than names."""
     wanted, chosen = set(roots), []
     while new := [one for one in tree.body if one not in chosen and (has_effect(one) or bound(one) & wanted)]:
@@ -120,7 +120,7 @@ def assembled(main: Source, modules: dict[str, Source], roots: set[str]) -> str:
     by what it names. UsageError for other ways to import them, and where two of them define one name."""
     text, owners, seen = "", {}, {"import torch", "import torch.nn as nn"}
     for source, names in in_order(main, modules, roots):
-        for node in kept(source.tree, names):
+        for node in needed_statements(source.tree, names):
             piece = with_imports(source, node, modules)
             is_import = isinstance(node, ast.Import | ast.ImportFrom)
             if not piece or (is_import and piece in seen):
@@ -140,7 +140,7 @@ def in_order(main: Source, modules: dict[str, Source], roots: set[str]) -> Itera
     pending = [(main, roots)]
     while pending:
         source, names = pending.pop()
-        nodes = kept(source.tree, names)
+        nodes = needed_statements(source.tree, names)
         words = roots.union(*(used(node) for node in nodes))
         for node in nodes:
             for module, more in imported(source, node, modules, words).items():

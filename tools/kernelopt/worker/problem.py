@@ -94,11 +94,17 @@ class Reference:
         self.declarations = Declarations.of_module(module, module.Model.forward)
 
     def build(
-        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+        self,
+        workload: str,
+        seed: int,
+        dtype: str | None,
+        device: str,
+        sizes: dict[str, int] | None = None,
+        within: contextlib.AbstractContextManager | None = None,
     ) -> tuple[torch.nn.Module, list, list]:
         """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`. sizes: other
         values for its keyword sizes. get_init_inputs gets those of the same names, so that parameters have the sizes of
-        the inputs.
+        the inputs. within: the context in which the inputs are made (drawn_values.OtherDraws).
 
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
@@ -106,7 +112,10 @@ class Reference:
         with torch.device(device), torch.no_grad():
             init = arguments(self.init_inputs(**self._init_sizes(workload, sizes or {})), "get_init_inputs")
             model = self.model_class(*init)
-            with deterministic_memory() if self.declarations.mutates else contextlib.nullcontext():
+            with contextlib.ExitStack() as around:
+                if self.declarations.mutates:
+                    around.enter_context(deterministic_memory())
+                around.enter_context(within or contextlib.nullcontext())
                 made = self.workloads[workload](**sizes or {})
                 inputs = arguments(made, f"what makes the inputs of workload '{workload}'")
         if dtype:
@@ -121,14 +130,20 @@ class Reference:
         return {name: own[name] for name in self.init_sizes if name in own}
 
     def case(
-        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+        self,
+        workload: str,
+        seed: int,
+        dtype: str | None,
+        device: str,
+        sizes: dict[str, int] | None = None,
+        within: contextlib.AbstractContextManager | None = None,
     ) -> Case:
         """The same as a Case, its tensors on `device`.
 
         Constant parameters and buffers (weights of one, running variances) get noise, or a kernel that ignores them
         would pass. The noise is positive, because a variance must stay positive.
         """
-        model, inputs, init = self.build(workload, seed, dtype, device, sizes)
+        model, inputs, init = self.build(workload, seed, dtype, device, sizes, within)
         for tensor in tensor_trees.input_tensors(inputs):
             refuse_unsupported(tensor)
         for tensor in (*model.parameters(), *model.buffers()):
@@ -159,9 +174,17 @@ class Reference:
 
 def seed_all(seed: int) -> None:
     """Seed the generators that a reference may draw from."""
-    torch.manual_seed(seed)
+    seed_generators(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
+
+
+def seed_generators(seed: int) -> None:
+    """torch.manual_seed for the CPU, and for the GPU where it is in use: where none is, torch would note a stack trace
+    at each call, to seed one later."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextlib.contextmanager
@@ -236,7 +259,7 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
-    torch.manual_seed(0)  # a constructor's other random numbers are then the same for Model and ModelNew
+    seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
     model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
