@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, REFERENCE, processor_time, run_tool, tool_json
+from kernelopt import cli
 
 TOOLS = sorted(path.name for path in (BUNDLE / "tools").glob("*.py"))
-HEAVY = {"torch", "numpy", "triton", "jsonschema_rs"}
+HEAVY = {"torch", "numpy", "triton", "jsonschema_rs", "ray", "grpc"}
 
 
 def help_of(tool: Path) -> tuple[list[str], set[str]]:
@@ -33,7 +34,11 @@ def test_help_is_short_quick_imports_nothing_heavy_and_lists_the_exit_codes(name
     lines, heavy = help_of(BUNDLE / "tools" / name)
     assert processor_time() - before < 1.0  # a benchmark holds 0.2 s; this only sees a heavy import
     assert heavy == set()
-    assert any("exit codes: 0" in line for line in lines) and len(lines) <= 45
+    assert any("exit codes: 0" in line for line in lines) and len(lines) <= 48
+    takes = {option for option in ("--on", "--device") if any(line.strip().startswith(f"{option} ") for line in lines)}
+    on_a_node = {name, name.replace(".py", ".sh")} & cli.ON_A_NODE
+    assert ("--on" in takes) == bool(on_a_node)
+    assert takes != {"--device"} or name == "import_task.py"  # which needs no GPU
 
 
 def test_that_check_sees_a_heavy_import(tmp_path):

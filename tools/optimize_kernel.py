@@ -4,6 +4,7 @@
 The command runs in a git clone of its own, outside the workspace, and may write kernel.py and plan.md there. Needs an
 accepted v0 and a GPU. exit 0: the targets are met; exit 1: it stopped for another reason."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,11 +37,11 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
-    executor = executors.EXECUTORS[args.executor](workspace, args.timeout)
-    steps = gpu_steps.GpuSteps(workspace, executor, args.timeout, cli.say)
+    os.environ["KERNELOPT_ON"] = args.on  # for the tools that agents call
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     wrapper = agent_process.read_only(workspace.root)
-    with workspace.locked():
+    with executors.at(args.on, workspace, args.timeout) as executor, workspace.locked():
+        steps = gpu_steps.GpuSteps(workspace, executor, cli.say)
         run = loop.Loop(workspace, args.agent, limits, steps, executor, cli.say, strategy, wrapper)
         result = run.run(args.resume)
     cli.emit(result.to_json(), args.json, lines(result))
@@ -75,9 +76,6 @@ def arguments():
     parser.add_argument("--candidates", type=cli.positive_int, default=1, help="side by side in a round (default 1)")
     parser.add_argument(
         "--beam", type=cli.positive_int, metavar="N", help="start from the N fastest right versions in turn"
-    )
-    parser.add_argument(
-        "--executor", choices=list(executors.EXECUTORS), default="local", help="whose GPUs (default local)"
     )
     parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="the longest run (default 240)")
     parser.add_argument(

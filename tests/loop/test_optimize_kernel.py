@@ -9,14 +9,28 @@ from pathlib import Path
 import pytest
 from conftest import BUNDLE
 from kernelopt.errors import UsageError
-from kernelopt.loop import gpu_steps
+from kernelopt.loop import executors, gpu_steps, trials
 from kernelopt.loop.agent_sandbox import AgentSandbox
 from kernelopt.session import record_store
 from scripted_agents import UNCITED, W, run_until_killed
 
 
+class WithoutGpu(executors.Executor):
+    """What executors.Local does on a machine without a GPU, where it cannot be made."""
+
+    slots = 1
+
+    def examine(self, job, packed):
+        return trials.examine(job, packed, self.timeout_s)
+
+    profile = executors.Local.profile
+
+    def stop(self):
+        trials.end_all()
+
+
 def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp_path):
-    own = gpu_steps.GpuSteps(ready, None, 60, print)
+    own = gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print)
     (tmp_path / "plan.md").write_text("no plan")
     status, message = own.check(ready.kernel, tmp_path / "plan.md")
     assert status == "PLAN" and "Category" in message
@@ -30,12 +44,14 @@ def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp
 def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monkeypatch):
     profiled = []
     monkeypatch.setattr(gpu_steps.GpuSteps, "profiled", lambda own, version: profiled.append(version))
-    assert gpu_steps.GpuSteps(ready, None, 60, print).final() == {} and profiled == ["v0"]  # there is no GPU
+    assert gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print).final() == {} and profiled == [
+        "v0"
+    ]  # there is no GPU
 
 
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
-    own = gpu_steps.GpuSteps(ready, None, 60, print)
+    own = gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print)
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
     text = own.brief("v0", 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
+from ..remote.mirrors import make_private
 from ..session import record_store
 from ..session.workspace import IGNORED, Workspace, run_git
 from . import agent_process, file_trees, snapshot
@@ -184,15 +185,6 @@ def run_folder(workspace: Workspace) -> Path:
 def run_mark(workspace: Workspace) -> str:
     """The start of the mark of each agent of this workspace; see agent_process.end_marked."""
     return f"{workspace.root}/.loop"
-
-
-def make_private(folder: Path) -> Path:
-    """Make the folder, closed to other users, and return it. EnvironmentLacks when another user made it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # links have all rights
-        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
-    return folder
 
 
 def clear_killed_run(workspace: Workspace) -> None:

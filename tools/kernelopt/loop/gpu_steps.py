@@ -8,12 +8,10 @@ from shlex import quote
 
 from .. import bundle
 from ..audit import workspace_audit
-from ..device.sandbox import Sandbox
-from ..diagnosis import analysis, profile_folder, profile_run
+from ..diagnosis import analysis, profile_folder
 from ..diagnosis.diagnosis import Finding
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..hardware import wiki
-from ..measure import baselines, pairing, timing
 from ..measure.pairing import Comparison
 from ..report import brief
 from ..session import plans
@@ -42,11 +40,10 @@ To look for more there: `{tools}/search_wiki.py WORDS`
 
 @dataclass(frozen=True)
 class GpuSteps:
-    """asking.Steps on real GPUs, those of an executor. timeout_s: of each process."""
+    """asking.Steps on real GPUs, those of an executor."""
 
     workspace: Workspace
     executor: executors.Executor
-    timeout_s: float
     say: Callable[[str], None]
 
     def brief(self, version: str, number: int) -> str:
@@ -77,7 +74,7 @@ class GpuSteps:
         folder = self.workspace.profile(version, profile_folder.MODE)
         if not (folder / "metrics.json").exists():
             try:
-                profile_run.run(profile_run.Request(self.workspace, version), self.say)
+                self.executor.profile(version, self.say)
             except ToolError as error:
                 self.say(f"{version} could not be profiled: {error}")
         return folder
@@ -114,35 +111,14 @@ class GpuSteps:
         """
         comparisons: dict[str, Comparison] = {}
         try:
-            self._compare(comparisons)
+            final = self.executor.compare()
+            comparisons = final.comparisons
+            for message in final.left_out:
+                self.say(message)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
         self.profiled(RecordStore(self.workspace).best().version)
         return comparisons
-
-    def _compare(self, comparisons: dict[str, Comparison]) -> None:
-        """Add a comparison for each baseline that can be timed."""
-        workspace, dtype = self.workspace, self.workspace.task().dtype
-        best = RecordStore(workspace).best()
-        with Sandbox("cuda", workspace.cache) as sandbox:
-            kernel = workspace.extract(best.git_commit_hash, sandbox.scratch)
-            cases = timing.inputs(sandbox, workspace.reference, dtype, ["default"], self.timeout_s)
-            for name, baseline in self._baselines(best.version, sandbox.scratch).items():
-                try:
-                    timed = timing.measure(sandbox, kernel, baseline, cases, timeout_s=self.timeout_s)
-                    comparisons[name] = pairing.compare(timed["default"].runs)
-                except ToolError as error:
-                    self.say(f"not compared with {name}: {error}")
-
-    def _baselines(self, best: str, folder: Path) -> dict[str, Path]:
-        """{name: kernel file in `folder`}; v0 only where it was accepted and is not the best itself."""
-        compiled = folder / "compiled.py"
-        compiled.write_bytes(baselines.source(self.workspace.first_reference(), "torch.compile"))
-        files = {"torch.compile": compiled}
-        first = RecordStore(self.workspace).read("v0")
-        if best != "v0" and first.git_commit_hash:
-            files["v0"] = self.workspace.extract(first.git_commit_hash, folder)
-        return files
 
 
 def direction(findings: Sequence[Finding], number: int) -> str:
