@@ -112,18 +112,17 @@ class AgentSandbox:
                 f"the agent's command cannot be run: {log.strip()}; go on with --resume and another --agent"
             )
         texts = {name: self._text(name) for name in MOST_BYTES}  # read once: what is judged is what is taken
-        if changed := self.touched():
-            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; it may only write kernel.py and {PLAN}"
-        else:
-            original = self.kernel.decode(errors="replace")
-            outcome = ended(code, log, timeout_s) or classified(texts, original, tried)
+        original = self.kernel.decode(errors="replace")
+        outcome = ended(code, log, timeout_s) or forbidden(self.touched()) or classified(texts, original, tried)
         return Answer(*outcome, texts["kernel.py"], texts[PLAN], wall_s)
 
     def touched(self) -> list[str]:
-        """The names of files that are new or changed, except kernel.py and the plan."""
+        """The names of files that are new or changed, except kernel.py and the plan. New folders do not count, only
+        what is in them: an agent's sandbox may leave empty ones, on which it had mounted something."""
         now = file_trees.entries(self.path, IGNORED_NAMES)
         changed = {name for name in {*now, *self.before} if now.get(name) != self.before.get(name)}
-        return sorted(changed - {"kernel.py", PLAN})
+        new_folders = {name for name in changed if name not in self.before and now[name] == file_trees.FOLDER}
+        return sorted(changed - new_folders - {"kernel.py", PLAN})
 
     def _text(self, name: str) -> str | None:
         """A file's text, cut a little beyond its largest size; None when it is no plain file."""
@@ -145,6 +144,13 @@ def ended(code: int | None, log: str, timeout_s: float) -> tuple[str, str] | Non
     if code:
         return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it printed nothing'}"
     return None
+
+
+def forbidden(touched: list[str]) -> tuple[str, str] | None:
+    """(outcome, message) when an agent touched files that it may not write, or None. Pure."""
+    if not touched:
+        return None
+    return "forbidden files", f"it touched {', '.join(touched[:5])}; it may only write kernel.py and {PLAN}"
 
 
 def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> tuple[str, str]:

@@ -43,7 +43,8 @@ def serve(handle: int) -> None:
             import triton.experimental.gluon  # noqa: F401
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
-    control = socket.socket(fileno=handle)
+    # Sandboxes of agents refuse getsockopt, which finds family and kind out, and sendto, which `send` is.
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=handle)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, 4)
         if not message:
@@ -66,7 +67,7 @@ def serve(handle: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
         with contextlib.suppress(BrokenPipeError):
-            control.sendall(json.dumps(answer).encode() + b"\n")
+            control.sendmsg([json.dumps(answer).encode() + b"\n"])
 
 
 def _serve_apart(handle: int) -> None:
