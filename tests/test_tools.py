@@ -106,7 +106,10 @@ def test_a_read_only_folder_gets_one_sentence(session):
     [
         (OSError(errno.ENOSPC, "No space left on device", "a.json"), "No space left on device: a.json; check disk"),
         (OSError(errno.EROFS, "Read-only file system", "a.json"), "a.json; check disk space and permissions; in an ag"),
-        (OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "; in an agent's sandbox, docs/inst"),
+        (
+            OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "; in an agent's sandbox, docs/inst",
+        ),
         (OSError(errno.EPERM, "Operation not permitted"), "not permitted: a sandbox around this command refused a sys"),
     ],
 )
