@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,10 @@ from .scripted_model import Request, ScriptedModel
 
 PROGRAMS = BUNDLE / ".clients" / "node_modules" / ".bin"
 ROUTER = "gpu-kernel-optimizer"
-SKILL_FILES = {ROUTER: BUNDLE / "SKILL.md", **{path.parent.name: path for path in BUNDLE.glob("skills/*/SKILL.md")}}
+SUB_SKILL_FILES = {path.parent.name: path for path in BUNDLE.glob("skills/*/SKILL.md")}
+SKILL_FILES = {ROUTER: BUNDLE / "SKILL.md", **SUB_SKILL_FILES}
+ALL_SKILLS = sorted(SKILL_FILES)
+BANDWIDTH = "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L"  # of gpu_specs.py lookup H200
 PYTHON = sys.executable
 
 
@@ -73,10 +77,24 @@ class Bench:
             patch.setenv(name, value)
 
 
-def listed(said: str) -> set[str]:
-    """The skills of this bundle whose descriptions a text holds."""
+def listed(said: str) -> list[str]:
+    """The skills of this bundle whose descriptions a text holds, each as often as it does."""
     starts = {name: re.search(r'description: "(.{60})', path.read_text())[1] for name, path in SKILL_FILES.items()}
-    return {name for name, start in starts.items() if start in said}
+    return sorted(name for name, start in starts.items() for _ in range(said.count(start)))
+
+
+def title(skill: str) -> str:
+    """The first heading of a skill's text."""
+    return re.search(r"^# .*$", SKILL_FILES[skill].read_text(), re.MULTILINE)[0]
+
+
+def repository(folder: Path) -> Path:
+    """This repository as its users get it, in a folder: the files that git tracks."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=BUNDLE, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(BUNDLE / name, folder / name, follow_symlinks=False)
+    return folder
 
 
 def bundle_root(request: Request) -> str:
@@ -96,8 +114,8 @@ def wait_until(condition, seconds: float = 20.0) -> bool:
 
 def bench_of(name: str, home: Path, project: Path) -> Iterator[Bench]:
     client = REAL_CLIENTS[name]
-    if not (PROGRAMS / client.program).exists():
-        pytest.skip(f"{client.program} is not installed: bash scripts/test.sh --clients")
+    if not (PROGRAMS / name).exists():
+        pytest.skip(f"{name} is not installed: bash scripts/test.sh --clients")
     project.mkdir()
     subprocess.run(["git", "init", "--quiet", project], check=True)
     with ScriptedModel() as model:

@@ -16,10 +16,10 @@ REFUSING = "http://127.0.0.1:9"  # nobody listens on the port of `discard`
 
 @dataclass(frozen=True)
 class RealClient:
-    """program: its name in node_modules/.bin. configure: writes its settings into a HOME, and returns the variables that
+    """command: reads a prompt on stdin and names no folder. configure: writes its settings into a HOME, and returns the variables that
     point it at the model at a URL. starts_s: seconds in which it has run a first command, on a busy machine."""
 
-    program: str
+    command: str
     configure: Callable[[Path, str], dict[str, str]]
     starts_s: int
 
@@ -90,8 +90,8 @@ def opencode(home: Path, url: str) -> dict[str, str]:
 
 
 REAL_CLIENTS = {
-    "claude": RealClient("claude", claude, starts_s=12),
-    "codex": RealClient("codex", codex, starts_s=12),
-    "gemini": RealClient("gemini", gemini, starts_s=25),
-    "opencode": RealClient("opencode", opencode, starts_s=45),
+    "claude": RealClient("claude -p --allowedTools Bash Read", claude, starts_s=12),
+    "codex": RealClient("codex exec --sandbox workspace-write", codex, starts_s=12),
+    "gemini": RealClient("gemini --approval-mode=yolo --skip-trust", gemini, starts_s=25),
+    "opencode": RealClient("opencode run --auto", opencode, starts_s=45),
 }

@@ -3,18 +3,14 @@
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, run_tool
-from kernelopt.loop.clients import CLIENTS
 from kernelopt.session import stop_hook
 
-from .bench import PYTHON, ROUTER, SKILL_FILES, bench_of, bundle_root, listed
+from .bench import ALL_SKILLS, BANDWIDTH, PYTHON, ROUTER, bench_of, bundle_root, listed, repository
 from .scripted_model import step
-
-COMMAND = CLIENTS["claude"].command_line()
 
 
 @pytest.fixture
@@ -38,7 +34,7 @@ def test_the_stop_hook_blocks_six_times_each_time_with_its_reason(claude, worksp
     readme = workspace / "README.md"
     readme.write_text(readme.read_text().replace('"target": 3866.4', '"target": 9999.0'))
     claude.model.follow(step("say", "I am done"))
-    claude.run(COMMAND)
+    claude.run(claude.client.command)
     reasons = [re.findall(r"refusal (\d) of 6", request.text) for request in claude.model.requests]
     assert [len(set(seen)) for seen in reasons] == [0, 1, 2, 3, 4, 5, 6]
     assert "target 9999.0 GB/s" in claude.model.said
@@ -46,16 +42,12 @@ def test_the_stop_hook_blocks_six_times_each_time_with_its_reason(claude, worksp
 
 def test_the_stop_hook_lets_go_when_the_goal_is_met(claude, workspace):
     claude.model.follow(step("say", "I am done"))
-    claude.run(COMMAND)
+    claude.run(claude.client.command)
     assert len(claude.model.requests) == 1 and not (workspace / stop_hook.ARMED).exists()
 
 
 def test_the_plugin_brings_all_skills_and_goes(claude, tmp_path):
-    source = tmp_path / "repository"  # as its users get it: what git tracks
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=BUNDLE, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, files.split("\0")):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(BUNDLE / name, source / name)
+    source = repository(tmp_path / "repository")
     claude.run(f"claude plugin validate {source}")
     claude.run(f"claude plugin marketplace add {source} && claude plugin install {ROUTER}@{ROUTER}")
     claude.model.follow(
@@ -64,10 +56,10 @@ def test_the_plugin_brings_all_skills_and_goes(claude, tmp_path):
         step("shell", lambda said: f"{PYTHON} {bundle_root(said)}/tools/gpu_specs.py lookup H200 memory_bandwidth"),
         step("say", "all done"),
     )
-    claude.run(COMMAND)
-    assert listed(claude.model.requests[0].text) == set(SKILL_FILES)
-    assert "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L" in claude.model.said
+    claude.run(claude.client.command)
+    assert listed(claude.model.requests[0].text) == ALL_SKILLS
+    assert BANDWIDTH in claude.model.said
     claude.run(f"claude plugin uninstall {ROUTER}@{ROUTER}")
     claude.model.follow(step("say", "all done"))
-    claude.run(COMMAND)
-    assert listed(claude.model.said) == set()
+    claude.run(claude.client.command)
+    assert listed(claude.model.said) == []

@@ -1,11 +1,8 @@
 """The skills in each client: installed, listed, opened, and a tool run from there."""
 
-import re
-
 import pytest
-from kernelopt.loop.clients import CLIENTS
 
-from .bench import PYTHON, ROUTER, SKILL_FILES, bundle_root, listed
+from .bench import ALL_SKILLS, BANDWIDTH, PYTHON, ROUTER, bundle_root, listed, title
 from .scripted_model import step
 
 
@@ -19,13 +16,12 @@ def test_installed_skills_are_listed_and_opened_and_gone_when_taken_away(bench, 
         step("shell", lambda said: f"{PYTHON} {bundle_root(said)}/tools/gpu_specs.py lookup H200 memory_bandwidth"),
         step("say", "all done"),
     )
-    bench.run(CLIENTS[bench.name].command_line())
-    assert listed(bench.model.requests[0].text) == set(SKILL_FILES)
+    bench.run(bench.client.command)
+    assert listed(bench.model.requests[0].text) == ALL_SKILLS
     for name in (ROUTER, "gpu-kernel-baseline", "gpu-kernel-profile-optimizer"):
-        title = re.search(r"^# .*$", SKILL_FILES[name].read_text(), re.MULTILINE)[0]
-        assert title in bench.model.said
-    assert "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L" in bench.model.said
+        assert title(name) in bench.model.said
+    assert BANDWIDTH in bench.model.said
     bench.install("--uninstall")
     bench.model.follow(step("say", "all done"))
-    bench.run(CLIENTS[bench.name].command_line())
-    assert listed(bench.model.said) == set()
+    bench.run(bench.client.command)
+    assert listed(bench.model.said) == []
