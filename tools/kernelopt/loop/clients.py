@@ -7,7 +7,7 @@ Source: their `--help` and what they print, of the versions that tests/clients/p
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 
@@ -20,22 +20,25 @@ STATUS = re.compile(r"\b(?:status|code)\W{1,3}(\d{3})\b")
 
 @dataclass(frozen=True)
 class Sign:
-    """A kind of line. event: what a JSON object holds, or pattern: of a line that is none. message: where the object
-    has its text, a path with dots; a pattern has groups. status: the same, of the HTTP status."""
+    """A kind of line. event: what a JSON object holds; message, status: where it has its text and an HTTP status, as
+    paths with dots; pattern: of that text. Without an event: of a line that is no JSON, with groups of these names."""
 
     event: Mapping[str, object] = field(default_factory=dict)
     pattern: str = ""
     message: str = "message"
     status: str = "status"
 
-    def read(self, line: str) -> tuple[str, int | None] | None:
-        """(text, HTTP status where the line has one) of a line of this kind; None for any other."""
-        event = parsed(line)
+    def read(self, line: str, event: Mapping | None) -> tuple[str, int | None] | None:
+        """(text, HTTP status where the line has one) of a line of this kind; None for any other. event: the line as a
+        JSON object, if it is one."""
+        if bool(self.event) != (event is not None):
+            return None
         if event is None:
-            match = re.search(self.pattern, line) if self.pattern else None
-            return with_status(match.groupdict(), "message", "status", line) if match else None
-        fits = self.event and all(at(event, path) == value for path, value in self.event.items())
-        return with_status(event, self.message, self.status, line) if fits else None
+            match = re.search(self.pattern, line)
+            return with_status(match.groupdict(), "message", "status") if match else None
+        told = with_status(event, self.message, self.status)
+        fits = all(at(event, path) == value for path, value in self.event.items())
+        return told if fits and re.search(self.pattern, told[0]) else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ CLIENTS = {
             Sign(pattern=r"(?P<message>.*specify the GEMINI_API_KEY environment variable)"),
             Sign({"type": "result", "status": "error"}, message="error.message", status="error.code"),
         ),
-        refusals=(Sign({"type": "tool_result", "error.type": "invalid_tool_params"}, message="error.message"),),
+        refusals=(Sign({"type": "tool_result"}, pattern="not in workspace", message="error.message"),),
         answers=(Sign({"type": "tool_use"}), Sign({"type": "message", "role": "assistant"})),
     ),
     "opencode": Client(
@@ -108,23 +111,23 @@ class Kind:
 
     name: str
     mend: str
-    statuses: tuple[int, ...]
+    statuses: Container[int]
     words: str
-
-    def fits(self, text: str, status: int | None) -> bool:
-        return status in self.statuses or bool(re.search(self.words, text, re.IGNORECASE))
 
 
 KEY = Kind("its key or login is rejected", "log in again, or mend the key", (401, 403), r"api.?key|log ?in\b|unauthor")
 KINDS = (
     KEY,
     Kind(
-        "its quota is used up", "wait, or raise the quota", (402, 429), r"quota|rate.?limit|usage limit|credit|billing"
+        "its quota is used up",
+        "wait, or raise the quota",
+        (402, 429),
+        r"quota|rate.?limit|usage limit|your limit|credit|billing",
     ),
     Kind(
         "it does not reach its model",
         "look at the network and at the service",
-        (500, 502, 503, 504, 529),
+        range(500, 600),
         r"network|connect|fetch failed|overloaded|^unknown$",  # the last is Claude Code's word
     ),
 )
@@ -158,11 +161,12 @@ class Watch:
 
     def line(self, line: str) -> bool:
         """Take a line. Return whether the client is past help, so that nothing is gained by waiting for it."""
-        if any(sign.read(line) for sign in self._client.answers):
+        event = parsed(line)
+        if first(self._client.answers, line, event):
             self.trouble = None
-        elif refusal := first(self._client.refusals, line):
+        elif refusal := first(self._client.refusals, line, event):
             self.refused.append(refusal[0])
-        elif (told := first(self._client.troubles, line)) and (kind := kind_of(*told)):
+        elif (told := first(self._client.troubles, line, event)) and (kind := kind_of(*told)):
             return self._take(Trouble(kind, *told))
         return False
 
@@ -177,11 +181,13 @@ class Watch:
 def kind_of(text: str, status: int | None) -> Kind | None:
     """The first kind that fits, by the status before the words; None when none does."""
     by_status = (kind for kind in KINDS if status in kind.statuses)
-    return next(by_status, None) or next((kind for kind in KINDS if kind.fits(text, status)), None)
+    by_words = (kind for kind in KINDS if re.search(kind.words, text, re.IGNORECASE))
+    return next(by_status, None) or next(by_words, None)
 
 
-def first(signs: tuple[Sign, ...], line: str) -> tuple[str, int | None] | None:
-    return next(filter(None, (sign.read(line) for sign in signs)), None)
+def first(signs: tuple[Sign, ...], line: str, event: Mapping | None) -> tuple[str, int | None] | None:
+    """What the first sign that fits reads in a line."""
+    return next(filter(None, (sign.read(line, event) for sign in signs)), None)
 
 
 def parsed(line: str) -> dict | None:
@@ -203,9 +209,9 @@ def at(event: Mapping, path: str) -> object:
     return value
 
 
-def with_status(event: Mapping, message: str, status: str, line: str) -> tuple[str, int | None]:
+def with_status(event: Mapping, message: str, status: str) -> tuple[str, int | None]:
     """(text on one line, HTTP status) of an event; the status from its field, or else from the text."""
-    text = " ".join(str(at(event, message) or line).split())
+    text = " ".join(str(at(event, message) or "").split())
     given = str(at(event, status) or "")
     number = given if given.isdigit() else (STATUS.search(text) or [None, ""])[1]
     return text, int(number) if number else None
