@@ -28,17 +28,16 @@ class Driver:
 def test_what_a_call_sets_aside_is_given_back():
     driver = Driver(1 << 20)
     l2 = L2(driver)
+    driver.size = 8 << 20
     l2.reset()
-    assert driver.size == 0 and driver.called == ["set", "reset"] and l2.was_set_aside
-    l2.reset()
-    assert driver.called == ["set", "reset"]
+    assert driver.size == 1 << 20 and driver.called == ["set", "reset"] and l2.was_set_aside
 
 
-def test_nothing_happens_where_none_is_set_aside():
-    driver = Driver(0)
+def test_lines_are_made_normal_where_the_size_is_the_usual_one():
+    driver = Driver(1 << 20)
     l2 = L2(driver)
     l2.reset()
-    assert driver.called == [] and not l2.was_set_aside
+    assert driver.called == ["reset"] and not l2.was_set_aside
 
 
 @pytest.mark.gpu
@@ -47,14 +46,15 @@ def test_the_timer_gives_back_what_a_call_sets_aside():
     from kernelopt.worker.timing import GatedTimer
 
     torch.zeros(1, device="cuda")
-    driver, size = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t(0)
-    timer = GatedTimer()
+    driver, timer = ctypes.CDLL("libcuda.so.1"), GatedTimer()
+    usual = L2(driver).set_aside_bytes()
 
     def call():
-        assert driver.cuCtxSetLimit(PERSISTING_L2_SIZE, ctypes.c_size_t(8 << 20)) == 0
+        assert driver.cuCtxSetLimit(PERSISTING_L2_SIZE, ctypes.c_size_t(32 << 20)) == 0
 
     assert not timer.persists
     timer(call)
+    assert L2(driver).set_aside_bytes() != usual
     timer.flush()
     assert timer.persists
-    assert driver.cuCtxGetLimit(ctypes.byref(size), PERSISTING_L2_SIZE) == 0 and size.value == 0
+    assert L2(driver).set_aside_bytes() == usual

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-STATUS = {"WRONG_VALUES"}
+STATUS = {"WRONG_VALUES", "CHEAT_SUSPECT"}  # by what an identity that comes again had
 CAUGHT_BY = "timing"
 
 

@@ -58,6 +58,11 @@ def defined_names(path: Path) -> set[str]:
         raise UsageError(f"{path} is not a readable file") from None
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not valid Python ({error})") from None
+    return names_in(tree)
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports at top level."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
