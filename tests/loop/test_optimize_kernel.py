@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from conftest import BUNDLE
 from kernelopt.errors import UsageError
 from kernelopt.loop import executors, gpu_steps, trials
 from kernelopt.loop.agent_sandbox import AgentSandbox
+from kernelopt.loop.clients import CLIENTS
 from kernelopt.session import record_store
 from scripted_agents import UNCITED, W, run_until_killed
 
@@ -83,3 +85,31 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
     assert record_store.RecordStore(ready).best().version == "v0" and ready.git("status", "--short") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--agent", "true", "--model", "m"], "--model goes with --client"),
+        (["--agent", "true", "--unconfined"], "--unconfined goes with --client"),
+        (["--client", "claude", "--unconfined"], "claude runs without a sandbox of its own"),
+        (["--client", "claude", "--agent", "true"], "not allowed with argument"),
+        ([], "one of the arguments --client --agent is required"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(ready, run_here, options, says):
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, *options)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_known_client_has_its_command_line():
+    codex = CLIENTS["codex"]
+    assert codex.command_line() == "codex exec --json --skip-git-repo-check --sandbox workspace-write"
+    assert codex.command_line("a b", True).endswith("--sandbox danger-full-access --model 'a b'")
+    assert CLIENTS["gemini"].command_line().endswith(f"--include-directories {quote(str(BUNDLE))}")
+
+
+def test_the_brief_names_only_commands_that_work_where_the_agent_runs(ready):
+    brief = gpu_steps.GpuSteps(ready, None, 60, print, agents_see_gpu=False).brief("v0", 0)
+    assert "verify_kernel.py --workspace . --device cpu-interpreter`" in brief and "extract_asm" not in brief
+    assert "extract_asm.py .cache`" in gpu_steps.GpuSteps(ready, None, 60, print).brief("v0", 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import bundle, environment
-from .errors import EnvironmentLacks, ToolError, say
+from .errors import EnvironmentLacks, ToolError, of_the_system, say
 
 EXIT_CODES = "exit codes: 0 done and good, 1 the answer is no, 2 usage, 3 the environment lacks something, 4 time-out"
 NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema_rs")
@@ -251,10 +251,7 @@ def run(main: Callable[[], int]) -> None:
     except BrokenPipeError:
         code = 1
     except OSError as error:
-        say(
-            f"{name}: {error.strerror or error}: {error.filename or 'input or output'}; check disk space and "
-            "permissions"
-        )
+        say(f"{name}: {of_the_system(error)}")
         code = 3
     except Exception as error:  # a defect of ours: say so in a sentence, keep the traceback for who asks
         if os.environ.get("KERNELOPT_DEBUG"):

@@ -31,20 +31,26 @@ You are in a git clone of your own, a copy of the workspace. Write these two fil
   measurement. A hardware value is copied with its citation from the GPU section above.
 
 `reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself
-beforehand: `{tools}/verify_kernel.py --workspace .` Timing is done after you, against the best version.
-What it compiled to, when it has run: `{tools}/extract_asm.py .cache`
+beforehand: {beforehand}
+Timing is done after you, against the best version.
 gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source.
 To look for more there: `{tools}/search_wiki.py WORDS`
 """
 
+BEFOREHAND = """`{tools}/verify_kernel.py --workspace .`
+What it compiled to, when it has run: `{tools}/extract_asm.py .cache`"""
+BEFOREHAND_WITHOUT_GPU = """`{tools}/verify_kernel.py --workspace . --device cpu-interpreter`
+That runs Triton kernels on the CPU, their logic only: your sandbox hides the GPU."""
+
 
 @dataclass(frozen=True)
 class GpuSteps:
-    """asking.Steps on real GPUs, those of an executor."""
+    """asking.Steps on real GPUs, those of an executor. agents_see_gpu: commands that agents run may use one."""
 
     workspace: Workspace
     executor: executors.Executor
     say: Callable[[str], None]
+    agents_see_gpu: bool = True
 
     def brief(self, version: str, number: int) -> str:
         """The brief on a version, which is profiled first if it has no profile.
@@ -52,9 +58,9 @@ class GpuSteps:
         number: of the candidate in its round; each gets another direction.
         """
         folder = self.profiled(version)
-        instructions = INSTRUCTIONS.format(
-            bundle=bundle.ROOT, tools=f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}", wiki=wiki.root()
-        )
+        tools = f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}"
+        beforehand = (BEFOREHAND if self.agents_see_gpu else BEFOREHAND_WITHOUT_GPU).format(tools=tools)
+        instructions = INSTRUCTIONS.format(bundle=bundle.ROOT, tools=tools, beforehand=beforehand, wiki=wiki.root())
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:
