@@ -68,7 +68,7 @@ def test_words_find_their_page(question, page, first_three):
     assert f"docs/{page}.md" in [found for found, _ in first_three(question)]
 
 
-@pytest.mark.parametrize("row", [row for row in ASKED["answered"] if row["page"]], ids=lambda row: row["question"])
+@pytest.mark.parametrize("row", ASKED["answered"], ids=lambda row: row["question"])
 def test_a_question_finds_its_section(row, first_three):
     assert (row["page"], row["section"]) in first_three(row["question"])
 
@@ -86,7 +86,7 @@ def test_a_refusal_is_one_sentence_and_shows_nothing(run_here):
 
 def test_there_are_sixty_questions_half_of_them_from_outside():
     outside = [row for row in ASKED["answered"] if row["by"] == "outside"]
-    assert len(ASKED["answered"]) >= 59 and len(outside) == 30
+    assert len(ASKED["answered"]) >= 60 and len(outside) == 30
 
 
 @pytest.fixture

@@ -17,14 +17,16 @@ SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
+SHORT = 40  # words
 WEIGHTS = (3.0, 6.0, 1.0)  # of a word in the page's title, in the section's headings, in its text
 PASSED_OVER = set(
-    "a about after always an and any are as at be because been before best by can cannot could did do does due each "
-    "error example fast faster for from get gets give good gpu had has have help how i if in instead into is it its "
-    "just kernel kernels large make many me mine more most much must my need never non not of off on one only or "
-    "our out over percent problem runtimeerror same see should show slow slower so some take takes than that the "
-    "their them then there they this to too use used using versus very vs want warning was way we what when where "
-    "whether which while who why will with without work would write wrong you your".split()
+    "a about after always an and any are as at avoid be because been before best by can cannot could did different "
+    "do does due each error example fast faster for from get gets give good gpu had has have help how i if in "
+    "instead into is it its itself just kernel kernels large longer make many me mine more most much must my need "
+    "never non not of off on one only or our out over percent problem runtimeerror same see should show slow slower "
+    "so some take takes than that the their them then there they this to too use used using versus very vs want "
+    "warning was way we what when where whether which while who why will with without work would write wrong you "
+    "your".split()
 )
 
 
@@ -36,6 +38,12 @@ class Section:
     line: int
     headings: tuple[str, ...]
     lines: tuple[tuple[int, str], ...]
+
+    @property
+    def weight(self) -> float:
+        """Near 1 for a long section, less for a short one: BM25 favours those, though they say little."""
+        words = sum(len(text.split()) for _, text in self.lines)
+        return words / (words + SHORT)
 
     @property
     def is_index(self) -> bool:
@@ -101,7 +109,10 @@ def answer(index: Index, question: str) -> Answer:
     holders = {term: numbers(index, f'"{term}"') for term in terms}
     unknown = tuple(term for term in terms if not holders[term])
     shares = coverage(index, holders)
-    scores = {number: value * shares.get(number, 0) for number, value in ranked(index, [*terms, *phrases_of(said)])}
+    scores = {
+        number: value * shares.get(number, 0) * index.sections[number].weight
+        for number, value in ranked(index, [*terms, *phrases_of(said)])
+    }
     best_first = sorted(scores, key=lambda number: (index.sections[number].is_index, -scores[number], number))
     covering = [number for number in best_first if shares.get(number, 0) >= LEAST_COVERED]
     if not covering:
