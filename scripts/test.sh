@@ -56,6 +56,7 @@ else
   all_checks
 fi
 
+unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
 workers=$(($(nproc) * 3 / 2)) # more than cores, for tests that wait
 case " ${arguments[*]} " in *" -m gpu"*) workers=0 ;; esac
 echo "== pytest"

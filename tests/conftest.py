@@ -1,6 +1,7 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -255,6 +256,14 @@ def recorded(version: str, kernel_sha256: str, **changes) -> Measurement:
 
 def with_floor_share(measurement: Measurement, share_pct: float) -> Measurement:
     return replace(measurement, utilization=replace(measurement.utilization, floor_share_pct=share_pct))
+
+
+def stand_in_pynvml():
+    """stand_ins/pynvml.py as a module, to set in sys.modules."""
+    spec = importlib.util.spec_from_file_location("pynvml", STAND_INS / "pynvml.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def task(**changes) -> Task:

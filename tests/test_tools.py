@@ -1,5 +1,6 @@
 """What holds for every command: help at once, no heavy import, any folder, any link, one sentence for an error."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -231,14 +232,14 @@ def test_without_stderr_messages_go_nowhere(ready):
         assert done.stdout == b"", line
 
 
-def test_paths_with_letters_beyond_ascii_work_in_the_c_locale(tmp_path, problem):
-    """Also where Python's own way around that locale is switched off."""
+def test_paths_with_letters_beyond_ascii_work_in_the_c_locale(tmp_path, problem, run_here):
+    """Also where Python's own way around that locale, UTF-8 as here, is switched off."""
     folder = tmp_path / "köln"
     folder.mkdir()
     files = [option for name, path in problem.items() for option in (f"--{name}", path.rename(folder / path.name))]
-    for switched_off in ({}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
-        arguments = [*files, "--device", "cpu-interpreter", "--seeds", 2, "--only-these-shapes"]
-        done = run_tool("verify_kernel.py", *arguments, env={"LC_ALL": "C", **switched_off})
+    switched_off = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for run in (run_here, functools.partial(run_tool, env=switched_off)):
+        done = run("verify_kernel.py", *files, "--device", "cpu-interpreter", "--seeds", 2, "--only-these-shapes")
         assert done.returncode == 0 and done.stdout.startswith("OK on cpu-interpreter"), done.stdout + done.stderr
         assert str(folder) in done.stderr
 

@@ -94,12 +94,12 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem):
-    with Sandbox("cpu-interpreter", kind="none") as own:
-        said = said_inside(problem, own, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
-        assert said.startswith("RUNTIME_ERROR")
-        problem["kernel"].write_text(kernel_text())
-        assert verify.verify(own, KernelUnderTest(**problem), seeds=2).status == "OK"
+def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem, interpreter, monkeypatch):
+    monkeypatch.setattr(interpreter, "isolation", "none")
+    said = said_inside(problem, interpreter, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
+    assert said.startswith("RUNTIME_ERROR")
+    problem["kernel"].write_text(kernel_text())
+    assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2).status == "OK"
 
 
 def test_a_worker_that_does_not_start_is_a_lack_and_says_why(monkeypatch):

@@ -9,7 +9,7 @@ from conftest import FIXTURES, explored, tool_json
 from kernelopt.audit import workspace_audit
 from kernelopt.device import standing
 from kernelopt.device.outcomes import Fault
-from kernelopt.device.sandbox import Outcome, Sandbox
+from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, entrants, halving, run, store, table
 from kernelopt.session.record_store import RecordStore
@@ -241,15 +241,14 @@ def test_the_errors_of_a_compiler_are_not_cut(folder):
 
 def test_a_process_that_does_not_answer_is_ended_and_the_others_go_on(folder, interpreter):
     (folder / "c/k.py").write_text(source())
-    with Sandbox("cpu-interpreter", kind="none") as sandbox:
-        arguments = {"kernel": str(folder / "c/k.py"), "inputs": [], "path": "", "check": False}
-        one, other = (standing.Standing(sandbox, sandbox.server(), "contest", arguments, 60) for _ in range(2))
-        with pytest.raises(standing.Ended) as ended:
-            for _ in range(9):
-                one.answer(20)
-        assert "IndexError" in ended.value.outcome.result["error"]["message"]  # there are no inputs
-        late = time.monotonic()
-        assert other.end().result is None or time.monotonic() - late < 5
+    arguments = {"kernel": str(folder / "c/k.py"), "inputs": [], "path": "", "check": False}
+    one, other = (standing.Standing(interpreter, interpreter.server(), "contest", arguments, 60) for _ in range(2))
+    with pytest.raises(standing.Ended) as ended:
+        for _ in range(9):
+            one.answer(20)
+    assert "IndexError" in ended.value.outcome.result["error"]["message"]  # there are no inputs
+    late = time.monotonic()
+    assert other.end().result is None or time.monotonic() - late < 5
 
 
 # --- the tool --------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.loop import executors, remote
 from kernelopt.measure.verdict import Verdict
@@ -28,8 +27,8 @@ def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_
         remote.examine("verify", b"no archive", 60)
 
 
-def test_a_verdict_comes_back_from_the_process_that_verifies(ready, monkeypatch):
-    monkeypatch.setattr(remote, "Sandbox", lambda _, cache: Sandbox("cpu-interpreter", cache))
+def test_a_verdict_comes_back_from_the_process_that_verifies(ready, interpreter, monkeypatch):
+    monkeypatch.setattr(remote, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
     verdict = remote.verified(ready, 60)
     sent = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
     assert verdict.status == "OK" and Verdict.from_json(sent) == verdict == remote.RESULTS["verify"].from_json(sent)

@@ -215,7 +215,7 @@ class Sandbox:
         for name in ("home", "tmp"):
             (self.open / name).mkdir(exist_ok=True)
         folders = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
-        python = {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+        python = {"PYTHONPATH": bundle.python_path()}
         python["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home stay importable
         harmless = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
         environment = {**harmless, **caches, **folders, **python}

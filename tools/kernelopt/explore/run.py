@@ -165,7 +165,7 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
         "dtype": target.dtype,
         "workload": plan.workload,
         "seeds": seeds,
-        "tolerances": verify.tolerances(sandbox.device, target.tolerance),
+        "tolerances": verify.tolerances(target.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
     starter = Starter(sandbox, sandbox.server(), made.cases, judge, target.libraries, plan.candidate_s)

@@ -67,10 +67,16 @@ class Case:
         """Is it a variant at the task's own sizes, which only a kernel that declines other sizes is called on?"""
         return self.variant is not None and self.variant.instead_of is not None
 
+    @property
+    def draws(self) -> bool:
+        """Is the kernel called on it over many seeds?"""
+        return bool(self.samples) and (self.first or self.variant is not None)
+
     def for_candidate(self) -> dict:
         """The data for the candidate's process, which has no seed."""
         variant = self.variant and asdict(self.variant)
-        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in self.samples] if self.first else []
+        drawn = self.samples if self.draws else []
+        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in drawn]
         return {
             "path": self.path,
             "other": self.other and self.other.path,

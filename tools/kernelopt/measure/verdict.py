@@ -22,11 +22,6 @@ INTERPRETED_BF16 = (
     "Triton's interpreter computes wrongly with bf16 tiles (tl.dot, arithmetic before .to(tl.float32)), so a right "
     "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
 )
-# 0.003 becomes 0.00195 in e4m3, whose nearest number is 0.0039; numbers of at least 2**-6 are rounded rightly.
-INTERPRETED_FP8 = (
-    "Triton's interpreter cuts off the smallest fp8 numbers (subnormals) where a GPU rounds, so a right kernel may "
-    "look wrong here: use a GPU"
-)
 
 HINTS = {
     Status.COMPILE_ERROR: "read the compiler's message",
@@ -294,17 +289,6 @@ def bf16_advice(failure: Failure) -> str | None:
     return None
 
 
-def fp8_advice(failure: Failure) -> str | None:
-    in_fp8 = (
-        failure.case
-        and failure.case.observed
-        and any("float8" in str(o["dtype"]) for o in failure.case.observed.outputs)
-    )
-    if failure.device == INTERPRETER and in_fp8 and failure.fault.status == Status.WRONG_VALUES:
-        return f"or: {INTERPRETED_FP8}"
-    return None
-
-
 def gradient_advice(failure: Failure) -> str | None:
     if "does not require grad" in failure.fault.message:
         return "forward runs without gradients; what needs them stands inside `with torch.enable_grad():`"
@@ -317,7 +301,6 @@ ADVICE: tuple[Callable[[Failure], str | None], ...] = (
     hint,
     slow_interpreter_advice,
     bf16_advice,
-    fp8_advice,
     gradient_advice,
 )
 

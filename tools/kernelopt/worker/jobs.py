@@ -1,6 +1,18 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, exported, judging, oracle, rates, tensor_ceiling, timing, tracing
+from . import (
+    candidate,
+    compiling,
+    exploring,
+    exported,
+    judging,
+    observing,
+    oracle,
+    rates,
+    tensor_ceiling,
+    timing,
+    tracing,
+)
 from .context import Context
 
 JOBS = {
@@ -8,6 +20,7 @@ JOBS = {
     for job in (
         oracle.estimate,
         oracle.prepare,
+        observing.observe,
         judging.check,
         candidate.run,
         candidate.profile,

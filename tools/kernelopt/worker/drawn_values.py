@@ -1,0 +1,39 @@
+"""Other values of a task that names its sizes, changed where get_inputs draws them. What it computes from them follows:
+saved statistics, probabilities, a table of cosines with two equal halves.
+
+Imported by worker processes only.
+"""
+
+import itertools
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from . import tensor_trees, variant_inputs
+
+RANDOM = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
+RANDOM |= {torch.Tensor.normal_, torch.Tensor.uniform_}
+# Whole numbers are indices until they become floating: torch.randint(…).float() draws values that may tie.
+CONVERSIONS = {torch.Tensor.to, torch.Tensor.type, torch.Tensor.float, torch.Tensor.half, torch.Tensor.double}
+CONVERSIONS |= {torch.Tensor.bfloat16}
+
+
+class OtherDraws(TorchFunctionMode):
+    """Inside, floating tensors that torch draws at random, or converts from whole numbers, get the values of a
+    variant (variant_inputs.VALUES)."""
+
+    def __init__(self, values: str):
+        super().__init__()
+        self._values, self._numbers = values, itertools.count()
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        if is_drawn(function, arguments, made):
+            made.copy_(variant_inputs.with_values(made, self._values, next(self._numbers)))
+        return made
+
+
+def is_drawn(function, arguments: tuple, made) -> bool:
+    if not isinstance(made, torch.Tensor) or made.dtype not in tensor_trees.NAMES:
+        return False
+    return function in RANDOM or (function in CONVERSIONS and variant_inputs.whole(arguments[0]))
