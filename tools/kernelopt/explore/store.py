@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import bundle
+from ..compiling.compiled import Compiled
 from ..errors import UsageError
 from ..measure.timing import Latency
 from ..session.explorations import folder_of, numbers
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
-from .compiled import Compiled
 from .entrants import Entrant, KeyMetrics
 from .resources import Resources
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from ..statuses import Status
-from .compiled import Compiled
 
 MOST_CHARACTERS = 60  # of a candidate's name
 
@@ -34,23 +33,6 @@ def lines(result: dict, path: Path | None) -> list[str]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
         errors += [line for row in result["rows"] for line in not_compiled(row)]
     return [*table, *notes, *errors, *([str(path)] if path else [])]
-
-
-def compiled_lines(compiled: Compiled) -> list[str]:
-    """The resources of each kernel, and the compiler's errors."""
-    card = compiled.card
-    head = card.label if compiled.status == Status.OK else f"{compiled.status} for {card.target}"
-    lines = [f"{head} ({card.page.platform})"]
-    for kernel in compiled.kernels:
-        amounts = {
-            "registers": kernel.registers,
-            "bytes spilled": kernel.spill_bytes,
-            "bytes of shared memory": kernel.shared_bytes,
-            "% occupancy": kernel.occupancy_pct,
-        }
-        known = [f"{value:.0f} {unit}" for unit, value in amounts.items() if value is not None]
-        lines.append(f"{kernel.name}: {', '.join(known) or 'its resources are unknown, cuobjdump is not here'}")
-    return [*lines, *([compiled.error] if compiled.error else [])]
 
 
 def cells_of(row: dict) -> tuple[str, ...]:

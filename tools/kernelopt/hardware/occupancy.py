@@ -43,7 +43,9 @@ def plain_target(name: str) -> str:
     return re.sub(r"^(sm_?\d+|\d+\.\d)[af]$", r"\1", name, flags=re.IGNORECASE)
 
 
-def occupancy(limits: Page, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+def occupancy(
+    limits: Page, threads: int, registers: int, shared_bytes: int, scalar_registers: int | None = None
+) -> Occupancy:
     """Return the occupancy of a launch. threads: per block. registers: per thread. shared_bytes: static and dynamic
     shared memory per block, without the driver's reserve.
 
