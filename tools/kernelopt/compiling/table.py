@@ -110,8 +110,9 @@ def tensor(kernel: CompiledKernel) -> str:
 def bits(widths: dict[int, int], bulk: dict[str, int], *classes: str) -> str:
     """ "128", "16-128", "TMA" for copies that no thread makes."""
     copies = [name.split()[0] for name in bulk if name.endswith(classes)]
-    known = [str(min(widths))] * bool(widths) + [str(max(widths))] * (len(widths) > 1)
-    return "+".join(["-".join(known)] * bool(known) + sorted(set(copies))) or "-"
+    ends = sorted({min(widths), max(widths)}) if widths else []
+    known = ["-".join(map(str, ends))] if ends else []
+    return "+".join([*known, *sorted(set(copies))]) or "-"
 
 
 def shown(value: int | None) -> str:

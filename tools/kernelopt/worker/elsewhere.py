@@ -1,6 +1,7 @@
 """A stand-in for a GPU that is not here: what Triton's driver, torch.cuda and tensors say of it."""
 
 import contextlib
+import functools
 import re
 import types
 from collections.abc import Callable
@@ -66,11 +67,31 @@ class Elsewhere:
             "current_device": 0,
             "get_device_capability": tuple(self.target.capability),
             "get_device_name": self.target.name,
-            "current_stream": types.SimpleNamespace(cuda_stream=0),
             "synchronize": None,
             "set_device": None,
+            "is_current_stream_capturing": False,
             "device": contextlib.nullcontext(),
+            **dict.fromkeys(
+                ("Stream", "stream", "current_stream", "default_stream", "Event", "CUDAGraph", "graph"), Nothing()
+            ),
         }
+
+
+class Nothing:
+    """A stream, an event or a graph of it: every method does nothing."""
+
+    cuda_stream = 0
+
+    def __getattr__(self, name: str) -> Callable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc) -> None:
+        pass
 
 
 class Properties:
@@ -138,14 +159,29 @@ class ElsewhereDriver(HostDriver):
 class AsOnGpu(TorchFunctionMode):
     """Inside it tensors say that they are on the GPU, because kernels ask, and lie on the CPU."""
 
+    # Torch's that take a device. A function mode does not reach into operators that a file registers.
+    MAKERS = "arange empty empty_like empty_strided eye full full_like linspace ones tensor zeros zeros_like".split()
+
     def __enter__(self):
+        for name in self.MAKERS:
+            setattr(torch, name, with_arguments_on_cpu(getattr(torch, name)))
+        torch.Tensor.to = with_arguments_on_cpu(torch.Tensor.to)
         torch.Tensor.is_cuda = property(lambda tensor: True)
         torch.Tensor.device = property(lambda tensor: GPU)
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor
+        torch.Tensor.record_stream = lambda *_: None
         return super().__enter__()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*map(on_cpu, args), **{name: on_cpu(value) for name, value in (kwargs or {}).items()})
+        return with_arguments_on_cpu(function)(*args, **(kwargs or {}))
+
+
+def with_arguments_on_cpu(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def called(*args, **kwargs):
+        return function(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
+
+    return called
 
 
 def on_cpu(argument):
@@ -158,7 +194,7 @@ def on_cpu(argument):
 class NothingDrawn(TorchFunctionMode):
     """Inside it floating tensors that would be drawn at random are zero, or what the memory holds."""
 
-    ZERO: ClassVar[dict[Callable, Callable]] = {
+    ZERO: ClassVar = {
         torch.randn: torch.zeros,
         torch.rand: torch.zeros,
         torch.randn_like: torch.zeros_like,
