@@ -12,9 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
-from kernelopt.compiling import choosing, compiler, table
+from kernelopt.compiling import choosing, compiler, findings, table
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, TimedOut
+from kernelopt.session import compilations, record_store, workspace
 from kernelopt.session.target import resolve
 from kernelopt.statuses import Status
 
@@ -35,7 +36,11 @@ def main() -> int:
         limits = compiler.Limits.of(args.timeout, args.configurations)
         results = compiler.compile_target(sandbox, kernel, args.workload, targets, limits)
         written = compiler.emit(results, args.emit) if args.emit else []
-    answer = {"targets": [one.to_json() for one in results], "written": [str(path) for path in written]}
+    answer = {"targets": [findings.to_json(one) for one in results], "written": [str(path) for path in written]}
+    if kernel.workspace:
+        digest = workspace.digest(kernel.kernel)
+        path = compilations.save(kernel.workspace, digest, record_store.now(), answer, table.brief_lines(results))
+        cli.say(f"stored in {path}")
     cli.emit(answer, args.json, [*table.lines(results), *(f"wrote {path}" for path in written)])
     return exit_code(results)
 

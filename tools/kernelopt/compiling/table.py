@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
+from ..diagnosis.diagnosis import Finding
 from ..disassembly.listings import tensor_family
 from ..statuses import Status
+from . import findings
 from .compiled import Compiled, CompiledKernel
 
 HEADER = "kernel target reg spill stack shared warps stages tensor load store code occ% limited_by".split()
 CONFIGURATIONS = 10  # of a kernel for a target, shown
+ERROR_LINES = 12
 UNITS = (
     "reg: registers of a thread (AMD: vector+accumulation,scalar); spill, stack: bytes of a thread (s: scalars)",
     "shared: bytes of a block (AMD: LDS); load, store: bits of a global access; code: bytes; occ%: theoretical",
@@ -18,7 +21,7 @@ def lines(results: Sequence[Compiled]) -> list[str]:
     """Everything about some targets."""
     chosen = [(kernel, one) for one in results for kernel in one.chosen]
     order = {name: at for at, name in enumerate(dict.fromkeys(kernel.name for kernel, _ in chosen))}
-    rows = [cells(kernel, one) for kernel, one in sorted(chosen, key=lambda pair: order[pair[0].name])]
+    rows = [cells(*pair) for pair in sorted(chosen, key=lambda pair: order[pair[0].name])]
     text = [*aligned([HEADER, *rows]), "", *UNITS] if rows else []
     for one in results:
         text += ["", *of_target(one)]
@@ -30,16 +33,41 @@ def of_target(one: Compiled) -> list[str]:
     refused = "not compiled" if one.lacking else one.status
     head = one.target.label if one.status == Status.OK else f"{refused} for {one.target.arch}"
     text = [head if one.target.page is None else f"{head} ({one.target.name})"]
-    text += [f"  {line}" for line in (one.error or "").splitlines()]
+    error = (one.error or "").splitlines()
+    text += [f"  {line}" for line in error[:ERROR_LINES]]
+    text += [f"  and {len(error) - ERROR_LINES} lines more: --json has all"] if len(error) > ERROR_LINES else []
     text += [f"  {one.assumed}"] if one.assumed else []
     for kernel in one.chosen:
         text += [f"  {kernel.name}: no occupancy: {kernel.occupancy_error}"] if kernel.occupancy_error else []
-        text += [f"  ! {kernel.name}: {remark}" for remark in kernel.remarks.values()]
+        remarks = {name: remark for name, remark in kernel.remarks.items() if name not in findings.COVERED}
+        text += [f"  {kernel.name}: {remark}" for remark in remarks.values()]
+    text += [f"  ! {one_line(finding)}" for finding in findings.of(one)]
     for name in dict.fromkeys(kernel.name for kernel in one.kernels if kernel.configuration):
         text += [f"  {line}" for line in of_configurations(name, one)]
     if one.left_out:
         text.append(f"  {one.left_out} configurations were not compiled: --timeout and --configurations allow more")
     return text
+
+
+def brief_lines(results: Sequence[Compiled]) -> list[str]:
+    """The same for a language model: a line for each kernel and target, and below it what the code proves."""
+    text = []
+    for one in results:
+        if one.status != Status.OK:
+            text.append(f"- {one.target.title}: {one.status}: {first_line(one.error)}")
+        for kernel in one.chosen:
+            occupancy = f"{kernel.occupancy_pct:.0f} %" if kernel.occupancy_pct is not None else "unknown"
+            text.append(
+                f"- {one.target.label}: `{name_of(kernel, one)}`: {registers(kernel)} registers, "
+                f"{shown(kernel.spill_bytes)} bytes spilled, {shown(kernel.shared_bytes)} bytes of a block, "
+                f"tensor instructions {tensor(kernel)}, theoretical occupancy {occupancy}"
+            )
+        text += [f"  - {finding.id}: {finding.inference}" for finding in findings.of(one)]
+    return text
+
+
+def one_line(finding: Finding) -> str:
+    return f"{finding.id}: {finding.inference}; try: {finding.actions[0]} ({finding.wiki})"
 
 
 def of_configurations(name: str, one: Compiled) -> list[str]:
@@ -69,12 +97,20 @@ def first_line(text: str | None) -> str:
     return (text or "").splitlines()[0] if text else ""
 
 
+def name_of(kernel: CompiledKernel, one: Compiled) -> str:
+    """The kernel's name; where it was compiled more than once, with the constants in which these differ."""
+    same = [other.constants for other in one.chosen if other.name == kernel.name]
+    own = kernel.constants.items()
+    differing = [f"{name}={value}" for name, value in own if any(other.get(name) != value for other in same)]
+    return " ".join([kernel.name, *differing])
+
+
 def cells(kernel: CompiledKernel, one: Compiled) -> list[str]:
     """A row of the table."""
     scalar = f"+{kernel.spilled_scalar_registers}s" if kernel.spilled_scalar_registers else ""
     loads = {**kernel.access_bits.get("global load", {}), **kernel.access_bits.get("global to shared copy", {})}
     return [
-        kernel.name,
+        name_of(kernel, one),
         one.target.arch,
         registers(kernel),
         shown(kernel.spill_bytes) + scalar,

@@ -26,8 +26,8 @@ NEEDED = (
     "shared_memory_reserved_per_block",
     "shared_memory_allocation_unit",
 )
-OF_A_SIMD = ("wavefronts_per_simd", "vgprs_per_simd", "vgpr_allocation_unit", "sgprs_per_simd")
-AMD_NEEDED = (*OF_A_SIMD, "wavefront_size", "threads_per_workgroup", "lds_per_workgroup", "lds_allocation_unit")
+OF_SCALARS = ("sgpr_allocation_unit", "sgprs_reserved_per_wavefront")  # on RDNA they limit nothing
+AMD_NEEDED = ("wavefront_size", "threads_per_workgroup", "lds_per_workgroup", "lds_allocation_unit")
 PER_UNIT = ("simds_per_", "lds_per_", "workgroups_per_")  # of a compute unit (cu) or a workgroup processor (wgp)
 
 
@@ -53,8 +53,13 @@ def needed(limits: Page) -> tuple[str, ...]:
     """Return the rows of a limits page that its occupancy rests on."""
     if limits.vendor != "AMD":
         return NEEDED
-    scalar = ("sgpr_allocation_unit",) if limits.known("sgprs_per_simd") else ()
-    return (*AMD_NEEDED, *scalar, *(f"{name}{unit_of(limits)}" for name in PER_UNIT))
+    return (*AMD_NEEDED, *of_a_simd(limits), *(f"{name}{unit_of(limits)}" for name in PER_UNIT))
+
+
+def of_a_simd(limits: Page) -> tuple[str, ...]:
+    """Return the rows that say how many wavefronts of an AMD GPU fit on a SIMD by their registers."""
+    scalar = OF_SCALARS if limits.known("sgprs_per_simd") else ()
+    return ("wavefronts_per_simd", "vgprs_per_simd", "vgpr_allocation_unit", "sgprs_per_simd", *scalar)
 
 
 def unit_of(limits: Page) -> str:
@@ -151,20 +156,19 @@ def of_amd(limits: Page, limit: dict[str, int], threads: int, vgprs: int, lds_by
 def waves_per_simd(limits: Page, vgprs: int, sgprs: int) -> int:
     """Return how many wavefronts the registers allow on a SIMD: what AMD's compiler calls the occupancy of a kernel
     without LDS. Raise Refused if the wiki lacks a limit."""
-    names = (*OF_A_SIMD, "sgpr_allocation_unit") if limits.known("sgprs_per_simd") else OF_A_SIMD
-    limit = known_limits(limits, names)
-    by_sgprs = waves_by_sgprs(limit, sgprs) if "sgprs_per_simd" in limit else limit["wavefronts_per_simd"]
-    return min(waves_by_vgprs(limit, vgprs), by_sgprs)
+    limit = known_limits(limits, of_a_simd(limits))
+    allowed = [limit["wavefronts_per_simd"], waves_by_vgprs(limit, vgprs)]
+    return min([*allowed, waves_by_sgprs(limit, sgprs)] if "sgprs_per_simd" in limit else allowed)
 
 
 def waves_by_vgprs(limit: dict[str, int], vgprs: int) -> int:
     given = round_up(max(vgprs, 1), limit["vgpr_allocation_unit"])
-    return min(limit["vgprs_per_simd"] // given, limit["wavefronts_per_simd"])
+    return limit["vgprs_per_simd"] // given
 
 
 def waves_by_sgprs(limit: dict[str, int], sgprs: int) -> int:
-    given = round_up(max(sgprs, 1), limit["sgpr_allocation_unit"])
-    return min(limit["sgprs_per_simd"] // given, limit["wavefronts_per_simd"])
+    given = round_up(max(sgprs, 1), limit["sgpr_allocation_unit"]) + limit["sgprs_reserved_per_wavefront"]
+    return limit["sgprs_per_simd"] // given
 
 
 def ceil_div(value: int, step: int) -> int:
