@@ -1,6 +1,8 @@
 """Which targets a kernel is compiled for: those that are named, the GPU that is here, the workspace's platform."""
 
-from ..device import gpu
+import contextlib
+
+from ..device import amd, gpu
 from ..errors import EnvironmentLacks, UsageError
 from ..hardware import targets, wiki
 from ..hardware.targets import Target
@@ -35,11 +37,20 @@ def default(workspace: Workspace | None, gpu_is_wanted: bool, option: str) -> Ta
         try:
             name = gpu.identify().name
         except EnvironmentLacks as lacks:
+            name = amd_gpu() or name
             if name is None:
                 raise EnvironmentLacks(f"{lacks}; {option} NAME compiles for a GPU that is not here") from None
     if name is None:
         raise UsageError(f"pass {option} NAME: the GPU to compile for, as h100-sxm, sm_90 or gfx942")
     return of_name(name, workspace)
+
+
+def amd_gpu() -> str | None:
+    """The architecture of the AMD GPU that is here; None where there is none."""
+    with contextlib.suppress(EnvironmentLacks):
+        if card := amd.identify():
+            return card.gfx_target
+    return None
 
 
 def of_platform(workspace: Workspace | None) -> Target | None:

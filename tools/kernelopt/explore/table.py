@@ -31,7 +31,7 @@ def lines(result: dict, path: Path | None) -> list[str]:
         notes = ["checked in the CPU interpreter, nothing was timed"]
         if result["compiled"]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
-        errors += [line for row in result["rows"] for line in not_compiled(row)]
+        errors += [line for row in result["rows"] for line in (*not_compiled(row), *proved(row))]
     return [*table, *notes, *errors, *([str(path)] if path else [])]
 
 
@@ -51,6 +51,12 @@ def cells_of(row: dict) -> tuple[str, ...]:
 
 def whole(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
+
+
+def proved(row: dict) -> list[str]:
+    """What the compiled code of a candidate proves before it ran."""
+    told = row["compiled"]["findings"] if row["compiled"] else []
+    return [f"{row['name']}: {finding['id']}: {finding['inference']}" for finding in told]
 
 
 def not_compiled(row: dict) -> list[str]:

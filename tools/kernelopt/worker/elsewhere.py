@@ -53,7 +53,9 @@ class Elsewhere:
     def install(self) -> None:
         """Answer for this GPU from here on, in Triton's driver and in torch."""
         driver.set_active(ElsewhereDriver(self))
-        if not self.target.is_nvidia:
+        if self.target.is_nvidia:
+            torch.version.hip = None  # where this torch is a build for AMD
+        else:
             torch.version.hip, torch.version.cuda = HIP_VERSION, None
         for name, answer in self._answers().items():
             setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
