@@ -404,6 +404,15 @@ def test_a_compilation_for_no_card_is_refused_with_a_sentence(folder, run_here, 
     assert done.returncode == code and message in done.stderr
 
 
+@pytest.mark.parametrize(("rows", "place"), [(8, "cpu"), (1 << 20, "meta")])
+def test_large_inputs_take_no_memory(tmp_path, rows, place):
+    (tmp_path / "reference.py").write_text(REFERENCE.replace("torch.randn(8, 64)", f"torch.randn({rows}, 1024)"))
+    case, where = worker.case_without_values(str(tmp_path / "reference.py"), "default", "bf16")
+    (x,) = case.inputs
+    assert (where, x.device.type, x.shape[0], str(x.dtype)) == (place, place, rows, "torch.bfloat16")
+    assert place == "meta" or not x.any()
+
+
 def test_a_kernel_that_launches_nothing_is_not_called_compiled(folder, run_here):
     (folder / "c/k.py").write_text("def kernel_function(x):\n    return 2 * x\n")
     result = compile_only(folder, run_here, "--card", "h100-sxm", code=1)

@@ -8,6 +8,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -17,7 +18,7 @@ from triton.runtime.errors import OutOfResources
 
 from ..hardware.card import CompileTarget
 from ..statuses import Status
-from . import compiler_errors, problem
+from . import compiler_errors, problem, tensor_trees
 from .context import Candidate, Context, load_reference
 from .elsewhere import AsOnGpu, Elsewhere, NothingDrawn
 from .extensions import Extensions, Stop
@@ -26,6 +27,8 @@ from .faults import OracleError, blaming, describe
 STAGES = ("ptx", "cubin", "amdgcn", "hsaco")
 PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
 PTX_ON_AMD = "the file has inline assembly; PTX is for NVIDIA's GPUs alone"
+META = "meta"
+LARGE_BYTES = 1 << 30
 CONSTANT_CHARACTERS = 60
 LOG_CHARACTERS = 4000
 
@@ -63,17 +66,7 @@ def compile_only(
     Autotuner.run = tuning.in_place_of(Autotuner.run)
     if compiler_errors.uses_extensions(Path(kernel)):
         extensions.install()
-    status, message = Status.OK, ""
-    with AsOnGpu():
-        candidate = Candidate(context, kernel)
-        try:
-            made = candidate.load_case(case["inputs"]) if "inputs" in case else case_without_values(**case)
-            problem.call(candidate.load(made), made.placed_inputs(context.device))
-        except Stop:
-            pass
-        except Exception as error:
-            traceback.print_exc()
-            status, message = describe(error)["status"], describe(error)["message"]
+    status, message = called(context, kernel, case)
     if status == Status.COMPILE_ERROR and not wanted.is_nvidia and b"inline_asm" in Path(kernel).read_bytes():
         message += f"\n{PTX_ON_AMD}"
     answer = {"status": status, "message": message, "failed": tuning.failed if message else None}
@@ -82,15 +75,41 @@ def compile_only(
     context.answer({**answer, "asked": sorted(gpu.asked)})
 
 
-def case_without_values(reference: str, workload: str, dtype: str | None) -> problem.Case:
-    """A case of the reference. What it would draw at random is zero, so that gigabytes of inputs take no time."""
+def called(context: Context, kernel: str, case: dict) -> tuple[Status, str]:
+    """Call the kernel on the case, with tensors that say that they are on the GPU; its status and message."""
+    try:
+        made, place = (None, context.device) if "inputs" in case else case_without_values(**case)
+        with AsOnGpu(place):
+            candidate = Candidate(replace(context, device=place), kernel)
+            made = made or candidate.load_case(case["inputs"])
+            problem.call(candidate.load(made), made.placed_inputs(place))
+    except Stop:
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        told = describe(error)
+        return told["status"], told["message"]
+    return Status.OK, ""
+
+
+def case_without_values(reference: str, workload: str, dtype: str | None) -> tuple[problem.Case, str]:
+    """(a case of the reference, where its tensors lie). What it would draw at random is zero. More than LARGE_BYTES are
+    on torch's device meta: they take neither memory nor time."""
     loaded = load_reference(reference)
     if workload not in loaded.workloads:
         raise problem.UnknownWorkload(f"the reference has no workload '{workload}'")
-    with blaming(OracleError), NothingDrawn():
-        model, inputs, init = loaded.build(workload, 0, dtype, "cpu")
-    state = {name: value.detach() for name, value in model.state_dict().items()}
-    return problem.Case(inputs, init, state, dtype)
+
+    def built(place: str) -> problem.Case:
+        with NothingDrawn():
+            model, inputs, init = loaded.build(workload, 0, dtype, place)
+        return problem.Case(inputs, init, {name: value.detach() for name, value in model.state_dict().items()}, dtype)
+
+    with contextlib.suppress(Exception):  # a reference that reads what it draws needs memory
+        large = built(META)
+        if tensor_trees.held_bytes([*tensor_trees.input_tensors(large.inputs), *large.state.values()]) > LARGE_BYTES:
+            return large, META
+    with blaming(OracleError):
+        return built("cpu"), "cpu"
 
 
 class TritonKernelJson(TypedDict):
@@ -181,7 +200,8 @@ class TritonKernels:
                 self._seen.add(kernel.hash)
                 printed = compiler_errors.printed()
                 if PRINTED_ERROR.search(printed):
-                    raise CompilationError(f"{kernel.metadata.name}: {compiler_errors.errors_of(printed)}")
+                    errors = dict.fromkeys(compiler_errors.errors_of(printed).splitlines())
+                    raise CompilationError(f"{kernel.metadata.name}: " + "\n".join(errors))
                 self.kernels.append(self._note(kernel, tuning.taken, printed))
             self._refuse_too_large(kernel.metadata)
             return kernel

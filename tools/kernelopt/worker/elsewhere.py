@@ -159,15 +159,22 @@ class ElsewhereDriver(HostDriver):
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Inside it tensors say that they are on the GPU, because kernels ask, and lie on the CPU."""
+    """Inside it tensors say that they are on the GPU, because kernels ask, and lie at `place`: cpu or meta."""
 
     # Torch's that take a device. A function mode does not reach into operators that a file registers.
-    MAKERS = "arange empty empty_like empty_strided eye full full_like linspace ones tensor zeros zeros_like".split()
+    MAKERS: ClassVar = (
+        "arange as_tensor empty empty_like empty_permuted empty_strided eye full full_like linspace ones ones_like "
+        "rand rand_like randint randn randn_like randperm scalar_tensor tensor zeros zeros_like"
+    ).split()
+
+    def __init__(self, place: str):
+        super().__init__()
+        self._place = torch.device(place)
 
     def __enter__(self):
         for name in self.MAKERS:
-            setattr(torch, name, with_arguments_on_cpu(getattr(torch, name)))
-        torch.Tensor.to = with_arguments_on_cpu(torch.Tensor.to)
+            setattr(torch, name, self._placing(getattr(torch, name)))
+        torch.Tensor.to = self._placing(torch.Tensor.to)
         torch.Tensor.is_cuda = property(lambda tensor: True)
         torch.Tensor.device = property(lambda tensor: GPU)
         torch.Tensor.cuda = lambda tensor, *_, **__: tensor
@@ -175,22 +182,21 @@ class AsOnGpu(TorchFunctionMode):
         return super().__enter__()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        return with_arguments_on_cpu(function)(*args, **(kwargs or {}))
+        return self._placing(function)(*args, **(kwargs or {}))
 
+    def _placing(self, function: Callable) -> Callable:
+        """The function of torch, with `place` where an argument names a GPU."""
 
-def with_arguments_on_cpu(function: Callable) -> Callable:
-    @functools.wraps(function)
-    def called(*args, **kwargs):
-        return function(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
+        @functools.wraps(function)
+        def called(*args, **kwargs):
+            return function(*map(self._placed, args), **{name: self._placed(value) for name, value in kwargs.items()})
 
-    return called
+        return called
 
-
-def on_cpu(argument):
-    """The argument of a function of torch, or the CPU in place of a GPU."""
-    named = isinstance(argument, torch.device) and argument.type == "cuda"
-    spelt = isinstance(argument, str) and re.fullmatch(r"cuda(:\d+)?", argument)
-    return torch.device("cpu") if named or spelt else argument
+    def _placed(self, argument):
+        named = isinstance(argument, torch.device) and argument.type == "cuda"
+        spelt = isinstance(argument, str) and re.fullmatch(r"cuda(:\d+)?", argument)
+        return self._place if named or spelt else argument
 
 
 class NothingDrawn(TorchFunctionMode):
