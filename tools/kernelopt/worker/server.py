@@ -170,7 +170,9 @@ def _require_gpu() -> None:
         return
     except Exception as error:
         why = (str(error).strip() or repr(error)).splitlines()[0]
-        if torch.version.cuda is None:
+        if torch.version.hip is not None:
+            mend = f"It is built for AMD's GPUs, with ROCm {torch.version.hip}: install one that is built with CUDA"
+        elif torch.version.cuda is None:
             mend = "Install a torch that is built with CUDA"
         else:
             mend = (
