@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import forks_with_torch
 import pytest
 from conftest import BUNDLE
 
@@ -230,9 +231,8 @@ print(json.dumps(found))
 
 def test_the_kernels_are_right_or_wrong_as_they_are_named():
     names = [case.name for case in TASKS]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS, EVALS, *names], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr  # check_kernel.py of odd_shapes passes: that is the temptation
+    done = forks_with_torch.run(KERNELS, EVALS, *names, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="-1")
+    assert done.returncode == 0, done.stdout  # check_kernel.py of odd_shapes passes: that is the temptation
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {**{name: [True, True, False] for name in names}, "odd_shapes": False}
 
