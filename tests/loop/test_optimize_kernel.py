@@ -1,9 +1,7 @@
 """optimize_kernel.py and the steps that it gives to the loop, as far as they run without a GPU."""
 
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from shlex import quote
 
@@ -51,7 +49,7 @@ def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monke
     ]  # there is no GPU
 
 
-def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
+def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready, run_here, monkeypatch):
     """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
     own = gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print)
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
@@ -61,9 +59,12 @@ def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     assert "- sm_count: 132 SM <- " in text and "- boost_clock: " in text and ", torch 2." in text
     assert "one of your own" in own.brief("v0", 9)
     verify, template = re.search(r"`(\S+ \S+ --workspace \.)`", text)[1], re.search(r"copy (\S+) and fill", text)[1]
-    with AgentSandbox(ready, "round1-0", ready.kernel.read_bytes()) as clone:
-        env = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run(verify.split(), cwd=clone.path, env=env, capture_output=True, text=True)
+    python, tool, *arguments = verify.split()
+    assert shutil.which(python) and Path(tool) == BUNDLE / "tools" / "verify_kernel.py"
+    with AgentSandbox(ready, "round1-0", ready.kernel.read_bytes()) as clone, monkeypatch.context() as patch:
+        patch.chdir(clone.path)
+        patch.setenv("TRITON_INTERPRET", "1")
+        done = run_here("verify_kernel.py", *arguments)
         assert done.stdout.startswith("OK on cpu-interpreter") and clone.touched() == [], done.stderr
     assert "## Action" in Path(template).read_text() and f"folder {BUNDLE}/gpu-wiki:" in text
     shutil.rmtree(ready.profile("v0", "annotation"))
