@@ -126,7 +126,7 @@ def test_endings_do_not_matter_and_words_that_say_nothing_are_passed_over(small)
 
 
 def test_a_comment_in_code_is_no_heading(small):
-    (hit,) = wiki_search.search(small, "code").hits
+    (hit,) = wiki_search.answer(wiki_search.open_index(small), "code").hits
     assert hit.section.headings == ("Access", "Bank conflicts")
 
 

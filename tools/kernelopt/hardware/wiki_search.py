@@ -17,7 +17,7 @@ SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
-SHORT = 40  # words
+SHORT = 40  # words; a section of so many counts half
 WEIGHTS = (3.0, 6.0, 1.0)  # of a word in the page's title, in the section's headings, in its text
 PASSED_OVER = set(
     "a about after always an and any are as at avoid be because been before best by can cannot could did different "
@@ -89,11 +89,6 @@ class Index:
     sections: tuple[Section, ...]
     database: sqlite3.Connection
     synonyms: Synonyms
-
-
-def search(wiki: Path, question: str) -> Answer:
-    """Return the sections of a wiki that answer a question: `answer` on an index of it."""
-    return answer(open_index(wiki), question)
 
 
 def answer(index: Index, question: str) -> Answer:
