@@ -182,7 +182,7 @@ def test_unknown_words_are_named_in_one_sentence(run_here):
     assert "no page has occupanzy (it has occupancy)" in done.stderr
     done = run_here("search_wiki.py", "xyzzy", "registers limit occupancy")
     assert done.returncode == 0 and "no page has: xyzzy" in done.stderr and "occupancy.md" in done.stdout
-    done = run_here("search_wiki.py", "how", "--", "?")
+    done = run_here("search_wiki.py", "how", "--", "1024", "?")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
