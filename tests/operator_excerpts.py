@@ -1,7 +1,8 @@
-"""Run or compile the Triton excerpts of the wiki's pages on operators, without a GPU. Print {name: fault or ""} as JSON.
+"""Run or compile the Triton excerpts of the wiki's pages on operators. Print {name: fault or ""} as JSON.
 
-python operator_excerpts.py FOLDER, which has NAME.py for each excerpt, or NAME__ANYTHING.py for a variant of it. With TRITON_INTERPRET=1 each kernel runs in the
-CPU interpreter and is compared with torch. Without it each is compiled for compute capability 9.0.
+python operator_excerpts.py FOLDER [gpu]. FOLDER has NAME.py for each excerpt, or NAME__ANYTHING.py for a variant of it.
+With TRITON_INTERPRET=1 each kernel runs in the CPU interpreter and is compared with torch; with `gpu` it runs on the
+GPU, where fp32 products are in tf32. With neither it is compiled for compute capability 9.0.
 """
 
 import importlib.util
@@ -17,6 +18,8 @@ from torch.nn import functional
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+ON_GPU = "gpu" in sys.argv[2:]
+FP32, TF32 = {"rtol": 1e-4, "atol": 1e-5}, {"rtol": 2e-2, "atol": 2e-2}
 CONSTANTS = {  # of the compiled kernel; the other arguments are pointers and numbers, by TYPES
     "swiglu_rows": {"BLOCK": 1024},
     "rms_norm_backward": {"BLOCK": 4096},
@@ -140,7 +143,7 @@ def check(name: str, kernel) -> None:
     """Raise AssertionError unless the kernel gives torch's results."""
     torch.manual_seed(0)
     for result, expected in globals()[name](kernel):
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result, expected, **(TF32 if ON_GPU else FP32))
 
 
 def compile_(name: str, kernel) -> None:
@@ -156,11 +159,13 @@ def fault_of(file: Path) -> str:
     """What is wrong with an excerpt, or nothing."""
     name = file.stem.partition("__")[0]
     try:
-        (check if os.environ.get("TRITON_INTERPRET") == "1" else compile_)(name, kernel_of(file, name))
+        runs = ON_GPU or os.environ.get("TRITON_INTERPRET") == "1"
+        (check if runs else compile_)(name, kernel_of(file, name))
     except Exception:
         return traceback.format_exc(limit=-2)
     return ""
 
 
 if __name__ == "__main__":
+    torch.set_default_device("cuda" if ON_GPU else "cpu")
     print(json.dumps({file.stem: fault_of(file) for file in sorted(Path(sys.argv[1]).glob("*.py"))}))

@@ -153,6 +153,44 @@ def test_a_baseline_of_a_library_says_which_package_is_missing(baseline):
         loaded(baseline)
 
 
+def gpu_cases() -> dict:
+    """As cases, for the baselines of torch that need a GPU; in bf16 and fp8."""
+    x, weight = torch.randn(128, 256, device="cuda") / 8, torch.randn(256, 256, device="cuda") / 8
+    x8, w8, one = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    product = x8.double() @ w8.double().t()
+    blocks = (torch.rand(128, 2, device="cuda") + 0.5, torch.rand(2, 2, device="cuda") + 0.5)
+    scaled_x = x8.double() * blocks[0].repeat_interleave(128, 1)
+    scaled_w = w8.double() * blocks[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    whole = torch.randint(0, 16, (256, 256), device="cuda", dtype=torch.int32)
+    packed = torch.ops.aten._convert_weight_to_int4pack((whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8), 8)
+    scales = torch.stack([torch.full((2, 256), 0.1), torch.zeros(2, 256)], -1).cuda().bfloat16()
+    q, k, v = (torch.randn(2, 4, 64, 64, device="cuda").bfloat16() for _ in range(3))
+    above = torch.ones(64, 64, dtype=torch.bool, device="cuda").triu(1)
+    scores = (q.double() @ k.double().transpose(2, 3) / 8).masked_fill(above, float("-inf"))
+    return {
+        "dense-products/fp8_matmul_torch": ((x8, w8, one, one), product),
+        "dense-products/fp8_block_matmul_torch": ((x8, w8, *blocks), scaled_x @ scaled_w.t()),
+        "dense-products/int4_matmul_torch": (
+            (x.bfloat16(), packed, scales),
+            x.double() @ ((whole - 8) * 0.1).double().t(),
+        ),
+        "attention/attention_cudnn": ((q, k, v), scores.softmax(-1) @ v.double()),
+        "attention/attention_flash": ((q, k, v), scores.softmax(-1) @ v.double()),
+    }
+
+
+@pytest.mark.gpu
+def test_the_baselines_of_torch_that_need_a_gpu_compute_what_they_say():
+    torch.manual_seed(0)
+    known = gpu_cases()
+    needed = {name(baseline): baseline for baseline in BASELINES if baseline.needs_gpu and not baseline.package}
+    assert set(known) == set(needed)
+    for key, (arguments, expected) in known.items():
+        result = loaded(needed[key]).kernel_function(*arguments).double()
+        off = (result - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert off < 0.02, f"{key}: the error's rms is {off:.3f} of the result's"
+
+
 def test_every_operator_page_has_baselines_and_each_baseline_a_page():
     assert {baseline.operator for baseline in BASELINES} == {
         page.stem for page in (WIKI / "docs/operators").glob("*.md")

@@ -72,3 +72,12 @@ def test_that_check_sees_a_wrong_excerpt_and_one_that_does_not_compile(faults):
     interpreted, found = faults
     assert "nothing" in found["swiglu_rows__unknown"]
     assert bool(found["swiglu_rows__wrong"]) == interpreted  # it compiles
+
+
+@pytest.mark.gpu
+def test_each_excerpt_gives_the_results_of_torch_on_a_gpu(tmp_path):
+    for name, code in EXCERPTS.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    command = [sys.executable, BUNDLE / "tests/operator_excerpts.py", tmp_path, "gpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == dict.fromkeys(EXCERPTS, "")

@@ -126,7 +126,7 @@ def test_endings_do_not_matter_and_words_that_say_nothing_are_passed_over(small)
 
 
 def test_a_comment_in_code_is_no_heading(small):
-    (hit,) = wiki_search.search(small, "code").hits
+    (hit,) = wiki_search.answer(wiki_search.open_index(small), "code").hits
     assert hit.section.headings == ("Access", "Bank conflicts")
 
 
@@ -182,7 +182,7 @@ def test_unknown_words_are_named_in_one_sentence(run_here):
     assert "no page has occupanzy (it has occupancy)" in done.stderr
     done = run_here("search_wiki.py", "xyzzy", "registers limit occupancy")
     assert done.returncode == 0 and "no page has: xyzzy" in done.stderr and "occupancy.md" in done.stdout
-    done = run_here("search_wiki.py", "how", "--", "?")
+    done = run_here("search_wiki.py", "how", "--", "1024", "?")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 

@@ -17,16 +17,16 @@ SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
-SHORT = 40  # words
+SHORT = 40  # words; a section of so many counts half
 WEIGHTS = (3.0, 6.0, 1.0)  # of a word in the page's title, in the section's headings, in its text
 PASSED_OVER = set(
-    "a about after always an and any are as at avoid be because been before best by can cannot could did different "
-    "do does due each error example fast faster for from get gets give good gpu had has have help how i if in "
-    "instead into is it its itself just kernel kernels large longer make many me mine more most much must my need "
-    "never non not of off on one only or our out over percent problem runtimeerror same see should show slow slower "
-    "so some take takes than that the their them then there they this to too use used using versus very vs want "
-    "warning was way we what when where whether which while who why will with without work would write wrong you "
-    "your".split()
+    "a about after always an and any are as at avoid bad be because been before best by can cannot correct "
+    "correctly could did different do does due each error example expensive fail fails fast faster for from get "
+    "gets give good gpu had has have help how i if in instead into is it its itself just kernel kernels large "
+    "longer make many me mine more most much must my need never non not of off on one only or our out over percent "
+    "picks problem runtimeerror same see should show slow slower so some take takes than that the their them then "
+    "there they this to too use used using versus very vs want warning was way we what when where whether which "
+    "while who why will with without work works worth would write wrong you your".split()
 )
 
 
@@ -89,11 +89,6 @@ class Index:
     sections: tuple[Section, ...]
     database: sqlite3.Connection
     synonyms: Synonyms
-
-
-def search(wiki: Path, question: str) -> Answer:
-    """Return the sections of a wiki that answer a question: `answer` on an index of it."""
-    return answer(open_index(wiki), question)
 
 
 def answer(index: Index, question: str) -> Answer:
@@ -163,8 +158,8 @@ def nearest_lines(index: Index, hit: Hit, terms: tuple[str, ...]) -> list[tuple[
 
 def terms_of(said: str) -> tuple[str, ...]:
     """Return the distinct words of a question, in order, without those that say nothing and without plain numbers."""
-    words = [word for word in dict.fromkeys(re.findall(r"[^\W_]+", said)) if word not in PASSED_OVER]
-    return tuple(word for word in words if not word.isdigit()) or tuple(words)
+    words = dict.fromkeys(re.findall(r"[^\W_]+", said))
+    return tuple(word for word in words if word not in PASSED_OVER and not word.isdigit())
 
 
 def phrases_of(said: str) -> list[str]:
