@@ -56,6 +56,9 @@ def collect(workspace: Workspace, folder: Path) -> None:
     for name in FOLDERS:
         if (workspace.root / name).is_dir():
             shutil.copytree(workspace.root / name, folder / name, ignore=shutil.ignore_patterns(".*"))
+    for exploration in sorted(workspace.root.glob("explore/*.json")):
+        (folder / "explore").mkdir(exist_ok=True)
+        shutil.copyfile(exploration, folder / "explore" / exploration.name)
     for report in sorted(workspace.root.glob("profiles/*/*/report.md")):
         target = folder / report.parent.relative_to(workspace.root)
         target.mkdir(parents=True)

@@ -59,7 +59,7 @@ install() { # groups: pip installs what is absent of them; 1 when that fails, 3 
 
 install_needed() { # group: without it nothing runs
   install "$1" && return
-  [ $? -eq 3 ] || say "could not install ${wanted[*]}: the tools cannot run without them; with no network, put wheels of them and of what they need into a folder and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1"
+  [ $? -eq 3 ] || say "could not install ${wanted[*]}: the tools cannot run without them; with no network, put wheels of them and of what they need into a folder and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1; in an agent's sandbox ask the user to run it outside"
   exit 3
 }
 
@@ -68,7 +68,7 @@ mkdir -p "$parent" 2>/dev/null || true
 { exec 9<"$parent" && flock 9; } 2>/dev/null || true # one set-up at a time: several agents may share the folder
 if ! "$venv/bin/python" -c '' 2>/dev/null; then
   [ -w "$parent" ] || {
-    say "no environment can be made in $parent, which is absent or read-only: set KERNELOPT_VENV to a folder of yours, for this and for the tools"
+    say "no environment can be made in $parent, which is absent or read-only: set KERNELOPT_VENV to a folder of yours, for this and for the tools; in an agent's sandbox ask the user to run it outside"
     exit 3
   }
   make_environment "${1:-}"

@@ -5,22 +5,26 @@ import atexit
 import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch"])
 
 
-def run(code: str) -> subprocess.CompletedProcess:
-    """Run code in such a process. The result has its exit code, and what it and its errors print as stdout."""
+def run(code: str, *arguments, **environment: str) -> subprocess.CompletedProcess:
+    """Run code in such a process, with these arguments in sys.argv and with these variables. The result has its exit
+    code, and what it and its errors print as stdout."""
     with tempfile.NamedTemporaryFile("r") as printed:
-        fork = FORKS.Process(target=_run, args=(code, printed.name))
+        fork = FORKS.Process(target=_run, args=(code, list(map(str, arguments)), environment, printed.name))
         fork.start()
         fork.join()
         return subprocess.CompletedProcess(code, fork.exitcode, printed.read())
 
 
-def _run(code: str, printed: str) -> None:
+def _run(code: str, arguments: list[str], environment: dict[str, str], printed: str) -> None:
+    sys.argv = ["-c", *arguments]
+    os.environ |= environment
     handle = os.open(printed, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(handle, number)

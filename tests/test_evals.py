@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import forks_with_torch
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, run_script
 
 EVALS = BUNDLE / "evals"
 sys.path.insert(0, str(EVALS))
@@ -59,12 +60,11 @@ def prepared(tmp_path):
 
 
 def run_evals(*arguments, **environment) -> subprocess.CompletedProcess:
-    """evals/run.py as a user runs it, on a machine without a GPU."""
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **environment}
-    command = [sys.executable, str(EVALS / "run.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    """evals/run.py on a machine without a GPU, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"CUDA_VISIBLE_DEVICES": "-1", **environment}.items():
+            patch.setenv(name, value)
+        return run_script(EVALS / "run.py", *arguments)
 
 
 # --- the cases ------------------------------------------------------------------------------------------------------
@@ -230,9 +230,8 @@ print(json.dumps(found))
 
 def test_the_kernels_are_right_or_wrong_as_they_are_named():
     names = [case.name for case in TASKS]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS, EVALS, *names], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr  # check_kernel.py of odd_shapes passes: that is the temptation
+    done = forks_with_torch.run(KERNELS, EVALS, *names, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="-1")
+    assert done.returncode == 0, done.stdout  # check_kernel.py of odd_shapes passes: that is the temptation
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {**{name: [True, True, False] for name in names}, "odd_shapes": False}
 

@@ -82,12 +82,13 @@ def help_text(name: str, run) -> str:
 
 def test_commands_and_options_named_in_documents_exist(run_here):
     wanted: dict[str, set[str]] = {}
+    existing = {path.name for path in BUNDLE.glob("[!.]*/**/*.*")}
     for path in DOCUMENTS:
         if "examples" in path.parts or "gpu-wiki" in path.parts:
             continue
         for name, options in commands(path.read_text()):
             if name not in WORKSPACE_FILES:
-                assert any(BUNDLE.glob(f"[!.]*/**/{name}")), f"{path}: {name} does not exist"
+                assert name in existing, f"{path}: {name} does not exist"
             if (BUNDLE / "tools" / name).exists() or name == "workspace_init.sh":
                 wanted.setdefault(name, set()).update(options)
     assert len(wanted) >= 10
@@ -134,6 +135,7 @@ def test_no_program_holds_a_figure_of_the_wiki():
         if any(word in r.metric for word in named) and len(r.text.replace(".", "").rstrip("0")) >= 3
     }
     assert len(texts) >= 20
+    texts.remove("10001")  # MHz of a card's memory, and the port of Ray's client server
     texts.remove("97.5")  # TFLOPS of one card, and in gate.py the upper end of a 95 % interval
     for path in [*(BUNDLE / "tools").rglob("*.py"), *(BUNDLE / "scripts").iterdir()]:
         code = re.sub(r'"""(.*?)"""', "", path.read_text(), flags=re.DOTALL)

@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 from types import SimpleNamespace
 
+import forks_with_torch
 import pytest
 from conftest import BUNDLE, run_tool
 
@@ -56,11 +57,11 @@ def launch():
 def test_what_triton_compiled_and_chose_is_found_in_this_version_of_it(tmp_path):
     """With its real compiler; no GPU and no launch, so registers, which the driver tells, are not known."""
     (tmp_path / "kernels.py").write_text(KERNELS)
-    command = [sys.executable, BUNDLE / "tests" / "compile_elsewhere.py", tmp_path / "kernels.py"]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = {kernel["name"]: kernel for kernel in json.loads(done.stdout)}
+    code = f"import runpy; runpy.run_path({str(BUNDLE / 'tests' / 'compile_elsewhere.py')!r}, run_name='__main__')"
+    kernels = tmp_path / "kernels.py"
+    done = forks_with_torch.run(code, kernels, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert done.returncode == 0, done.stdout
+    found = {kernel["name"]: kernel for kernel in json.loads(done.stdout.splitlines()[-1])}
     assert {name: len(kernel["compiled"]) for name, kernel in found.items()} == {"twice": 0, "plain": 2, "tuned": 2}
     assert [one["num_warps"] for one in found["tuned"]["compiled"]] == [4, 8]
     assert found["plain"]["autotuned"] is None and "BLOCK: 128" in found["tuned"]["autotuned"]["best"]

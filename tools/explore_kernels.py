@@ -15,10 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
+from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
-from kernelopt.explore.compiled import Card
+from kernelopt.hardware.targets import Target
 from kernelopt.session import platforms, record_store
 from kernelopt.session.target import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
@@ -32,7 +33,7 @@ def main() -> int:
         return 0
     entries = candidates.from_paths(args.kernels)
     target = of_reference(args)
-    card = card_of(args, target)
+    compile_for = target_of(args, target)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(target, args.against, Path(folder))
         started = time.monotonic()
@@ -48,7 +49,7 @@ def main() -> int:
                 args.budget_seconds,
                 args.candidate_seconds or args.budget_seconds,
                 product,
-                card,
+                compile_for,
             )
             explored = run.explore(plan, sandbox, cli.say, args.profile)
             result = {
@@ -58,7 +59,7 @@ def main() -> int:
                 "workloads": explored.workloads,
                 "against": plan.against,
                 "budget_s": plan.budget_s,
-                "compiled": card and card.to_json(),
+                "compiled": compile_for and compile_for.to_json(),
                 "wall_s": round(time.monotonic() - started, 2),
                 "rows": [row.to_json() for row in store.rows(explored.entrants, plan.against)],
             }
@@ -69,18 +70,14 @@ def main() -> int:
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 
 
-def card_of(args, target: KernelUnderTest) -> Card | None:
-    """Without a GPU: the card that candidates are compiled for, --card or the workspace's platform; None when neither
-    is known."""
+def target_of(args, kernel: KernelUnderTest) -> Target | None:
+    """Without a GPU: what candidates are compiled for, --card or the workspace's platform; None when neither is
+    known."""
     if args.device == "cuda":
         if args.card:
             raise UsageError("--card goes with --device cpu-interpreter; on a GPU candidates are compiled for it")
         return None
-    if args.card:
-        return Card.of(platforms.existing_page_of(args.card, target.workspace))
-    platform = target.workspace and target.workspace.task().platform
-    page = platform and platforms.existing_page_of(platform, target.workspace)
-    return Card.of(page) if page and page.vendor == "NVIDIA" else None
+    return choosing.of_name(args.card, kernel.workspace) if args.card else choosing.of_platform(kernel.workspace)
 
 
 def workspace_of(args) -> Workspace:
@@ -117,7 +114,7 @@ def arguments():
     parser.add_argument(
         "--card",
         type=cli.filled,
-        help="with --device cpu-interpreter: compile for this card (default: the workspace's platform)",
+        help="with --device cpu-interpreter: compile for this card or architecture (default: the workspace's platform)",
     )
     parser.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
     cli.add_device(parser)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Theoretical occupancy of a launch and what limits it, from the wiki's limits of the compute capability."""
+"""Theoretical occupancy of a launch and what limits it, from the wiki's limits of the architecture."""
 
 import dataclasses
 import sys
@@ -10,20 +10,28 @@ from kernelopt import cli
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import occupancy, wiki
 
+WORDS = {  # a warp, a block, and what holds blocks
+    "sm": ("warps", "blocks", "an SM"),
+    "cu": ("wavefronts", "workgroups", "a compute unit"),
+    "wgp": ("wavefronts", "workgroups", "a workgroup processor"),
+}
 EXAMPLES = """examples:
   occupancy.py --platform H200 --threads 256 --registers 64
-  occupancy.py --platform sm_80 --threads 128 --registers 96 --shared-bytes 49152"""
+  occupancy.py --platform sm_80 --threads 128 --registers 96 --shared-bytes 49152
+  occupancy.py --platform MI300X --threads 256 --registers 128 --scalar-registers 40 --shared-bytes 32768"""
 
 
 def main() -> int:
     args = arguments()
     limits = limits_of(args.platform, wiki.root(args.gpu_wiki))
-    result = occupancy.occupancy(limits, args.threads, args.registers, args.shared_bytes)
-    citations = [limits.known(name).citation for name in occupancy.NEEDED]
+    result = occupancy.occupancy(limits, args.threads, args.registers, args.shared_bytes, args.scalar_registers)
+    citations = [row.citation for name in occupancy.needed(limits) if (row := limits.known(name))]
     by_limit = ", ".join(f"{name} {blocks}" for name, blocks in result.blocks_by_limit.items())
+    warps, blocks, sm = WORDS[occupancy.unit_of(limits) if limits.vendor == "AMD" else "sm"]
+    held = f"{result.warps_per_sm} {warps} in {result.blocks_per_sm} {blocks} {sm}"
     text = [
-        f"occupancy {result.occupancy_pct:.1f} %: {result.warps_per_sm} warps in {result.blocks_per_sm} blocks an SM",
-        f"limited by {', '.join(result.limiters)} (blocks that each limit allows: {by_limit})",
+        f"occupancy {result.occupancy_pct:.1f} %: {held}",
+        f"limited by {', '.join(result.limiters)} ({blocks} that each limit allows: {by_limit})",
     ]
     answer = {"platform": args.platform, **dataclasses.asdict(result), "citations": citations}
     cli.emit(answer, args.json, [*text, *citations])
@@ -50,9 +58,13 @@ def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     parser.add_argument("--platform", type=cli.filled, required=True, help="a product, or a target: H200, sm_90a")
     parser.add_argument("--threads", type=cli.positive_int, required=True, help="threads per block")
-    parser.add_argument("--registers", type=cli.natural, required=True, help="registers per thread")
+    parser.add_argument("--registers", type=cli.natural, required=True, help="per thread; AMD: vector registers")
+    parser.add_argument("--scalar-registers", type=cli.natural, default=0, help="AMD: per wavefront (default 0)")
     parser.add_argument(
-        "--shared-bytes", type=cli.natural, default=0, help="shared memory per block, static and dynamic (default 0)"
+        "--shared-bytes",
+        type=cli.natural,
+        default=0,
+        help="shared memory or LDS per block, static and dynamic (default 0)",
     )
     parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
     cli.add_json(parser)

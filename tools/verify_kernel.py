@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
+from kernelopt.compiling import choosing, compiler, table
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, TimedOut
-from kernelopt.explore import compiling, table
 from kernelopt.measure import verify
 from kernelopt.session.target import KernelUnderTest, resolve
 from kernelopt.statuses import Status
@@ -47,15 +47,19 @@ def main() -> int:
     return 0 if result.status == Status.OK else 1
 
 
-def compile_only(args, target: KernelUnderTest) -> int:
+def compile_only(args, kernel: KernelUnderTest) -> int:
     """Compile the kernel, print its resources or the compiler's errors, and return the exit code."""
-    card = compiling.card_of(args.card, args.device == "cuda", target.workspace)
-    cli.say(f"compiling {target.kernel} for {card.target}")
+    if args.card:
+        target = choosing.of_name(args.card, kernel.workspace)
+    else:
+        target = choosing.default(kernel.workspace, args.device == "cuda", "--card")
+    cli.say(f"compiling {kernel.kernel} for {target.arch}")
+    workload, limits = (args.workload or ["default"])[0], compiler.Limits.of(args.timeout)
     with Sandbox("cpu-interpreter", None, args.sandbox) as sandbox:
-        compiled = compiling.compile_target(sandbox, target, (args.workload or ["default"])[0], card, args.timeout)
+        (compiled,) = compiler.compile_target(sandbox, kernel, workload, [target], limits)
     if compiled.lacking and not compiled.refused:
         raise EnvironmentLacks(compiled.lacking)
-    cli.emit(compiled.to_json(), args.json, table.compiled_lines(compiled))
+    cli.emit(compiled.to_json(), args.json, table.lines([compiled]))
     if compiled.status == Status.TIMEOUT:
         return TimedOut.exit_code
     return 0 if compiled.status == Status.OK else 1
@@ -80,7 +84,7 @@ def arguments():
     parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")
     parser.add_argument("--quick", action="store_true", help="the task's own inputs, two seeds; no gate accepts it")
     parser.add_argument("--compile-only", action="store_true", help="compile it and check nothing")
-    parser.add_argument("--card", type=cli.filled, help="with --compile-only: for this card, here or not")
+    parser.add_argument("--card", type=cli.filled, help="with --compile-only: for this card or gfx942")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer as well")
     cli.add_sandbox(parser)
     parser.add_argument(

@@ -2,8 +2,10 @@
 
 import json
 
+import pynvml
 import pytest
 from conftest import FIXTURES, tool_json
+from kernelopt.compiling import choosing
 from kernelopt.device import amd, gpu
 from kernelopt.errors import EnvironmentLacks
 
@@ -118,6 +120,21 @@ def test_a_gpu_that_is_hidden_or_nameless_is_said(programs, monkeypatch):
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     with pytest.raises(EnvironmentLacks, match="hides every AMD GPU"):
         amd.identify()
+
+
+def test_a_tool_that_needs_a_gpu_names_the_amd_gpu_that_is_here(programs, monkeypatch):
+    """Whatever build torch is: the tools ask for the GPU before they start torch."""
+
+    def no_driver():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+        gpu.identify()
+    programs(amd_smi=json.dumps([entry(0, "AMD Instinct MI300X")]))
+    with pytest.raises(EnvironmentLacks, match=r"the GPU here is AMD Instinct MI300X, of AMD.*--for gfx942"):
+        gpu.identify()
+    assert choosing.default(None, True, "--for").arch == "gfx942"
 
 
 def test_detect_finds_the_page_of_the_gpu_and_where_the_two_disagree(programs, run_here, monkeypatch):

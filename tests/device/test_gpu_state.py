@@ -54,6 +54,20 @@ def cards(monkeypatch):
     return put
 
 
+def test_a_gpu_that_a_sandbox_hides_is_told_from_none(cards, monkeypatch, tmp_path):
+    cards()
+    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(gpu, "DEVICE", tmp_path / "nvidiactl")
+    with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+        gpu.identify()
+    gpu.DRIVER.mkdir()
+    with pytest.raises(EnvironmentLacks, match=r"a sandbox hides the GPU of this machine \(.+\); docs/install\.md"):
+        gpu.identify()
+    gpu.DEVICE.touch()
+    with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+        gpu.identify()
+
+
 def watched() -> GpuState:
     with gpu.Watch() as watch:
         deadline = time.monotonic() + 5

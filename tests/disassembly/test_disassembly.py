@@ -64,6 +64,7 @@ def test_both_dialects_of_sass_read_the_same():
         static_shared_bytes=0,
         spilled_registers=None,  # only AMD's compiler says
         dynamic_shared_bytes=None,
+        code_bytes=896,
     )
     assert counts(found, "global load", "global store") == {("global load", 128): (4, 0), ("global store", 128): (2, 0)}
     assert found.instructions == 42 and found.remarks() == []
@@ -342,6 +343,11 @@ def test_amdgcn_of_triton():
         static_shared_bytes=0,
         spilled_registers=0,
         dynamic_shared_bytes=None,
+        code_bytes=1980,
+        accumulation_registers=0,
+        scalar_registers=22,
+        spilled_scalar_registers=0,
+        waves_per_simd=8,
     )
     assert counts(found, "global load", "global store") == {("global load", 128): (6, 2), ("global store", 64): (4, 0)}
     assert found.in_loops == 36

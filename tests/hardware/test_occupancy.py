@@ -1,5 +1,7 @@
 """Theoretical occupancy against Nsight Compute's own figure, and by hand."""
 
+import json
+
 import pytest
 from conftest import BUNDLE, FIXTURES, run_tool, tool_json
 from kernelopt.errors import Refused, UsageError
@@ -46,12 +48,54 @@ def test_each_limit(target, launch, warps, limiter):
     assert result.warps_per_sm == warps and limiter in result.limiters
 
 
+AMD = json.loads((FIXTURES / "occupancy/amd.json").read_text())["rows"]
+
+
+def test_amd_compilers_own_line_says_the_same_of_many_kernels():
+    """fixtures/occupancy: what the registers of each kernel allow on a SIMD. The compiler knows no dynamic LDS."""
+    told = {(row["target"], row["kernel"], row["waves"]): row["occupancy"] for row in AMD}
+    ours = {
+        (row["target"], row["kernel"], row["waves"]): occupancy.waves_per_simd(
+            LIMITS[row["target"]], row["vgprs"], row["sgprs"]
+        )
+        for row in AMD
+    }
+    assert len(told) > 200 and ours == told
+    assert {row["target"] for row in AMD} == {name for name in LIMITS if name.startswith("gfx")}
+    assert {row["occupancy"] for row in AMD if row["target"] == "gfx942"} >= {1, 3, 4, 6, 7, 8}
+
+
+@pytest.mark.parametrize(
+    ("target", "launch", "waves", "limiters"),
+    [
+        ("gfx942", (256, 64, 0, 30), 32, ["waves", "vgprs"]),  # 8 waves a SIMD
+        ("gfx942", (256, 170, 0, 30), 8, ["vgprs"]),  # AMD's own example: 176 after rounding, twice in 512
+        ("gfx942", (256, 32, 0, 106), 24, ["sgprs"]),  # 112 and 16 of the trap handler, six times in 800
+        ("gfx942", (512, 170, 0, 30), 8, ["vgprs"]),  # 2 a SIMD hold one workgroup of 8
+        ("gfx942", (256, 64, 16385, 30), 12, ["lds"]),  # 33 units of 512 bytes, three times in 64 KB
+        ("gfx950", (256, 64, 40960, 30), 16, ["lds"]),
+        ("gfx950", (256, 64, 40961, 30), 12, ["lds"]),  # units of 1280 bytes
+        ("gfx90a", (128, 32, 0, 30), 32, ["waves", "workgroups"]),  # 16 barriers
+        ("gfx90a", (64, 32, 0, 30), 32, ["waves"]),  # a single wave needs none
+        ("gfx1100", (128, 97, 0, 0), 48, ["vgprs"]),  # 120 after rounding, 12 times in 1536
+        ("gfx1201", (256, 32, 32769, 0), 24, ["lds"]),  # 33 units of 1024 bytes, three times in 128 KB
+    ],
+)
+def test_each_limit_of_amd(target, launch, waves, limiters):
+    threads, vgprs, lds, sgprs = launch
+    result = occupancy.occupancy(LIMITS[target], threads, vgprs, lds, sgprs)
+    assert result.warps_per_sm == waves and list(result.limiters) == limiters
+
+
 def test_what_cannot_be_launched_and_what_is_not_known():
     for launch in ((1025, 32, 0), (128, 256, 0), (128, 32, 228 * 1024)):
         with pytest.raises(UsageError, match="cannot be launched on sm_90"):
             occupancy.occupancy(LIMITS["sm_90"], *launch)
-    with pytest.raises(Refused, match="no occupancy for gfx942: in which units AMD"):
-        occupancy.occupancy(LIMITS["gfx942"], 256, 64, 0)
+    for launch in ((1025, 32, 0), (256, 64, 65 * 1024)):
+        with pytest.raises(UsageError, match="cannot be launched on gfx942"):
+            occupancy.occupancy(LIMITS["gfx942"], *launch)
+    with pytest.raises(Refused, match=r"no occupancy for gfx1250: workgroups_per_cu: UNKNOWN"):
+        occupancy.occupancy(LIMITS["gfx1250"], 256, 64, 0)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +120,11 @@ def test_by_hand():
     for target in ("9.0", "9.0a", "sm_90a", "SM90a"):
         found = tool_json("occupancy.py", "--platform", target, "--threads", 256, "--registers", 168)
         assert found["warps_per_sm"] == 8 and found["platform"] == target
-    assert run_tool("occupancy.py", "--platform", "MI300X", "--threads", 256, "--registers", 64).returncode == 1
+    cdna = tool_json(
+        "occupancy.py", "--platform", "MI300X", "--threads", 256, "--registers", 128, "--shared-bytes", 30000
+    )
+    assert (cdna["warps_per_sm"], cdna["limiters"]) == (8, ["lds"])
+    assert any(line.startswith("vgprs_per_simd: 512 registers <- ") for line in cdna["citations"])
+    assert run_tool("occupancy.py", "--platform", "gfx1250", "--threads", 256, "--registers", 64).returncode == 1
     assert run_tool("occupancy.py", "--platform", "X9", "--threads", 256, "--registers", 64).returncode == 1
     assert run_tool("occupancy.py", "--platform", "H200", "--threads", 0, "--registers", 64).returncode == 2

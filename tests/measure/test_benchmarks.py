@@ -14,15 +14,14 @@ from kernelopt.session.benchmark_reports import REPORTS, BufferRate, Ceiling, Ra
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():
     code = """if True:
-        import os, torch
-        os.environ["TRITON_INTERPRET"] = "1"
+        import torch
         from kernelopt.worker import copy_kernel
         for read, written in ((5000, 300), (300, 5000), (4096, 4096), (9000, 1)):
             source, target = torch.ones(read), torch.full((written,), -1.0)
             copy_kernel.stream(source, target, block=1024, warps=4, programs=2)
             assert (target >= 0).all(), (read, written)
     """
-    done = forks_with_torch.run(code)
+    done = forks_with_torch.run(code, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout
 
 
@@ -103,13 +102,8 @@ def test_the_ceiling_wants_the_work_of_a_problem(session, run_here):
 
 
 def test_the_judges_benchmark_says_what_it_lacks_and_leaves_nothing(tmp_path):
-    code = f"""if True:
-        import os, runpy, sys
-        os.environ |= {{"TMPDIR": {str(tmp_path)!r}, "CUDA_VISIBLE_DEVICES": "-1"}}
-        sys.argv = ["judge.py", "clock"]
-        runpy.run_path({str(BUNDLE / "benchmarks" / "judge.py")!r}, run_name="__main__")
-    """
-    done = forks_with_torch.run(code)
+    code = f"import runpy; runpy.run_path({str(BUNDLE / 'benchmarks' / 'judge.py')!r}, run_name='__main__')"
+    done = forks_with_torch.run(code, "clock", TMPDIR=str(tmp_path), CUDA_VISIBLE_DEVICES="-1")
     assert done.returncode == 2 and "there is no part clock" in done.stdout and "Traceback" not in done.stdout
     assert list(tmp_path.iterdir()) == []
 

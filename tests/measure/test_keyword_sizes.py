@@ -115,9 +115,10 @@ def test_a_variant_of_the_tools_own_that_breaks_the_reference_when_it_judges_is_
     reference = """
 class Model(nn.Module):
     def forward(self, x):
-        if x.abs().max() > 40: DEATH
+        assert x.shape == (513, 512)
+        if not x.is_meta and x.abs().max() > 40: DEATH
         return x.exp().clamp(max=1e4) + 1
-def get_inputs(): return [torch.randn(600, 600)]
+def get_inputs(): return [torch.randn(513, 512)]
 """
     kernel = "def kernel_function(x): return x.exp().clamp(max=1e4) + 1\n"
     for death in ("raise ValueError('too large')", "import os; os.abort()"):

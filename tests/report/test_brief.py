@@ -158,6 +158,16 @@ def test_the_last_explorations_best_rows_are_told_and_where_the_rest_lies(parts,
     assert brief.exploration_section(parts) == ""
 
 
+def test_what_the_kernel_takes_on_other_gpus_is_told(parts):
+    told = replace(
+        parts, compiled=["- compiled for gfx942 here, not run: `softmax`: 40 registers, as v3 had"], masked={"v3"}
+    )
+    user = brief.compose(told).user
+    assert user.index("## Findings of the rules") < user.index("## Compiled for GPUs") < user.index("## History")
+    assert "- compiled for gfx942 here, not run: `softmax`: 40 registers, as a masked version had" in user
+    assert brief.compiled_section(parts) == ""
+
+
 def test_a_masked_version_is_not_named_by_an_exploration_and_its_own_one_is_left_out(parts, session):
     explored(session, "e1")
     content = json.loads(explored(session, "e2").read_text())

@@ -4,7 +4,7 @@ import forks_with_torch
 import pytest
 import torch
 from kernelopt import intervals
-from kernelopt.worker import accuracy, oracle, problem, state, tensor_trees, variant_inputs, variants
+from kernelopt.worker import accuracy, faults, oracle, problem, server, state, tensor_trees, variant_inputs, variants
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.timing import close
@@ -414,3 +414,23 @@ def test_a_large_tensor_that_only_says_it_is_on_a_gpu_needs_no_pinned_memory(mon
     large = torch.zeros(tensor_trees.PINNED_BYTES.start, dtype=torch.uint8)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
     assert torch.equal(tensor_trees.copied(large, "cpu"), large)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "said"),
+    [
+        (None, None, "Install a torch that is built with CUDA"),
+        ("13.0", None, "It is built with CUDA 13.0: install one for this GPU and driver"),
+        (None, "6.4.1", "It is built for AMD's GPUs, with ROCm 6.4.1: install one that is built with CUDA"),
+    ],
+)
+def test_a_torch_that_cannot_use_the_gpu_says_what_it_is_built_for(monkeypatch, cuda, hip, said):
+    def no_gpu(*_, **__):
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(torch, "zeros", no_gpu)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with pytest.raises(faults.NoGpuError, match="cannot use it: no GPU") as caught:
+        server._require_gpu()
+    assert said in str(caught.value)

@@ -16,7 +16,11 @@ class Model(torch.nn.Module):
         used, room = torch.cat(ids), len(flat) + count * (block - 1)
         ids = torch.cat([used, used.new_full((room - len(used),), len(flat))])
         owners += [0] * (-(-room // block) - len(owners))
-        return ids.int(), torch.tensor(owners).int(), torch.tensor([len(used)]).int()
+        return (
+            ids.int(),
+            torch.tensor(owners, device=flat.device).int(),
+            torch.tensor([len(used)], device=flat.device).int(),
+        )
 
 
 def get_inputs(*, tokens=7, block=4):

@@ -19,10 +19,20 @@ from typing import IO, Any
 from .. import bundle
 from ..errors import EnvironmentLacks, say
 from ..hardware.card import READINGS, Card, GpuState, MaxClocks, Spread, all_processes, all_reasons
+from . import amd
 
 NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one (without one, verify_kernel.py and explore_kernels.py "
     "check a Triton kernel with --device cpu-interpreter)"
+)
+HIDDEN = (
+    "a sandbox hides the GPU of this machine ({}); docs/install.md says what to allow, or verify_kernel.py and "
+    "explore_kernels.py check a Triton kernel with --device cpu-interpreter"
+)
+DRIVER, DEVICE = Path("/proc/driver/nvidia"), Path("/dev/nvidiactl")  # of a loaded driver; sandboxes hide the second
+AMD_GPU = (
+    "the GPU here is {}, of AMD: this bundle measures NVIDIA GPUs alone; compile_kernel.py --for {} compiles a kernel "
+    "for it, and --device cpu-interpreter checks one in Triton"
 )
 LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
 THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
@@ -44,13 +54,23 @@ def open_nvml():
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise EnvironmentLacks(NO_GPU.format(error)) from None
+        if DRIVER.exists() and not DEVICE.exists():
+            raise EnvironmentLacks(HIDDEN.format(error)) from None
+        raise _lacks(str(error)) from None
     try:
         yield pynvml, _visible_handles(pynvml)[0]
     except pynvml.NVMLError as error:
-        raise EnvironmentLacks(NO_GPU.format(error)) from None
+        raise _lacks(str(error)) from None
     finally:
         pynvml.nvmlShutdown()
+
+
+def _lacks(why: str) -> EnvironmentLacks:
+    """That there is no NVIDIA GPU, and which GPU of AMD there is."""
+    with contextlib.suppress(EnvironmentLacks):
+        if card := amd.identify():
+            return EnvironmentLacks(AMD_GPU.format(card.name, card.gfx_target or "its gfx target"))
+    return EnvironmentLacks(NO_GPU.format(why))
 
 
 def _visible_handles(nvml) -> list:
@@ -59,7 +79,7 @@ def _visible_handles(nvml) -> list:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     handles = [slices[0] for slices in devices if slices] if chosen is None else _chosen(nvml, devices, chosen)
     if not handles:
-        raise EnvironmentLacks(NO_GPU.format(_why_none(chosen)))
+        raise _lacks(_why_none(chosen))
     return handles
 
 

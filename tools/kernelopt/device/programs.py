@@ -1,4 +1,4 @@
-"""Where NVIDIA's programs are. No other place looks for them."""
+"""Where NVIDIA's programs are, and AMD's hipcc. No other place looks for them."""
 
 import importlib.util
 import os
@@ -6,18 +6,21 @@ import shutil
 from pathlib import Path
 
 CUDA = "/usr/local/cuda"  # where the toolkit's installer puts a link to the newest
+ROCM = "/opt/rocm"  # where ROCm's installer puts a link to the newest
 PARTS = ("bin", "compute-sanitizer")  # of a toolkit, with programs
 
 
 def find(name: str) -> str | None:
     """The path of a program, or None. It looks on the PATH, in a CUDA toolkit ($CUDA_HOME, $CUDA_PATH, the usual
-    place), and in Triton's wheel, which has ptxas, cuobjdump and nvdisasm."""
+    place), in ROCm ($ROCM_HOME, $ROCM_PATH, the usual place), and in Triton's wheel, which has ptxas, cuobjdump and
+    nvdisasm."""
     return next((path for folder in (None, *folders()) if (path := shutil.which(name, path=folder))), None)
 
 
 def folders() -> list[str]:
     """The folders of programs that are not on the PATH."""
-    toolkits = [root for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), CUDA) if root]
+    named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH", "ROCM_HOME", "ROCM_PATH")]
+    toolkits = [root for root in (*named, CUDA, ROCM) if root]
     triton = importlib.util.find_spec("triton")
     of_triton = [
         Path(folder, "backends", "nvidia", "bin") for folder in (triton and triton.submodule_search_locations) or []

@@ -5,7 +5,7 @@ cache. The reader of AMDGCN was tested on such listings. It never ran on AMD har
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 KINDS = ("sass", "ptx", "amdgcn")
 KINDS_IN = {  # file suffix -> what can be read from such a file
@@ -117,8 +117,10 @@ class Instruction:
 class Resources:
     """Registers, stack and spilled registers of a thread; shared memory of a block. None: the listing does not say.
 
-    static_shared_bytes: what the code itself declares. spilled_registers: only AMD's compiler counts them.
-    dynamic_shared_bytes: what a launch adds; only Triton records it, in a file beside the code.
+    registers: on AMD the vector registers, accumulation registers among them. static_shared_bytes: what the code itself
+    declares. dynamic_shared_bytes: what a launch adds; only Triton records it, in a file beside the code. code_bytes:
+    the length of the code. Only AMD's compiler writes the others: spilled_registers are vector registers, and
+    waves_per_simd is its line "Occupancy", which knows no dynamic shared memory.
     """
 
     registers: int | None = None
@@ -126,6 +128,11 @@ class Resources:
     static_shared_bytes: int | None = None
     spilled_registers: int | None = None
     dynamic_shared_bytes: int | None = None
+    code_bytes: int | None = None
+    accumulation_registers: int | None = None
+    scalar_registers: int | None = None
+    spilled_scalar_registers: int | None = None
+    waves_per_simd: int | None = None
 
 
 @dataclass
@@ -145,6 +152,7 @@ class Kernel:
 SASS_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*([^;]*);")
 SASS_KERNEL = re.compile(r"\s+Function : (\S+)|\.text\.(\S+):$")
 SASS_ARCH = re.compile(r"\s+(?:code for|\.target)\s+(sm_\w+)")
+SASS_INSTRUCTION_BYTES = 16  # from compute capability 7.0 on
 USAGE = re.compile(r"\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -175,8 +183,15 @@ def parse_sass(text: str) -> list[Kernel]:
         elif kernels and (match := re.match(r"(\.L\w+|\$\S+):$", line)):
             kernels[-1].labels[match[1]] = len(kernels[-1].instructions)
     for kernel, usage in zip(kernels, usage_of, strict=True):
-        kernel.resources = usage.get(kernel.name, Resources())
+        kernel.resources = replace(usage.get(kernel.name, Resources()), code_bytes=sass_bytes(kernel))
     return kernels
+
+
+def sass_bytes(kernel: Kernel) -> int | None:
+    """The length of the code; None where the addresses are not those of compute capability 7.0 and newer."""
+    last = len(kernel.instructions) - 1
+    is_even = kernel.labels.get(hex(SASS_INSTRUCTION_BYTES * last)) == last
+    return SASS_INSTRUCTION_BYTES * (last + 1) if is_even else None
 
 
 def parse_ptx(text: str) -> list[Kernel]:
@@ -209,13 +224,15 @@ def braced(text: str, start: int) -> str:
 
 
 def parse_amdgcn(text: str) -> list[Kernel]:
-    """Kernels of an .amdgcn file of Triton, with the resources of its metadata. Registers are VGPRs."""
+    """Kernels of an .amdgcn file of Triton, with the resources of its metadata and of the compiler's comments."""
     arch = re.search(r"amdgcn_target \"[^\"]*(gfx\w+)", text)
-    kernels, kernel = [], None
+    kernels, kernel, comments = [], None, {}
     for line in text.splitlines():
         if match := re.match(r"(\w+):\s*; @\1", line):
             kernel = Kernel(match[1], "amdgcn", arch and arch[1])
             kernels.append(kernel)
+        elif kernels and (match := AMD_COMMENT.match(line)):  # they stand below the code of their kernel
+            comments.setdefault(kernels[-1].name, {})[match[1]] = int(match[2])
         elif kernel is None or line.startswith(".Lfunc_end"):
             kernel = None
         elif match := re.match(r"(\.L\w+):", line):
@@ -226,19 +243,40 @@ def parse_amdgcn(text: str) -> list[Kernel]:
         known = dict(re.findall(r"^(?:    )?\.(\w+):\s+(\S+)$", entry, re.MULTILINE))
         for kernel in kernels:
             if kernel.name == known.get("name"):
-                kernel.resources = amd_resources(known)
+                kernel.resources = amd_resources({**comments.get(kernel.name, {}), **known})
     return kernels
 
 
-def amd_resources(known: dict[str, str]) -> Resources:
-    """The resources in the metadata of one kernel. known: its scalar entries."""
+def amd_resources(known: dict[str, str | int]) -> Resources:
+    """The resources of one kernel. known: the scalar entries of its metadata, and the compiler's comments."""
     names = {
         "registers": "vgpr_count",
+        "accumulation_registers": "agpr_count",
+        "scalar_registers": "sgpr_count",
         "stack_bytes": "private_segment_fixed_size",
         "static_shared_bytes": "group_segment_fixed_size",
         "spilled_registers": "vgpr_spill_count",
+        "spilled_scalar_registers": "sgpr_spill_count",
+        "code_bytes": "codeLenInByte",
+        "waves_per_simd": "Occupancy",
     }
     return Resources(**{key: int(known[name]) for key, name in names.items() if name in known})
 
 
+AMD_COMMENT = re.compile(r"; (codeLenInByte|Occupancy)\s*[=:]\s*(\d+)$")
 PARSERS = {"sass": parse_sass, "ptx": parse_ptx, "amdgcn": parse_amdgcn}
+MANGLED = re.compile(r"^_Z(N[rVK]*|L)?")
+
+
+def plain_name(function: str) -> str:
+    """The innermost name in a mangled one, without its arguments: scale of _ZN2my5scaleEPf."""
+    rest, name = MANGLED.sub("", function), function
+    while rest != function and (length := re.match(r"\d+", rest)):
+        end = length.end() + int(length[0])
+        name, rest = rest[length.end() : end], rest[end:]
+    return name
+
+
+def tensor_family(opcode: str) -> str:
+    """HGMMA of HGMMA.64x128x16.F32.BF16, mfma of v_mfma_f32_32x32x8_bf16."""
+    return opcode.removeprefix("v_").partition("." if opcode[:1].isupper() else "_")[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from ..compiling.compiled import Compiled
 from ..device import outcomes, standing
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox, Server
@@ -16,7 +17,6 @@ from ..measure.cases import Case
 from ..measure.correctness import CaseReport, OracleCheck
 from ..statuses import Status
 from .candidates import Constants
-from .compiled import Compiled
 from .resources import CompiledCall, Resources
 
 T = TypeVar("T")  # what an answer is read as

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..compiling.compiled import Compiled
 from ..device import programs
 from ..errors import ToolError
 from ..hardware import wiki
@@ -13,7 +14,6 @@ from ..profilers import collect, timeline, torch_trace
 
 DUMP_S = 60.0
 USAGE = re.compile(r"Function (\S+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-MANGLED = re.compile(r"^_Z(N[rVK]*|L)?")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,15 @@ def of_call(call: CompiledCall, trace: Path, product: wiki.Page | None) -> Resou
     return Resources(main.name, main.registers, spills, main.shared_bytes, occupancy)
 
 
+def of_compiled(compiled: Compiled) -> Resources:
+    """What a row shows of a compilation: of the kernel with the most registers; the spills are the most of any."""
+    if not compiled.chosen:
+        return Resources()
+    main = max(compiled.chosen, key=lambda kernel: kernel.registers or 0)
+    spills = [kernel.spill_bytes for kernel in compiled.chosen if kernel.spill_bytes is not None]
+    return Resources(main.name, main.registers, max(spills, default=None), main.shared_bytes, main.occupancy_pct)
+
+
 def spill_bytes(call: CompiledCall) -> int | None:
     """Bytes of local memory a thread, the most of any kernel: spilled registers and arrays on the stack. None when
     unknown."""
@@ -90,12 +99,3 @@ def usage(file: Path) -> list[Usage]:
         Usage(name, int(registers), int(stack) + int(local), int(shared))
         for name, registers, stack, shared, local in USAGE.findall(done.stdout + done.stderr)
     ]
-
-
-def plain_name(function: str) -> str:
-    """The innermost name in a mangled one, without its arguments: scale of _ZN2my5scaleEPf."""
-    rest, name = MANGLED.sub("", function), function
-    while rest != function and (length := re.match(r"\d+", rest)):
-        end = length.end() + int(length[0])
-        name, rest = rest[length.end() : end], rest[end:]
-    return name

@@ -16,18 +16,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..compiling import compiler
+from ..compiling.compiled import status_after
 from ..device import gpu, standing
 from ..device.sandbox import Sandbox
 from ..errors import ToolError
 from ..hardware import wiki
+from ..hardware.targets import Target
 from ..measure import cases, verify
 from ..measure.cases import Case
 from ..profilers import ncu
 from ..session.target import KernelUnderTest
 from ..statuses import Status
-from . import compiling, halving, resources
+from . import halving, resources
 from .candidates import Candidate
-from .compiled import Card, status_after
 from .entrants import Entrant, Judge, KeyMetrics, Starter
 
 SEEDS = 2
@@ -50,7 +52,7 @@ KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_oc
 class Plan:
     """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
     compile and run. against: the opponent that ratios refer to. product: the page of the GPU, where there is one.
-    card: without a GPU, the card that candidates are compiled for, or None."""
+    compile_for: without a GPU, what candidates are compiled for, or None."""
 
     target: KernelUnderTest
     candidates: list[Candidate]
@@ -60,7 +62,7 @@ class Plan:
     budget_s: float = 90.0
     candidate_s: float = 90.0
     product: wiki.Page | None = None
-    card: Card | None = None
+    compile_for: Target | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
                     race.run(last=wave[-1] is entrants[-1], say=say)
             if sandbox.gpu:
                 finish(entrants, sandbox, watch, plan)
-            elif plan.card:
+            elif plan.compile_for:
                 compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
     finally:
         for entrant in entrants:
@@ -105,21 +107,18 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
 
 
 def compile_all(entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, say: Callable[[str], None]) -> None:
-    """Compile the candidates for the card, as many at a time as the machine has cores; each may take `candidate_s`."""
+    """Compile the candidates, as many at a time as the machine has cores; each may take `candidate_s`."""
     candidates = [entrant for entrant in entrants if not entrant.is_opponent]
-    say(f"compiling {len(candidates)} for {plan.card.target}")
-    server = compiling.start_server(sandbox)
+    say(f"compiling {len(candidates)} for {plan.compile_for.arch}")
 
     def compile_one(entrant: Entrant) -> None:
-        result = compiling.compile_file(sandbox, server, entrant.file, {"inputs": inputs}, plan.card, plan.candidate_s)
-        entrant.compiled, entrant.resources = result, result.resources()
+        limits = compiler.Limits.of(plan.candidate_s)
+        result = compiling.compile(entrant.file, {"inputs": inputs}, plan.compile_for, limits)
+        entrant.compiled, entrant.resources = result, resources.of_compiled(result)
         entrant.status, entrant.error = status_after(entrant.status, entrant.error, result)
 
-    try:
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            list(pool.map(compile_one, candidates))
-    finally:
-        server.end()
+    with compiler.Compiler(sandbox) as compiling, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(compile_one, candidates))
 
 
 def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> KeyMetrics | None:

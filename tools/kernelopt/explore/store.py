@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import bundle
+from ..compiling import findings
+from ..compiling.compiled import Compiled
 from ..errors import UsageError
 from ..measure.timing import Latency
 from ..session.explorations import folder_of, numbers
@@ -14,7 +16,6 @@ from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
-from .compiled import Compiled
 from .entrants import Entrant, KeyMetrics
 from .resources import Resources
 
@@ -66,8 +67,8 @@ class Row:
 
     def to_json(self) -> dict:
         own = {name: value for name, value in vars(self).items() if name not in ("latency", "resources")}
-        parts = ("against_best", "metrics", "compiled")
-        own |= {name: own[name] and own[name].to_json() for name in parts}
+        own |= {name: own[name] and own[name].to_json() for name in ("against_best", "metrics")}
+        own["compiled"] = self.compiled and findings.to_json(self.compiled)
         return {**own, "latency_us": self.latency and self.latency.to_json(), **self.resources.to_json()}
 
 

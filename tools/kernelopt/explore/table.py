@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from ..statuses import Status
-from .compiled import Compiled
 
 MOST_CHARACTERS = 60  # of a candidate's name
 
@@ -33,27 +32,10 @@ def lines(result: dict, path: Path | None) -> list[str]:
         notes = ["checked in the CPU interpreter, nothing was timed"]
         if result["compiled"]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
-        errors += [line for row in result["rows"] for line in not_compiled(row)]
+        errors += [line for row in result["rows"] for line in (*not_compiled(row), *proved(row))]
     others = [name for name in result["workloads"] if name != result["workload"]]
     caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
     return [*caption[: len(others)], *table, *notes, *errors, *([str(path)] if path else [])]
-
-
-def compiled_lines(compiled: Compiled) -> list[str]:
-    """The resources of each kernel, and the compiler's errors."""
-    card = compiled.card
-    head = card.label if compiled.status == Status.OK else f"{compiled.status} for {card.target}"
-    lines = [f"{head} ({card.page.platform})"]
-    for kernel in compiled.kernels:
-        amounts = {
-            "registers": kernel.registers,
-            "bytes spilled": kernel.spill_bytes,
-            "bytes of shared memory": kernel.shared_bytes,
-            "% occupancy": kernel.occupancy_pct,
-        }
-        known = [f"{value:.0f} {unit}" for unit, value in amounts.items() if value is not None]
-        lines.append(f"{kernel.name}: {', '.join(known) or 'its resources are unknown, cuobjdump is not here'}")
-    return [*lines, *([compiled.error] if compiled.error else [])]
 
 
 def cells_of(row: dict) -> tuple[str, ...]:
@@ -72,6 +54,12 @@ def cells_of(row: dict) -> tuple[str, ...]:
 
 def whole(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
+
+
+def proved(row: dict) -> list[str]:
+    """What the compiled code of a candidate proves before it ran."""
+    told = row["compiled"]["findings"] if row["compiled"] else []
+    return [f"{row['name']}: {finding['id']}: {finding['inference']}" for finding in told]
 
 
 def not_compiled(row: dict) -> list[str]:

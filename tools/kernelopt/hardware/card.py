@@ -126,14 +126,23 @@ def all_processes(seen: Iterable[Iterable[int]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """A card that code is compiled for, which need not be here. capability: (major, minor). target: "sm_90a".
-    shared_bytes: the most that a block can have. None: unknown."""
+    """What compilers are told of a GPU that need not be here; None: unknown.
+
+    name: of the card, or the architecture where no card is named. arch: "sm_90a", "gfx942". capability: (major, minor).
+    units: SMs or compute units, of the card `units_of`. shared_bytes: the most that a block can have.
+    """
 
     name: str
+    arch: str
     capability: tuple[int, int]
-    target: str
-    sm_count: int | None
+    units: int | None
+    units_of: str | None
     shared_bytes: int | None
+    tensor_memory_columns: int | None
+
+    @property
+    def is_nvidia(self) -> bool:
+        return self.arch.startswith("sm_")
 
     @classmethod
     def from_json(cls, value: dict) -> "CompileTarget":

@@ -1,4 +1,4 @@
-"""Checks of the wiki's pages: required rows, units, sources, plausible values, links and index.
+"""Checks of the wiki's pages: required rows, units, sources, plausible values, links, index, tags of figures.
 
 Each check takes its inputs and returns one sentence per defect. An empty list means that there are no defects.
 """
@@ -6,11 +6,12 @@ Each check takes its inputs and returns one sentence per defect. An empty list m
 import re
 from pathlib import Path
 
-from . import wiki
+from . import occupancy, wiki, wiki_figures
 from .wiki import Page
 
 UNITS = set(
-    "SM CU XCD threads warps wavefronts blocks registers lanes bytes KB MB GB GB/s MHz W TFLOPS TOPS bit -".split()
+    "SM CU XCD threads warps wavefronts blocks registers lanes columns bytes KB MB GB GB/s MHz W TFLOPS TOPS bit "
+    "-".split()
 )
 KINDS = {
     "datasheet",
@@ -35,8 +36,10 @@ REQUIRED_LIMITS = {
     "NVIDIA": "warp_size registers_per_sm registers_per_thread register_allocation_unit subpartitions_per_sm "
     "warps_per_sm threads_per_sm blocks_per_sm threads_per_block shared_memory_per_sm shared_memory_per_block "
     "shared_memory_reserved_per_block shared_memory_allocation_unit fp32_lanes_per_sm",
-    "AMD": "wavefront_size vgpr_file_per_cu lds_per_cu threads_per_cu wavefronts_per_cu workgroups_per_cu",
+    "AMD": "wavefront_size wavefronts_per_simd vgprs_per_simd vgpr_allocation_unit sgprs_per_simd lds_per_workgroup "
+    "lds_allocation_unit",
 }
+PER_UNIT = "simds_per_ lds_per_ workgroups_per_"  # AMD: of a compute unit (cu), or of a workgroup processor (wgp)
 # The unit that a row's name fixes, the first pattern that matches; other rows choose theirs.
 UNIT_OF = {
     r"sm_count": "SM",
@@ -83,7 +86,7 @@ def problems(root: Path) -> list[str]:
     for page in [*products, *limits.values()]:
         text = (root / page.file).read_text(encoding="utf-8")
         defects += [f"{page.file}: {text}" for text in sources(page, text)]
-    return defects + same_name_twice(products) + links(root) + index(root)
+    return defects + same_name_twice(products) + links(root) + index(root) + wiki_figures.problems(root)
 
 
 def of_product(page: Page) -> list[str]:
@@ -100,6 +103,8 @@ def of_product(page: Page) -> list[str]:
 def of_limits(page: Page) -> list[str]:
     """Rows and units of a limits page."""
     required = REQUIRED_LIMITS.get(page.vendor, "").split()
+    if page.vendor == "AMD":
+        required += [f"{name}{occupancy.unit_of(page)}" for name in PER_UNIT.split()]
     return [f"{name} is missing" for name in required if name not in page.rows] + cells(page)
 
 

@@ -25,12 +25,12 @@ from ..hardware.work import Work
 from ..measure import verify
 from ..profilers import metrics
 from ..profilers.profile import Metrics, Params, Profile
-from ..session import explorations, platforms, stop_conditions, version_kernels
+from ..session import compilations, explorations, platforms, stop_conditions, version_kernels
 from ..session.explorations import Exploration, ExploredKernel
 from ..session.record import Record
 from ..session.record_store import RecordStore, empty
 from ..session.task import Task
-from ..session.workspace import Workspace
+from ..session.workspace import Workspace, digest
 
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
 ANSWERS = {"bottlenecks", "abstain"}  # an object with one of these keys is meant as the answer
@@ -62,8 +62,9 @@ class Parts:
 
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
     hardware values as the wiki cites them (Row.citation). utilization: of the profiled call. clock: of its time,
-    "measured" or "profiled". exploration: the latest, and exploration_file: where it lies. records: of the rounds so
-    far, rejected ones too (RecordStore.records). masked: versions that are not named.
+    "measured" or "profiled". exploration: the latest, and exploration_file: where it lies. compiled: lines on this
+    kernel, compiled for other GPUs. records: of the rounds so far, rejected ones too (RecordStore.records). masked:
+    versions that are not named.
     """
 
     diagnosis: Diagnosis
@@ -75,6 +76,7 @@ class Parts:
     clock: str = "measured"
     exploration: Exploration | None = None
     exploration_file: str = ""
+    compiled: Sequence[str] = ()
     records: Sequence[Record] = ()
     masked: Set[str] = frozenset()
 
@@ -95,6 +97,7 @@ def of_workspace(workspace: Workspace, profile: Profile, diagnosis: Diagnosis) -
         clock="measured" if profile.recorded_us else "profiled",
         exploration=latest,
         exploration_file=str(explorations.folder_of(workspace) / f"{latest.name}.json") if latest else "",
+        compiled=compilations.lines_of(workspace, params.kernel_sha256 if params else digest(workspace.kernel)),
         records=records.records(),
         masked=masked,
     )
@@ -264,6 +267,11 @@ def exploration_section(parts: Parts) -> str:
     return without_names(titled("Last exploration, best first", lines), parts.masked)
 
 
+def compiled_section(parts: Parts) -> str:
+    """What the same kernel takes on other GPUs, by its compiled code alone."""
+    return without_names(titled("Compiled for GPUs that are not here, not run", list(parts.compiled)), parts.masked)
+
+
 def candidate_line(row: ExploredKernel, against: str | None) -> str:
     """ "tile[BM=64]: 182.1 us, 1.042x against best (v2), 168 registers, 0 bytes spilled, slower for certain" """
     if row.median_us is None:
@@ -316,6 +324,7 @@ SECTIONS = (
     metrics_section,
     findings_section,
     exploration_section,
+    compiled_section,
     history_section,
 )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, TimedOut, UsageError
+from . import delivery
 from .task import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
@@ -30,7 +31,7 @@ DTYPES = {
 GIT_S = 120  # seconds for a git command
 KEPT_FILE = ".loop/kept.tar"  # exists while agents work (loop/snapshot.py)
 # Records name their commit, so they are not part of the history.
-IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
+IGNORED = ("memory/", "profiles/", "rejected/", "waiting/", ".cache/", ".loop/", "__pycache__/", "report.html")
 
 
 def version_number(version: str) -> int:
@@ -119,6 +120,7 @@ class Workspace:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise EnvironmentLacks(f"{self.root} is in use by another gate; wait for it to end") from None
+            delivery.finish(self.root)
             yield
 
     # --- the README -----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ FIRST_CHARACTERS = 8000
 OUTPUT_BYTES = 1 << 20
 NAME = "compiler_output"  # of an exception's attribute
 
+_printed: list[str] = []  # by the last compilation that succeeded
 _noted: list[str] = []  # the texts of failed compilations, the first one first; emptied by one that succeeds
 _capturing = threading.Lock()
 
@@ -71,6 +72,11 @@ def noted() -> str | None:
     return _noted[0] if _noted else None
 
 
+def printed() -> str:
+    """What the last compilation that succeeded printed; a compiler may print an error and go on."""
+    return "".join(_printed)
+
+
 def output_of(error: BaseException) -> str:
     """What the compiler printed beside the error that was raised; empty when nothing is known."""
     return getattr(error, NAME, "")
@@ -111,6 +117,7 @@ def noting(compiled: Callable) -> Callable:
                 setattr(error, NAME, output())
                 _noted.append(f"{type(error).__name__}: {error}\n{output()}".strip())
                 raise
+            _printed[:] = [output()]
         _noted.clear()
         return result
 

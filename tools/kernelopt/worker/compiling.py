@@ -1,333 +1,250 @@
-"""The job that compiles a kernel for a card that need not be here. No kernel is launched.
+"""The job that compiles a kernel for a GPU that need not be here. No kernel is launched.
 
-Triton compiles what a call would launch, for a driver that stands in for the card's. CUDA C++ goes to nvcc. What a
-call computes is meaningless, so it may stop early; the kernels that it would launch after that are not compiled.
+Triton compiles what a call would launch, for a driver that stands in for the GPU's. CUDA C++ goes to nvcc or hipcc.
+What a call computes is meaningless, so it may stop early; the kernels that it would launch after that are not compiled.
 """
 
 import contextlib
-import inspect
 import re
-import subprocess
-import sysconfig
 import traceback
-import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, TypedDict
+from typing import TypedDict
 
-import torch
-from torch.overrides import TorchFunctionMode
-from triton.backends.compiler import GPUTarget
-from triton.runtime import JITFunction, driver
+from triton.runtime import JITFunction
+from triton.runtime.autotuner import Autotuner, Config
 from triton.runtime.errors import OutOfResources
 
 from ..hardware.card import CompileTarget
 from ..statuses import Status
-from . import compiler_errors, problem
+from . import compiler_errors, problem, tensor_trees
 from .context import Candidate, Context, load_reference
+from .elsewhere import AsOnGpu, Elsewhere, NothingDrawn
+from .extensions import Extensions, Stop
 from .faults import OracleError, blaming, describe
-from .interpreter import HostDriver
 
-WARP = 32  # threads
-GPU = torch.device("cuda", 0)
-# What torch's headers include and this machine may lack: two that only a torch with CUDA has, and the types of
-# libraries that a toolkit may come without. They are looked for last.
-MISSING_HEADERS = {
-    "c10/cuda/impl/cuda_cmake_macros.h": "",
-    "ATen/cuda/CUDAConfig.h": "".join(
-        f"#define AT_{name}_ENABLED() 0\n" for name in ("CUDNN", "CUSPARSELT", "HIPSPARSELT", "MAGMA", "ROCM")
-    ),
-    "cusparse.h": "typedef struct cusparseContext* cusparseHandle_t;\ntypedef int cusparseStatus_t;\n",
-    "cublas_v2.h": "typedef struct cublasContext* cublasHandle_t;\ntypedef int cublasStatus_t;\n",
-    "cublasLt.h": "typedef struct cublasLtContext* cublasLtHandle_t;\n",
-    "cusolver_common.h": "typedef int cusolverStatus_t;\n",
-    "cusolverDn.h": "typedef struct cusolverDnContext* cusolverDnHandle_t;\n",
-}
-LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
-NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
-NO_NVCC = "nvcc is not here: install the CUDA toolkit, or put its nvcc on the PATH, to compile CUDA C++"
-STANDARD = re.compile(r"cuda_flags \+ \['(-std=[^']+)'\]")
+STAGES = ("ptx", "cubin", "amdgcn", "hsaco")
+PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
+PTX_ON_AMD = "the file has inline assembly; PTX is for NVIDIA's GPUs alone"
+META = "meta"
+LARGE_BYTES = 1 << 30
+CONSTANT_CHARACTERS = 60
+LOG_CHARACTERS = 4000
 
 
-class Stop(BaseException):
-    """The call needs a result that no GPU computes. No candidate's `except Exception` catches it."""
+class CompilationError(Exception):
+    """Triton's compiler printed an error and went on."""
 
 
-def compile_only(context: Context, kernel: str, case: dict, card: dict, nvcc: str | None, folder: str) -> None:
-    """One answer: {status, message, kernels, cuda, lacking}.
+def compile_only(
+    context: Context,
+    kernel: str,
+    case: dict,
+    target: dict,
+    compiler: str | None,
+    folder: str,
+    configuration: int,
+) -> None:
+    """One answer: {status, message, failed, kernels, configurations, cuda, log, lacking, asked}.
 
     case: {inputs: file of a case}, or {reference, workload, dtype}: then the inputs have their shapes and no values.
-    card: the fields of hardware.card.CompileTarget.
-    nvcc: its path, None where there is none. folder: for compiled files. status: OK, or of what went wrong. kernels:
-    [{name, file, shared_bytes, threads}] of Triton, each with its cubin. cuda: files with the compiled code of CUDA
-    C++. lacking: what this machine lacks to compile the rest, or null.
+    target: the fields of hardware.card.CompileTarget. compiler: the path of nvcc, or of hipcc for AMD; None where there
+    is none. folder: for compiled files. configuration: the number of the one that each autotuner takes; one with fewer
+    takes its first.
+    status: OK, or of what went wrong. failed: FailedJson, None where no autotuner is to blame. kernels: of Triton, each
+    a TritonKernelJson. configurations: {kernel: their number}, of the autotuners that were reached. cuda: files with
+    the compiled code of CUDA C++; log: what its compiler printed. lacking: what this machine lacks to compile the rest,
+    or null. asked: what the kernel asked of the GPU that no page answers.
     """
-    target = CompileTarget.from_json(card)
-    triton, cuda = TritonKernels(target, Path(folder)), Extensions(target, nvcc, Path(folder))
-    install(target, triton)
+    wanted = CompileTarget.from_json(target)
+    gpu = Elsewhere(wanted)
+    triton = TritonKernels(gpu, Path(folder))
+    extensions, tuning = Extensions(wanted, compiler, Path(folder)), Configurations(configuration)
+    gpu.install()
+    JITFunction.run = triton.in_place_of(JITFunction.run, tuning)
+    Autotuner.run = tuning.in_place_of(Autotuner.run)
     if compiler_errors.uses_extensions(Path(kernel)):
-        cuda.install()
-    status, message = Status.OK, ""
-    with AsOnGpu():
-        candidate = Candidate(context, kernel)
-        try:
-            made = candidate.load_case(case["inputs"]) if "inputs" in case else case_without_values(**case)
-            problem.call(candidate.load(made), made.placed_inputs(context.device))
-        except Stop:
-            pass
-        except Exception as error:
-            traceback.print_exc()
-            status, message = describe(error)["status"], describe(error)["message"]
-    made = {"kernels": triton.kernels, "cuda": cuda.files, "lacking": cuda.lacking}
-    context.answer({"status": status, "message": message, **made})
+        extensions.install()
+    status, message = called(context, kernel, case)
+    if status == Status.COMPILE_ERROR and not wanted.is_nvidia and b"inline_asm" in Path(kernel).read_bytes():
+        message += f"\n{PTX_ON_AMD}"
+    answer = {"status": status, "message": message, "failed": tuning.failed if message else None}
+    answer |= {"kernels": triton.kernels, "configurations": tuning.numbers}
+    answer |= {"cuda": extensions.files, "log": extensions.log, "lacking": extensions.lacking}
+    context.answer({**answer, "asked": sorted(gpu.asked)})
 
 
-def case_without_values(reference: str, workload: str, dtype: str | None) -> problem.Case:
-    """A case of the reference. What it would draw at random is zero, so that gigabytes of inputs take no time."""
+def called(context: Context, kernel: str, case: dict) -> tuple[Status, str]:
+    """Call the kernel on the case, with tensors that say that they are on the GPU; its status and message."""
+    try:
+        made, place = (None, context.device) if "inputs" in case else case_without_values(**case)
+        with AsOnGpu(place):
+            candidate = Candidate(replace(context, device=place), kernel)
+            made = made or candidate.load_case(case["inputs"])
+            problem.call(candidate.load(made), made.placed_inputs(place))
+    except Stop:
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        told = describe(error)
+        return told["status"], told["message"]
+    return Status.OK, ""
+
+
+def case_without_values(reference: str, workload: str, dtype: str | None) -> tuple[problem.Case, str]:
+    """(a case of the reference, where its tensors lie). What it would draw at random is zero. More than LARGE_BYTES are
+    on torch's device meta: they take neither memory nor time."""
     loaded = load_reference(reference)
     if workload not in loaded.workloads:
         raise problem.UnknownWorkload(f"the reference has no workload '{workload}'")
-    with blaming(OracleError), NothingDrawn():
-        model, inputs, init = loaded.build(workload, 0, dtype, "cpu")
-    state = {name: value.detach() for name, value in model.state_dict().items()}
-    return problem.Case(inputs, init, state, dtype)
+
+    def built(place: str) -> problem.Case:
+        with NothingDrawn():
+            model, inputs, init = loaded.build(workload, 0, dtype, place)
+        return problem.Case(inputs, init, {name: value.detach() for name, value in model.state_dict().items()}, dtype)
+
+    with contextlib.suppress(Exception):  # a reference that reads what it draws needs memory
+        large = built(META)
+        if tensor_trees.held_bytes([*tensor_trees.input_tensors(large.inputs), *large.state.values()]) > LARGE_BYTES:
+            return large, META
+    with blaming(OracleError):
+        return built("cpu"), "cpu"
 
 
-class NothingDrawn(TorchFunctionMode):
-    """Inside it floating tensors that would be drawn at random are zero, or what the memory holds."""
-
-    ZERO: ClassVar = {
-        torch.randn: torch.zeros,
-        torch.rand: torch.zeros,
-        torch.randn_like: torch.zeros_like,
-        torch.rand_like: torch.zeros_like,
-    }
-    LEFT: ClassVar = (torch.Tensor.normal_, torch.Tensor.uniform_)
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in self.LEFT:
-            return args[0]
-        return self.ZERO.get(function, function)(*args, **(kwargs or {}))
-
-
-class CardDriver(HostDriver):
-    """Triton's driver for a card that is not here."""
-
-    def __init__(self, card: CompileTarget):
-        major, minor = card.capability
-        self._capability, self._target = (major, minor), GPUTarget("cuda", 10 * major + minor, WARP)
-        known = {"multiprocessor_count": card.sm_count, "max_shared_mem": card.shared_bytes, "warpSize": WARP}
-        self.utils = types.SimpleNamespace(get_device_properties=lambda device: known)
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        return "int"  # of a launcher that is never built
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        return self._capability
-
-    def get_device_interface(self):
-        return torch.cuda
-
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(1)
-
-    def clear_cache(self, cache: torch.Tensor) -> None:
-        pass
-
-
-def install(card: CompileTarget, triton: "TritonKernels") -> None:
-    """Have Triton compile for the card where it would launch, and torch.cuda answer for the card."""
-    driver.set_active(CardDriver(card))
-    JITFunction.run = triton.in_place_of(JITFunction.run)
-    major, minor = card.capability
-    about = types.SimpleNamespace(
-        name=card.name,
-        major=major,
-        minor=minor,
-        multi_processor_count=card.sm_count,
-        shared_memory_per_block_optin=card.shared_bytes,
-        warp_size=WARP,
-    )
-    answers = {
-        "current_device": 0,
-        "get_device_capability": (major, minor),
-        "get_device_name": card.name,
-        "get_device_properties": about,
-        "current_stream": types.SimpleNamespace(cuda_stream=0),
-        "synchronize": None,
-        "set_device": None,
-        "device": contextlib.nullcontext(),
-    }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
-
-
-class AsOnGpu(TorchFunctionMode):
-    """Inside it tensors say that they are on the GPU, because kernels ask, and lie on the CPU."""
-
-    def __enter__(self):
-        torch.Tensor.is_cuda = property(lambda tensor: True)
-        torch.Tensor.device = property(lambda tensor: GPU)
-        torch.Tensor.cuda = lambda tensor, *_, **__: tensor
-        return super().__enter__()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*map(on_cpu, args), **{name: on_cpu(value) for name, value in (kwargs or {}).items()})
-
-
-def on_cpu(argument):
-    """The argument of a function of torch, or the CPU in place of a GPU."""
-    named = isinstance(argument, torch.device) and argument.type == "cuda"
-    spelt = isinstance(argument, str) and re.fullmatch(r"cuda(:\d+)?", argument)
-    return torch.device("cpu") if named or spelt else argument
-
-
-class TritonCubinJson(TypedDict):
-    """A kernel of Triton's in a cubin. shared_bytes, threads: of a block."""
+class TritonKernelJson(TypedDict):
+    """A kernel that Triton compiled. hash: Triton's, of what was compiled. configuration: that of an autotuner, None
+    for a kernel without one. constants: its compile-time arguments, as text. files: stage -> name of a file.
+    shared_bytes, warps, threads: of a block. tensor_memory: columns, None where it has none. stages: of the software
+    pipeline. has_dot: the source asks for a product of matrices. log: what the compiler printed."""
 
     name: str
-    file: str
+    hash: str
+    configuration: str | None
+    constants: dict[str, str]
+    files: dict[str, str]
     shared_bytes: int
+    tensor_memory: int | None
+    warps: int
     threads: int
+    stages: int | None
+    has_dot: bool
+    log: str
+
+
+class FailedJson(TypedDict):
+    """The configuration of a kernel that the compiler or the GPU refuses."""
+
+    name: str
+    configuration: str
+
+
+class Configurations:
+    """Takes one configuration of each autotuner where Triton would try them all. `numbers`: of the configurations that
+    each has, by the name of its kernel."""
+
+    def __init__(self, number: int):
+        self._number = number
+        self.numbers: dict[str, int] = {}
+        self.taken: str | None = None  # while an autotuner runs: its configuration
+        self.failed: FailedJson | None = None
+
+    def in_place_of(self, run: Callable) -> Callable:
+        def compiled(tuner, *arguments, **options):
+            tuner.nargs = dict(zip(tuner.arg_names, arguments, strict=False))
+            every, configs = tuner.configs, left_by_pruning(tuner, options)
+            name = tuner.base_fn.__name__
+            self.numbers[name] = max(len(configs), self.numbers.get(name, 0))
+            one = configs[self._number if self._number < len(configs) else 0]
+            tuner.configs, self.taken = [one], text_of(one)
+            try:
+                return run(tuner, *arguments, **options)
+            except Exception:
+                self.failed = {"name": name, "configuration": self.taken}
+                raise
+            finally:
+                tuner.configs, self.taken = every, None
+
+        return compiled
+
+
+def text_of(config: Config) -> str:
+    """ "BM=128 BN=64 num_warps=4 num_stages=3": what it sets, without what most leave as it is."""
+    own = {name: value for name, value in config.all_kwargs().items() if value is not None}
+    return " ".join(f"{name}={value}" for name, value in own.items() if (name, value) != ("num_ctas", 1))
+
+
+def left_by_pruning(tuner: Autotuner, options: dict) -> list:
+    """The configurations that the autotuner would try; all where its own rule fails without a GPU."""
+    with contextlib.suppress(Exception):
+        return tuner.prune_configs(options) or tuner.configs
+    return tuner.configs
 
 
 class TritonKernels:
     """Triton's kernels that were compiled, each once."""
 
-    def __init__(self, card: CompileTarget, folder: Path):
-        self._card, self._folder = card, folder
+    def __init__(self, gpu: Elsewhere, folder: Path):
+        self._gpu, self._target, self._folder = gpu, gpu.target, folder
         self._seen: set[str] = set()
-        self.kernels: list[TritonCubinJson] = []
+        self.kernels: list[TritonKernelJson] = []
 
-    def in_place_of(self, run: Callable) -> Callable:
+    def in_place_of(self, run: Callable, tuning: Configurations) -> Callable:
         """JITFunction.run that compiles and does not launch. OutOfResources where a launch would raise it."""
 
         def compiled(function, *arguments, grid=None, warmup=True, **options):
             kernel = run(function, *arguments, grid=grid, warmup=True, **options)
-            if kernel is not None and kernel.hash not in self._seen:
+            if kernel is None:
+                return None
+            if kernel.hash not in self._seen:
                 self._seen.add(kernel.hash)
-                self._note(kernel)
-            limit = self._card.shared_bytes
-            if kernel is not None and limit and kernel.metadata.shared > limit:
-                raise OutOfResources(kernel.metadata.shared, limit, "shared memory")
+                printed = compiler_errors.printed()
+                if PRINTED_ERROR.search(printed):
+                    errors = dict.fromkeys(compiler_errors.errors_of(printed).splitlines())
+                    raise CompilationError(f"{kernel.metadata.name}: " + "\n".join(errors))
+                self.kernels.append(self._note(kernel, tuning.taken, printed))
+            self._refuse_too_large(kernel.metadata)
             return kernel
 
         return compiled
 
-    def _note(self, kernel) -> None:
-        path = self._folder / f"triton-{len(self.kernels)}.cubin"
-        path.write_bytes(kernel.asm["cubin"])
-        about = kernel.metadata
-        made: TritonCubinJson = {
+    def _refuse_too_large(self, about) -> None:
+        for name, wanted, most in (
+            ("shared memory", about.shared, self._target.shared_bytes),
+            ("tensor memory", getattr(about, "tmem_size", None), self._target.tensor_memory_columns),
+        ):
+            if most and wanted and wanted > most:
+                raise OutOfResources(wanted, most, name)
+
+    def _note(self, kernel, configuration: str | None, printed: str) -> TritonKernelJson:
+        about, files = kernel.metadata, {}
+        for stage in STAGES:
+            if stage in kernel.asm:
+                code, path = kernel.asm[stage], self._folder / f"triton-{len(self.kernels)}.{stage}"
+                path.write_bytes(code if isinstance(code, bytes) else code.encode())
+                files[stage] = path.name
+        return {
             "name": about.name,
-            "file": path.name,
+            "hash": kernel.hash,
+            "configuration": configuration,
+            "constants": constants_of(kernel),
+            "files": files,
             "shared_bytes": about.shared,
-            "threads": WARP * about.num_warps,
+            "tensor_memory": getattr(about, "tmem_size", None) or None,
+            "warps": about.num_warps,
+            "threads": about.num_warps * self._gpu.threads_of_a_warp,
+            "stages": getattr(about, "num_stages", None),
+            "has_dot": "tt.dot" in kernel.asm.get("ttir", ""),
+            "log": printed[-LOG_CHARACTERS:],
         }
-        self.kernels.append(made)
 
 
-class Extensions:
-    """CUDA C++ that torch's load and load_inline would build; `files` hold what nvcc made of it."""
-
-    def __init__(self, card: CompileTarget, nvcc: str | None, folder: Path):
-        self._target, self._nvcc, self._folder = card.target, nvcc, folder
-        self.files: list[str] = []
-        self.lacking: str | None = None
-
-    def install(self) -> None:
-        """Take the place of what load and load_inline call."""
-        from torch.utils import cpp_extension
-
-        build = cpp_extension._jit_compile
-        names = inspect.signature(build)
-
-        def compiled(*arguments, **options):
-            return self._compile(build, names.bind(*arguments, **options).arguments)
-
-        cpp_extension._jit_compile = compiled
-
-    def _compile(self, build: Callable, given: dict):
-        """What stands in for the extension. Raises as the build does, and Stop where nvcc is lacking."""
-        sources = given["sources"] if isinstance(given["sources"], list | tuple) else [given["sources"]]
-        sources = [str(source) for source in sources]
-        if not any(source.endswith((".cu", ".cuh")) for source in sources):
-            return build(**given)
-        if self._nvcc is None:
-            self.lacking = NO_NVCC
-            raise Stop(NO_NVCC)
-        if torch.version.cuda:
-            build(**given)  # for TORCH_CUDA_ARCH_LIST, which the parent sets
-            built = Path(given["build_directory"]).glob("*.so")
-            self.files += [str(path.relative_to(self._folder)) for path in built]
-        else:
-            for source in sources:
-                if source.endswith(".cu"):
-                    self._device_code(source, given)
-        return Built(given["name"])
-
-    def _device_code(self, source: str, given: dict) -> None:
-        """The code for the GPU alone: this torch has no CUDA libraries to link with."""
-        path = self._folder / f"cuda-{len(self.files)}.cubin"
-        command = [self._nvcc, "-cubin", f"-arch={self._target}", *self._flags(given), "-o", str(path), source]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        if done.returncode and LIBRARIES.search(compiler_errors.errors_of(done.stdout)):
-            self.lacking = NO_LIBRARY + compiler_errors.errors_of(done.stdout)
-            raise Stop(self.lacking)
-        if done.returncode:
-            raise RuntimeError(f"Error building extension '{given['name']}':\n{done.stdout}")
-        self.files.append(path.name)
-
-    def _flags(self, given: dict) -> list[str]:
-        """The flags that torch would pass, without those that name a card."""
-        from torch.utils import cpp_extension
-
-        for name, text in MISSING_HEADERS.items():
-            header = self._folder / "include" / name
-            header.parent.mkdir(parents=True, exist_ok=True)
-            header.write_text(f"#pragma once\n{text}")
-        standard = STANDARD.search(Path(cpp_extension.__file__).read_text(encoding="utf-8"))
-        own = without_card(list(given.get("extra_cuda_cflags") or []))
-        folders = [*(given.get("extra_include_paths") or []), *cpp_extension.include_paths()]
-        folders += [sysconfig.get_path("include", scheme="posix_prefix"), self._folder / "include"]
-        flags = [f"-DTORCH_EXTENSION_NAME={given['name']}", *cpp_extension.COMMON_NVCC_FLAGS, *own]
-        if standard and not any(flag.startswith(("-std=", "--std")) for flag in own):
-            flags.append(standard[1])
-        return flags + [part for folder in folders for part in ("-isystem", str(folder))]
-
-
-def without_card(flags: list[str]) -> list[str]:
-    """nvcc's flags without those that choose the card: -gencode X, -gencode=X, -arch=X, --gpu-architecture X."""
-    kept, skip = [], False
-    for flag in flags:
-        name = flag.split("=")[0].lstrip("-")
-        chooses = name in ("gencode", "generate-code", "arch", "gpu-architecture", "code", "gpu-code")
-        if not skip and not chooses:
-            kept.append(flag)
-        skip = chooses and "=" not in flag
-    return kept
-
-
-class Built:
-    """Stands in for an extension that was compiled and cannot run here."""
-
-    def __init__(self, name: str):
-        self.__name__ = name
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def stop(*_, **__):
-            raise Stop(f"{self.__name__}.{name} was called")
-
-        return stop
+def constants_of(kernel) -> dict[str, str]:
+    """The compile-time arguments of a kernel by name; those of a structure are left out."""
+    constants, names = getattr(kernel.src, "constants", {}), kernel.src.fn.arg_names
+    values = {}
+    for place, value in constants.items():
+        first, *rest = place if isinstance(place, tuple) else (place,)  # Triton 3.2 has names
+        if not rest:
+            values[first if isinstance(first, str) else names[first]] = str(value)[:CONSTANT_CHARACTERS]
+    return values

@@ -46,7 +46,8 @@ def serve(handle: int) -> None:
     gc.freeze()  # a collection in a child would look at all that is imported here, and copy its memory
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
-    control = socket.socket(fileno=handle)
+    # Sandboxes of agents refuse getsockopt, which finds family and kind out, and sendto, which `send` is.
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=handle)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, 4)
         if not message:
@@ -69,7 +70,7 @@ def serve(handle: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
         with contextlib.suppress(BrokenPipeError):
-            control.sendall(json.dumps(answer).encode() + b"\n")
+            control.sendmsg([json.dumps(answer).encode() + b"\n"])
 
 
 def _serve_apart(handle: int) -> None:
@@ -169,7 +170,9 @@ def _require_gpu() -> None:
         return
     except Exception as error:
         why = (str(error).strip() or repr(error)).splitlines()[0]
-        if torch.version.cuda is None:
+        if torch.version.hip is not None:
+            mend = f"It is built for AMD's GPUs, with ROCm {torch.version.hip}: install one that is built with CUDA"
+        elif torch.version.cuda is None:
             mend = "Install a torch that is built with CUDA"
         else:
             mend = (

@@ -1,0 +1,173 @@
+"""tools/compile_kernel.py: several targets at a time, none of which is here, against cuobjdump and AMD's metadata."""
+
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import tool_json
+from kernelopt.compiling import choosing
+from kernelopt.device import gpu, programs
+from kernelopt.errors import EnvironmentLacks, UsageError
+
+REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b): return a @ b
+def get_inputs(): return [torch.randn(64, 64, dtype=torch.float16), torch.randn(64, 64, dtype=torch.float16)]
+"""
+PRODUCT = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BM": rows}, num_warps=warps) for rows, warps in ((16, 1), (32, 2))], key=[])
+@triton.jit
+def product(a, b, c, n, BM: tl.constexpr):
+    m, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 64)
+    left, right = tl.load(a + m[:, None] * 64 + k[None, :]), tl.load(b + k[:, None] * 64 + k[None, :])
+    tl.store(c + m[:, None] * 64 + k[None, :], tl.dot(left, right))
+
+
+@triton.jit
+def double(c, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(c + at, 2.0 * tl.load(c + at))
+
+
+def kernel_function(a, b):
+    c = torch.empty(64, 64, dtype=torch.float32, device=a.device)
+    product[lambda meta: (64 // meta["BM"],)](a, b, c, 64)
+    double[(torch.cuda.get_device_properties(0).multi_processor_count,)](c, 4096, 1024)
+    return c
+"""
+NOT_EVERYWHERE = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def narrow(x, y, n):
+    at = tl.arange(0, 128)
+    v = tl.load(x + at).to(tl.float8e4nv).to(tl.float32)
+    w = tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [v], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y + at, w)
+
+
+def kernel_function(a, b):
+    c = torch.empty(128, dtype=torch.float32, device=a.device)
+    narrow[(1,)](a.float(), c, 128)
+    return c
+"""
+CUDA = """
+from torch.utils.cpp_extension import load
+extension = load("k", [__file__.replace(".py", ".cu")])
+
+
+def kernel_function(a, b):
+    return extension.double_it(a)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("compile")
+    texts = {"reference": REFERENCE, "product": PRODUCT, "narrow": NOT_EVERYWHERE, "cuda": CUDA}
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    (folder / "cuda.cu").write_text("__global__ void double_it(float* x) { x[threadIdx.x] *= 2; }\n")
+    return folder
+
+
+def compiled(folder: Path, run, kernel: str, *options, code: int = 0) -> dict:
+    subject = ("--kernel", folder / f"{kernel}.py", "--reference", folder / "reference.py")
+    return tool_json("compile_kernel.py", *subject, *options, run=run, code=code)
+
+
+def of_target(answer: dict, arch: str) -> dict:
+    return next(one for one in answer["targets"] if one["target"] == arch)
+
+
+def test_registers_spills_and_instructions_are_those_of_the_code(folder, run_here):
+    answer = compiled(folder, run_here, "product", "--for", "sm_80,mi300x", "--emit", folder / "asm")
+    ampere, cdna = of_target(answer, "sm_80"), of_target(answer, "gfx942")
+    assert ampere["label"] == "compiled for sm_80 here, not run" and cdna["card"] == "MI300X"
+    assert "the kernel asks for the number of SMs; it was told" in ampere["assumed"] and cdna["assumed"] is None
+    for one in (ampere, cdna):
+        names = [(kernel["name"], kernel["configuration"] is None) for kernel in one["kernels"]]
+        assert names == [("product", False), ("product", False), ("double", True)] and one["status"] == "OK"
+        assert {kernel["configuration"] for kernel in one["kernels"][:2]} == {
+            "BM=16 num_warps=1 num_stages=3",
+            "BM=32 num_warps=2 num_stages=3",
+        }
+    for kernel in ampere["kernels"]:
+        assert kernel["spill_bytes"] == kernel["stack_bytes"] == 0 and kernel["occupancy_pct"] > 0
+    assert ampere["kernels"][2]["access_bits"] == {"global load": {"128": 2}, "global store": {"128": 2}}
+    assert {opcode.split(".")[0] for opcode in ampere["kernels"][0]["tensor_instructions"]} == {"HMMA"}
+    assert all(opcode.startswith("v_mfma_") for opcode in cdna["kernels"][0]["tensor_instructions"])
+    written = {str(Path(path).relative_to(folder / "asm")) for path in answer["written"]}
+    assert {"sm_80/product.cubin", "sm_80/product-1.ptx", "gfx942/double.amdgcn", "gfx942/double.hsaco"} <= written
+    for number, stem in enumerate(("product", "product-1", "double")):
+        assert ampere["kernels"][number]["registers"] == registers_by_cuobjdump(folder / f"asm/sm_80/{stem}.cubin")
+        of_metadata = metadata(folder / f"asm/gfx942/{stem}.amdgcn")
+        kernel = cdna["kernels"][number]
+        assert kernel["registers"] == of_metadata["vgpr_count"] and kernel["spill_bytes"] == 0
+        assert kernel["scalar_registers"] == of_metadata["sgpr_count"]
+        assert kernel["stack_bytes"] == of_metadata["private_segment_fixed_size"]
+
+
+def registers_by_cuobjdump(cubin: Path) -> int:
+    done = subprocess.run([programs.find("cuobjdump"), "-res-usage", cubin], capture_output=True, text=True)
+    return int(re.search(r"REG:(\d+)", done.stdout + done.stderr)[1])
+
+
+def metadata(listing: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^ +\.(\w+): +(\d+)$", listing.read_text(), re.MULTILINE)}
+
+
+def test_what_a_target_refuses_is_said_of_it_alone(folder, run_here):
+    answer = compiled(folder, run_here, "narrow", "--for", "sm_86,sm_89,gfx942", code=1)
+    ampere, ada, cdna = (of_target(answer, arch) for arch in ("sm_86", "sm_89", "gfx942"))
+    assert ampere["status"] == cdna["status"] == "COMPILE_ERROR" and ampere["kernels"] == cdna["kernels"] == []
+    assert "type fp8e4nv not supported in this architecture" in ampere["error"]
+    assert "could not allocate output register for constraint 'f'" in cdna["error"]  # it only prints this
+    assert "PTX is for NVIDIA's GPUs alone" in cdna["error"]
+    assert ada["status"] == "OK" and ada["kernels"][0]["registers"] > 0
+
+
+@pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
+def test_cuda_is_compiled_for_what_nvcc_knows_and_hipcc_is_named_where_it_is_missing(folder, run_here, monkeypatch):
+    find = programs.find
+    monkeypatch.setattr(programs, "find", lambda name: None if name == "hipcc" else find(name))
+    answer = compiled(folder, run_here, "cuda", "--for", "sm_80,sm_70,gfx942", code=1)
+    assert of_target(answer, "sm_80")["kernels"][0]["name"] == "double_it"
+    assert "Unsupported gpu architecture 'sm_70'" in of_target(answer, "sm_70")["error"]
+    assert of_target(answer, "gfx942")["lacking"].startswith("hipcc is not here: install ROCm")
+
+
+@pytest.mark.parametrize(
+    ("targets", "code", "said"),
+    [("sm_90,nothing", 1, "'nothing' is not in the wiki"), (",", 2, "--for names no target")],
+)
+def test_a_wrong_target_is_refused_with_a_sentence(folder, run_here, targets, code, said):
+    subject = ("--kernel", folder / "product.py", "--reference", folder / "reference.py")
+    done = run_here("compile_kernel.py", *subject, "--for", targets)
+    assert done.returncode == code and said in done.stderr
+
+
+def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(session, monkeypatch):
+    def no_gpu():
+        raise EnvironmentLacks("no NVIDIA GPU here")
+
+    monkeypatch.setattr(gpu, "identify", no_gpu)
+    platform = session.task().platform
+    assert choosing.default(session, False, "--for").name == platform
+    with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here; --for NAME compiles for a GPU that is not here"):
+        choosing.default(None, True, "--for")
+    monkeypatch.setattr(gpu, "identify", lambda: SimpleNamespace(name="NVIDIA L4"))
+    assert choosing.default(None, True, "--for").arch == "sm_89"
+    with pytest.raises(UsageError, match="pass --card NAME"):
+        choosing.default(None, False, "--card")

@@ -1,0 +1,127 @@
+"""What compiled code proves before anything ran, and how results are shown. The kernels are made by hand."""
+
+import pytest
+from kernelopt.compiling import findings, table
+from kernelopt.compiling.compiled import Compiled, CompiledKernel
+from kernelopt.hardware import targets, wiki
+from kernelopt.session import compilations
+from kernelopt.statuses import Status
+
+PRODUCT = CompiledKernel(
+    name="product",
+    registers=168,
+    spill_bytes=0,
+    stack_bytes=0,
+    shared_bytes=65536,
+    warps=4,
+    stages=3,
+    has_dot=True,
+    tensor_instructions={"HGMMA.64x128x16.F32.BF16": 16, "HGMMA.64x64x16.F32.BF16": 4},
+    access_bits={"global load": {128: 8}, "global store": {16: 2, 128: 8}},
+    code_bytes=5120,
+    occupancy_pct=12.5,
+    limiters=("registers", "shared_memory"),
+)
+AMD = {"accumulation_registers": 64, "scalar_registers": 30, "spilled_scalar_registers": 7}
+
+
+def compiled(name: str, *kernels: CompiledKernel, **own) -> Compiled:
+    root = wiki.root()
+    target = targets.of_architecture(name, wiki.pages(root), wiki.limit_pages(root))
+    return Compiled(target, own.pop("status", Status.OK), own.pop("error", None), kernels, **own)
+
+
+def kernel(**changes) -> CompiledKernel:
+    return CompiledKernel(**{**vars(PRODUCT), **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("sm_90", {}, []),
+        ("sm_90", {"spill_bytes": 8}, [("compiled_spills", "memory-access.md", "local memory")]),
+        ("gfx942", {"spill_bytes": 8}, [("compiled_spills", "cdna.md", "vector registers to scratch")]),
+        (
+            "sm_86",
+            {"tensor_instructions": {}},
+            [("compiled_without_tensor_instructions", "tensor-cores.md", "has no tensor instruction")],
+        ),
+        (
+            "gfx1100",
+            {"tensor_instructions": {}},
+            [("compiled_without_tensor_instructions", "cdna.md", "neither MFMA nor WMMA")],
+        ),
+        ("sm_90", {"tensor_instructions": {}, "has_dot": False}, []),
+        (
+            "sm_90",
+            {"remarks": {"no_wgmma": "mma.sync (HMMA) on Hopper"}},
+            [("compiled_old_tensor_instruction", "tensor-cores.md", "mma.sync of one warp")],
+        ),
+        (
+            "sm_90",
+            {"remarks": {"wgmma_serialized": "ptxas runs them one after the other: insufficient registers"}},
+            [("compiled_serialized_wgmma", "tensor-cores.md", "insufficient registers")],
+        ),
+        (
+            "gfx942",
+            {"status": Status.LAUNCH_ERROR, "error": "a block takes 98304 bytes of LDS, gfx942 has 65536"},
+            [("compiled_too_large", "occupancy.md", "98304 bytes of LDS")],
+        ),
+    ],
+)
+def test_each_finding(name, changes, expected):
+    told = findings.of(compiled(name, kernel(**changes)))
+    assert [(one.id, one.wiki.rpartition("/")[2]) for one in told] == [row[:2] for row in expected]
+    for one, (_, _, said) in zip(told, expected, strict=True):
+        assert said in one.inference and one.estimated_gain_pct is None and one.actions
+
+
+def test_only_the_configuration_that_fits_best_is_judged():
+    spilling = kernel(configuration="BM=256", spill_bytes=64)
+    assert findings.of(compiled("sm_90", kernel(configuration="BM=64"), spilling)) == ()
+
+
+def test_the_table_compares_the_targets():
+    cdna = kernel(**AMD, registers=160, tensor_instructions={"v_mfma_f32_32x32x8_bf16": 8}, limiters=("lds",))
+    refused = compiled("sm_86", status=Status.COMPILE_ERROR, error="at 4:21:\ntype fp8e4nv not supported")
+    text = table.lines([compiled("sm_90", PRODUCT, kernel(name="small")), compiled("gfx942", cdna), refused])
+    assert [line.split() for line in text[1:4]] == [
+        "product sm_90a 168 0 0 65536 4 3 HGMMA:20 128 16-128 5120 12 registers,shared_memory".split(),
+        "product gfx942 96+64,30 0+7s 0 65536 4 3 mfma:8 128 16-128 5120 12 lds".split(),
+        "small sm_90a 168 0 0 65536 4 3 HGMMA:20 128 16-128 5120 12 registers,shared_memory".split(),
+    ]
+    assert {"compiled for sm_90a here, not run", "COMPILE_ERROR for sm_86"} <= set(text)
+    assert "  type fp8e4nv not supported" in text
+
+
+def test_kernels_of_one_name_are_told_apart_and_long_errors_are_cut():
+    pair = [kernel(constants={"BM": "64", "WS": value}) for value in ("True", "False")]
+    text = table.lines([compiled("sm_90", *pair, assumed="the kernel asks for the number of SMs")])
+    assert [line.split()[:2] for line in text[1:3]] == [["product", "WS=True"], ["product", "WS=False"]]
+    assert "  the kernel asks for the number of SMs" in text
+    long = "\n".join(f"line {number}" for number in range(20))
+    text = table.lines([compiled("sm_90", status=Status.COMPILE_ERROR, error=long)])
+    assert "  line 11" in text and "  line 12" not in text and "  and 8 lines more: --json has all" in text
+
+
+def test_configurations_are_counted_and_those_left_out_are_said():
+    every = [kernel(configuration=f"BM={size}", spill_bytes=8 * (size > 64)) for size in range(50, 70)]
+    text = table.lines([compiled("sm_90", *every, left_out=3)])
+    assert "  product: 15 of 20 configurations fit without a spill; by what fits, not by speed:" in text
+    assert "    and 10 more: --json has all" in text
+    assert "  3 configurations were not compiled: --timeout and --configurations allow more" in text
+
+
+def test_the_brief_is_of_this_very_kernel(session):
+    results = [compiled("sm_90", kernel(spill_bytes=8)), compiled("sm_86", status=Status.COMPILE_ERROR, error="no fp8")]
+    lines = table.brief_lines(results)
+    assert lines[0].startswith("- compiled for sm_90a here, not run: `product`: 168 registers, 8 bytes spilled")
+    assert (
+        lines[1].startswith("  - compiled_spills: `product` compiled for sm_90a")
+        and lines[2] == "- sm_86: COMPILE_ERROR: no fp8"
+    )
+    assert compilations.lines_of(session, "a" * 64) == []
+    compilations.save(session, "a" * 64, "2026-11-23T00:00:00Z", {"targets": []}, lines)
+    assert compilations.lines_of(session, "a" * 64) == lines and compilations.lines_of(session, "b" * 64) == []
+    compilations.file_of(session).write_text("{")
+    assert compilations.lines_of(session, "a" * 64) == []

@@ -1,0 +1,172 @@
+"""CUDA C++ that torch's load and load_inline would build: compiled for a GPU that need not be here, and not run."""
+
+import inspect
+import re
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..hardware.card import CompileTarget
+from . import compiler_errors
+
+# What torch's headers include and this machine may lack: two that only a torch with CUDA has, and the types of
+# libraries that a toolkit may come without. They are looked for last.
+MISSING_HEADERS = {
+    "c10/cuda/impl/cuda_cmake_macros.h": "",
+    "ATen/cuda/CUDAConfig.h": "".join(
+        f"#define AT_{name}_ENABLED() 0\n" for name in ("CUDNN", "CUSPARSELT", "HIPSPARSELT", "MAGMA", "ROCM")
+    ),
+    "cusparse.h": "typedef struct cusparseContext* cusparseHandle_t;\ntypedef int cusparseStatus_t;\n",
+    "cublas_v2.h": "typedef struct cublasContext* cublasHandle_t;\ntypedef int cublasStatus_t;\n",
+    "cublasLt.h": "typedef struct cublasLtContext* cublasLtHandle_t;\n",
+    "cusolver_common.h": "typedef int cusolverStatus_t;\n",
+    "cusolverDn.h": "typedef struct cusolverDnContext* cusolverDnHandle_t;\n",
+}
+LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
+NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
+NO_NVCC = "nvcc is not here: install the CUDA toolkit, or put its nvcc on the PATH, to compile CUDA C++"
+NO_HIPCC = "hipcc is not here: install ROCm, or put its hipcc on the PATH, to compile CUDA C++ for AMD"
+STANDARD = re.compile(r"cuda_flags \+ \['(-std=[^']+)'\]")
+
+
+class Stop(BaseException):
+    """The call needs a result that no GPU computes. No candidate's `except Exception` catches it."""
+
+
+class Extensions:
+    """CUDA C++ that torch's load and load_inline would build. `files`: what the compiler made of it, cubins or listings
+    of AMD's code; `log`: what it printed."""
+
+    def __init__(self, target: CompileTarget, compiler: str | None, folder: Path):
+        """compiler: the path of nvcc, for AMD of hipcc; None where there is none."""
+        self._target, self._compiler, self._folder = target, compiler, folder
+        self.files: list[str] = []
+        self.log = ""
+        self.lacking: str | None = None
+
+    def install(self) -> None:
+        """Take the place of what load and load_inline call."""
+        from torch.utils import cpp_extension
+
+        build = cpp_extension._jit_compile
+        names = inspect.signature(build)
+
+        def compiled(*arguments, **options):
+            return self._compile(build, names.bind(*arguments, **options).arguments)
+
+        cpp_extension._jit_compile = compiled
+
+    def _compile(self, build: Callable, given: dict):
+        """What stands in for the extension. Raises as the build does, and Stop where the compiler is lacking."""
+        sources = given["sources"] if isinstance(given["sources"], list | tuple) else [given["sources"]]
+        sources = [str(source) for source in sources]
+        if not any(source.endswith((".cu", ".cuh")) for source in sources):
+            return build(**given)
+        if self._compiler is None:
+            self.lacking = NO_NVCC if self._target.is_nvidia else NO_HIPCC
+            raise Stop(self.lacking)
+        if self._target.is_nvidia and torch.version.cuda:
+            build(**given)  # for TORCH_CUDA_ARCH_LIST, which the parent sets
+            built = Path(given["build_directory"]).glob("*.so")
+            self.files += [str(path.relative_to(self._folder)) for path in built]
+        else:
+            for source in sources:
+                if source.endswith(".cu"):
+                    self._device_code(source, given)
+        return Built(given["name"])
+
+    def _device_code(self, source: str, given: dict) -> None:
+        """The code for the GPU alone: this torch has no libraries of that vendor to link with."""
+        command = self._nvcc if self._target.is_nvidia else self._hipcc
+        path = self._folder / f"cuda-{len(self.files)}.{'cubin' if self._target.is_nvidia else 'amdgcn'}"
+        done = subprocess.run(
+            [*command(source, given), "-o", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        if done.returncode and LIBRARIES.search(compiler_errors.errors_of(done.stdout)):
+            self.lacking = NO_LIBRARY + compiler_errors.errors_of(done.stdout)
+            raise Stop(self.lacking)
+        if done.returncode:
+            raise RuntimeError(f"Error building extension '{given['name']}':\n{done.stdout}")
+        self.log += done.stdout
+        self.files.append(path.name)
+
+    def _nvcc(self, source: str, given: dict) -> list[str]:
+        from torch.utils import cpp_extension
+
+        options = ["-cubin", f"-arch={self._target.arch}", "-Xptxas", "-v"]
+        return [self._compiler, *options, *cpp_extension.COMMON_NVCC_FLAGS, *self._flags(given), source]
+
+    def _hipcc(self, source: str, given: dict) -> list[str]:
+        """The listing of AMD's code, of the source as torch translates it to HIP."""
+        from torch.utils import cpp_extension
+        from torch.utils.hipify import hipify_python
+
+        folder = self._folder / f"hip-{len(self.files)}"
+        folder.mkdir()
+        copy = folder / Path(source).name
+        copy.write_bytes(Path(source).read_bytes())
+        result = hipify_python.hipify(
+            str(folder),
+            output_directory=str(folder),
+            extra_files=[str(copy)],
+            is_pytorch_extension=True,
+            show_progress=False,
+        )
+        translated = result[str(copy)].hipified_path or str(copy)
+        options = ["-S", "--cuda-device-only", f"--offload-arch={self._target.arch}", "-O3"]
+        flags = [*cpp_extension.COMMON_HIP_FLAGS, *cpp_extension.COMMON_HIPCC_FLAGS, *self._flags(given)]
+        beside = ["-I", str(Path(source).parent)]  # headers that the source includes
+        return [self._compiler, *options, *flags, *beside, translated]
+
+    def _flags(self, given: dict) -> list[str]:
+        """The flags that torch would pass, without those that name a card."""
+        from torch.utils import cpp_extension
+
+        for name, text in MISSING_HEADERS.items():
+            header = self._folder / "include" / name
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(f"#pragma once\n{text}")
+        standard = STANDARD.search(Path(cpp_extension.__file__).read_text(encoding="utf-8"))
+        own = without_card(list(given.get("extra_cuda_cflags") or []))
+        folders = [*(given.get("extra_include_paths") or []), *cpp_extension.include_paths()]
+        folders += [sysconfig.get_path("include", scheme="posix_prefix"), self._folder / "include"]
+        flags = [f"-DTORCH_EXTENSION_NAME={given['name']}", *own]
+        if standard and not any(flag.startswith(("-std=", "--std")) for flag in own):
+            flags.append(standard[1])
+        return flags + [part for folder in folders for part in ("-isystem", str(folder))]
+
+
+def without_card(flags: list[str]) -> list[str]:
+    """The flags without those that choose the card: nvcc's -gencode X, -gencode=X, -arch=X, --gpu-architecture X, and
+    hipcc's --offload-arch=X."""
+    kept, skip = [], False
+    for flag in flags:
+        name = flag.split("=")[0].lstrip("-")
+        chooses = name in ("gencode", "generate-code", "arch", "gpu-architecture", "code", "gpu-code", "offload-arch")
+        if not skip and not chooses:
+            kept.append(flag)
+        skip = chooses and "=" not in flag
+    return kept
+
+
+class Built:
+    """Stands in for an extension that was compiled and cannot run here."""
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def stop(*_, **__):
+            raise Stop(f"{self.__name__}.{name} was called")
+
+        return stop
