@@ -1,15 +1,19 @@
 """The benchmarks of the GPU itself: what can be tested without one. test_gpu.py runs them."""
 
+import importlib.metadata
 import json
+import runpy
 
 import forks_with_torch
 import pytest
 from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt.device import gpu
+from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import Card, GpuState, Spread
-from kernelopt.measure import card_rates
+from kernelopt.measure import card_rates, verify
 from kernelopt.session import stop_conditions
 from kernelopt.session.benchmark_reports import REPORTS, BufferRate, Ceiling, Rate, ShapeRate
+from kernelopt.session.target import KernelUnderTest
 
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():
@@ -129,3 +133,28 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     assert "this GPU is NVIDIA A100" in run_here(*command).stderr
     assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
     assert session.task().targets == (target, other)
+
+
+LIBRARIES = BUNDLE / "benchmarks" / "libraries"
+
+
+@pytest.mark.parametrize("reference", sorted(LIBRARIES.glob("*_reference.py")), ids=lambda path: path.stem)
+def test_the_tasks_for_public_libraries_can_be_judged(interpreter, tmp_path, reference):
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(reference.read_text().replace("class Model(", "class ModelNew("))
+    verdict = verify.verify(interpreter, KernelUnderTest(kernel, reference), seeds=2)
+    assert verdict.status == "OK" and not verdict.left_out, verdict.summary
+
+
+def test_the_benchmark_of_libraries_says_what_to_install(capsys, monkeypatch):
+    benchmark = runpy.run_path(str(BUNDLE / "benchmarks" / "public_libraries.py"))
+    for statement in benchmark["STATEMENTS"].values():
+        assert statement.target.kernel.is_file() and statement.target.reference.is_file()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: importlib.metadata.distribution("no " + name))
+    monkeypatch.setattr("sys.argv", ["public_libraries.py"])
+    with pytest.raises(EnvironmentLacks, match="pip install liger-kernel"):
+        benchmark["main"]()
+    monkeypatch.setattr("sys.argv", ["public_libraries.py", "nonsense"])
+    with pytest.raises(SystemExit):
+        benchmark["main"]()
+    assert "there is no task nonsense" in capsys.readouterr().err
