@@ -15,7 +15,7 @@ from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
 from ..remote.mirrors import make_private
 from ..session import record_store
-from ..session.workspace import IGNORED, Workspace, run_git
+from ..session.workspace import IGNORED, Workspace, run_git, start_git
 from . import agent_process, clients, file_trees, snapshot
 from .fingerprints import fingerprint
 
@@ -92,9 +92,7 @@ class AgentSandbox:
     def _forget_history(self) -> None:
         """Replace the clone's git, which still has the plans of masked rounds, by a git with one commit."""
         file_trees.remove(self.path / ".git")
-        run_git(self.path, "init", "--quiet", "--template=")
-        for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
-            run_git(self.path, "config", setting, self.workspace.git("config", setting))
+        start_git(self.path, "--template=")
         run_git(self.path, "add", "--all")
         run_git(self.path, "commit", "--quiet", "--message", "The best version")
 
