@@ -1,6 +1,6 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, judging, oracle, rates, tensor_ceiling, timing, tracing
+from . import candidate, compiling, exploring, judging, model_cut, oracle, rates, tensor_ceiling, timing, tracing
 from .context import Context
 
 JOBS = {
@@ -22,6 +22,8 @@ JOBS = {
         rates.product_rates,
         tensor_ceiling.tensor_ceiling,
         tracing.probe,
+        model_cut.operators,
+        model_cut.cut,
     )
 }
 
