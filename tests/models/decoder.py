@@ -55,7 +55,7 @@ class Block(nn.Module):
 
     def forward(self, x, positions):
         x = x + self.attention(self.before(x), positions=positions)
-        x += self.mlp(self.between(x))
+        x = x + self.mlp(self.between(x))
         return x
 
 

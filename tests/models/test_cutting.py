@@ -1,8 +1,7 @@
 """cut_problem.py: a problem out of a model's file, that a session can start from."""
 
-import ast
-
 from conftest import BUNDLE, task, tool_json
+from kernelopt.models import cutting, putting_back
 from kernelopt.session import workspace
 
 MODELS = BUNDLE / "tests" / "models"
@@ -24,6 +23,8 @@ def test_a_module_becomes_a_problem_that_a_session_starts_from(tmp_path, run_her
     ]
     assert str(weights) in out.read_text() and weights.stat().st_size > 6144 * 4
     made = workspace.create(tmp_path, "mlp", out, None, task())
+    facts = putting_back.cut_facts(made.reference)
+    assert facts["module"] == "layers.1.mlp" and facts["between"] is None and facts["workload"] == "default"
     kernel = made.reference.read_text().replace("class Model(", "class ModelNew(")
     made.kernel.write_text(kernel)
     options = ["--workspace", made.root, "--allow-libraries", "--quick", *ON_CPU]
@@ -32,27 +33,18 @@ def test_a_module_becomes_a_problem_that_a_session_starts_from(tmp_path, run_her
     assert again.returncode == 2 and f"{out} exists" in again.stderr and out.read_text() == made.reference.read_text()
 
 
-def test_operators_are_listed_and_a_chain_of_them_is_cut(tmp_path, run_here):
-    listed = run_here("cut_problem.py", MODELS / "parts.py", "--module", "norm", "--operators", *ON_CPU)
-    rows = [line.split() for line in listed.stdout.splitlines()]
-    assert rows[1][:3] == ["to", "aten.to.dtype", "float32"] and rows[-1][0] == "mul"
-    out = tmp_path / "reference.py"
-    chain = [MODELS / "parts.py", "--module", "norm", "--between", "to", "mul", "--out", out, *ON_CPU]
-    report = tool_json("cut_problem.py", *chain, run=run_here)
-    assert report["operators"] == 8 and all(proof["equal"] for proof in report["proofs"])
-    (facts,) = (
-        ast.literal_eval(node.value)
-        for node in ast.parse(out.read_text()).body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "CUT"
+def test_a_line_shows_an_operator():
+    shown = cutting.operator_line(
+        {"name": "to", "operator": "aten.to.dtype", "origin": "norm (Norm)", "dtype": "float32", "shape": [2, 7]}
     )
-    assert (facts["module"], facts["between"], facts["results"]) == ("norm", ["to", "mul"], 1)
+    assert shown.split() == ["to", "aten.to.dtype", "float32", "(2,", "7)", "norm", "(Norm)"]
 
 
 def test_exit_codes_tell_a_wrong_call_from_a_part_that_cannot_be_cut(tmp_path, run_here):
     out, model = tmp_path / "r.py", MODELS / "parts.py"
     for module, code, message in (
         ("nothing", 2, "the model has no module 'nothing'; its modules: cache, norm"),
-        ("noise", 1, "draws random numbers"),
+        ("unused", 1, "the model does not call 'unused'"),
     ):
         done = run_here("cut_problem.py", model, "--module", module, "--out", out, *ON_CPU)
         assert (done.returncode, done.stdout, out.exists()) == (code, "", False) and message in done.stderr

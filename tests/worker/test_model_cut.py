@@ -24,7 +24,6 @@ PARTS = [
     ("views", None, ["x"], 1, {"x_dim0": 5, "x_dim1": 4}),
     ("state", None, [], 2, {"x_dim0": 5}),
     ("top", None, [], 2, {"x_dim0": 5, "x_dim1": 4}),
-    ("views", ["getitem", "add_"], ["x"], 0, {"x_dim0": 5, "x_dim1": 4}),
     ("views", ["add_", "relu"], ["x"], 1, {"x_dim0": 5, "x_dim1": 4}),
     ("norm", ["to", "mul"], [], 1, {"add_dim0": 5}),
     ("norm", ["square", "mul_"], ["to"], 0, {"to_dim0": 5}),
@@ -91,6 +90,18 @@ REFUSED = {
 def test_a_part_that_cannot_be_cut_out_is_refused_with_a_sentence(tmp_path, module):
     with pytest.raises(NotCut, match=REFUSED[module]):
         cut(tmp_path, module)
+
+
+def test_the_operators_of_a_module_are_listed():
+    listed = model_cut.operators(CONTEXT, str(MODELS / "decoder.py"), "layers.1.mlp", None)["operators"]
+    assert [one["name"] for one in listed] == ["linear", "silu", "linear_1", "mul", "linear_2"]
+    assert listed[2] == {
+        "name": "linear_1",
+        "operator": "aten.linear.default",
+        "origin": "up (Linear)",
+        "dtype": "float32",
+        "shape": [2, 7, 64],
+    }
 
 
 def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):

@@ -30,7 +30,7 @@ DTYPES = {
 GIT_S = 120  # seconds for a git command
 KEPT_FILE = ".loop/kept.tar"  # exists while agents work (loop/snapshot.py)
 # Records name their commit, so they are not part of the history.
-IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "report.html")
+IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "put_back/", "report.html")
 
 
 def version_number(version: str) -> int:

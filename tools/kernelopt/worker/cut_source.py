@@ -179,6 +179,11 @@ def init_lines(cut: Cut) -> Iterator[str]:
         yield from container_lines(owner, made)
         sizes = [str(size) for size in tensor.shape]
         value = drawn_values.structured(tensor.detach(), sizes) or literal(tensor)
+        if value is None and node in cut.graph.constants:
+            raise NotCut(
+                f"it makes a constant of {tensor.numel()} numbers, too many to be written out; let the module hold it "
+                "as a buffer"
+            )
         value = value or drawn_values.expression(tensor, sizes)
         place = member("self", name)
         if isinstance(tensor, torch.nn.Parameter):

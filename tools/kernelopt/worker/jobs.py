@@ -1,6 +1,18 @@
 """The jobs by name."""
 
-from . import candidate, compiling, exploring, judging, model_cut, oracle, rates, tensor_ceiling, timing, tracing
+from . import (
+    candidate,
+    compiling,
+    exploring,
+    judging,
+    model_cut,
+    model_put_back,
+    oracle,
+    rates,
+    tensor_ceiling,
+    timing,
+    tracing,
+)
 from .context import Context
 
 JOBS = {
@@ -24,6 +36,7 @@ JOBS = {
         tracing.probe,
         model_cut.operators,
         model_cut.cut,
+        model_put_back.put_back,
     )
 }
 

@@ -114,6 +114,7 @@ class TakenApart:
     another call has the same form. returned: the outputs, with a Place for each tensor, once they are known."""
 
     def __init__(self, module: torch.nn.Module, arguments: Arguments):
+        self.module = module
         self.signature = inspect.signature(module.forward)
         self._bound = self.signature.bind(*arguments.args, **arguments.kwargs)
         self._bound.apply_defaults()

@@ -116,7 +116,7 @@ def cut(
     call, calls = recorded(file, target, module or "the model", chosen)
     ends = (between[0], between[1]) if between else None
     made, fixed = cut_of(target, call, ends)
-    facts = {"model": file.name, "module": module, "between": between, "workload": chosen, "calls": calls, **about}
+    facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}
     draft = Draft(file, target, made, Path(folder), facts, Kept(weights, inputs))
     proofs = draft.prove_draft()
     path, made = draft.write()
@@ -249,7 +249,8 @@ class Draft:
         title = f"{self._path or 'The model'} ({type(self._target).__name__}) of {self._file.name}"
         names = made.state_names()
         changes = [names[node] for node in made.chain.changed if node in names]
-        facts = {**self._facts, "results": len(made.chain.outputs), "changes": changes}
+        constants = [name for node, name in names.items() if node in made.graph.constants]
+        facts = {**self._facts, "changes": changes, "constants": constants}
         model = cut_source.model_text(made, loaded and f"self.load_state_dict({loaded})")
         parts = [model, *middle, cut_source.call_text(made, self._name)]
         return cut_source.reference_text(title, facts, made.mutated(), parts)

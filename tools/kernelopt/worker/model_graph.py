@@ -22,8 +22,9 @@ WHOLE = 2**63 - 1  # the end of a slice that has none
 
 @dataclass(frozen=True)
 class Graph:
-    """nodes: the operators, in order. inputs: the tensors of the call, by placeholder: their names. state: parameters
-    and buffers, by placeholder: their names in the module. constants: tensors that forward makes from numbers.
+    """nodes: the operators, in order. inputs: the tensors of the call, by placeholder: their names. state: parameters,
+    buffers and other tensors that the module holds, by placeholder: their names in it. constants: tensors that forward
+    makes from numbers.
     outputs: the nodes of the tensors that the module returns; returned: how it returns them. guards: conditions on
     sizes, in terms of `L['tensors'][number].size()[dimension]`."""
 
@@ -101,8 +102,10 @@ def graph_of(program, taken: TakenApart) -> Graph:
     placeholders = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     state = {placeholders[at]: name.removeprefix("original.") for at, name in names.items()}
-    lifted = signature.inputs_to_lifted_tensor_constants
-    constants = {placeholders[at]: program.constants[name] for at, name in lifted.items()}
+    lifted = {placeholders[at]: name for at, name in signature.inputs_to_lifted_tensor_constants.items()}
+    attributes = {node: name.removeprefix("original.") for node, name in lifted.items() if is_attribute(taken, name)}
+    state |= attributes
+    constants = {node: program.constants[name] for node, name in lifted.items() if node not in attributes}
     others = [node for node in placeholders.values() if node not in state and node not in constants]
     if len(others) != len(taken.leaves):
         raise NotCut("the module holds an object that is no tensor, which torch.export passes along")
@@ -118,6 +121,14 @@ def graph_of(program, taken: TakenApart) -> Graph:
         returned=taken.returned,
         guards=list(getattr(program, "_guards_code", None) or []),
     )
+
+
+def is_attribute(taken: TakenApart, name: str) -> bool:
+    """Is a constant a tensor that the module holds, by that name, without having registered it?"""
+    value: object = taken.module
+    for part in name.removeprefix("original.").split("."):
+        value = getattr(value, part, None)
+    return isinstance(value, torch.Tensor)
 
 
 def unfold_scopes(module: fx.GraphModule) -> None:

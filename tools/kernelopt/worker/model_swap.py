@@ -48,7 +48,7 @@ def paths(model: torch.nn.Module, at: str) -> list[str]:
     parts = at.split(".")
     fitting = [
         name
-        for name, _ in model.named_modules()
+        for name, _ in model.named_modules(remove_duplicate=False)
         if len(name.split(".")) == len(parts) and all(map(fnmatch.fnmatchcase, name.split("."), parts))
     ]
     if not fitting:
@@ -82,6 +82,7 @@ class Operator:
         mutates = getattr(self._reference, "MUTATES", ())
         self.mutated = [one if isinstance(one, str) else self.inputs[one] for one in mutates]
         self.mutated += cut.get("changes", [])
+        self.constants = cut.get("constants", [])  # of the state: tensors that no module holds
         self._call = getattr(self._reference, "call", None)
         self._bound: dict[tuple, tuple] = {}
         types, self._results = self._signature()
@@ -179,7 +180,8 @@ class Operator:
         device = state[0].device if state else None
         with torch.device(device) if device else torch.no_grad(), torch.no_grad():
             made = self._kernel.ModelNew(*self._init)
-        loaded = made.load_state_dict(dict(zip(self.state, state, strict=True)), strict=False, assign=True)
+        own = {name: one.detach() for name, one in zip(self.state, state, strict=True)}  # not the model's own objects
+        loaded = made.load_state_dict(own, strict=False, assign=True)
         if loaded.unexpected_keys:
             raise NotReplaced(f"ModelNew lacks parameters of Model: {', '.join(loaded.unexpected_keys)}")
         return made.train(False).requires_grad_(False)
@@ -197,22 +199,21 @@ class Operator:
         return op
 
     def _gradients(self, *arguments) -> list[torch.Tensor]:
+        """The gradients of the arguments that need one. torch.func differentiates inside of an operator too, where
+        autograd is off."""
         *inputs, grads, needed = arguments
-        leaves = [
-            one.detach().requires_grad_(wanted) if isinstance(one, torch.Tensor) else one
-            for one, wanted in zip(inputs, needed, strict=True)
-        ]
-        wanted = list(itertools.compress(leaves, needed))
-        with torch.enable_grad():
-            pairs = zip(self._computed(self._real, leaves), grads, strict=True)
-            reached = [(result, grad) for result, grad in pairs if result.requires_grad]
-            results, given = ([pair[at] for pair in reached] for at in (0, 1))
-            made = torch.autograd.grad(results, wanted, given, allow_unused=True) if results else [None] * len(wanted)
-        zeros = torch.zeros_like
-        return [(zeros(leaf) if one is None else one).contiguous() for leaf, one in zip(wanted, made, strict=True)]
+
+        def results(*wanted):
+            given = iter(wanted)
+            mixed = [next(given) if one_needed else one for one, one_needed in zip(inputs, needed, strict=True)]
+            return tuple(one for one in self._computed(self.real, mixed) if one.is_floating_point())
+
+        wanted = list(itertools.compress(inputs, needed))
+        floating = tuple(grad for grad in grads if grad.is_floating_point())
+        return [one.contiguous() for one in torch.func.vjp(results, *wanted)[1](floating)]
 
     @functools.cached_property
-    def _real(self) -> torch.nn.Module:
+    def real(self) -> torch.nn.Module:
         """The reference with contents, for its constants."""
         return self._reference.Model(*self._init)
 
@@ -229,11 +230,12 @@ class Operator:
 
 
 class StandIn(torch.nn.Module):
-    """A module in place of another one. It holds the parameters, buffers and submodules of that one, so that the names
-    in the model's state stay as they are."""
+    """A module in place of another one. It holds the parameters, buffers, submodules and other tensors of that one, so
+    that the names in the model's state stay as they are."""
 
     def __init__(self, original: torch.nn.Module):
         super().__init__()
+        self.__dict__.update({name: one for name, one in vars(original).items() if isinstance(one, torch.Tensor)})
         for members in ("_parameters", "_buffers", "_modules"):
             getattr(self, members).update(getattr(original, members))
         self._non_persistent_buffers_set = set(original._non_persistent_buffers_set)
@@ -246,15 +248,15 @@ class Replacement(StandIn):
     def __init__(self, original: torch.nn.Module, operator: Operator):
         super().__init__(original)
         self._operator = operator
-        own = dict(held(self))
-        if lacking := [name for name in operator.state if name not in own and not name.startswith("constant_")]:
-            names = ", ".join(own) or "none"
-            raise NotReplaced(f"the module lacks '{lacking[0]}', a parameter of the reference; its own are: {names}")
-        if constants := [name for name in operator.state if name not in own]:
-            device = next((one.device for one in own.values()), None)
-            made = dict(held(operator._real))
-            for name in constants:
-                self.register_buffer(name, made[name].to(device), persistent=False)
+        for name in operator.constants:
+            device = next((one.device for _, one in held(self)), None)
+            self.register_buffer(name, find(operator.real, name).to(device), persistent=False)
+        for name in operator.state:
+            try:
+                find(self, name)
+            except AttributeError:
+                own = ", ".join(known for known, _ in held(self)) or "none"
+                raise NotReplaced(f"the module lacks '{name}', which Model has; its own are: {own}") from None
 
     def forward(self, *args, **kwargs):
         return self._operator.call(self, *args, **kwargs)
