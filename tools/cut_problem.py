@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import cli
+from kernelopt import bundle, cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.models import cutting
@@ -22,7 +22,7 @@ def main() -> int:
     args = arguments()
     if not args.model.is_file():
         raise UsageError(f"{args.model} is not a file")
-    part = cutting.Part(args.model, args.module, args.between and tuple(args.between), args.workload, {})
+    part = part_of(args)
     files = None if args.operators else cutting.Files(args.out, args.keep_weights, args.keep_inputs)
     if files:
         files.check()
@@ -31,11 +31,20 @@ def main() -> int:
             listed = cutting.operators(sandbox, part, args.timeout)
             cli.emit({"operators": listed}, args.json, [cutting.operator_line(one) for one in listed])
             return 0
-        cli.say(f"cutting {args.module or 'the model'} out of {args.model} on {sandbox.device_name}")
+        cli.say(f"cutting {part.module or 'the model'} out of {args.model} on {sandbox.device_name}")
         problem = cutting.cut(sandbox, part, files, args.timeout)
     cli.emit(problem.to_json(), args.json, cutting.lines(problem))
     cli.say(f"next: bash reference/workspace_init.sh NAME {args.out} --platform …")
     return 0
+
+
+def part_of(args) -> cutting.Part:
+    between = args.between and tuple(args.between)
+    if args.group is None:
+        return cutting.Part(args.model, args.module, between, args.workload, {})
+    if args.module or between or not args.found:
+        raise UsageError("--group N goes with --found FILE, without --module and --between")
+    return cutting.part_of_group(args.model, bundle.read_json(args.found), args.group)
 
 
 def arguments():
@@ -44,6 +53,12 @@ def arguments():
     parser.add_argument("--module", default="", metavar="PATH", help="such as layers.3.mlp (default: the whole model)")
     parser.add_argument(
         "--between", nargs=2, metavar=("A", "B"), help="only its operators from A to B, as they ran; see --operators"
+    )
+    parser.add_argument(
+        "--group", type=cli.positive_int, metavar="N", help="a group of find_kernels.py; its promise too"
+    )
+    parser.add_argument(
+        "--found", type=cli.path, metavar="FILE", help="with --group: what find_kernels.py --json printed"
     )
     parser.add_argument("--operators", action="store_true", help="list the module's operators and cut nothing")
     parser.add_argument("--workload", type=cli.filled, metavar="NAME", help="which of the model's (default: its first)")

@@ -1,5 +1,6 @@
 """Parts cut out of a model: what the reference says of them, and that a cut which is not the same is refused."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_sizes_at_which_the_model_takes_another_way_are_no_case(tmp_path):
     reference.build("default", 0, None, "cpu", {"x_dim0": 7})
     with pytest.raises(ValueError, match="another way"):
         reference.build("default", 0, None, "cpu", {"x_dim0": 8})
+
+
+def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
+    text = "class Twice(nn.Module):\n    def forward(self, x): return x.view(x.shape[0], -1) * 2\n"
+    text += "def load(): return nn.Sequential(Twice(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
+    text += "def workloads(): return {'two': lambda: [torch.randn(2, 5, 3)]}\n"
+    report = cut(tmp_path, "0", model=write_model(tmp_path, text))
+    assert report.sizes == {"x_dim0": 1, "x_dim1": 4, "x_dim2": 3} and report.workloads == ["default", "two"]
+    assert "# float32 (1, 12)" in Path(report.path).read_text()
 
 
 def test_another_workload_is_cut_on_its_own(tmp_path):
@@ -156,6 +166,7 @@ def test_a_large_constant_or_a_class_of_the_users_own_is_named(tmp_path):
 def test_real_inputs_become_workloads_that_are_never_quite_the_same(tmp_path):
     report = cut(tmp_path, "norm", inputs=str(tmp_path / "inputs.pt"))
     assert report.workloads == ["default", "six", "recorded_default", "recorded_six"]
+    shutil.copyfile(Path(report.path).with_name("inputs.pt"), tmp_path / "inputs.pt")
     reference = problem.Reference(Path(report.path))
     first, second = (reference.build("recorded_six", seed, None, "cpu")[1] for seed in (0, 1))
     assert [one.shape for one in first] == [(6, 4), (6, 4)] and not torch.equal(first[0], second[0])

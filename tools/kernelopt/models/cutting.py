@@ -80,6 +80,32 @@ class CutProblem:
         return {**vars(self), "proofs": [vars(proof) for proof in self.proofs]}
 
 
+def part_of_group(model: Path, found: dict, number: int) -> Part:
+    """The part that a group of find_kernels.py stands for. found: its JSON output. UsageError where the file is none,
+    or the group is no part that can be cut out."""
+    try:
+        group = next((one for one in found["groups"] if one["number"] == number), None)
+        known, workload = len(found["groups"]), found["workload"]
+    except (KeyError, TypeError):
+        raise UsageError("--found is no output of find_kernels.py --json") from None
+    if group is None:
+        raise UsageError(f"there is no group {number}; there are {known}")
+    path = group["paths"][0]
+    if group["backward"]:
+        raise UsageError(f"group {number} is a backward pass; cut the module itself: --module {path}")
+    if group["has_submodules"] and not group["whole"]:
+        raise UsageError(
+            f"group {number} is the own operators of a module with others inside: cut it whole (--module {path}), or a "
+            f"chain (--module {path} --operators lists them)"
+        )
+    about = {"share_pct": round(group["share_of_step_pct"], 3), "at_most_pct": rounded(group["saved_pct"])}
+    return Part(model, path, None, workload, about)
+
+
+def rounded(percent: float | None) -> float | None:
+    return None if percent is None else round(percent, 3)
+
+
 def operators(sandbox: Sandbox, part: Part, timeout_s: float) -> list[dict]:
     """The operators of a module, in order: {name, operator, origin, dtype, shape}."""
     arguments = {"model": str(part.model.resolve()), "module": part.module, "workload": part.workload}
@@ -100,10 +126,11 @@ def cut(sandbox: Sandbox, part: Part, files: Files, timeout_s: float) -> CutProb
             "about": part.about,
         }
         report = jobs.run(sandbox, "cut", arguments, timeout_s)
+        made = Path(report["path"])
         for name, path in (("weights.pt", files.weights), ("inputs.pt", files.inputs)):
             if path:
-                shutil.copyfile(Path(folder, name), path)
-        bundle.write_bytes(files.reference, Path(report["path"]).read_bytes())
+                shutil.copyfile(made.with_name(name), path)
+        bundle.write_bytes(files.reference, made.read_bytes())
     return CutProblem.from_json(report, sandbox.device_name, files.reference)
 
 

@@ -97,6 +97,13 @@ class Cut:
         named = dict(zip(self.inputs.values(), tensors, strict=True))
         return {size.name: eval(size.expression, {}, named) for size in named_sizes(self.sizes)}
 
+    def at_sizes_of(self, tensors: list[torch.Tensor]) -> "Cut":
+        """The same with the sizes of these inputs as the recorded ones."""
+        recorded = self.sizes_in(tensors)
+        return self.with_sizes(
+            {symbol: dataclasses.replace(size, recorded=recorded[size.name]) for symbol, size in self.sizes.items()}
+        )
+
     def with_sizes(self, sizes: dict) -> "Cut":
         """The same with other names for its sizes, or fixed ones."""
         return dataclasses.replace(self, sizes=sizes)

@@ -82,7 +82,7 @@ class Writer:
             if (origin := origin_of(node)) and origin != self._origin:
                 self._origin = origin
                 yield f"# {origin}"
-            yield f"{self._named(node)} = {self._call(node)}{comment(node)}"
+            yield f"{self._named(node)} = {self._call(node)}{self._comment(node)}"
 
     def views(self, nodes: list[fx.Node]) -> Iterator[str]:
         """The same for tensors in older memory: what was written in place is there already."""
@@ -117,6 +117,18 @@ class Writer:
         if node.target is torch.ops.aten.to.dtype and len(node.args) == 2 and not places(node) & places(node.args[0]):
             given.append("copy=True")  # in another dtype of the inputs too, or a write to the copy would change them
         return f"torch.ops.{node.target}({', '.join(given)})"
+
+    def _comment(self, node: fx.Node) -> str:
+        """The dtype and the recorded sizes of a result."""
+        tensor = node.meta.get("val")
+        if not isinstance(tensor, torch.Tensor):
+            return ""
+        numbers = {size.name: size.recorded for size in named_sizes(self.sizes)}
+        try:
+            sizes = tuple(eval(size_text(size, self.sizes), {"math": math}, numbers) for size in tensor.shape)
+        except NotCut:  # of a result that nothing here depends on
+            return ""
+        return f"  # {tensor_trees.plain(tensor.dtype)} {sizes}"
 
     def _named(self, node: fx.Node) -> str:
         taken = {*RESERVED, *self.names.values(), *(size.name for size in named_sizes(self.sizes))}
@@ -154,14 +166,6 @@ def origin_of(node: fx.Node) -> str:
     path = path.removeprefix("original").removeprefix(".")
     name = kind if isinstance(kind, str) else kind.__name__
     return f"{path} ({name.rpartition('.')[2]})" if path and not path.startswith("_") else ""
-
-
-def comment(node: fx.Node) -> str:
-    """The dtype and the recorded sizes of a result."""
-    tensor = node.meta.get("val")
-    if not isinstance(tensor, torch.Tensor):
-        return ""
-    return f"  # {tensor_trees.plain(tensor.dtype)} {recorded_sizes(tensor)}"
 
 
 def recorded_sizes(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from . import (
     exploring,
     judging,
     model_cut,
+    model_profile,
     model_put_back,
     oracle,
     rates,
@@ -36,6 +37,7 @@ JOBS = {
         tracing.probe,
         model_cut.operators,
         model_cut.cut,
+        model_profile.profile_step,
         model_put_back.put_back,
     )
 }

@@ -114,11 +114,9 @@ def cut(
     file = ModelFile(Path(model), context.device)
     target, chosen = file.submodule(module), file.chosen(workload)
     call, calls = recorded(file, target, module or "the model", chosen)
-    ends = (between[0], between[1]) if between else None
-    made, fixed = cut_of(target, call, ends)
     facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}
-    draft = Draft(file, target, made, Path(folder), facts, Kept(weights, inputs))
-    proofs = draft.prove_draft()
+    drafts = Drafts(file, target, Path(folder), facts, Kept(weights, inputs))
+    draft, proofs, fixed = drafts.first_proved([*wider(file, target, module, chosen, call), call])
     path, made = draft.write()
     draft.prove(path)
     edge = draft.edges[chosen]
@@ -140,6 +138,26 @@ def cut(
         workloads=list(problem.Reference(path).workloads),
         proofs=proofs,
     )
+
+
+def wider(
+    file: ModelFile, target: torch.nn.Module, name: str, chosen: str, call: RecordedCall
+) -> Iterator[RecordedCall]:
+    """The call in another workload that has most sizes above 1, if it has more than the chosen one: torch.export takes
+    a size of 1 for fixed."""
+    calls = {chosen: call}
+    for workload in file.workloads:
+        if workload != chosen:
+            with contextlib.suppress(NotCut):
+                calls[workload] = recorded(file, target, name, workload)[0]
+    most = max(calls, key=lambda one: open_sizes(calls[one]))
+    if open_sizes(calls[most]) > open_sizes(call):
+        yield calls[most]
+
+
+def open_sizes(call: RecordedCall) -> int:
+    """How many sizes of the arguments are above 1."""
+    return sum(size > 1 for tensor in call.arguments.tensors() for size in tensor.shape)
 
 
 def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:
@@ -171,6 +189,33 @@ class Kept:
     inputs: str | None
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """What drafts of one cut have in common. facts: for CUT."""
+
+    file: ModelFile
+    target: torch.nn.Module
+    folder: Path
+    facts: dict
+    kept: Kept
+
+    def first_proved(self, calls: list[RecordedCall]) -> tuple["Draft", list[Proof], str]:
+        """The draft of the first call whose operators are proved, its proofs, and why no size of it may differ. NotCut
+        for the last one."""
+        ends = self.facts["between"] and tuple(self.facts["between"])
+        for number, call in enumerate(calls, start=1):
+            try:
+                made, fixed = cut_of(self.target, call, ends)
+                folder = self.folder / f"draft-{number}"
+                folder.mkdir()
+                draft = Draft(self.file, self.target, made, folder, self.facts, self.kept)
+                return draft, draft.prove_draft(), fixed
+            except NotCut:
+                if number == len(calls):
+                    raise
+        raise AssertionError("unreachable")
+
+
 class Draft:
     """A cut that is being written. edges: the tensors that it gets, by workload of the model in which it was proved."""
 
@@ -194,6 +239,7 @@ class Draft:
             refuse_unproved(proofs[0])
             if proofs[-1].equal:
                 self.edges[workload] = given[0]
+        self._cut = self._cut.at_sizes_of(self.edges[self._workload])
         return proofs
 
     def write(self) -> tuple[Path, Cut]:

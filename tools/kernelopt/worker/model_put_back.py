@@ -164,7 +164,7 @@ class Judge:
             return op(*arguments)
 
         operator.op = noting
-        self._left_by(self.after, next(iter(self._file.workloads)))
+        self._left_by(self.after, self._file.chosen(None))
         operator.op = op
         real = [one.detach() if operator.mutated and isinstance(one, torch.Tensor) else one for one in given[0]]
         results = torch.library.opcheck(op, tuple(real), raise_exception=False)
@@ -174,7 +174,7 @@ class Judge:
 
     def gradients(self) -> Check:
         """The gradients of all parameters."""
-        workload = next(iter(self._file.workloads))
+        workload = self._file.chosen(None)
         arguments = self._file.arguments(workload)
         plain, replaced = (self._gradients(module, arguments) for module in (self._file.module, self.after))
         if missing := [name for name in plain if name not in replaced]:
@@ -195,7 +195,7 @@ class Judge:
 
     def tokens(self, count: int) -> Check:
         """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
-        arguments = self._file.arguments(next(iter(self._file.workloads)))
+        arguments = self._file.arguments(self._file.chosen(None))
         whole = [one for one in arguments.tensors() if not one.is_floating_point() and one.ndim == 2]
         if len(whole) != 1:
             raise WrongModelFile("--generate needs one 2-d input of whole numbers, the tokens")

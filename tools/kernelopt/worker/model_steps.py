@@ -27,11 +27,11 @@ class StepTimes:
 
 
 class Steps:
-    """Steps of a file's model, or of one like it, on the arguments of its default workload."""
+    """Steps of a file's model, or of one like it, on the arguments of a workload."""
 
-    def __init__(self, file: ModelFile):
+    def __init__(self, file: ModelFile, workload: str):
         self._file = file
-        self._arguments = file.arguments(next(iter(file.workloads)))
+        self._arguments = file.arguments(workload)
 
     def step(self, module: torch.nn.Module) -> Callable[[], object]:
         """One step: a call, and in training the gradients too."""
@@ -56,6 +56,10 @@ class Steps:
         """As torch.compile makes it when it may try for long."""
         return self.step(torch.compile(module, mode="max-autotune"))
 
+    def reduced(self, module: torch.nn.Module) -> Callable[[], object]:
+        """As torch.compile makes it inside CUDA graphs."""
+        return self.step(torch.compile(module, mode="reduce-overhead"))
+
     def graph(self, module: torch.nn.Module) -> Callable[[], object]:
         """Replayed from a CUDA graph."""
         call = self.step(module)
@@ -76,7 +80,7 @@ WAYS = ("eager", "compiled", "graph")
 
 def compared(file: ModelFile, after: torch.nn.Module, budget_s: float) -> dict[str, StepTimes]:
     """The step of the original and of the model after the change, in turn, by way of running."""
-    steps = Steps(file)
+    steps = Steps(file, file.chosen(None))
     ways = [way for way in WAYS if not (file.training and way == "graph")]
     return {way: compared_way(getattr(steps, way), file.module, after, budget_s) for way in ways}
 
@@ -144,7 +148,7 @@ def alone(file: ModelFile, path: str, made: torch.nn.Module, budget_s: float) ->
     events."""
     original = file.submodule(path)
     with recording(original) as recorder:
-        file.run(file.module, file.arguments(next(iter(file.workloads))))
+        file.run(file.module, file.arguments(file.chosen(None)))
     arguments = recorder.call.arguments
     calls = [warmed_up(lambda one=one: called(one, arguments)) for one in (original, made)]
     return StepTimes(*in_turn(*calls, budget_s, events_us))
