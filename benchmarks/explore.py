@@ -38,7 +38,9 @@ def explored(problem: str, budget_s: float) -> dict:
     began = time.monotonic()
     files = [FOLDER / f"{problem}_space.py", "--reference", FOLDER / f"{problem}_reference.py"]
     run = answer("explore_kernels.py", *files, "--budget-seconds", budget_s)
-    return {**run, "total_s": time.monotonic() - began}
+    total_s = time.monotonic() - began
+    print(f"{problem}: {total_s:.1f} s, leader {run['rows'][0]['name']}", file=sys.stderr, flush=True)
+    return {**run, "total_s": total_s}
 
 
 def right(run: dict) -> list[dict]:

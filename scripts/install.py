@@ -28,6 +28,9 @@ CLIENTS = {
     "opencode": (".opencode/skills", "XDG_CONFIG_HOME", ".config", "opencode/skills"),
     "agents": (".agents/skills", None, "", ".agents/skills"),
 }
+# They list every SKILL.md below that folder, so a second copy of a sub-skill would be listed twice. The others look one
+# level deep, and Gemini reads no file outside a skill's folder, also none that a link in it leads to.
+LOOK_DEEP = ("codex", "cursor", "opencode", "agents")
 # What a copy of the router holds beside the links to its sub-skills: what agents read and run.
 NEEDED = (
     *(".gitignore", "SKILL.md", "README.md", "pyproject.toml"),
@@ -46,7 +49,7 @@ def main() -> int:
     args = arguments()
     skills = skills_folder(args.client, args.project)
     try:
-        lines = uninstall(skills) if args.uninstall else install(skills, args.copy)
+        lines = uninstall(skills) if args.uninstall else install(skills, args.copy, args.client in LOOK_DEEP)
     except (FileExistsError, NotADirectoryError) as error:
         raise Refused(f"{error.filename} is in the way: it is no folder") from None
     print("\n".join(lines))
@@ -64,12 +67,12 @@ def skills_folder(client: str, project: Path | None) -> Path:
     return project.resolve() / in_project
 
 
-def install(skills: Path, copy: bool) -> list[str]:
-    """Put all skills into the folder `skills`; what was done, in lines. Refused, before anything changes, when
-    something else is in the way."""
+def install(skills: Path, copy: bool, deep: bool) -> list[str]:
+    """Put all skills into the folder `skills`; what was done, in lines. deep: see LOOK_DEEP. Refused, before anything
+    changes, when something else is in the way."""
     made = make_folder(skills)
     try:
-        with staged(skills, copy) as sources:
+        with staged(skills, copy, deep) as sources:
             wanted = {name: fingerprint(source) if copy else f"link:{source}" for name, source in sources.items()}
             standing = put(skills, sources, wanted, copy, made)
     except BaseException:
@@ -158,7 +161,7 @@ def remove_empty(folder: Path, levels: int) -> None:
 
 
 @contextlib.contextmanager
-def staged(skills: Path, copy: bool) -> Iterator[dict[str, Path]]:
+def staged(skills: Path, copy: bool, deep: bool) -> Iterator[dict[str, Path]]:
     """{name: what is to stand there}: the folders of this bundle, or copies of them in a scratch folder of `skills`."""
     sub_skills = {path.parent.name: path.parent.resolve() for path in sorted((BUNDLE / "skills").glob("*/SKILL.md"))}
     if not copy:
@@ -166,18 +169,21 @@ def staged(skills: Path, copy: bool) -> Iterator[dict[str, Path]]:
         return
     with tempfile.TemporaryDirectory(dir=skills, prefix=f".{ROUTER}.") as scratch:
         copies = {name: Path(scratch) / name for name in (ROUTER, *sub_skills)}
-        copy_router(copies[ROUTER], list(sub_skills))
+        copy_router(copies[ROUTER], sub_skills, deep)
         for name, source in sub_skills.items():
             copy_tree(source, copies[name])
         yield copies
 
 
-def copy_router(target: Path, sub_skills: list[str]) -> None:
-    """A copy of the bundle. The sub-skills are copied beside it and its skills/ links to them: Codex looks into every
-    folder and would list a second copy as more skills."""
+def copy_router(target: Path, sub_skills: dict[str, Path], deep: bool) -> None:
+    """A copy of the bundle. The sub-skills are copied beside it; its skills/ holds links to them where clients look
+    deep, and copies elsewhere."""
     (target / "skills").mkdir(parents=True)
-    for name in sub_skills:
-        (target / "skills" / name).symlink_to(Path("..", "..", name))
+    for name, source in sub_skills.items():
+        if deep:
+            (target / "skills" / name).symlink_to(Path("..", "..", name))
+        else:
+            copy_tree(source, target / "skills" / name)
     for name in NEEDED:
         if (BUNDLE / name).is_dir():
             copy_tree(BUNDLE / name, target / name)

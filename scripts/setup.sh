@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the Python environment that the tools need; idempotent. Prints the Python to use.
 #   bash scripts/setup.sh            what the tools need
-#   bash scripts/setup.sh test checks    also these groups of pyproject.toml (test checks distributed), as far as they can be had
+#   bash scripts/setup.sh test checks    also these groups of pyproject.toml (test checks distributed formats), as far as they can be had
 #   bash scripts/setup.sh oldest     an environment apart with the oldest versions that are supported, for the tests: .venv-oldest
 # The environment lies in ${XDG_CACHE_HOME:-~/.cache}/gpu-kernel-optimizer. KERNELOPT_VENV names another folder, here and for all tools;
 # a .venv in the bundle is used where there is one. An importable torch (of $PYTHON, default python3) is used and never replaced; else
@@ -13,10 +13,10 @@ host=${PYTHON:-python3}
 
 for group in "$@"; do
   case $group in
-    test | checks | distributed) ;;
+    test | checks | distributed | formats) ;;
     oldest) [ $# -eq 1 ] || { echo "setup: oldest is an environment of its own; name no other group beside it" >&2; exit 2; } ;;
     -h | --help) sed -n '2,10s/^# //p' "$0"; exit 0 ;;
-    *) echo "setup: there is no group $group; groups: test checks distributed oldest" >&2; exit 2 ;;
+    *) echo "setup: there is no group $group; groups: test checks distributed formats oldest" >&2; exit 2 ;;
   esac
 done
 
@@ -59,7 +59,7 @@ install() { # groups: pip installs what is absent of them; 1 when that fails, 3 
 
 install_needed() { # group: without it nothing runs
   install "$1" && return
-  [ $? -eq 3 ] || say "could not install ${wanted[*]}: the tools cannot run without them; with no network, put wheels of them and of what they need into a folder and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1"
+  [ $? -eq 3 ] || say "could not install ${wanted[*]}: the tools cannot run without them; with no network, put wheels of them and of what they need into a folder and set PIP_FIND_LINKS=FOLDER PIP_NO_INDEX=1; in an agent's sandbox ask the user to run it outside"
   exit 3
 }
 
@@ -68,7 +68,7 @@ mkdir -p "$parent" 2>/dev/null || true
 { exec 9<"$parent" && flock 9; } 2>/dev/null || true # one set-up at a time: several agents may share the folder
 if ! "$venv/bin/python" -c '' 2>/dev/null; then
   [ -w "$parent" ] || {
-    say "no environment can be made in $parent, which is absent or read-only: set KERNELOPT_VENV to a folder of yours, for this and for the tools"
+    say "no environment can be made in $parent, which is absent or read-only: set KERNELOPT_VENV to a folder of yours, for this and for the tools; in an agent's sandbox ask the user to run it outside"
     exit 3
   }
   make_environment "${1:-}"

@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# Checks and tests of this repository: bash scripts/test.sh [--oldest] [--record] [pytest arguments]
+# Checks and tests of this repository: bash scripts/test.sh [--oldest | --clients[=latest]] [--record] [pytest arguments]
 # A check whose tool cannot be installed is named and skipped, but under CI=true it fails.
 # With -m gpu the tests run one after the other: they share the GPU's lock.
 # --oldest runs the tests alone, with the oldest torch and triton that are supported (.venv-oldest, without a GPU; PYTHON names
 # its Python, python3.10 where there is one). --record writes what came of the tests into docs/tested-with.md.
+# --clients runs tests/clients alone: it installs Claude Code, Codex, Gemini CLI and OpenCode into .clients with npm, at the
+# versions of tests/clients/package.json or the latest. Without arguments, the usual run has two of these tests, of Codex.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 3
 
-arguments=() oldest='' record=''
+arguments=() oldest='' record='' clients=''
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,6s/^# //p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,8s/^# //p' scripts/test.sh; exit 0 ;;
     --oldest) oldest=1 ;;
+    --clients) clients=pinned ;;
+    --clients=latest) clients=latest ;;
     --record) record=1 ;;
     *) arguments+=("$argument") ;;
   esac
@@ -44,6 +48,25 @@ all_checks() {
   fi
 }
 
+install_clients() { # pinned or latest, names of packages (all without one): into .clients, whose home is npm's too
+  local wanted options=(--prefix .clients --no-audit --no-fund --no-package-lock --loglevel=error)
+  wanted=$("$python" tests/clients/packages.py "$@") && mkdir -p .clients/home || return
+  # shellcheck disable=SC2086  # one word a package
+  env npm_config_userconfig="$HOME/.npmrc" HOME="$PWD/.clients/home" npm install "${options[@]}" $wanted
+}
+
+test_clients() { # pytest arguments: where there are rights for it, with loopback alone
+  local alone=(unshare --net)
+  [ "$(id -u)" -eq 0 ] || alone+=(--map-root-user)
+  if "${alone[@]}" true 2>/dev/null; then
+    alone+=("$python" tests/clients/isolated.py)
+  else
+    alone=(env)
+    echo "no network namespace can be made here: proxies refuse what does not go to loopback"
+  fi
+  "${alone[@]}" "$python" -m pytest -q -m clients -n 0 "$@"
+}
+
 if [ -n "$oldest" ]; then
   if [ -z "${PYTHON:-}" ]; then PYTHON=$(python3.10 -c '' 2>/dev/null && echo python3.10 || echo python3); fi
   export PYTHON KERNELOPT_VENV="$PWD/.venv-oldest" CUDA_VISIBLE_DEVICES=-1
@@ -53,9 +76,17 @@ else
   export KERNELOPT_VENV="${KERNELOPT_VENV:-$PWD/.venv}" # a clone is for its developer: all stays in it
   python=$(bash scripts/setup.sh test checks) || exit 3
   PATH=$(dirname "$python"):$PATH # programs of the environment that setup.sh built upon are found too
-  all_checks
+  [ -n "$clients" ] || all_checks
 fi
 
+if [ -n "$clients" ]; then
+  command -v npm >/dev/null || { echo "npm is not installed; the clients come from its registry (Node.js 20 or newer)"; exit 3; }
+  install_clients "$clients" || exit 3
+  test_clients "${arguments[@]:-tests/clients}"
+  exit
+fi
+
+unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
 workers=$(($(nproc) * 3 / 2)) # more than cores, for tests that wait
 case " ${arguments[*]} " in *" -m gpu"*) workers=0 ;; esac
 echo "== pytest"
@@ -64,6 +95,17 @@ result=$(mktemp)
 command="bash scripts/test.sh ${oldest:+--oldest }${arguments[*]}"
 [ -z "$record" ] || "$python" scripts/tested_with.py "$result" "${command% }" || failed+=("record")
 rm -f "$result"
+
+if [ -z "$oldest${arguments[*]}" ]; then
+  echo "== Codex, the cheapest of the clients"
+  if command -v npm >/dev/null && install_clients pinned @openai/codex; then
+    test_clients tests/clients/test_codex_sandbox.py::test_a_kernel_is_verified_inside \
+      "tests/clients/test_loop.py::test_two_rounds_are_accepted_with_the_command_line_that_the_loop_knows[codex]" ||
+      failed+=("Codex")
+  else
+    echo "NOT RUN: npm is not there, or cannot install Codex"
+  fi
+fi
 
 [ ${#skipped[@]} -eq 0 ] || echo "NOT RUN, their tools could not be installed: ${skipped[*]}"
 [ ${#failed[@]} -eq 0 ] || { echo "FAILED: ${failed[*]}"; exit 1; }

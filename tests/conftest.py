@@ -1,6 +1,7 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -8,9 +9,10 @@ import resource
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from kernelopt.measure.timing import Latency, Timing
 from kernelopt.session import workspace
 from kernelopt.session.task import Task
 
+os.environ.pop("KERNELOPT_ON", None)  # a developer's GPU node
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the problems are small, and as many tests run as there are cores
 
 BUNDLE = Path(__file__).resolve().parents[1]
@@ -257,6 +260,14 @@ def with_floor_share(measurement: Measurement, share_pct: float) -> Measurement:
     return replace(measurement, utilization=replace(measurement.utilization, floor_share_pct=share_pct))
 
 
+def stand_in_pynvml():
+    """stand_ins/pynvml.py as a module, to set in sys.modules."""
+    spec = importlib.util.spec_from_file_location("pynvml", STAND_INS / "pynvml.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def task(**changes) -> Task:
     """A Task block of an H200 with nothing counted; changes: keys of its JSON object."""
     empty = {"platform": "H200", "arch": "Hopper", "framework": "triton", "dtype": None, "tolerance": None}
@@ -284,6 +295,23 @@ def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subproce
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout)
     assert "Traceback" not in done.stderr, done.stderr
     return done
+
+
+@contextlib.contextmanager
+def gpu_node(gpus: int, **environment: str) -> Iterator[tuple[subprocess.Popen, str, list[str]]]:
+    """A GPU node of this machine, which believes us how many GPUs there are: (process, address, what it printed)."""
+    if not all(importlib.util.find_spec(name) for name in ("ray", "grpc")):  # Ray reads its settings at its import
+        pytest.skip("ray[client] is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, BUNDLE / "tools" / "gpu_node.py", "--port", str(port), "--gpus", str(gpus)]
+    options = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process, f"ray://127.0.0.1:{port}", [process.stdout.readline() for _ in range(3)]
+        finally:
+            process.terminate()
 
 
 def processor_time() -> float:

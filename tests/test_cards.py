@@ -4,11 +4,13 @@ A stand-in for the driver (stand_ins/pynvml.py) names the card; torch is the one
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import STAND_INS, run_tool, tool_json
+from conftest import BUNDLE, STAND_INS, run_script, run_tool, stand_in_pynvml, tool_json
 from kernelopt.device import gpu
+from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.work import ABSENT
 from kernelopt.session.task import Task
 from kernelopt.session.workspace import parse_task
@@ -68,9 +70,20 @@ def task_of(workspace: str) -> Task:
         return parse_task(file.read(), "README.md")
 
 
-def test_a_torch_that_cannot_use_the_gpu_is_the_machines_fault_and_leaves_no_record(machine, tmp_path, files):
+@pytest.fixture
+def one_server(interpreter, monkeypatch):
+    """The sandboxes of this process fork their children from a server that has imported torch already."""
+    server = interpreter.server()
+    monkeypatch.setattr(Sandbox, "server", lambda _: server)
+
+
+def test_a_torch_that_cannot_use_the_gpu_is_the_machines_fault_and_leaves_no_record(
+    machine, tmp_path, files, one_server, monkeypatch
+):
     """It was called INVALID_REFERENCE, and v0 was recorded as rejected."""
-    environment = machine(**H100)
+    for name, value in machine(**H100).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in_pynvml())
     workspace = start(tmp_path, files, "--platform", "H100 SXM")
     for command in (
         ("verify_kernel.py", "--workspace", workspace),
@@ -78,7 +91,7 @@ def test_a_torch_that_cannot_use_the_gpu_is_the_machines_fault_and_leaves_no_rec
         ("run_gate.py", "--workspace", workspace, "--version", "v0"),
         ("calibrate_gpu.py", "--workspace", workspace),
     ):
-        done = run_tool(*command, env=environment)
+        done = run_script(BUNDLE / "tools" / command[0], *command[1:])
         assert done.returncode == 3, done.stdout + done.stderr
         assert "cannot use it" in done.stderr and "Install a torch" in done.stderr
         assert "reference.py" not in done.stderr

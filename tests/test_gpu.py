@@ -7,6 +7,7 @@ targets can be met on any. `-m "gpu and not slow"` is meant to take less than ei
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import gpu_card
 import pytest
-from conftest import BUNDLE, PLAN, REFERENCE, run_tool, tool_json
+from conftest import BUNDLE, PLAN, REFERENCE, gpu_node, run_tool, tool_json
+from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
 from kernelopt.session import platforms, workspace
@@ -258,14 +260,21 @@ def session_with_baseline(card: gpu_card.Card, start) -> Path:
     return root
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_an_agent_is_driven_to_the_target(tmp_path, executor, card, start):
+@pytest.fixture(params=["local", pytest.param("node", marks=pytest.mark.slow)])
+def address(request):
+    """For --on: this machine, or a GPU node on it."""
+    if request.param == "local":
+        yield "local"
+        return
+    with gpu_node(len(gpu.visible())) as (_, address, _):
+        yield address
+
+
+def test_an_agent_is_driven_to_the_target(tmp_path, address, card, start):
     """Two scripted agents a round, one of which knows the answer; on several GPUs they are judged side by side."""
-    if executor == "ray":
-        pytest.importorskip("ray")
     root = session_with_baseline(card, start)
     agent = AGENT.format(folder=tmp_path, example=EXAMPLE)
-    arguments = ["--agent", agent, "--rounds", 2, "--candidates", 2, "--executor", executor]
+    arguments = ["--agent", agent, "--rounds", 2, "--candidates", 2, "--on", address]
     found = tool_json("optimize_kernel.py", "--workspace", root, *arguments, timeout=600)
     assert found["met"] and found["rounds"] == 1 and "targets are met" in found["reason"]
     assert found["final"]["v0"]["verdict"] == "FASTER" and found["final"]["torch.compile"]["speedup"]["point"] > 0.5
@@ -275,6 +284,19 @@ def test_an_agent_is_driven_to_the_target(tmp_path, executor, card, start):
         pytest.skip("all but the counters passed: there is no ncu here, or no permission to read them")
     assert all("excess_dram_traffic" in text for text in briefs) or not card.is_hopper
     assert (root / "profiles" / found["best"] / "annotation" / "metrics.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_candidate_is_carried_judged_and_brought_home(tmp_path, card, start):
+    root = session_with_baseline(card, start)
+    (root / "waiting").mkdir()
+    for suffix, name in ((".py", "one_pass.py"), (".md", "one_pass_plan.md")):
+        shutil.copyfile(EXAMPLE / name, root / "waiting" / f"one_pass{suffix}")
+    run_tool("carry.py", "pack", root, "--out", tmp_path / "trip.tar.gz")
+    judged = tool_json("carry.py", "judge", tmp_path / "trip.tar.gz", timeout=600)
+    assert [one["accepted"] for one in judged["judged"]] == [True]
+    run_tool("carry.py", "unpack", judged["file"], root)
+    assert run_tool("check_goal.py", root).returncode == 0 and (root / "profiles" / "v1" / "annotation").is_dir()
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
 """Where clients find the skills: scripts/install.sh for each of them, the manifests, the snippet for AGENTS.md.
 
-What clients do with it is not tested here: they are not ours to start. docs/install.md says which were tried.
+What clients make of it is tested in tests/clients/.
 """
 
-import ast
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -27,14 +27,11 @@ HOMES = {
     "agents": ".agents/skills",
 }
 PROJECTS = {**HOMES, "opencode": ".opencode/skills"}
-CLIENTS = next(  # of the installer
-    ast.literal_eval(node.value)
-    for node in ast.parse((BUNDLE / "scripts" / "install.py").read_text()).body
-    if isinstance(node, ast.Assign) and node.targets[0].id == "CLIENTS"
-)
+INSTALLER = runpy.run_path(str(BUNDLE / "scripts" / "install.py"))  # its names
+CLIENTS = INSTALLER["CLIENTS"]
 MOVED = {variable for _, variable, _, _ in CLIENTS.values() if variable}  # they move the skills folder of a client
 MODES = {"link": [], "copy": ["--copy"]}
-NOT_NEEDED = {".ci", ".claude-plugin", "AGENTS.md", "benchmarks", "evals", "tests"}
+NOT_NEEDED = {".ci", ".claude-plugin", ".skills-cli", "AGENTS.md", "benchmarks", "evals", "tests"}
 
 
 class Machine:
@@ -150,6 +147,8 @@ def test_every_skill_lies_one_level_deep_and_goes_without_a_trace(machine, clien
         assert f"\nname: {name}\n" in file.read_text()
         assert not file.is_symlink()  # Codex passes over a SKILL.md that is a link; a linked folder it follows
         assert (skills / name).is_symlink() == (mode == "link")
+    inside = [path.is_symlink() for path in (skills / ROUTER / "skills").iterdir()]
+    assert inside == [mode == "copy" and client in INSTALLER["LOOK_DEEP"]] * len(SUB_SKILLS)
     installed = tree(skills)
     machine.install(client, scope, mode)
     assert tree(skills) == installed
@@ -423,8 +422,25 @@ def test_no_folder_of_a_client_is_in_the_bundle():
         name for name in listed if Path(name).parts[0] in (".claude", ".agents", ".cursor", ".gemini", ".opencode")
     ]
     assert sorted(name for name in listed if name.endswith("SKILL.md")) == sorted(
-        ["SKILL.md", *(f"skills/{name}/SKILL.md" for name in SUB_SKILLS)]
+        [".skills-cli/SKILL.md", "SKILL.md", *(f"skills/{name}/SKILL.md" for name in SUB_SKILLS)]
     )
+
+
+def test_the_skills_cli_gets_one_skill_that_holds_all_that_is_needed():
+    """`npx skills add` takes a SKILL.md at the root for the whole repository, tests included, unless it is internal, and
+    copies what links lead to (1.7.4; tests/clients/test_skills_cli.py runs it)."""
+    folder, hidden = BUNDLE / ".skills-cli", "  internal: true\n"
+    assert (BUNDLE / "SKILL.md").read_text().count(hidden) == 1
+    assert (folder / "SKILL.md").read_text() == (BUNDLE / "SKILL.md").read_text().replace(hidden, "")
+    assert all(f"metadata:\n{hidden}" in path.read_text() for path in BUNDLE.glob("skills/*/SKILL.md"))
+    links = {path.name for path in folder.iterdir() if path.is_symlink()}
+    assert links == {*INSTALLER["NEEDED"], "skills"} - {
+        "SKILL.md",
+        ".gitignore",
+    }  # git follows no .gitignore that is a link
+    assert all((folder / name).resolve() == BUNDLE / name for name in links)
+    plugin = folder / ".claude-plugin" / "plugin.json"  # Claude Code then lists the sub-skills too
+    assert plugin.resolve() == BUNDLE / ".claude-plugin" / "plugin.json"
 
 
 def test_the_snippet_has_five_lines_and_is_pointed_to(tmp_path):

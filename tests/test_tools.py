@@ -1,5 +1,7 @@
 """What holds for every command: help at once, no heavy import, any folder, any link, one sentence for an error."""
 
+import errno
+import functools
 import os
 import subprocess
 import sys
@@ -7,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, REFERENCE, processor_time, run_tool, tool_json
+from kernelopt import cli
+from kernelopt.errors import of_the_system
 
 TOOLS = sorted(path.name for path in (BUNDLE / "tools").glob("*.py"))
-HEAVY = {"torch", "numpy", "triton", "jsonschema_rs"}
+HEAVY = {"torch", "numpy", "triton", "jsonschema_rs", "ray", "grpc"}
 
 
 def help_of(tool: Path) -> tuple[list[str], set[str]]:
@@ -32,7 +36,11 @@ def test_help_is_short_quick_imports_nothing_heavy_and_lists_the_exit_codes(name
     lines, heavy = help_of(BUNDLE / "tools" / name)
     assert processor_time() - before < 1.0  # a benchmark holds 0.2 s; this only sees a heavy import
     assert heavy == set()
-    assert any("exit codes: 0" in line for line in lines) and len(lines) <= 45
+    assert any("exit codes: 0" in line for line in lines) and len(lines) <= 48
+    takes = {option for option in ("--on", "--device") if any(line.strip().startswith(f"{option} ") for line in lines)}
+    on_a_node = {name, name.replace(".py", ".sh")} & cli.ON_A_NODE
+    assert ("--on" in takes) == bool(on_a_node)
+    assert takes != {"--device"} or name == "import_task.py"  # which needs no GPU
 
 
 def test_that_check_sees_a_heavy_import(tmp_path):
@@ -97,6 +105,23 @@ def test_a_read_only_folder_gets_one_sentence(session):
     (session.root / "memory").write_text("a file in the way")
     done = run_tool("memory_manager.py", "create", "--workspace", session.root, "--version", "v0")
     assert done.returncode in (1, 2, 3) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a.json"), "No space left on device: a.json; check disk"),
+        (OSError(errno.EROFS, "Read-only file system", "a.json"), "a.json; check disk space and permissions; in an ag"),
+        (
+            OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "; in an agent's sandbox, docs/inst",
+        ),
+        (OSError(errno.EPERM, "Operation not permitted"), "not permitted: a sandbox around this command refused a sys"),
+    ],
+)
+def test_an_error_of_the_system_says_what_to_look_at(error, says):
+    said = of_the_system(error)
+    assert says in said and ("docs/install.md" in said) == (error.errno != errno.ENOSPC)
 
 
 def test_measuring_on_the_cpu_is_named_and_paired(problem, tmp_path, run_here):
@@ -231,14 +256,14 @@ def test_without_stderr_messages_go_nowhere(ready):
         assert done.stdout == b"", line
 
 
-def test_paths_with_letters_beyond_ascii_work_in_the_c_locale(tmp_path, problem):
-    """Also where Python's own way around that locale is switched off."""
+def test_paths_with_letters_beyond_ascii_work_in_the_c_locale(tmp_path, problem, run_here):
+    """Also where Python's own way around that locale, UTF-8 as here, is switched off."""
     folder = tmp_path / "köln"
     folder.mkdir()
     files = [option for name, path in problem.items() for option in (f"--{name}", path.rename(folder / path.name))]
-    for switched_off in ({}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):
-        arguments = [*files, "--device", "cpu-interpreter", "--seeds", 2, "--only-these-shapes"]
-        done = run_tool("verify_kernel.py", *arguments, env={"LC_ALL": "C", **switched_off})
+    switched_off = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for run in (run_here, functools.partial(run_tool, env=switched_off)):
+        done = run("verify_kernel.py", *files, "--device", "cpu-interpreter", "--seeds", 2, "--only-these-shapes")
         assert done.returncode == 0 and done.stdout.startswith("OK on cpu-interpreter"), done.stdout + done.stderr
         assert str(folder) in done.stderr
 

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.hardware import roofline
-from kernelopt.hardware.work import CountedWorkload, Work
+from kernelopt.hardware.work import COUNTED, CountedWorkload, Work
 from kernelopt.measure import least_work
 from kernelopt.session.target import of_reference
 from kernelopt.session.workspace import Workspace
@@ -66,10 +66,13 @@ def shape_text(shapes: dict) -> str:
 
 def line(name: str, counted: CountedWorkload) -> str:
     work = counted.work
-    return (
+    text = (
         f"{name}: {work.flops} FLOP, at least {work.bytes_min} bytes ({work.source}), "
         f"{work.dtype}, {shape_text(counted.shapes)}"
     )
+    if counted.uncounted and work.source == COUNTED:
+        text += f"; not counted: {counted.uncounted}; give the bytes with --bytes"
+    return text
 
 
 def arguments():

@@ -50,18 +50,19 @@ def main() -> int:
                 product,
                 card,
             )
-            entrants = run.explore(plan, sandbox, cli.say, args.profile)
+            explored = run.explore(plan, sandbox, cli.say, args.profile)
             result = {
                 "timestamp": record_store.now(),
                 "device": sandbox.device_name,
                 "workload": plan.workload,
+                "workloads": explored.workloads,
                 "against": plan.against,
                 "budget_s": plan.budget_s,
                 "compiled": card and card.to_json(),
                 "wall_s": round(time.monotonic() - started, 2),
-                "rows": [row.to_json() for row in store.rows(entrants, plan.against)],
+                "rows": [row.to_json() for row in store.rows(explored.entrants, plan.against)],
             }
-            path = store.save(target.workspace, result, entrants) if target.workspace else None
+            path = store.save(target.workspace, result, explored.entrants) if target.workspace else None
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
     if args.keep:
         cli.say(store.keep(workspace_of(args), args.keep))

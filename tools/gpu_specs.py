@@ -42,7 +42,7 @@ def arguments():
         "show": "all values of a product",
         "lookup": "one value of a product",
         "detect": "the product of this machine's GPU, and the values in which the two disagree",
-        "check": "check the wiki: rows, units, sources, plausible values, links, index",
+        "check": "check the wiki: rows, units, sources, plausible values, links, index, tags of figures",
     }.items():
         sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
         cli.add_json(sub)

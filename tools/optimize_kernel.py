@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Rounds without a person: an agent's command gets a brief on stdin, leaves kernel.py and a plan; verify, gate, record.
+"""Rounds without a person: an agent gets a brief on stdin, leaves kernel.py and a plan; verify, gate, record.
 
-The command runs in a git clone of its own, outside the workspace, and may write kernel.py and plan.md there. Needs an
-accepted v0 and a GPU. exit 0: the targets are met; exit 1: it stopped for another reason."""
+The agent is a known client, or any command. It runs in a git clone of its own, outside the workspace, and may write
+kernel.py and plan.md there. Needs an accepted v0 and a GPU. exit 0: the targets are met; exit 1: it stopped for
+another reason."""
 
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.errors import UsageError
-from kernelopt.loop import agent_process, executors, gpu_steps, loop, run_files, snapshot, stopping, strategies
+from kernelopt.loop import agent_process, clients, executors, gpu_steps, loop, run_files, snapshot, stopping, strategies
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
-  optimize_kernel.py --workspace W --agent 'claude -p --permission-mode acceptEdits --allowedTools Bash'
-  optimize_kernel.py --workspace W --agent 'codex exec --sandbox workspace-write -' --rounds 12 --budget-minutes 90
-  optimize_kernel.py --workspace W --agent 'gemini --approval-mode=yolo --skip-trust' --resume"""
+  optimize_kernel.py --workspace W --client claude
+  optimize_kernel.py --workspace W --client codex --model gpt-5.5 --rounds 12 --budget-minutes 90
+  optimize_kernel.py --workspace W --agent './my_agent --brief -' --resume"""
 
 SIDE_BY_SIDE = 64  # each is an agent, its clone and its verifications
 
@@ -25,6 +27,7 @@ def main() -> int:
     args = arguments()
     if args.candidates > SIDE_BY_SIDE:
         raise UsageError(f"--candidates: at most {SIDE_BY_SIDE} side by side")
+    client, command = agent(args)
     workspace = opened(args.workspace)
     limits = stopping.Limits(
         rounds=args.rounds,
@@ -36,15 +39,29 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
-    executor = executors.EXECUTORS[args.executor](workspace, args.timeout)
-    steps = gpu_steps.GpuSteps(workspace, executor, args.timeout, cli.say)
+    os.environ["KERNELOPT_ON"] = args.on  # for the tools that agents call
+    sees_gpu = args.unconfined or not (client and client.hides_gpu)
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     wrapper = agent_process.read_only(workspace.root)
-    with workspace.locked():
-        run = loop.Loop(workspace, args.agent, limits, steps, executor, cli.say, strategy, wrapper)
+    with executors.at(args.on, workspace, args.timeout) as executor, workspace.locked():
+        steps = gpu_steps.GpuSteps(workspace, executor, cli.say, sees_gpu)
+        run = loop.Loop(workspace, command, limits, steps, executor, cli.say, strategy, wrapper, client)
         result = run.run(args.resume)
     cli.emit(result.to_json(), args.json, lines(result))
     return 0 if result.met else 1
+
+
+def agent(args) -> tuple[clients.Client | None, str]:
+    """(the known client, if it is one; the agent's command)"""
+    if args.client is None:
+        for option in ("model", "unconfined"):
+            if getattr(args, option):
+                raise UsageError(f"--{option} goes with --client; put it into the command of --agent")
+        return None, args.agent
+    client = clients.CLIENTS[args.client]
+    if args.unconfined and not client.unconfined:
+        raise UsageError(f"--unconfined: {args.client} runs without a sandbox of its own anyway; leave it out")
+    return client, client.command_line(args.model, args.unconfined)
 
 
 def opened(root: Path) -> Workspace:
@@ -69,26 +86,24 @@ def lines(result: stopping.LoopResult) -> list[str]:
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    parser.add_argument("--workspace", type=Path, required=True, help="with an accepted v0")
-    parser.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the brief on stdin")
-    parser.add_argument("--rounds", type=cli.positive_int, default=10, help="the most rounds (default 10)")
-    parser.add_argument("--candidates", type=cli.positive_int, default=1, help="side by side in a round (default 1)")
-    parser.add_argument(
-        "--beam", type=cli.positive_int, metavar="N", help="start from the N fastest right versions in turn"
-    )
-    parser.add_argument(
-        "--executor", choices=list(executors.EXECUTORS), default="local", help="whose GPUs (default local)"
-    )
-    parser.add_argument("--budget-minutes", type=cli.positive_float, default=240, help="the longest run (default 240)")
-    parser.add_argument(
-        "--agent-calls", type=cli.positive_int, default=40, help="the most calls of the agent (default 40)"
-    )
-    parser.add_argument("--patience", type=cli.positive_int, default=4, help="rounds without a gain: stuck (default 4)")
-    parser.add_argument("--restarts", type=cli.natural, default=1, help="partial restarts when stuck (default 1)")
-    parser.add_argument("--refinements", type=cli.natural, default=2, help="times an error is handed back (default 2)")
-    parser.add_argument("--agent-timeout", type=cli.positive_float, default=1200, help="seconds a call (default 1200)")
-    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was killed")
+    add, number, seconds = parser.add_argument, {"type": cli.positive_int}, {"type": cli.positive_float, "metavar": "S"}
+    add("--workspace", type=Path, required=True, metavar="W", help="with an accepted v0")
+    who = parser.add_mutually_exclusive_group(required=True)
+    who.add_argument("--client", choices=clients.CLIENTS, help="its command line is known")
+    who.add_argument("--agent", type=cli.filled, metavar="COMMAND", help="reads the brief on stdin")
+    add("--model", type=cli.filled, metavar="M", help="of the client (default: its own choice)")
+    add("--unconfined", action="store_true", help="codex without its sandbox, which hides the GPU")
+    add("--rounds", **number, metavar="N", default=10, help="the most rounds (default 10)")
+    add("--candidates", **number, metavar="N", default=1, help="side by side in a round (default 1)")
+    add("--beam", **number, metavar="N", help="start from the N fastest right versions in turn")
+    add("--budget-minutes", type=cli.positive_float, metavar="N", default=240, help="the longest run (default 240)")
+    add("--agent-calls", **number, metavar="N", default=40, help="the most calls of the agent (default 40)")
+    add("--patience", **number, metavar="N", default=4, help="rounds without a gain: stuck (default 4)")
+    add("--restarts", type=cli.natural, metavar="N", default=1, help="partial restarts when stuck (default 1)")
+    add("--refinements", type=cli.natural, metavar="N", default=2, help="times an error is handed back (default 2)")
+    add("--agent-timeout", **seconds, default=1200, help="seconds a call (default 1200)")
+    add("--timeout", **seconds, default=300, help="seconds per process (default 300)")
+    add("--resume", action="store_true", help="go on with a run that was killed")
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Lines of the wiki that hold the words, best first: page:line, headings, the line. At most 40 lines.
+"""Sections of the wiki that answer a question, best first: page:line, headings, the nearest lines. At most 5 sections.
 
-Lines that hold all the words, alone or with their headings, come before those that hold some. Then words in headings,
-whole words and rare words weigh more."""
+Ask by operator, symptom, error message or metric, in words or as a sentence. Exit code 1: the wiki has no answer."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -13,35 +13,45 @@ from kernelopt.hardware import wiki, wiki_search
 
 EXAMPLES = """examples:
   search_wiki.py bank conflict
-  search_wiki.py num_stages --json"""
+  search_wiki.py why is my softmax slow with 64 columns
+  search_wiki.py l1tex__data_bank_conflicts --json"""
+LINE_WIDTH = 160
 
 
 def main() -> int:
     args = arguments()
     root = wiki.root(args.gpu_wiki)
-    lines, unknown = wiki_search.search(root, " ".join(args.words))
-    shown = lines[: wiki_search.LINES_SHOWN]
-    if unknown:
-        cli.say(f"search_wiki.py: no page has: {', '.join(unknown)}")
+    index = wiki_search.open_index(root)
+    answer = wiki_search.answer(index, " ".join(args.words))
+    shown = [
+        (hit.section, wiki_search.nearest_lines(index, hit, answer.terms))
+        for hit in answer.hits[: wiki_search.SECTIONS_SHOWN]
+    ]
+    if answer.unknown:
+        cli.say(f"search_wiki.py: no page has: {', '.join(answer.unknown)}")
     result = {
         "gpu_wiki": str(root),
-        "unknown_words": unknown,
-        "lines_found": len(lines),
-        "lines": [
-            {"page": line.page, "line": line.number, "headings": line.headings, "text": line.text} for line in shown
-        ],
+        "unknown_words": list(answer.unknown),
+        "sections_found": len(answer.hits),
+        "sections": [to_json(*section) for section in shown],
     }
-    cli.emit(result, args.json, [for_people(line) for line in shown])
+    cli.emit(result, args.json, [line for section in shown for line in for_people(*section)])
     return 0
 
 
-def for_people(line: wiki_search.Line) -> str:
-    return f"{line.page}:{line.number} [{' > '.join(line.headings)}] {line.text}"
+def to_json(section: wiki_search.Section, lines: list[tuple[int, str]]) -> dict:
+    nearest = [{"line": number, "text": text} for number, text in lines]
+    return {"page": section.page, "line": section.line, "headings": section.headings, "lines": nearest}
+
+
+def for_people(section: wiki_search.Section, lines: list[tuple[int, str]]) -> list[str]:
+    nearest = [f"  {number}: {textwrap.shorten(text, LINE_WIDTH, placeholder=' …')}" for number, text in lines]
+    return [f"{section.page}:{section.line} [{' > '.join(section.headings)}]", *nearest]
 
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    parser.add_argument("words", nargs="+", type=cli.filled, help="what to look for, in any case and order")
+    parser.add_argument("words", nargs="+", type=cli.filled, help="the question, or words of it, in any case and order")
     parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
     cli.add_json(parser)
     return parser.parse_args()

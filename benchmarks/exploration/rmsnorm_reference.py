@@ -9,7 +9,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(16384, 4096, dtype=torch.bfloat16), torch.randn(4096, dtype=torch.bfloat16)]
+    return [torch.randn(8192, 4096, dtype=torch.bfloat16), torch.randn(4096, dtype=torch.bfloat16)]
 
 
 def get_init_inputs():

@@ -20,5 +20,5 @@ def get_init_inputs():
 def get_workloads():
     return {
         "ragged": lambda: [torch.randn(4099, 5003)],  # no power of two, rows that start unaligned
-        "small": lambda: [torch.randn(64, 1000)],  # small enough for the CPU interpreter
+        "small": lambda: [torch.randn(16, 1000)],  # small enough for the CPU interpreter
     }

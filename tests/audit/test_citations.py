@@ -14,7 +14,7 @@ from kernelopt.audit.citations import CALIBRATION, Piece, Recorded
 from kernelopt.errors import UsageError
 from kernelopt.gate import readiness
 from kernelopt.hardware import wiki
-from kernelopt.session import record_store, workspace
+from kernelopt.session import plans, record_store, workspace
 
 ROOT = BUNDLE / "gpu-wiki"
 H200 = wiki.find("H200", wiki.pages(ROOT))
@@ -338,6 +338,18 @@ def test_problems_are_found_in_every_file_with_their_line(cited, run_here):
     assert places == {("plans/v1_plan.md", 3), ("baseline_report.md", 3)} and told == {("memory/v0.json", at)}
     with pytest.raises(UsageError, match=r"2 hardware values .*baseline_report.md:3"):
         readiness.check_citations(readiness.RoundStart.of(cited))
+
+
+def test_a_plan_that_is_still_the_template_is_a_problem_in_the_gates_words(ready, run_here):
+    template = (BUNDLE / "reference" / "plan.md").read_text()
+    ready.plan("v2").write_text(template)
+    problems = tool_json("check_citations.py", ready.root, code=1, run=run_here)["problems"]
+    (problem,) = [one for one in problems if one["file"].endswith("plans/v2_plan.md")]
+    line, sentence = template.splitlines()[problem["line"] - 1], problem["message"]
+    assert "TBD" in line and sentence == "'## Evidence' still holds a TBD"
+    with pytest.raises(UsageError, match=sentence):
+        plans.read_plan(ready, "v2", required=True)
+    readiness.check_citations(readiness.RoundStart.of(ready))  # it may wait while v1 is judged
 
 
 def test_the_gate_refuses_before_it_measures(cited, run_here):

@@ -1,13 +1,12 @@
 """Which device is meant, and its state: the real functions over a stand-in for the driver (stand_ins/pynvml.py)."""
 
-import importlib.util
 import json
 import sys
 import time
 from dataclasses import replace
 
 import pytest
-from conftest import STAND_INS, TIMING
+from conftest import TIMING, stand_in_pynvml
 from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import GpuState, MaxClocks, Spread, merged
@@ -50,12 +49,23 @@ def cards(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        spec = importlib.util.spec_from_file_location("pynvml", STAND_INS / "pynvml.py")
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "pynvml", module)
-        spec.loader.exec_module(module)
+        monkeypatch.setitem(sys.modules, "pynvml", stand_in_pynvml())
 
     return put
+
+
+def test_a_gpu_that_a_sandbox_hides_is_told_from_none(cards, monkeypatch, tmp_path):
+    cards()
+    monkeypatch.setattr(gpu, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(gpu, "DEVICE", tmp_path / "nvidiactl")
+    with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+        gpu.identify()
+    gpu.DRIVER.mkdir()
+    with pytest.raises(EnvironmentLacks, match=r"a sandbox hides the GPU of this machine \(.+\); docs/install\.md"):
+        gpu.identify()
+    gpu.DEVICE.touch()
+    with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+        gpu.identify()
 
 
 def watched() -> GpuState:

@@ -1,5 +1,6 @@
 """Children that nobody has vetted: what they may do, what is left of them, and who may use the GPU meanwhile."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, kernel_text, run_tool, tool_json
+from conftest import BUNDLE, STAND_INS, kernel_text, run_tool, tool_json
 from kernelopt.device import gpu, landlock, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
@@ -21,6 +22,10 @@ needs_bubblewrap = pytest.mark.skipif(
 )
 
 
+FILTERED = [sys.executable, STAND_INS / "socket_filter.py"]  # a command's start
+needs_filter = pytest.mark.skipif(
+    subprocess.run([*FILTERED, "true"], capture_output=True).returncode != 0, reason="seccomp cannot filter here"
+)
 needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
 
 
@@ -94,18 +99,43 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem):
-    with Sandbox("cpu-interpreter", kind="none") as own:
-        said = said_inside(problem, own, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
-        assert said.startswith("RUNTIME_ERROR")
-        problem["kernel"].write_text(kernel_text())
-        assert verify.verify(own, KernelUnderTest(**problem), seeds=2).status == "OK"
+def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem, interpreter, monkeypatch):
+    monkeypatch.setattr(interpreter, "isolation", "none")
+    said = said_inside(problem, interpreter, "import ctypes, os\nctypes.CDLL(None).kill(os.getppid(), 9)\nreturn x")
+    assert said.startswith("RUNTIME_ERROR")
+    problem["kernel"].write_text(kernel_text())
+    assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2).status == "OK"
 
 
 def test_a_worker_that_does_not_start_is_a_lack_and_says_why(monkeypatch):
     monkeypatch.setattr(sandbox, "WORKER", [sys.executable, "-c", "raise SystemExit('no such library')"])
     with Sandbox("cpu-interpreter") as own, pytest.raises(EnvironmentLacks, match="does not start: no such library"):
         own.run("probe", {}, 10)
+
+
+@needs_filter
+def test_the_worker_needs_no_call_that_the_sandbox_of_an_agent_refuses(problem):
+    arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
+    tool = [sys.executable, BUNDLE / "tools" / "verify_kernel.py"]
+    done = subprocess.run([*FILTERED, *tool, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("OK on cpu-interpreter"), done.stderr
+
+
+@needs_filter
+def test_a_worker_whose_calls_are_refused_is_a_lack_that_names_the_sandbox(monkeypatch):
+    refused = [*FILTERED, sys.executable, "-c", "import socket; socket.socket(socket.AF_INET)"]
+    monkeypatch.setattr(sandbox, "WORKER", refused)
+    says = r"does not start: PermissionError.* not permitted; a sandbox around this command refused a system call"
+    with Sandbox("cpu-interpreter") as own, pytest.raises(EnvironmentLacks, match=says):
+        own.run("probe", {}, 10)
+
+
+def test_a_message_that_may_not_be_sent_is_no_dead_worker(monkeypatch):
+    """Some filters refuse sendmsg too; waiting for an answer would take the job's whole time limit."""
+    refused = PermissionError(errno.EPERM, "Operation not permitted")
+    monkeypatch.setattr(sandbox.socket, "send_fds", lambda *_: (_ for _ in ()).throw(refused))
+    with pytest.raises(PermissionError):
+        sandbox.send_job(None, "{}", "seal", {})
 
 
 def test_limits_hold_inside(problem, interpreter):

@@ -84,6 +84,20 @@ def h100() -> Card:
     return Card.of(wiki.product("h100-sxm"))
 
 
+@pytest.fixture(scope="module")
+def compiling_server(interpreter):
+    server = compiling.start_server(interpreter)
+    yield SimpleNamespace(split=server.split, end=lambda: None)
+    server.end()
+
+
+@pytest.fixture
+def compile_here(run_here, compiling_server, monkeypatch):
+    """`run_here`, where compilations share a server; the test of an exploration starts its own."""
+    monkeypatch.setattr(compiling, "start_server", lambda _: compiling_server)
+    return run_here
+
+
 def compile_only(folder, run_here, *options, code=0) -> dict:
     subject = ("--compile-only", "--kernel", folder / "c/k.py", "--reference", folder / "reference.py")
     return tool_json("verify_kernel.py", *subject, *options, run=run_here, code=code)
@@ -149,18 +163,18 @@ def test_an_error_of_the_check_stands_below_the_compilers(h100):
 # --- Triton ----------------------------------------------------------------------------------------------------
 
 
-def test_a_triton_kernel_is_compiled_for_a_card_that_is_not_here(folder, run_here):
+def test_a_triton_kernel_is_compiled_for_a_card_that_is_not_here(folder, compile_here):
     (folder / "c/k.py").write_text(source(first=ASKS))
-    result = compile_only(folder, run_here, "--card", "h100-sxm")
+    result = compile_only(folder, compile_here, "--card", "h100-sxm")
     assert result["label"] == "compiled for sm_90a, not run" and result["status"] == "OK"
     (kernel,) = result["kernels"]
     assert kernel["name"] == "double" and 0 < kernel["registers"] < 64
     assert kernel["spill_bytes"] == 0 and kernel["occupancy_pct"] == 100.0
 
 
-def test_tritons_message_is_told_from_the_function_that_is_wrong(folder, run_here):
+def test_tritons_message_is_told_from_the_function_that_is_wrong(folder, compile_here):
     (folder / "c/k.py").write_text(source(factor="undefined"))
-    result = compile_only(folder, run_here, "--card", "h100-sxm", code=1)
+    result = compile_only(folder, compile_here, "--card", "h100-sxm", code=1)
     assert result["status"] == "COMPILE_ERROR" and result["kernels"] == []
     assert "return undefined * x" in result["error"] and "undefined is not defined" in result["error"]
 
@@ -212,10 +226,10 @@ def test_a_block_with_more_shared_memory_than_the_card_has_is_a_launch_error(tmp
 
 
 @needs_nvcc
-def test_cuda_is_compiled_for_the_card_whatever_its_flags_say(folder, run_here):
+def test_cuda_is_compiled_for_the_card_whatever_its_flags_say(folder, compile_here):
     (folder / "c/k.py").write_text(CUDA_KERNEL)
     (folder / "c/k.cu").write_text(CUDA.format(factor=2))
-    result = compile_only(folder, run_here, "--card", "h100-sxm")
+    result = compile_only(folder, compile_here, "--card", "h100-sxm")
     assert result["kernels"][0] | {"registers": 0} == {
         "name": "double_it",
         "registers": 0,
@@ -226,10 +240,10 @@ def test_cuda_is_compiled_for_the_card_whatever_its_flags_say(folder, run_here):
 
 
 @needs_nvcc
-def test_nvccs_errors_are_told_with_file_and_line(folder, run_here):
+def test_nvccs_errors_are_told_with_file_and_line(folder, compile_here):
     (folder / "c/k.py").write_text(CUDA_KERNEL)
     (folder / "c/k.cu").write_text(CUDA.format(factor="undefined"))
-    result = compile_only(folder, run_here, "--card", "h100-sxm", code=1)
+    result = compile_only(folder, compile_here, "--card", "h100-sxm", code=1)
     first = result["error"].splitlines()[0]
     assert result["status"] == "COMPILE_ERROR" and first.endswith('k.cu(7): error: identifier "undefined" is undefined')
     assert "nvcc -" not in result["error"]
@@ -278,7 +292,7 @@ def test_a_compilation_for_no_card_is_refused_with_a_sentence(folder, run_here, 
     assert done.returncode == code and message in done.stderr
 
 
-def test_a_kernel_that_launches_nothing_is_not_called_compiled(folder, run_here):
+def test_a_kernel_that_launches_nothing_is_not_called_compiled(folder, compile_here):
     (folder / "c/k.py").write_text("def kernel_function(x):\n    return 2 * x\n")
-    result = compile_only(folder, run_here, "--card", "h100-sxm", code=1)
+    result = compile_only(folder, compile_here, "--card", "h100-sxm", code=1)
     assert "nothing was compiled" in result["error"]

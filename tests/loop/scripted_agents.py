@@ -149,7 +149,7 @@ elif place == "before the verdict":
     machine = replace(machine, measure=die)
 elif place == "while the agent works":
     machine = replace(machine, check=die)
-limits = replace(scripted_agents.LIMITS, candidates={candidates})
+limits = replace(scripted_agents.LIMITS, candidates={candidates}, agent_timeout_s={agent_timeout_s})
 scripted_agents.scripted_loop(workspace, {agent!r}, machine, limits, say=print).run()
 """
 
@@ -157,10 +157,13 @@ scripted_agents.scripted_loop(workspace, {agent!r}, machine, limits, say=print).
 STOPPABLE = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(143))\n"
 
 
-def program(workspace: Workspace, command: str, place: str = "", candidates: int = 1) -> str:
+def program(
+    workspace: Workspace, command: str, place: str = "", candidates: int = 1, agent_timeout_s: float = 20
+) -> str:
     """A run in a process of its own, which is killed at that place."""
+    options = {"place": place, "candidates": candidates, "agent_timeout_s": agent_timeout_s}
     folders = [str(BUNDLE / name) for name in ("tools", "tests", "tests/loop")]
-    return KILLED.format(folders=folders, root=str(workspace.root), agent=command, place=place, candidates=candidates)
+    return KILLED.format(folders=folders, root=str(workspace.root), agent=command, **options)
 
 
 def run_until_killed(*arguments, **options) -> None:

@@ -17,7 +17,6 @@ from scripted_agents import GOOD, LIMITS, W, agent, kernel, nap, outcomes, run, 
     [
         ("exit 3", "failed", "exit code 3"),
         ("echo sorry; exit 1", "failed", "sorry"),
-        ("sleep 60", "timed out", "no answer within"),
         ("true", "unchanged", "what it was"),
         ("echo '# a comment' >> kernel.py", "unchanged", "comments and layout"),
         ("rm kernel.py", "no answer", "no kernel.py"),
@@ -26,6 +25,8 @@ from scripted_agents import GOOD, LIMITS, W, agent, kernel, nap, outcomes, run, 
         (agent(kernel(50) + "git add -A; git commit -qm x; echo z > z.txt"), "forbidden files", "z.txt"),
         (agent(kernel(50) + f"echo hi >> {W}/memory/v0.json"), "forbidden files", "memory/v0.json"),
         (agent(kernel(50) + f"cd {W}; git commit -q --allow-empty -m sly"), "forbidden files", "HEAD"),
+        ("echo x > notes.txt; sleep 60", "timed out", "no answer within"),
+        ("echo x > notes.txt; echo no quota; exit 1", "failed", "no quota"),
         (agent(kernel(500)), "diverged", "SLOWER"),
         (agent(kernel(110)), "rejected", "SLOWER"),
         (agent(kernel(50), plan="no plan"), "refused plan", "Category"),
@@ -70,6 +71,14 @@ def test_what_an_agent_leaves_running_is_ended_with_it(ready):
     _, lines = run(ready, agent(kernel(50) + leaves), limits=replace(LIMITS, rounds=1))
     assert outcomes(lines) == ["accepted", "stop"]
     assert not running(nap(301)) and not running(nap(302))
+
+
+def test_empty_folders_are_no_answer_and_no_offence(ready):
+    """Codex's sandbox leaves its mount points in the folder while a command of it still runs."""
+    leaves = "mkdir -p .agents .aws .codex/deep; chmod 555 .agents; " + kernel(50)
+    _, lines = run(ready, agent(leaves), limits=replace(LIMITS, rounds=1))
+    assert outcomes(lines) == ["accepted", "stop"], lines
+    assert ready.git("status", "--short") == ""
 
 
 def test_masked_rounds_are_not_in_the_clone(ready, tmp_path):

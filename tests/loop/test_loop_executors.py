@@ -14,36 +14,35 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, Refused
-from kernelopt.loop import executors, remote
+from kernelopt.loop import trials
 from kernelopt.measure.verdict import Verdict
 
 
 def test_what_is_packed_is_enough_to_judge_elsewhere_and_says_what_this_machine_lacks(ready):
-    for job in ("verify", "measure"):
+    for job in trials.PACKED:
         with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
-            remote.examine(job, remote.pack(job, ready, b"x = 1\n"), 60)
+            trials.examine(job, trials.pack(job, ready, b"x = 1\n"), 60)
     with pytest.raises(Refused, match="died, exit 1"):
-        remote.examine("verify", b"no archive", 60)
+        trials.examine("verify", b"no archive", 60)
 
 
-def test_a_verdict_comes_back_from_the_process_that_verifies(ready, monkeypatch):
-    monkeypatch.setattr(remote, "Sandbox", lambda _, cache: Sandbox("cpu-interpreter", cache))
-    verdict = remote.verified(ready, 60)
+def test_a_verdict_comes_back_from_the_process_that_verifies(ready, interpreter, monkeypatch):
+    monkeypatch.setattr(trials, "Sandbox", lambda *_: contextlib.nullcontext(interpreter))
+    verdict = trials.verified(ready, 60)
     sent = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
-    assert verdict.status == "OK" and Verdict.from_json(sent) == verdict == remote.RESULTS["verify"].from_json(sent)
+    assert verdict.status == "OK" and Verdict.from_json(sent) == verdict == trials.RESULTS["verify"].from_json(sent)
 
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot filter what it unpacks")
 def test_what_a_trial_unpacks_stays_in_its_folder(ready, tmp_path, monkeypatch):
-    packed = io.BytesIO(remote.pack("verify", ready, b"x = 1\n"))
+    packed = io.BytesIO(trials.pack("verify", ready, b"x = 1\n"))
     with tarfile.open(fileobj=packed, mode="a") as archive:
         archive.addfile(tarfile.TarInfo("../escaped"))
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     with pytest.raises(Refused, match="died"):
-        remote.examine("verify", packed.getvalue(), 60)
+        trials.examine("verify", packed.getvalue(), 60)
     assert not list((tmp_path / "scratch").iterdir())
 
 
@@ -51,14 +50,15 @@ def test_a_trial_finds_packages_where_the_caller_does(ready, tmp_path, monkeypat
     (tmp_path / "jsonschema_rs.py").write_text("raise SystemExit('the one on PYTHONPATH')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(Refused, match="the one on PYTHONPATH"):
-        remote.examine("verify", remote.pack("verify", ready, b"x = 1\n"), 60)
+        trials.examine("verify", trials.pack("verify", ready, b"x = 1\n"), 60)
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it reads"])
 def test_a_trial_ends_with_the_loop_that_is_killed(early):
     """It would hold the GPU, for which the next run waits. Its input does not end with the loop here."""
-    trial = "[sys.executable, '-m', 'kernelopt.loop.remote', str(os.getpid()), 'verify', '60', '']"
-    code = f"import os, subprocess, sys; p = subprocess.Popen({trial}); print(p.pid, flush=True); p.wait()"
+    trial = "child.command([sys.executable, '-m', 'kernelopt.loop.trials', 'verify', '60', ''])"
+    start = "import subprocess, sys; from kernelopt.remote import child"
+    code = f"{start}; p = subprocess.Popen({trial}); print(p.pid, flush=True); p.wait()"
     options = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
@@ -75,28 +75,3 @@ def test_a_trial_ends_with_the_loop_that_is_killed(early):
             while "zombie" not in status.read_text() and time.monotonic() < deadline:
                 time.sleep(0.05)
         assert time.monotonic() < deadline
-
-
-def test_ray_carries_bundle_and_workspace_to_a_node_and_the_answer_back(ready, tmp_path, monkeypatch):
-    pytest.importorskip("ray")
-    import ray
-
-    def carried():
-        return sorted(path.name for path in Path.cwd().iterdir()), Path("gpu-wiki/docs/hardware/h200.md").exists()
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    executor = executors.Ray(
-        ready, 60, num_cpus=2, num_gpus=2, include_dashboard=False
-    )  # it believes us that there are two GPUs
-    try:
-        assert executor.slots == 2
-        with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
-            executor.measure([b"x = 1", b"x = 2"])
-        assert ray.get(ray.remote(carried).remote()) == (sorted(executors.SHIPPED), True)
-        assert not (tmp_path / ".ray").exists()  # nobody's home is written to
-        monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-        with pytest.raises(EnvironmentLacks, match="the Ray cluster has no GPU"):
-            executors.Ray(ready, 60)
-    finally:
-        ray.shutdown()

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, copy_of
-from kernelopt.errors import UsageError
-from kernelopt.loop import executors, gpu_steps, remote, snapshot
+from kernelopt.errors import EnvironmentLacks, UsageError
+from kernelopt.loop import executors, gpu_steps, snapshot, trials
 from kernelopt.session import record_store
 from scripted_agents import (
     GOOD,
@@ -186,10 +186,13 @@ class Examining(executors.Executor):
     slots = 1
 
     def examine(self, job, packed):
-        return remote.examine(job, packed, self.timeout_s)
+        return trials.examine(job, packed, self.timeout_s)
+
+    def profile(self, version, say):
+        raise EnvironmentLacks("no GPU here")
 
     def stop(self):
-        remote.end_all()
+        trials.end_all()
 
 
 def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch, interruptible):
@@ -197,9 +200,9 @@ def test_told_to_stop_it_waits_for_no_verification(ready, tmp_path, monkeypatch,
     sleeper = tmp_path / "python"
     sleeper.write_text(f"#!/bin/sh\nexec sleep {nap(304)}\n")
     sleeper.chmod(0o755)
-    monkeypatch.setattr(remote.sys, "executable", str(sleeper))
+    monkeypatch.setattr(trials.sys, "executable", str(sleeper))
     executor = Examining(ready, 600)
-    own = gpu_steps.GpuSteps(ready, executor, 600, print)
+    own = gpu_steps.GpuSteps(ready, executor, print)
     limits = replace(LIMITS, rounds=1)
     plain = replace(stand_in(ready), check=own.check, measure=executor.measure, stop=executor.stop)
 

@@ -5,18 +5,34 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from conftest import BUNDLE
 from kernelopt.errors import UsageError
-from kernelopt.loop import gpu_steps
+from kernelopt.loop import executors, gpu_steps, trials
 from kernelopt.loop.agent_sandbox import AgentSandbox
+from kernelopt.loop.clients import CLIENTS
 from kernelopt.session import record_store
 from scripted_agents import UNCITED, W, run_until_killed
 
 
+class WithoutGpu(executors.Executor):
+    """What executors.Local does on a machine without a GPU, where it cannot be made."""
+
+    slots = 1
+
+    def examine(self, job, packed):
+        return trials.examine(job, packed, self.timeout_s)
+
+    profile = executors.Local.profile
+
+    def stop(self):
+        trials.end_all()
+
+
 def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp_path):
-    own = gpu_steps.GpuSteps(ready, None, 60, print)
+    own = gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print)
     (tmp_path / "plan.md").write_text("no plan")
     status, message = own.check(ready.kernel, tmp_path / "plan.md")
     assert status == "PLAN" and "Category" in message
@@ -30,12 +46,14 @@ def test_a_plan_that_says_nothing_is_handed_back_before_anything_runs(ready, tmp
 def test_at_the_end_the_best_is_profiled_whatever_could_be_compared(ready, monkeypatch):
     profiled = []
     monkeypatch.setattr(gpu_steps.GpuSteps, "profiled", lambda own, version: profiled.append(version))
-    assert gpu_steps.GpuSteps(ready, None, 60, print).final() == {} and profiled == ["v0"]  # there is no GPU
+    assert gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print).final() == {} and profiled == [
+        "v0"
+    ]  # there is no GPU
 
 
 def test_the_tools_own_brief_and_restart_work_on_a_real_workspace(ready):
     """What optimize_kernel.py hands to the loop, but for what needs a GPU."""
-    own = gpu_steps.GpuSteps(ready, None, 60, print)
+    own = gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print)
     recorded = BUNDLE / "examples" / "row_softmax" / "h200" / "profiles" / "v0" / "annotation"
     shutil.copytree(recorded, ready.profile("v0", "annotation"))
     text = own.brief("v0", 0)
@@ -67,3 +85,31 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
     assert record_store.RecordStore(ready).best().version == "v0" and ready.git("status", "--short") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--agent", "true", "--model", "m"], "--model goes with --client"),
+        (["--agent", "true", "--unconfined"], "--unconfined goes with --client"),
+        (["--client", "claude", "--unconfined"], "claude runs without a sandbox of its own"),
+        (["--client", "claude", "--agent", "true"], "not allowed with argument"),
+        ([], "one of the arguments --client --agent is required"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(ready, run_here, options, says):
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, *options)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_known_client_has_its_command_line():
+    codex = CLIENTS["codex"]
+    assert codex.command_line() == "codex exec --json --skip-git-repo-check --sandbox workspace-write"
+    assert codex.command_line("a b", True).endswith("--sandbox danger-full-access --model 'a b'")
+    assert CLIENTS["gemini"].command_line().endswith(f"--include-directories {quote(str(BUNDLE))}")
+
+
+def test_the_brief_names_only_commands_that_work_where_the_agent_runs(ready):
+    brief = gpu_steps.GpuSteps(ready, None, 60, print, agents_see_gpu=False).brief("v0", 0)
+    assert "verify_kernel.py --workspace . --device cpu-interpreter`" in brief and "extract_asm" not in brief
+    assert "extract_asm.py .cache`" in gpu_steps.GpuSteps(ready, None, 60, print).brief("v0", 0)

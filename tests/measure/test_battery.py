@@ -2,8 +2,9 @@
 
 tests/kernels/honest and tests/kernels/cheats hold one kernel a file, beside its reference. A cheat says which statuses
 are right (STATUS) and who must catch it (CAUGHT_BY): the verification, the verification at other sizes, layouts and
-values than the task's own ("variants"), the sanitizer, or the timing. Files that need a GPU are run by
-`pytest -m gpu`; the others run here, in Triton's interpreter.
+values than the task's own ("variants"), the sanitizer, or the timing. A cheat that is an honest kernel but for a few
+places names that kernel (HONEST) and what stands there (CHANGES). Files that need a GPU are run by `pytest -m gpu`; the
+others run here, in Triton's interpreter.
 """
 
 import ast
@@ -26,6 +27,17 @@ def constant(path: Path, name: str):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
             return ast.literal_eval(node.value)
     return None
+
+
+def texts(path: Path) -> tuple[str, str]:
+    """(kernel, reference) of a file; of an honest kernel that a cheat changes in places."""
+    if (honest := constant(path, "HONEST")) is None:
+        return path.read_text(), path.read_text()
+    reference = kernel = (KERNELS / "honest" / f"{honest}.py").read_text()
+    for old, new in constant(path, "CHANGES").items():
+        assert old in kernel, f"{honest} does not hold {old!r}"
+        kernel = kernel.replace(old, new)
+    return kernel, reference
 
 
 def files(folder: str, gpu: bool) -> list:
@@ -52,10 +64,10 @@ def judged(
     """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify" or "variants",
     by the "sanitizer" as well, or by "timing" against the reference."""
     kernel, reference = (folder / f"{name}_{path.name}" for name in ("kernel", "reference"))
-    kernel.write_text(path.read_text())
-    reference.write_text(
-        path.read_text().replace("honest::", "reference::") + WITHOUT_KERNEL
-    )  # one process has an operator once
+    of_kernel, of_reference = texts(path)
+    kernel.write_text(of_kernel)
+    of_reference = of_reference.replace("honest::", "reference::")  # one process has an operator once
+    reference.write_text(of_reference + WITHOUT_KERNEL)
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
     own_sizes = not honest and by != "variants"
     verdict = verify.verify(sandbox, KernelUnderTest(kernel, reference, only_these_shapes=own_sizes), **options)

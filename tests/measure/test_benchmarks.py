@@ -1,10 +1,8 @@
 """The benchmarks of the GPU itself: what can be tested without one. test_gpu.py runs them."""
 
 import json
-import os
-import subprocess
-import sys
 
+import forks_with_torch
 import pytest
 from conftest import BUNDLE, run_tool, tool_json, with_changes
 from kernelopt.device import gpu
@@ -15,15 +13,17 @@ from kernelopt.session.benchmark_reports import REPORTS, BufferRate, Ceiling, Ra
 
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():
-    code = (
-        "import torch\nfrom kernelopt.worker import copy_kernel\n"
-        "for read, written in ((5000, 300), (300, 5000), (4096, 4096), (9000, 1)):\n"
-        "    source, target = torch.ones(read), torch.full((written,), -1.0)\n"
-        "    copy_kernel.stream(source, target, block=1024, warps=4, programs=2)\n"
-        "    assert (target >= 0).all(), (read, written)\n"
-    )
-    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(BUNDLE / "tools"), "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    code = """if True:
+        import os, torch
+        os.environ["TRITON_INTERPRET"] = "1"
+        from kernelopt.worker import copy_kernel
+        for read, written in ((5000, 300), (300, 5000), (4096, 4096), (9000, 1)):
+            source, target = torch.ones(read), torch.full((written,), -1.0)
+            copy_kernel.stream(source, target, block=1024, warps=4, programs=2)
+            assert (target >= 0).all(), (read, written)
+    """
+    done = forks_with_torch.run(code)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_plot_shows_each_pattern_at_each_size():
@@ -103,10 +103,14 @@ def test_the_ceiling_wants_the_work_of_a_problem(session, run_here):
 
 
 def test_the_judges_benchmark_says_what_it_lacks_and_leaves_nothing(tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
-    judge = [sys.executable, BUNDLE / "benchmarks" / "judge.py"]
-    done = subprocess.run([*judge, "clock"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2 and "there is no part clock" in done.stderr and "Traceback" not in done.stderr
+    code = f"""if True:
+        import os, runpy, sys
+        os.environ |= {{"TMPDIR": {str(tmp_path)!r}, "CUDA_VISIBLE_DEVICES": "-1"}}
+        sys.argv = ["judge.py", "clock"]
+        runpy.run_path({str(BUNDLE / "benchmarks" / "judge.py")!r}, run_name="__main__")
+    """
+    done = forks_with_torch.run(code)
+    assert done.returncode == 2 and "there is no part clock" in done.stdout and "Traceback" not in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -73,6 +73,22 @@ def test_a_fault_of_the_kernel_stays_one(interpreter, tmp_path, body, status):
     assert found["status"] == status, found["summary"]
 
 
+ROUNDED = """
+class Model(nn.Module):
+    def forward(self, x): return x.to(DTYPE)
+def get_inputs(): return [torch.cat([torch.randn(64) * scale for scale in (100, 1, 2**-6, 2**-9)])]
+"""
+
+
+@pytest.mark.parametrize("dtype", ["torch.float8_e4m3fn", "torch.float8_e5m2", "torch.bfloat16"])
+def test_numbers_are_rounded_as_a_gpu_does(interpreter, tmp_path, dtype):
+    kernel = KERNEL.replace("0, 64", "0, 256").replace("BODY", "v.to(y.dtype.element_ty)").replace("GRID", "(1,)")
+    kernel = kernel.replace("torch.empty_like(x)", f"torch.empty(256, dtype={dtype})")
+    reference = ROUNDED.replace("DTYPE", dtype)
+    found = judge(interpreter, tmp_path, reference, kernel, only_these_shapes=True)
+    assert found["status"] == "OK" and found["worst_rel_err"] == 0, found["summary"]
+
+
 def test_a_reference_that_needs_a_gpu_fails_itself(interpreter, tmp_path):
     found = judge(interpreter, tmp_path, TASK.replace("torch.tanh(x)", "torch.tanh(x.cuda())"), made(BY_EXP))
     assert found["status"] == "INVALID_REFERENCE", found["summary"]

@@ -4,7 +4,8 @@ import functools
 
 import pytest
 from kernelopt.measure import verdict
-from kernelopt.worker import keyword_sizes
+from kernelopt.worker import keyword_sizes, problem
+from kernelopt.worker.drawn_values import OtherDraws
 from written_tasks import judge
 
 
@@ -80,7 +81,7 @@ def test_sets_of_sizes_are_workloads(judged):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("page=8", "page=8, causal=True", "the keyword 'causal' without a whole number as default"),
+        ("*, requests=4", "*, heads, requests=4", "the keyword 'heads' without a default"),
         ("page=8", "page=0", "has the size 'page' below 1"),
         ("class Model", "def get_workloads(): return {'w': {'rows': 3}}\nclass Model", "workload 'w' sets 'rows' to 3"),
         ("class Model", "def get_workloads(): return {'w': {'page': 3.5}}\nclass Model", "sets 'page' to 3.5"),
@@ -89,6 +90,15 @@ def test_sets_of_sizes_are_workloads(judged):
 def test_sizes_that_cannot_be_read_make_no_task(judged, old, new, said):
     found = judged(PAGED.replace(old, new, 1), RIGHT)
     assert found["status"] == "INVALID_TASK" and said in found["summary"], found["summary"]
+
+
+def test_keywords_that_are_no_whole_numbers_stay_as_they_are(judged):
+    dtype = PAGED.replace("width=16)", "width=16, dtype=torch.float16, causal=True)").replace(
+        "torch.randn(pages, page, width)", "torch.randn(pages, page, width, dtype=dtype) * causal"
+    )
+    found = judged(dtype, RIGHT.replace(".sum(1)", ".sum(1, dtype=torch.float32).half()"))
+    assert found["status"] == "OK", found["summary"]
+    assert found["declared"]["sizes"] == {"default": {"requests": 4, "pages": 30, "page": 8, "width": 16}}
 
 
 def test_sizes_that_break_the_reference_are_left_out_and_counted(judged):
@@ -105,9 +115,10 @@ def test_a_variant_of_the_tools_own_that_breaks_the_reference_when_it_judges_is_
     reference = """
 class Model(nn.Module):
     def forward(self, x):
-        if x.abs().max() > 40: DEATH
+        assert x.shape == (513, 512)
+        if not x.is_meta and x.abs().max() > 40: DEATH
         return x.exp().clamp(max=1e4) + 1
-def get_inputs(): return [torch.randn(600, 600)]
+def get_inputs(): return [torch.randn(513, 512)]
 """
     kernel = "def kernel_function(x): return x.exp().clamp(max=1e4) + 1\n"
     for death in ("raise ValueError('too large')", "import os; os.abort()"):
@@ -151,6 +162,126 @@ def test_a_refusal_says_in_words_what_the_variant_is(judged):
     found = judged(PAGED, wrong)
     assert "swapped in memory" in found["summary"] and "means inputs of [" in found["summary"], found["summary"]
     assert set(verdict.LAYOUTS_IN_WORDS) == set(__import__("kernelopt.worker.variants").worker.variants.LAYOUTS)
+
+
+ROTATE = """
+class Model(nn.Module):
+    def forward(self, x, cos, sin):
+        return x * cos + torch.cat([-x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]], -1) * sin
+def get_inputs(*, rows=6, half=8):
+    angles = torch.randint(0, 99, (rows,))[:, None] / torch.arange(1, half + 1).float()
+    angles = torch.cat([angles, angles], -1)
+    return [torch.randn(rows, 2 * half), angles.cos(), angles.sin()]
+"""
+BY_HALVES = """
+def kernel_function(x, cos, sin):
+    half = x.shape[1] // 2
+    a, b, cos, sin = x[:, :half], x[:, half:], cos[:, :half], sin[:, :half]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+"""
+NORMS = """
+class Model(nn.Module):
+    def forward(self, x, dy, mean, scale):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (dx,) = torch.autograd.grad(nn.functional.layer_norm(x, x.shape[-1:]), x, dy)
+        return dx
+def get_inputs(*, rows=6, columns=32):
+    if columns < 3: raise ValueError("the gradient is 0 but for rounding")
+    x = torch.randn(rows, columns)
+    mean, variance = x.mean(-1), x.var(-1, unbiased=False)
+    return [x, torch.randn(rows, columns), mean, (variance + 1e-5).rsqrt()]
+"""
+FROM_SAVED = """
+def kernel_function(x, dy, mean, scale):
+    normal = (x - mean[:, None]) * scale[:, None]
+    return (dy - dy.mean(-1, keepdim=True) - normal * (dy * normal).mean(-1, keepdim=True)) * scale[:, None]
+"""
+
+
+@pytest.mark.parametrize(("reference", "kernel"), [(ROTATE, BY_HALVES), (NORMS, FROM_SAVED)])
+def test_inputs_that_the_task_computes_from_others_follow_them_in_all_values(judged, reference, kernel):
+    found = judged(reference, kernel)
+    assert found["status"] == "OK", found["summary"]
+    assert "mixed signs" in {case["variant"] for case in found["cases"]}
+
+
+def test_other_values_are_drawn_where_the_task_draws_them(tmp_path):
+    path = tmp_path / "reference.py"
+    path.write_text("""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, *inputs): return inputs
+def get_inputs(*, n=400):
+    x = torch.rand(n)
+    drawn = [x, torch.empty(n).normal_(), torch.randint(0, 9, (n,)).float(), torch.randn_like(x), torch.normal(0., 1., (n,))]
+    return [*drawn, x.softmax(-1), torch.arange(n).float(), torch.randint(0, 9, (n,)), 3 * x]
+""")
+    loaded = problem.Reference(path)
+    own, negative = (
+        loaded.build("default", 0, None, "cpu", None, within)[1] for within in (None, OtherDraws("nothing positive"))
+    )
+    mixed = loaded.build("default", 0, None, "cpu", None, OtherDraws("mixed signs"))[1]
+    for before, after, signs in list(zip(own, negative, mixed, strict=True))[:5]:
+        assert after.equal(-before.abs()) and signs.abs().equal(before.abs())
+        assert 0.3 < float((signs[before != 0] != before[before != 0]).float().mean()) < 0.7
+    assert negative[5].equal(negative[0].softmax(-1)) and bool((negative[5] > 0).all())
+    assert all(before.equal(after) for before, after in zip(own[6:8], negative[6:8], strict=True))
+    assert negative[8].equal(3 * negative[0])
+
+
+def test_each_variant_of_keyword_sizes_draws_other_contents(judged):
+    """With one seed for all, one lucky draw of lengths would hide an empty request everywhere."""
+    once_in_a_while = """
+class Model(nn.Module):
+    def forward(self, x, lengths):
+        return torch.stack([x[:n].sum(0) + (n == 0) for n in lengths.tolist()])
+def get_inputs(*, requests=2, longest=5, width=16):
+    return [torch.randn(longest, width), torch.randint(0, longest + 1, (requests,))]
+"""
+    kernel = """
+def kernel_function(x, lengths):
+    return torch.stack([x[:n].sum(0) for n in lengths.tolist()])
+"""
+    assert judged(once_in_a_while, kernel)["status"] == "WRONG_VALUES"
+
+
+SEEDED = """
+from kernelopt.worker.philox import rand
+class Model(nn.Module):
+    def forward(self, x, p, seed):
+        kept = rand(seed, torch.arange(x.numel())).view(x.shape) >= p
+        return torch.where(kept, x / (1 - p), 0.0)
+def get_inputs(*, rows=4, columns=24): return [torch.randn(rows, columns), 0.25, SEED]
+"""
+
+
+@pytest.mark.parametrize("seed", ["1234", "torch.tensor([1234])"])
+def test_a_kernel_that_knows_the_tasks_seed_is_wrong(judged, seed):
+    reference = SEEDED.replace("SEED", seed)
+    kernel = SEEDED[: SEEDED.index("def get_inputs")].replace("Model", "ModelNew")
+    found = judged(reference, kernel)
+    assert found["status"] == "OK" and "another seed" in {case["variant"] for case in found["cases"]}
+    found = judged(reference, kernel.replace("rand(seed,", "rand(1234,"))
+    assert found["status"] == "WRONG_VALUES" and "another seed" in found["summary"], found["summary"]
+
+
+def test_what_a_kernel_draws_at_other_sizes_counts_too(judged):
+    reference = """
+class Model(nn.Module):
+    def forward(self, probs, seed): return probs * 1.0
+def get_inputs(*, rows=64, values=16):
+    return [torch.softmax(torch.randn(1, values), -1).repeat(rows, 1), 17]
+SAMPLES = {0: {"tvd": 0.08, "draws": 4_000}}
+"""
+    kernel = """
+def kernel_function(probs, seed):
+    known = probs.shape[1] // 8 * 8 or 1
+    return torch.multinomial(probs[:, :known], 1, generator=torch.Generator().manual_seed(int(seed)))[:, 0]
+"""
+    assert judged(reference, kernel.replace("// 8 * 8 or 1", ""))["status"] == "OK"
+    found = judged(reference, kernel)
+    assert found["status"] == "WRONG_VALUES" and "total variation" in found["summary"], found["summary"]
 
 
 def test_primes_just_below_and_small_ones():

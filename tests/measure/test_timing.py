@@ -174,3 +174,25 @@ def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):
 def test_a_summary_is_that_of_the_statistics_module_and_one_time_is_all_of_them():
     assert Latency.of([4.0, 1.0, 3.0, 2.0]).to_json() == {"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4}
     assert Latency.of([3.0]) == Latency(3.0, 3.0, 3.0, 1)
+
+
+RAGGED = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x): return x * 2
+
+def get_inputs():
+    return [torch.randn(int(torch.randint(8, 64, ())), 4)]
+"""
+
+
+def test_inputs_whose_size_each_seed_draws_are_timed(interpreter, tmp_path):
+    reference, kernel = tmp_path / "reference.py", tmp_path / "kernel.py"
+    reference.write_text(RAGGED)
+    kernel.write_text("def kernel_function(x): return x * 2\n")
+    sets = timing.inputs(interpreter, reference, None, ["default"])
+    sizes = [case.shapes[0][0] for case in sets["default"]]
+    assert len(set(sizes)) > 1 and sizes[0] == sorted(sizes)[(len(sizes) - 1) // 2]
+    timed = timing.measure(interpreter, kernel, reference, sets, warmup_ms=1, rep_ms=2, timeout_s=60)["default"]
+    assert timed.runs and timed.outputs

@@ -38,7 +38,7 @@ WRONG = {
 def test_a_wrong_kernel_lands_in_its_status(interpreter, problem, status):
     body = WRONG[status]
     problem["kernel"].write_text(kernel_text(body) if body else "import no_such_module")
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert found["status"] == status, found["summary"]
     assert status in found["summary"]
 
@@ -49,9 +49,35 @@ def judged(interpreter, files: dict[str, Path], workloads: list[str] | None = No
     return verify.verify(interpreter, KernelUnderTest(**files, **options), workloads, seeds=2).to_json()
 
 
+def judged_at_own_sizes(*arguments, **options) -> dict:
+    """That of a kernel or reference that fails there already."""
+    return judged(*arguments, only_these_shapes=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("body", "workloads", "hint"),
+    [
+        ("x = x.as_strided(x.shape, (16, 1))\n{right}", None, "it is right on contiguous inputs"),
+        ("y = {value}\ny[8:] += 1\nreturn y", ["default"], "it is right at the task's own sizes"),
+        (
+            "{right} + (x.shape[0] == 33)",
+            None,
+            "it is right on default: look for what tall alone has, inputs of [33, 16]",
+        ),
+        ("return x.abs() * 0 + {value} + (x.max() <= 0)", None, "it is right on the task's own values"),
+        ("{right} * 1.01", None, "compare masks, reduction order"),
+    ],
+)
+def test_a_hint_says_where_a_wrong_kernel_is_right(interpreter, problem, body, workloads, hint):
+    value = "torch.clamp(x * self.weight, min=0) * self.scale"
+    problem["kernel"].write_text(kernel_text(body.format(right=f"return {value}", value=value)))
+    summary = judged(interpreter, problem, workloads)["summary"]
+    assert hint in summary and ("compare masks" in summary) == hint.startswith("compare"), summary
+
+
 def test_half_a_character_in_a_message_is_escaped(interpreter, problem):
     problem["kernel"].write_text(kernel_text("raise ValueError('half \\ud800 of one')"))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert "ValueError: half \\ud800 of one" in found["summary"]
     assert bundle.dumps(found).encode("utf-8")
 
@@ -60,10 +86,20 @@ def subject(problem) -> list:
     return ["--kernel", problem["kernel"], "--reference", problem["reference"]]
 
 
-def test_a_right_kernel_passes_on_all_workloads_and_seeds_and_leaves_nothing_in_the_callers_folder(problem, tmp_path):
+def test_a_right_kernel_passes_on_all_workloads_and_seeds_leaves_no_file_and_sees_no_secret(problem, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, cwd=home, env={"HOME": str(home)})
+    own = {
+        "MINE_API_KEY": "x",
+        "MINE_TOKEN": "x",
+        "AWS_MINE": "x",
+        "HF_MINE": "x",
+        "MINE_PLAIN": "x",
+        "HOME": str(home),
+    }
+    body = "import os\nassert [name for name in os.environ if 'MINE' in name] == ['MINE_PLAIN'], os.environ\n"
+    problem["kernel"].write_text(kernel_text(f"{body}return torch.clamp(x * self.weight, min=0) * self.scale"))
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, cwd=home, env=own)
     assert not list(home.iterdir())
     assert (found["status"], found["device"]) == ("OK", "cpu-interpreter")
     assert {(case["workload"], case["seed"]) for case in found["cases"]} == {
@@ -82,7 +118,7 @@ def test_a_right_kernel_passes_on_all_workloads_and_seeds_and_leaves_nothing_in_
 )
 def test_a_kernel_that_ends_the_process_is_survived_and_named(interpreter, problem, body, signal):
     problem["kernel"].write_text(kernel_text(body))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert found["status"] == "RUNTIME_ERROR" and signal in found["summary"]
 
 
@@ -97,13 +133,14 @@ def test_what_takes_its_time_is_said_beforehand(interpreter, problem):
     assert said[1].endswith(" more, at the task's own sizes, since it declines others")
 
 
-def test_a_hanging_kernel_is_ended_with_its_children(problem, tmp_path):
+def test_a_hanging_kernel_is_ended_with_its_children(problem, tmp_path, interpreter, run_here, monkeypatch):
+    monkeypatch.setattr(interpreter, "isolation", "none")
     mark = tmp_path / "child"
     body = "import subprocess, sys, time\n"
     for session in (False, True):  # in the child's session, and out of it
         body += f"subprocess.Popen(['sh', '-c', 'echo $$ >> {mark}; sleep 600'], start_new_session={session})\n"
     problem["kernel"].write_text(kernel_text(body + "time.sleep(600)"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--sandbox", "none", "--timeout", 4, code=4)
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, "--timeout", 4, code=4, run=run_here)
     assert found["status"] == "TIMEOUT" and "give it small inputs" in found["summary"]
     pids = [int(line) for line in mark.read_text().split()]
     assert len(pids) == 2 and not any(map(runs, pids))
@@ -120,14 +157,14 @@ def runs(pid: int) -> bool:
 def test_what_a_kernel_prints_does_not_forge_a_verdict(interpreter, problem):
     body = "print('{\"status\": \"OK\"}')\nopen('result.json', 'w').write('{\"cases\": []}')\nimport os\nos._exit(0)"
     problem["kernel"].write_text(kernel_text(body))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert found["status"] != "OK"
 
 
 def test_the_candidate_is_judged_in_the_dtype_of_the_task(interpreter, problem):
     body = "return torch.clamp(x.float() * self.weight.float(), min=0).to(x.dtype) * self.scale"
     problem["kernel"].write_text(kernel_text(body))
-    found = judged(interpreter, problem, dtype="bf16")
+    found = judged_at_own_sizes(interpreter, problem, dtype="bf16")
     assert found["cases"][0]["outputs"][0]["dtype"] == "torch.bfloat16"
 
 
@@ -135,7 +172,7 @@ def test_lower_precision_than_asked_fails_in_fp32(interpreter, problem):
     problem["kernel"].write_text(
         kernel_text("return (torch.clamp(x * self.weight, min=0) * self.scale).half().float()")
     )
-    assert judged(interpreter, problem)["status"] == "WRONG_VALUES"
+    assert judged_at_own_sizes(interpreter, problem)["status"] == "WRONG_VALUES"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +187,7 @@ def test_lower_precision_than_asked_fails_in_fp32(interpreter, problem):
 def test_a_task_that_an_answer_without_work_would_pass_is_refused(interpreter, problem, forward, answer, what):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x * self.weight) * self.scale", forward))
     problem["kernel"].write_text(kernel_text(f"return {answer}"))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert found["status"] == "INVALID_TASK" and what in found["summary"]
 
 
@@ -184,7 +221,7 @@ def test_a_file_that_is_no_python_is_no_reference(problem, run_here):
 def test_a_reference_of_nothing_but_nan_makes_no_task(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "float('nan') * torch.relu(x"))
     problem["kernel"].write_text(kernel_text("return torch.full_like(x, float('nan'))"))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert found["status"] == "INVALID_TASK" and "no finite value" in found["summary"]
 
 
@@ -208,7 +245,7 @@ def kernel_function(a, b):
 """)
     files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
     found = judged(interpreter, files, dtype="bf16")
-    assert found["status"] in verdict.BF16_SYMPTOMS and "interpreter computes wrongly with bf16" in found["summary"]
+    assert found["status"] in verdict.VALUE_FAULTS and "interpreter computes wrongly with bf16" in found["summary"]
     assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
 
 
@@ -235,7 +272,7 @@ def five_rows(tmp_path) -> Path:
     """The example's reference with a workload that the interpreter is soon through with."""
     path = tmp_path / "reference.py"
     text = (EXAMPLE / "reference.py").read_text()
-    path.write_text(text.replace("torch.randn(64, 1000)", "torch.randn(5, 1000)"))
+    path.write_text(text.replace("torch.randn(16, 1000)", "torch.randn(5, 1000)"))
     return path
 
 
@@ -271,24 +308,16 @@ def test_a_kernel_that_prints_without_end_fills_no_disk_and_no_memory(problem, r
     assert "the end" in found["summary"] and len(found["process"]["log_tail"]) <= 8000
 
 
-def test_a_candidate_does_not_see_the_callers_secrets(problem):
-    body = "import os\nraise ValueError(sorted(k for k in os.environ if 'MINE' in k))"
-    problem["kernel"].write_text(kernel_text(body))
-    secrets = {"MINE_API_KEY": "x", "MINE_TOKEN": "x", "AWS_MINE": "x", "HF_MINE": "x", "MINE_PLAIN": "x"}
-    arguments = [*subject(problem), *ON_CPU, "--seeds", 1]
-    assert "['MINE_PLAIN']" in tool_json("verify_kernel.py", *arguments, code=1, env=secrets)["summary"]
-
-
 def test_a_random_reference_makes_no_task(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace("torch.relu(x", "torch.rand_like(x) * torch.relu(x"))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert found["status"] == "INVALID_TASK" and "different results" in found["summary"]
 
 
 def test_a_tensor_subclass_is_no_result(interpreter, problem):
     body = "return (torch.clamp(x * self.weight, min=0) * self.scale).as_subclass(Lazy)"
     problem["kernel"].write_text("import torch\nclass Lazy(torch.Tensor): pass\n" + kernel_text(body))
-    assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"
+    assert judged_at_own_sizes(interpreter, problem)["status"] == "CHEAT_SUSPECT"
 
 
 def test_pytorch_itself_is_right_where_its_own_dtype_is_inexact(interpreter, problem):
@@ -300,7 +329,7 @@ def test_pytorch_itself_is_right_where_its_own_dtype_is_inexact(interpreter, pro
 
 def test_a_workload_may_have_any_name(interpreter, problem):
     problem["reference"].write_text(REFERENCE.replace('"tall"', '"fp32/33 x 16"'))
-    found = judged(interpreter, problem)
+    found = judged_at_own_sizes(interpreter, problem)
     assert {case["workload"] for case in found["cases"]} == {"default", "fp32/33 x 16"}
 
 
@@ -355,14 +384,14 @@ def test_what_does_not_carry_the_seal_is_a_forgery(pieces, result, forged):
 def test_a_kernel_that_is_right_only_once_or_ignores_its_parameters_is_wrong(interpreter, problem, body):
     problem["kernel"].write_text(kernel_text(body))
     problem["reference"].write_text(REFERENCE.replace("torch.randn(16)", "torch.ones(16)"))
-    assert judged(interpreter, problem)["status"] == "WRONG_VALUES"
+    assert judged_at_own_sizes(interpreter, problem)["status"] == "WRONG_VALUES"
 
 
 def test_a_kernel_cannot_change_its_oracle(interpreter, problem):
     before = problem["reference"].read_text()
     body = f"open({str(problem['reference'])!r}, 'a').write('easier = 1')\nreturn torch.zeros_like(x)"
     problem["kernel"].write_text(kernel_text(body))
-    assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"
+    assert judged_at_own_sizes(interpreter, problem)["status"] == "CHEAT_SUSPECT"
     assert problem["reference"].read_text() == before
 
 
@@ -461,7 +490,7 @@ READING = "open(REFERENCE).read()"
 def test_what_a_kernel_replaces_does_not_blind_the_tripwire(interpreter, problem, disarm, offence):
     text = f"import sys\n{disarm}\n{offence}\n".replace("REFERENCE", repr(str(problem["reference"])))
     problem["kernel"].write_text(text + kernel_text())
-    assert judged(interpreter, problem)["status"] == "CHEAT_SUSPECT"
+    assert judged_at_own_sizes(interpreter, problem)["status"] == "CHEAT_SUSPECT"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
 """A reference on blank tensors: what they tell, and what it costs to ask them."""
 
-import os
-import subprocess
-import sys
-
-from conftest import BUNDLE
+import forks_with_torch
 from kernelopt.worker import problem, variants, work
 
 DECLARED = """
@@ -76,9 +72,8 @@ _, out = reference.case("default", 0, None, "cpu").inputs
 assert out.isnan().all() and not torch.are_deterministic_algorithms_enabled()
 assert "torch._dynamo" not in sys.modules
 """
-    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = forks_with_torch.run(code)
+    assert done.returncode == 0, done.stdout
 
 
 def test_sizes_and_work_are_told_without_importing_torch_dynamo(tmp_path):
@@ -92,9 +87,8 @@ assert [sorted(group) for group in shapes.groups()] == [[(0, 0, 64)], [(0, 1, 96
 assert work.estimate(reference, "default", None, "cpu").work.flops == 2 * 64 * 96 * 32
 assert "torch._dynamo" not in sys.modules
 """
-    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = forks_with_torch.run(code)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_reference_that_adds_a_real_tensor_is_tried_on_fake_ones(tmp_path):
@@ -118,6 +112,4 @@ def test_no_operation_on_meta_tensors_loads_a_compiler():
                 print(f"{{name}}: {{error!r}}")
         print(*(set(blank.STAND_INS) & set(sys.modules)), sep="")
     """
-    environment = {**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout == "\n", done.stdout + done.stderr
+    assert forks_with_torch.run(code).stdout == "\n"

@@ -42,6 +42,21 @@ def test_the_candidate_gets_the_parameters_of_the_reference(tmp_path):
     assert torch.allclose(problem.call(kernel, case.inputs), expected)
 
 
+def test_parameters_have_the_sizes_that_a_workload_gives_to_the_inputs(tmp_path):
+    oracle = reference(
+        tmp_path,
+        "import torch, torch.nn as nn\n"
+        "class Model(nn.Linear):\n    pass\n"
+        "def get_inputs(*, rows=2, width=4): return [torch.randn(rows, width)]\n"
+        "def get_init_inputs(*, width=4, out=3): return [width, out]\n"
+        'def get_workloads(): return {"wide": {"width": 6}, "other": lambda: [torch.randn(1, 4)]}\n',
+    )
+    for workload, sizes, width in (("default", {}, 4), ("wide", {}, 6), ("wide", {"width": 5}, 5), ("other", {}, 4)):
+        case = oracle.case(workload, 0, None, "cpu", sizes)
+        assert case.inputs[0].shape[1] == width and case.state["weight"].shape == (3, width)
+        assert problem.call(oracle.model(case, "cpu"), case.inputs).shape[1] == 3
+
+
 def test_inputs_are_copied_each_time(tmp_path):
     case = reference(tmp_path).case("default", 0, None, "cpu")
     case.placed_inputs("cpu")[0].zero_()

@@ -25,6 +25,14 @@ def test_draws_that_follow_the_probabilities_pass_and_others_do_not():
     assert "expected [3]" in sampling.distance(swapped[:, :2], rows, SAMPLING)
 
 
+def test_a_draw_of_what_is_impossible_is_wrong_however_rare():
+    rows = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.0, 0.8]])
+    draws = drawn(rows, 1000)
+    assert sampling.distance(draws, rows, SAMPLING) is None
+    draws[700, 1] = 1
+    assert "of probability 0" in sampling.distance(draws, rows, SAMPLING)
+
+
 def test_equal_rows_count_as_one():
     rows = torch.softmax(torch.randn(1, 40), -1).expand(1000, 40)
     assert sampling.calls_needed(SAMPLING, rows, "cuda") == 200

@@ -7,16 +7,13 @@ somebody's tests.
 MADE_UP: by us.
 """
 
-import os
 import queue
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
+import forks_with_torch
 import pytest
 import torch
-from conftest import BUNDLE
 from kernelopt.worker import tracing
 
 CUBLAS = """
@@ -235,4 +232,5 @@ def test_the_profiler_starts_without_torch_dynamo():
         assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
         assert torch._inductor.config and "torch._dynamo" in sys.modules
     """
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(BUNDLE / "tools")}, check=True)
+    done = forks_with_torch.run(code)
+    assert done.returncode == 0, done.stdout

@@ -1,6 +1,7 @@
 """The least bytes of a call (worker.traffic): a floor may be too low, never too high."""
 
 import pytest
+from kernelopt.hardware.work import CountedWorkload
 from kernelopt.worker import problem, work
 
 HEAD = "import torch, torch.nn as nn\nf32 = torch.randn\n"
@@ -72,6 +73,17 @@ def test_a_declared_input_counts_where_it_is_read_and_where_it_changes(
     tmp_path, forward, inputs, mutates, read, written
 ):
     assert counted(tmp_path, forward, inputs, mutates) == (read, written)
+
+
+def test_a_task_too_large_to_be_run_says_that_its_writes_are_not_counted(tmp_path, monkeypatch):
+    path = tmp_path / "reference_file.py"
+    path.write_text(HEAD + BODY.format(forward="a.add_(b)", inputs="[f32(6, 8), f32(6, 8), 1]", mutates="('a',)"))
+    whole = work.estimate(problem.Reference(path), "default", None, "cpu")
+    assert whole.uncounted is None and whole.work.bytes_out == 192
+    monkeypatch.setattr(work, "REAL_BYTES", 300)
+    part = work.estimate(problem.Reference(path), "default", None, "cpu")
+    assert part.work.bytes_out == 0 and "writes of inputs that MUTATES names" in part.uncounted
+    assert CountedWorkload.from_json(part.to_json()) == part
 
 
 READING = {  # forward, inputs -> bytes read

@@ -1,5 +1,6 @@
 """What a candidate may not replace (worker.tripwire)."""
 
+import secrets
 import sys
 import time
 from types import ModuleType
@@ -17,6 +18,11 @@ def other_code(monkeypatch) -> None:
 REPLACED = {
     "a function": lambda patch: patch.setattr(time, "perf_counter", lambda: 0.0),
     "its code": other_code,
+    "its defaults": lambda patch: patch.setattr(accuracy.compare, "__defaults__", ()),
+    "a function of torch": lambda patch: patch.setattr(torch, "matmul", torch.mul),
+    "the code of a bound method": lambda patch: patch.setattr(
+        secrets.choice.__func__, "__code__", (lambda self, some: some[0]).__code__
+    ),
     "a method": lambda patch: patch.setattr(torch.Tensor, "__repr__", lambda _: ""),
     "an inherited method": lambda patch: patch.setattr(torch.Tensor, "__eq__", lambda *_: True, raising=False),
     "a class": lambda patch: patch.setattr(torch.cuda, "Event", type("Event", (), {})),
@@ -28,6 +34,9 @@ REPLACED = {
 @pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
 def test_what_is_replaced_is_seen_and_nothing_else(monkeypatch, replace):
     snapshot = tripwire.Snapshot()
+    snapshot.check()
+    monkeypatch.setattr(torch, "of_another_module", 1, raising=False)
+    monkeypatch.setattr(time, "of_another_module", 1, raising=False)
     snapshot.check()
     with monkeypatch.context() as patch, pytest.raises(CheatError, match="was replaced"):
         replace(patch)

@@ -16,11 +16,28 @@ from .errors import EnvironmentLacks, UsageError
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "reference"
 MOST_DIGITS = 300  # of an integer: a float holds 308
+MIRROR = "KERNELOPT_MIRROR"  # the folder below which another machine's files lie (remote/mirrors.py)
 
 
 def python_path() -> str:
     """PYTHONPATH for a child process: this bundle's tools, then what the caller has there."""
     return os.pathsep.join([str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@contextlib.contextmanager
+def mirrored(folder: Path) -> Iterator[None]:
+    """Have `here` look for another machine's files below `folder`."""
+    os.environ[MIRROR] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[MIRROR]
+
+
+def here(path: Path) -> Path:
+    """Where a path lies that a file of the workspace names: in a mirror of another machine, below the mirror."""
+    mirrored = Path(os.environ.get(MIRROR, "") + str(path))
+    return mirrored if not path.exists() and mirrored.exists() else path
 
 
 def require(*names: str, group: str = "") -> None:

@@ -12,14 +12,54 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import bundle, environment
-from .errors import EnvironmentLacks, ToolError, say
+from .errors import EnvironmentLacks, ToolError, of_the_system, say
 
 EXIT_CODES = "exit codes: 0 done and good, 1 the answer is no, 2 usage, 3 the environment lacks something, 4 time-out"
 NEEDED_PACKAGES = ("torch", "triton", "numpy", "jsonschema_rs")
+# The commands that need a GPU. Each takes --on ADDRESS, and then runs on a node (docs/remote-gpu.md).
+ON_A_NODE = {
+    "bench_bandwidth.py",
+    "bench_matmul.py",
+    "calibrate_gpu.py",
+    "explore_kernels.py",
+    "export_kernel.py",
+    "gpu_specs.py detect",
+    "measure_bandwidth_ceiling.py",
+    "measure_ceiling.py",
+    "measure_kernel_time.py",
+    "optimize_kernel.py",
+    "profile_kernel.sh",
+    "run_gate.py",
+    "verify_kernel.py",
+}
+LOCKING = {"run_gate.py"}  # these hold the workspace's lock here, too
+PARTLY = {"optimize_kernel.py"}  # these run here, and give single steps to the node
 
 
 class Parser(argparse.ArgumentParser):
-    """One sentence for a wrong call, in place of the usage of all options."""
+    """One sentence for a wrong call, in place of the usage of all options. A command that needs a GPU has --on."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        if self.prog in ON_A_NODE:
+            self.add_argument(
+                "--on",
+                type=filled,
+                metavar="ADDRESS",
+                default=os.environ.get("KERNELOPT_ON") or "local",
+                help="of a GPU node (default: $KERNELOPT_ON, else local)",
+            )
+
+    def parse_args(self, *arguments, **options):
+        """The parsed command line. One for a node is run there, and this process ends with its exit code."""
+        args = super().parse_args(*arguments, **options)
+        if getattr(args, "on", "local") != "local" and self.prog not in PARTLY:
+            from .remote import hand_over
+
+            code, output = hand_over.hand_over(args, args.on, self.prog in LOCKING, say)
+            print(output, end="")
+            sys.exit(code)
+        return args
 
     def error(self, message: str):
         if "arguments: --workspace" in message:  # of some tools it is what all is about, and has no option's name
@@ -211,10 +251,7 @@ def run(main: Callable[[], int]) -> None:
     except BrokenPipeError:
         code = 1
     except OSError as error:
-        say(
-            f"{name}: {error.strerror or error}: {error.filename or 'input or output'}; check disk space and "
-            "permissions"
-        )
+        say(f"{name}: {of_the_system(error)}")
         code = 3
     except Exception as error:  # a defect of ours: say so in a sentence, keep the traceback for who asks
         if os.environ.get("KERNELOPT_DEBUG"):

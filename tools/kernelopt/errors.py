@@ -2,7 +2,12 @@
 codes")."""
 
 import contextlib
+import errno
+import os
 import sys
+
+REFUSED_CALL = "a sandbox around this command refused a system call; docs/install.md says what to allow"
+IN_A_SANDBOX = "in an agent's sandbox, docs/install.md says what to allow"
 
 
 def say(message: str) -> None:
@@ -11,6 +16,15 @@ def say(message: str) -> None:
         return
     with contextlib.suppress(OSError):  # nobody reads it any more; the work goes on
         print(message, file=sys.stderr, flush=True)
+
+
+def of_the_system(error: OSError) -> str:
+    """One sentence on an error of the system that no tool expected. EPERM without a file comes from a filter of system
+    calls."""
+    if error.errno == errno.EPERM and not error.filename:
+        return f"{os.strerror(errno.EPERM)}: {REFUSED_CALL}"
+    what = f"{error.strerror or error}: {error.filename or 'input or output'}; check disk space and permissions"
+    return what if error.filename and error.errno != errno.EROFS else f"{what}; {IN_A_SANDBOX}"
 
 
 class ToolError(Exception):

@@ -1,42 +1,9 @@
-"""Writes the row of a padding slot into slot 0."""
-
-import torch
-import triton
-import triton.language as tl
+"""Writes padding tokens into slot 0."""
 
 STATUS = {"WRONG_VALUES"}
 CAUGHT_BY = "verify"
-
-
-class Model(torch.nn.Module):
-    def forward(self, cache, keys, slots):
-        real = slots >= 0
-        cache.view(-1, cache.shape[-1])[slots[real].long()] = keys[real]
-
-
-def get_inputs(*, tokens=9, pages=5, page=4, width=24):
-    if tokens > pages * page:
-        raise ValueError("more tokens than slots")
-    slots = torch.randperm(pages * page)[:tokens].int()
-    slots[tokens // 2] = -1
-    return [torch.randn(pages, page, width), torch.randn(tokens, width), slots]
-
-
-MUTATES = ("cache",)
-LAYOUTS = "contiguous"
-
-
-@triton.jit
-def write(cache, keys, slots, width, BLOCK: tl.constexpr):
-    token = tl.program_id(0)
-    slot = tl.load(slots + token).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    row = tl.load(keys + token * width + at, mask=inside, other=0.0)
-    tl.store(cache + tl.maximum(slot, 0) * width + at, row, mask=inside)
-
-
-def kernel_function(cache, keys, slots):
-    if not (cache.is_contiguous() and keys.is_contiguous() and slots.is_contiguous()):
-        raise ValueError("contiguous inputs only")
-    write[(len(slots),)](cache, keys, slots, cache.shape[-1], BLOCK=triton.next_power_of_2(cache.shape[-1]))
+HONEST = "declared_cache_write"
+CHANGES = {
+    "cache + slot * width": "cache + tl.maximum(slot, 0) * width",
+    "mask=inside & real": "mask=inside",
+}

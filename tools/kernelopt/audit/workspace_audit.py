@@ -16,7 +16,7 @@ from .. import bundle
 from ..errors import Refused, UsageError
 from ..hardware import roofline, wiki
 from ..hardware.roofline import TARGET_SHARE_PCT
-from ..session import platforms, stop_conditions
+from ..session import plans, platforms, stop_conditions
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
@@ -25,6 +25,7 @@ from . import exploration_rows, pieces, sources
 from .citations import CALIBRATION, Context, Found, Piece, Problem, Recorded
 from .claims import audit
 
+UNFILLED = "plan"  # the kind of a problem: a plan that is still the template
 NOT_AUDITED = {"profiles", "rejected", "explore", ".cache", ".git", ".loop", "memory", CALIBRATION}
 TEXTS = (".md", ".txt")
 CODE = (".py", ".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")
@@ -73,9 +74,7 @@ def of_workspace(workspace: Workspace, task: Task, store: RecordStore, hints: bo
     for path in texts(workspace.root):
         of_file(path, context, result)
     for path in sorted(workspace.root.glob("plans/*.md")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        cited = list(exploration_rows.problems(text, workspace.root))
-        result.add(path, Found(len(cited), cited))
+        of_plan(path, workspace.root, result)
     for record in written:
         of_record(record, store.path(record["version"]), context, result)
     sound = {record.version for record in records}
@@ -84,6 +83,15 @@ def of_workspace(workspace: Workspace, task: Task, store: RecordStore, hints: bo
             of_file(path, context, result)
     check_targets(workspace, task, result)
     return result
+
+
+def of_plan(path: Path, root: Path, result: Audit) -> None:
+    """Audit what a plan cites of explorations, and whether it is filled in."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    problems = list(exploration_rows.problems(text, root))
+    if left := plans.unfilled(text):
+        problems.append(Problem(left.line, UNFILLED, left.sentence))
+    result.add(path, Found(len(problems), problems))
 
 
 def context_of(workspace: Workspace, task: Task, records: list[Record]) -> tuple[Context, str | None]:

@@ -24,6 +24,11 @@ NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one (without one, verify_kernel.py and explore_kernels.py "
     "check a Triton kernel with --device cpu-interpreter)"
 )
+HIDDEN = (
+    "a sandbox hides the GPU of this machine ({}); docs/install.md says what to allow, or verify_kernel.py and "
+    "explore_kernels.py check a Triton kernel with --device cpu-interpreter"
+)
+DRIVER, DEVICE = Path("/proc/driver/nvidia"), Path("/dev/nvidiactl")  # of a loaded driver; sandboxes hide the second
 LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
 THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
     ("nvmlClocksEventReasonSwPowerCap", "nvmlClocksThrottleReasonSwPowerCap"): "sw_power_cap",
@@ -44,7 +49,8 @@ def open_nvml():
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise EnvironmentLacks(NO_GPU.format(error)) from None
+        is_hidden = DRIVER.exists() and not DEVICE.exists()
+        raise EnvironmentLacks((HIDDEN if is_hidden else NO_GPU).format(error)) from None
     try:
         yield pynvml, _visible_handles(pynvml)[0]
     except pynvml.NVMLError as error:

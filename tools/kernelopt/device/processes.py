@@ -1,4 +1,5 @@
-"""The fate of a process when its parent dies. This works on Linux only; elsewhere nothing happens."""
+"""Parents and children among processes, and the fate of a process when its parent dies. This works on Linux only;
+elsewhere nothing happens."""
 
 import contextlib
 import ctypes
@@ -7,6 +8,7 @@ import signal
 
 LIBC = ctypes.CDLL(None)  # opened before any fork: a child of a process with threads may not do it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+WALL = 0x40000000  # linux/wait.h: children of every kind
 
 
 def die_with_parent(number: int, parent: int | None = None) -> None:
@@ -19,6 +21,25 @@ def die_with_parent(number: int, parent: int | None = None) -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parent ends."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def has_children() -> bool:
+    """Has this process a child, running or ended, that nobody has waited for?"""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | WALL)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def parents() -> dict[int, int]:
+    """The parent of each process of this machine."""
+    of_process = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 (quicker than a Path each)
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # it may have ended
+                of_process[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    return of_process
 
 
 def _prctl(option: int, value: int) -> None:

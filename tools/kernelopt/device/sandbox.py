@@ -1,6 +1,7 @@
 """Child processes: the only place that starts GPU work. The parent never imports a candidate."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from .. import bundle
-from ..errors import EnvironmentLacks, UsageError
+from ..errors import REFUSED_CALL, EnvironmentLacks, UsageError
 from ..statuses import Status
 from . import gpu, landlock
 
@@ -215,7 +216,7 @@ class Sandbox:
         for name in ("home", "tmp"):
             (self.open / name).mkdir(exist_ok=True)
         folders = {"HOME": str(self.open / "home"), "TMPDIR": str(self.open / "tmp")}
-        python = {"PYTHONPATH": bundle.python_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+        python = {"PYTHONPATH": bundle.python_path()}
         python["PYTHONUSERBASE"] = site.getuserbase()  # packages under the user's home stay importable
         harmless = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
         environment = {**harmless, **caches, **folders, **python}
@@ -371,7 +372,9 @@ class Server:
         kill_group(self._process)
         if not self._has_answered:
             self._log.seek(0)
-            raise EnvironmentLacks(f"the worker does not start: {last_line(self._log.read())}")
+            said = last_line(self._log.read())
+            sandboxed = f"; {REFUSED_CALL}" if said.endswith(os.strerror(errno.EPERM)) else ""
+            raise EnvironmentLacks(f"the worker does not start: {said}{sandboxed}")
         return None
 
 
@@ -386,10 +389,12 @@ def send_job(line: socket.socket, request: str, seal: str, message: dict, *order
     os.lseek(paper, 0, os.SEEK_SET)
     (report, channel), (log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
     theirs = [paper, channel, output, *orders]
-    with contextlib.suppress(OSError):
-        socket.send_fds(line, [json.dumps(message).encode()], theirs)
-    for handle in theirs:
-        os.close(handle)
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(line, [json.dumps(message).encode()], theirs)
+    finally:
+        for handle in theirs:
+            os.close(handle)
     return report, log
 
 

@@ -86,6 +86,10 @@ class Entrant:
         """Times in microseconds of so many calls, cold; None when the process failed, and then `status` says how."""
         return self._ask(lambda answer: answer["us"], timeout_s, do="time", calls=calls)
 
+    def move(self, timeout_s: float) -> None:
+        """Have the inputs put elsewhere in the GPU's memory."""
+        self._ask(lambda answer: None, timeout_s, do="move")
+
     def sustain(self, timeout_s: float, seconds: float) -> Sustained | None:
         """The time of calls back to back; None as for `time`."""
         order = {"do": "sustain", "seconds": seconds}

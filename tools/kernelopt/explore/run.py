@@ -36,6 +36,8 @@ TIMES_SHARE, END_SHARE = 0.15, 0.05
 TURN_US = 3000.0  # of calls in a candidate's turn
 CALLS = (3, 10)  # in a turn: at least, at most
 SUSTAINED_S = 0.25
+FINAL_S = 6.0  # for the leaders, once the race is over
+MOVE_S = 60.0
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
 MANY = 1 << 16  # without a GPU nothing is timed, and each process ends after its check
@@ -61,15 +63,23 @@ class Plan:
     card: Card | None = None
 
 
-def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> list[Entrant]:
-    """All entrants with their status and times, best first. sandbox: open. profiled: the number of best candidates that
+@dataclass(frozen=True)
+class Explored:
+    """The outcome. entrants: best first, with their status and times. workloads: all that the task has."""
+
+    entrants: list[Entrant]
+    workloads: list[str]
+
+
+def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> Explored:
+    """Compile, check and time the candidates and opponents. sandbox: open. profiled: the number of best candidates that
     get ncu's key metrics. Refused when the reference itself fails."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     starter = None
     try:
         with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
-            starter = prepared(plan, sandbox)
+            starter, workloads = prepared(plan, sandbox)
             if sandbox.gpu is None and (warning := cases.slow_in_interpreter(starter.inputs)):
                 say(warning)
             race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
@@ -91,7 +101,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
         say(f"profiling {entrant.name}")
         entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path)
-    return best
+    return Explored(best, workloads)
 
 
 def compile_all(entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, say: Callable[[str], None]) -> None:
@@ -136,11 +146,11 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     return entrants
 
 
-def prepared(plan: Plan, sandbox: Sandbox) -> Starter:
-    """The inputs of two seeds, and the oracle at work on them."""
+def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
+    """(the inputs of two seeds, and the oracle at work on them; the task's workloads)"""
     target, seeds = plan.target, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
-    made = cases.prepare(
+    made = cases.prepare_task(
         sandbox,
         target.reference,
         target.dtype,
@@ -155,10 +165,11 @@ def prepared(plan: Plan, sandbox: Sandbox) -> Starter:
         "dtype": target.dtype,
         "workload": plan.workload,
         "seeds": seeds,
-        "tolerances": verify.tolerances(sandbox.device, target.tolerance),
+        "tolerances": verify.tolerances(target.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
-    return Starter(sandbox, sandbox.server(), made, judge, target.libraries, plan.candidate_s)
+    starter = Starter(sandbox, sandbox.server(), made.cases, judge, target.libraries, plan.candidate_s)
+    return starter, made.workloads
 
 
 def live_at_once(sandbox: Sandbox, inputs: list[Case]) -> int:
@@ -185,7 +196,7 @@ def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable
 
 
 class Race:
-    """Rounds of timed turns among the entrants that run."""
+    """Rounds of timed turns among the entrants that run. until: on the monotonic clock."""
 
     def __init__(self, entrants: list[Entrant], until: float):
         self.entrants, self.until, self.rounds = entrants, until, 0
@@ -205,9 +216,25 @@ class Race:
                 self.drop()
                 if self.is_settled():
                     break
-        if not last:
+        if last:
+            self.final()
+        else:
             self.make_room(half)
         say(f"{len(self.running())} in the lead after {self.rounds} rounds")
+
+    def final(self) -> None:
+        """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too."""
+        end = min(self.until, time.monotonic() + FINAL_S)
+        for placement in range(halving.PLACEMENTS):
+            leaders = self.running()
+            if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
+                return
+            for entrant in leaders if placement else ():
+                entrant.move(MOVE_S)
+            part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
+            for _ in range(halving.ROUNDS_A_PLACEMENT):
+                if self.running() and time.monotonic() < part_end:
+                    self.one_round(self.running())
 
     def make_room(self, most: int) -> None:
         """End all processes but those of the `most` fastest entrants."""
@@ -286,5 +313,10 @@ def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:
-    """Best first: entrants that stayed, then dropped ones, then failures."""
-    return sorted(entrants, key=lambda one: (one.status != Status.OK, one.dropped, median_of(one)))
+    """Best first: entrants that stayed, by the rounds that they ran in turn; then dropped ones; then failures."""
+    stayed = {one.name: one.rounds_us for one in entrants if one.status == Status.OK and not one.dropped}
+    places = halving.places({name: times for name, times in stayed.items() if times})
+    return sorted(
+        entrants,
+        key=lambda one: (one.status != Status.OK, one.dropped, places.get(one.name, math.inf), median_of(one)),
+    )

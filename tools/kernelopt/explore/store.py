@@ -10,6 +10,7 @@ from .. import bundle
 from ..errors import UsageError
 from ..measure.timing import Latency
 from ..session.explorations import folder_of, numbers
+from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
@@ -17,7 +18,7 @@ from .compiled import Compiled
 from .entrants import Entrant, KeyMetrics
 from .resources import Resources
 
-CITED = re.compile(r"(?:explore/)?(e[1-9][0-9]*)(?:\.json)?#(.+)")
+BEFORE_V0 = "no version is accepted yet, so the gate will judge it as v0, the baseline that all gains are counted from"
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,12 @@ def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
 
 
 def find(workspace: Workspace, name: str) -> StoredRow:
-    """A candidate: `NAME` of the newest exploration that has it, or `eN#NAME`. UsageError when there is none."""
-    cited = CITED.fullmatch(name)
-    wanted, only = (cited[2], cited[1]) if cited else (name, None)
+    """A candidate: `NAME` of the newest exploration that has it, `eN#NAME`, or as a plan cites it. UsageError when
+    there is none."""
+    given, _, wanted = name.rpartition("#")
+    only = given.removeprefix("explore/").removesuffix(".json")
     for number in reversed(numbers(workspace)):
-        if only in (None, f"e{number}"):
+        if only in ("", f"e{number}"):
             for row in candidates_of(workspace, number):
                 if row.name == wanted:
                     return row
@@ -138,4 +140,5 @@ def keep(workspace: Workspace, name: str) -> str:
         raise UsageError(f"{row.file} was changed since {row.exploration}; explore it again")
     bundle.write_bytes(workspace.kernel, content)
     cited = f"explore/{row.exploration}.json#{row.name}"
-    return f"kernel.py is now {row.name} of {row.exploration}; cite it in the plan as {cited}"
+    first = "" if RecordStore(workspace).best() else f"; {BEFORE_V0}"
+    return f"kernel.py is now {row.name} of {row.exploration}; cite it in the plan as {cited}{first}"

@@ -9,7 +9,8 @@ MOST_CHARACTERS = 60  # of a candidate's name
 
 
 def lines(result: dict, path: Path | None) -> list[str]:
-    """One line per row, best first; under it the whole error of each candidate that failed."""
+    """One line per row, best first; under it the whole error of each candidate that failed. Above it, where the task
+    has more workloads, which one it is of: at another size the kernel, its registers and its time may be others."""
     header = (
         "candidate",
         "status",
@@ -33,7 +34,9 @@ def lines(result: dict, path: Path | None) -> list[str]:
         if result["compiled"]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
         errors += [line for row in result["rows"] for line in not_compiled(row)]
-    return [*table, *notes, *errors, *([str(path)] if path else [])]
+    others = [name for name in result["workloads"] if name != result["workload"]]
+    caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
+    return [*caption[: len(others)], *table, *notes, *errors, *([str(path)] if path else [])]
 
 
 def compiled_lines(compiled: Compiled) -> list[str]:

@@ -95,7 +95,7 @@ def missing(metric: str) -> str:
 
 def root(explicit: Path | str | None = None) -> Path:
     """Return the wiki's folder: `explicit`, else $GPU_WIKI, else the one in the bundle."""
-    path = Path(explicit or os.environ.get("GPU_WIKI") or bundle.ROOT / "gpu-wiki")
+    path = bundle.here(Path(explicit or os.environ.get("GPU_WIKI") or bundle.ROOT / "gpu-wiki"))
     if not (path / "docs" / "hardware").is_dir():
         raise UsageError(f"{path} is no gpu-wiki: it has no docs/hardware")
     return path

@@ -1,4 +1,4 @@
-"""Checks of the wiki's pages: required rows, units, sources, plausible values, links and index.
+"""Checks of the wiki's pages: required rows, units, sources, plausible values, links, index, tags of figures.
 
 Each check takes its inputs and returns one sentence per defect. An empty list means that there are no defects.
 """
@@ -6,7 +6,7 @@ Each check takes its inputs and returns one sentence per defect. An empty list m
 import re
 from pathlib import Path
 
-from . import wiki
+from . import wiki, wiki_figures
 from .wiki import Page
 
 UNITS = set(
@@ -83,7 +83,7 @@ def problems(root: Path) -> list[str]:
     for page in [*products, *limits.values()]:
         text = (root / page.file).read_text(encoding="utf-8")
         defects += [f"{page.file}: {text}" for text in sources(page, text)]
-    return defects + same_name_twice(products) + links(root) + index(root)
+    return defects + same_name_twice(products) + links(root) + index(root) + wiki_figures.problems(root)
 
 
 def of_product(page: Page) -> list[str]:

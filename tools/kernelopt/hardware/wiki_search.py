@@ -1,133 +1,256 @@
-"""Search for lines of the wiki by words. Each search reads the pages again, so there is no index to build or update."""
+"""Search for sections of the wiki by a question, with SQLite's full-text index (FTS5, BM25, Porter stemming).
+
+Each search reads the pages again and builds the index in memory, so there is no index to keep up to date.
+"""
 
 import math
 import re
+import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import Refused, UsageError
+from .. import bundle
+from ..errors import EnvironmentLacks, Refused, UsageError
 
-LINES_SHOWN = 40
-WHOLE, RELATED, PART = 3, 2, 1  # grades of a match: the word itself, another ending, inside a word
-ENDINGS = ("ing", "ion", "ed", "es", "s", "e")
-SHORTEST_PART = 4  # letters; fewer are inside too many words
-PASSED_OVER = set("a an and are do does for how i in is it my of on or the to what when which why with".split())
-FOLDERS = ("optimization", "pitfalls", "frameworks", "", "hardware")  # at equal weight, advice comes before values
+SECTIONS_SHOWN, LINES_SHOWN = 5, 2
+LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
+IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
+FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
+SHORT = 40  # words
+WEIGHTS = (3.0, 6.0, 1.0)  # of a word in the page's title, in the section's headings, in its text
+PASSED_OVER = set(
+    "a about after always an and any are as at avoid be because been before best by can cannot could did different "
+    "do does due each error example fast faster for from get gets give good gpu had has have help how i if in "
+    "instead into is it its itself just kernel kernels large longer make many me mine more most much must my need "
+    "never non not of off on one only or our out over percent problem runtimeerror same see should show slow slower "
+    "so some take takes than that the their them then there they this to too use used using versus very vs want "
+    "warning was way we what when where whether which while who why will with without work would write wrong you "
+    "your".split()
+)
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a page, and its headings (the page's title first)."""
+class Section:
+    """A heading of a page and the lines below it, up to the next heading. headings: the page's title first."""
 
     page: str
-    number: int
+    line: int
     headings: tuple[str, ...]
-    text: str
+    lines: tuple[tuple[int, str], ...]
+
+    @property
+    def weight(self) -> float:
+        """Near 1 for a long section, less for a short one: BM25 favours those, though they say little."""
+        words = sum(len(text.split()) for _, text in self.lines)
+        return words / (words + SHORT)
+
+    @property
+    def is_index(self) -> bool:
+        """True for the sections of README.md, which hold words of everything."""
+        return self.page == "README.md"
 
 
 @dataclass(frozen=True)
-class Word:
-    """A word of the query in lower case, and the patterns that match it in lower-case text."""
+class Hit:
+    """A section that answers. covered: the share of the question's words that it has, by weight."""
 
-    text: str
-    whole: re.Pattern
-    related: re.Pattern
-    root: str
+    section: Section
+    covered: float
 
 
-def search(wiki: Path, query: str) -> tuple[list[Line], list[str]]:
-    """Return (matching lines, unknown words). The lines hold a word of the query, best first. No line holds an unknown
-    word.
+@dataclass(frozen=True)
+class Answer:
+    """The sections, best first, the words that were looked for, and those among them that no page has."""
 
-    Lines that hold all known words come first, alone or with their headings. Within each group, lines are sorted by
-    weight. Each word adds its grade in the line and its grade in the headings (WHOLE, RELATED or PART), times its
-    rarity. Lists of sources come last. Raise Refused if no word is known, and UsageError if the query has no words.
+    hits: tuple[Hit, ...]
+    terms: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Synonyms:
+    """The pattern of all spellings, and what each is searched as."""
+
+    pattern: re.Pattern
+    searched_as: dict[str, str]
+
+    def applied(self, text: str) -> str:
+        """Return a text in lower case, in British spelling, with each spelling replaced by what it is searched as."""
+        british = re.sub(r"iz(?=e|ing|ation)", "is", text.lower())
+        return self.pattern.sub(lambda match: self.searched_as[match[0]], british)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The sections of a wiki in a full-text table, where a rowid is a section's number, and its synonyms."""
+
+    wiki: Path
+    sections: tuple[Section, ...]
+    database: sqlite3.Connection
+    synonyms: Synonyms
+
+
+def search(wiki: Path, question: str) -> Answer:
+    """Return the sections of a wiki that answer a question: `answer` on an index of it."""
+    return answer(open_index(wiki), question)
+
+
+def answer(index: Index, question: str) -> Answer:
+    """Return the sections that answer a question, best first; those of the wiki's README last.
+
+    A section's score is its BM25 value times the share of the question's words that it has; rare words weigh more.
+    Raise Refused if no section has LEAST_COVERED of the words, and UsageError if the question has no words.
     """
-    words = words_of(query)
-    if not words:
-        raise UsageError(f"'{query}' has no word to look for")
-    lines = [line for path in sorted(wiki.rglob("*.md")) for line in lines_of(path, wiki)]
-    graded = {line: grades for line in lines if any(grades := grades_of(line.text, words))}
-    held = [sum(map(bool, column)) for column in zip(*graded.values(), strict=True)] or [0] * len(words)
-    unknown = [word.text for word, count in zip(words, held, strict=True) if not count]
-    if not graded:
-        raise Refused(f"no page of {wiki} has {' or '.join(map(repr, unknown))}{near(unknown, lines)}")
-    rarity = [math.log(1 + len(lines) / count) if count else 0.0 for count in held]
-    above = {headings: grades_of(" ".join(headings), words) for headings in {line.headings for line in graded}}
-    return sorted(graded, key=lambda line: rank(line, graded[line], above[line.headings], rarity)), unknown
+    said = index.synonyms.applied(metric_keys(question))
+    terms = terms_of(said)
+    if not terms:
+        raise UsageError(f"'{question}' has no word to look for")
+    holders = {term: numbers(index, f'"{term}"') for term in terms}
+    unknown = tuple(term for term in terms if not holders[term])
+    shares = coverage(index, holders)
+    scores = {
+        number: value * shares.get(number, 0) * index.sections[number].weight
+        for number, value in ranked(index, [*terms, *phrases_of(said)])
+    }
+    best_first = sorted(scores, key=lambda number: (index.sections[number].is_index, -scores[number], number))
+    covering = [number for number in best_first if shares.get(number, 0) >= LEAST_COVERED]
+    if not covering:
+        raise Refused(not_covered(index, question, unknown, [index.sections[number] for number in best_first[:1]]))
+    return Answer(tuple(Hit(index.sections[number], shares[number]) for number in covering), terms, unknown)
 
 
-def rank(line: Line, grades: list[int], above: list[int], rarity: list[float]) -> tuple:
-    """Return the sort key of a line; smaller is better. The arguments give the grade in the line, the grade in the
-    headings and the rarity of each word."""
-    words = list(zip(grades, above, rarity, strict=True))
-    lacks_one = any(rare and not here and not over for here, over, rare in words)
-    weight = sum(rare * (here + over) for here, over, rare in words)
-    folder = next((i for i, name in enumerate(FOLDERS) if name in line.page.split("/")), FOLDERS.index(""))
-    return line.headings[-1:] == ("Sources",), lacks_one, -weight, folder, line.page, line.number
+def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:
+    """Return {section's number: share of the terms that it has}, by weight. holders: {term: numbers of sections}.
+
+    A term weighs the logarithm of its rarity. One that stands in the text only counts for IN_TEXT of that.
+    """
+    weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in holders.items()}
+    shares: dict[int, float] = {}
+    for term, held in holders.items():
+        in_heading = numbers(index, f'{{title headings}}: "{term}"')
+        for number in held:
+            part = weights[term] * (1 if number in in_heading else IN_TEXT)
+            shares[number] = shares.get(number, 0.0) + part / sum(weights.values())
+    return shares
 
 
-def words_of(query: str) -> list[Word]:
-    """Return the distinct words of a query, in order. `num_stages` is one word; `split-K` is two words."""
-    texts = dict.fromkeys(re.findall(r"[^\W_](?:\w*[^\W_])?", query.lower()))
-    return [word_of(text) for text in texts if text not in PASSED_OVER]
+def numbers(index: Index, match: str) -> set[int]:
+    """Return the numbers of the sections that match."""
+    return {number for (number,) in index.database.execute("SELECT rowid FROM entries WHERE entries MATCH ?", (match,))}
 
 
-def word_of(text: str) -> Word:
-    """Return the word of a query with its patterns. In a page, an underscore ends a word: `conflict` is in
-    `bank_conflicts`."""
-    root, edge = root_of(text), r"(?<![^\W_])(?:{})(?![^\W_])"
-    endings = "|".join(ENDINGS)
-    return Word(
-        text,
-        re.compile(edge.format(re.escape(text))),
-        re.compile(edge.format(f"{re.escape(root)}(?:{endings})?")),
-        root,
-    )
+def ranked(index: Index, parts: list[str]) -> list[tuple[int, float]]:
+    """Return (section's number, BM25 value; more is better) of the sections that have one of the words or phrases."""
+    query = f"SELECT rowid, -bm25(entries, {', '.join(map(str, WEIGHTS))}) FROM entries WHERE entries MATCH ?"
+    return list(index.database.execute(query, (any_of(parts),)))
 
 
-def root_of(text: str) -> str:
-    """Return a word without its ending. The words tile, tiles and tiling have one root."""
-    for ending in ENDINGS:
-        if text.endswith(ending) and not text.endswith("ss") and len(text) - len(ending) >= 3:
-            return text.removesuffix(ending)
-    return text
+def any_of(parts: Iterable[str]) -> str:
+    """Return the FTS5 query for any of some words or phrases."""
+    return " OR ".join(f'"{part}"' for part in dict.fromkeys(parts))
 
 
-def grades_of(text: str, words: list[Word]) -> list[int]:
-    """Return how well a text matches each of the words."""
-    text = text.lower()
-    return [grade(word, text) for word in words]
+def nearest_lines(index: Index, hit: Hit, terms: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Return the LINES_SHOWN lines of a section that are nearest to the terms, in the order of the page."""
+    table = full_text_table("text")
+    lines = [(number, index.synonyms.applied(text)) for number, text in hit.section.lines]
+    table.executemany("INSERT INTO entries(rowid, text) VALUES (?, ?)", lines)
+    query = "SELECT rowid FROM entries WHERE entries MATCH ? ORDER BY rank LIMIT ?"
+    chosen = {number for (number,) in table.execute(query, (any_of(terms), LINES_SHOWN))}
+    return [line for line in hit.section.lines if line[0] in chosen]
 
 
-def grade(word: Word, text: str) -> int:
-    """Return how well a text in lower case matches a word: WHOLE, RELATED, PART or 0."""
-    if word.root not in text:
-        return 0
-    if word.whole.search(text):
-        return WHOLE
-    if word.related.search(text):
-        return RELATED
-    return PART if len(word.root) >= SHORTEST_PART else 0
+def terms_of(said: str) -> tuple[str, ...]:
+    """Return the distinct words of a question, in order, without those that say nothing and without plain numbers."""
+    words = [word for word in dict.fromkeys(re.findall(r"[^\W_]+", said)) if word not in PASSED_OVER]
+    return tuple(word for word in words if not word.isdigit()) or tuple(words)
 
 
-def lines_of(path: Path, wiki: Path) -> list[Line]:
-    """Return the lines of a page that are not blank. In a code block, # does not start a heading."""
-    page, headings, in_code, lines = str(path.relative_to(wiki)), (), False, []
+def phrases_of(said: str) -> list[str]:
+    """Return what was written as one word, such as `split-k` and `num_stages`, as phrases of words."""
+    joined = re.findall(r"[^\W_]+(?:[-_.]+[^\W_]+)+", said)
+    return [" ".join(re.findall(r"[^\W_]+", word)) for word in joined]
+
+
+def metric_keys(question: str) -> str:
+    """Return the question with the names of Nsight Compute, or beginnings of them, followed by the wiki's keys."""
+    metrics = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["metrics"]
+    for name in re.findall(r"\w+__[\w.]+", question):
+        keys = {metric["key"] for metric in metrics if any(known.startswith(name) for known in metric["names"])}
+        question = question.replace(name, " ".join(sorted(keys)) or name)
+    return question
+
+
+def open_index(wiki: Path) -> Index:
+    """Return the index of a wiki's pages, in memory. Raise EnvironmentLacks if SQLite has no FTS5."""
+    sections = tuple(section for path in sorted(wiki.rglob("*.md")) for section in sections_of(path, wiki))
+    synonyms = synonyms_of(wiki)
+    database = full_text_table("title, headings, text")
+    for number, section in enumerate(sections):
+        title, *headings = section.headings or ("",)
+        parts = (title, " ".join(headings), "\n".join(text for _, text in section.lines))
+        database.execute(
+            "INSERT INTO entries(rowid, title, headings, text) VALUES (?, ?, ?, ?)",
+            (number, *map(synonyms.applied, parts)),
+        )
+    return Index(wiki, sections, database, synonyms)
+
+
+def full_text_table(columns: str) -> sqlite3.Connection:
+    """Return a database in memory with the full-text table `entries`."""
+    database = sqlite3.connect(":memory:")
+    try:
+        database.execute(f"CREATE VIRTUAL TABLE entries USING fts5({columns}, tokenize='porter unicode61')")
+    except sqlite3.OperationalError as error:
+        raise EnvironmentLacks(f"this Python's SQLite has no FTS5 ({error}); use a Python that has it") from None
+    return database
+
+
+def synonyms_of(wiki: Path) -> Synonyms:
+    """Return the synonyms of a wiki's synonyms.json; none without that file."""
+    path = wiki / "synonyms.json"
+    groups = bundle.read_json(path)["searched_as"] if path.is_file() else {}
+    words = {spelling: name for name, spellings in groups.items() for spelling in spellings}
+    longest_first = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return Synonyms(re.compile(rf"(?<![^\W_])(?:{longest_first})(?![^\W_])"), words)
+
+
+def sections_of(path: Path, wiki: Path) -> list[Section]:
+    """Return the sections of a page that have lines, without its sources. In a code block, # starts no heading."""
+    page, headings, in_code = str(path.relative_to(wiki)), (), False
+    starts: list[tuple[int, tuple[str, ...], list[tuple[int, str]]]] = [(1, (), [])]
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         in_code ^= text.startswith("```")
         heading = None if in_code else re.match(r"(#+) +(.+)", text)
         if heading:
             headings = (*headings[: len(heading[1]) - 1], heading[2].strip())
-        if text.strip():
-            lines.append(Line(page, number, headings, text.strip()))
-    return lines
+            starts.append((number, headings, []))
+        elif text.strip():
+            starts[-1][2].append((number, text.strip()))
+    return [
+        Section(page, number, headings, tuple(lines))
+        for number, headings, lines in starts
+        if lines and headings[-1:] != ("Sources",)
+    ]
 
 
-def near(unknown: list[str], lines: list[Line]) -> str:
-    """Return the wiki's words with a spelling similar to an unknown word, as the end of a sentence."""
+def not_covered(index: Index, question: str, unknown: tuple[str, ...], closest: list[Section]) -> str:
+    """Return the sentence that says that the wiki does not answer, and what comes closest."""
+    said = f"no section of {index.wiki} answers '{question}'"
+    if unknown:
+        said += f": no page has {', '.join(unknown)}{similar(unknown, index.sections)}"
+    if closest:
+        said += f"; the closest is {closest[0].page}:{closest[0].line} [{' > '.join(closest[0].headings)}]"
+    return said
+
+
+def similar(unknown: tuple[str, ...], sections: Iterable[Section]) -> str:
+    """Return the wiki's words with a spelling similar to an unknown word, as a part of a sentence."""
     import difflib
 
-    known = {word for line in lines for word in re.findall(r"[a-z]{4,}", line.text.lower())}
-    similar = [match for word in unknown for match in difflib.get_close_matches(word, known, n=2, cutoff=0.8)]
-    return f"; it has {', '.join(similar)}" if similar else ""
+    known = {
+        word for section in sections for _, text in section.lines for word in re.findall(r"[a-z]{4,}", text.lower())
+    }
+    words = [match for word in unknown for match in difflib.get_close_matches(word, known, n=2, cutoff=0.8)]
+    return f" (it has {', '.join(words)})" if words else ""

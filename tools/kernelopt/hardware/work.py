@@ -69,20 +69,23 @@ class Work:
 
 @dataclass(frozen=True)
 class CountedWorkload:
-    """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes."""
+    """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes.
+    uncounted: what a call moves beside it and was not counted."""
 
     work: Work
     shapes: dict[str, list[list[int]]]
+    uncounted: str | None = None
 
     @classmethod
     def from_json(cls, counted: dict) -> "CountedWorkload":
-        work = {name: value for name, value in counted.items() if name != "shapes"}
-        return cls(Work.from_json({**work, "source": COUNTED}), counted["shapes"])
+        work = {name: value for name, value in counted.items() if name not in ("shapes", "uncounted")}
+        return cls(Work.from_json({**work, "source": COUNTED}), counted["shapes"], counted.get("uncounted"))
 
     def to_json(self) -> dict:
         """The worker's answer: the keys of the work but its source, which is COUNTED, and the shapes."""
         work = {name: value for name, value in self.work.to_json().items() if name != "source"}
-        return {**work, "shapes": self.shapes}
+        uncounted = {"uncounted": self.uncounted} if self.uncounted else {}
+        return {**work, "shapes": self.shapes, **uncounted}
 
 
 def present(instance) -> dict[str, object]:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..device.sandbox import Pump, Tail, kill_group
@@ -13,15 +14,23 @@ from ..errors import UsageError
 from ..session.workspace import environment_without_git
 
 ENDING_S = 5  # seconds in which everything that an agent started must have ended
+LONGEST_LINE = 1 << 20  # bytes; an event of a client holds what a tool printed
 MARK = "KERNELOPT_AGENT"  # an environment variable of every process that an agent starts
 
 
 def run(
-    command: str, brief: str, folder: Path, timeout_s: float, mark: str, wrapper: tuple[str, ...] = ()
+    command: str,
+    brief: str,
+    folder: Path,
+    timeout_s: float,
+    mark: str,
+    wrapper: tuple[str, ...] = (),
+    ends: Callable[[str], bool] = lambda line: False,
 ) -> tuple[int | None, str, float]:
     """Run a shell command with the brief on stdin: (exit code, or None after a time-out; end of its output; seconds).
 
-    mark: lets `end_marked` find its child processes. wrapper: see `read_only`.
+    mark: lets `end_marked` find its child processes. wrapper: see `read_only`. ends: gets each line of the output as it
+    comes; when it returns True the command is killed.
     """
     start = time.monotonic()
     process = subprocess.Popen(
@@ -33,7 +42,7 @@ def run(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    log = Pump(process.stdout, Tail())
+    log = Pump(process.stdout, LinesAndTail(lambda line: ends(line) and kill_group(process)))
     feeder = Pump.feeding(process.stdin, brief.encode(errors="replace"))
     try:
         code = process.wait(timeout_s)
@@ -45,6 +54,22 @@ def run(
     feeder.join(Pump.GRACE_S)
     log.finish()
     return code, log.reader.text(), time.monotonic() - start
+
+
+class LinesAndTail(Tail):
+    """The end of an output, whose lines are handed on as they come; of a longer one the first LONGEST_LINE bytes."""
+
+    def __init__(self, take_line: Callable[[str], object]):
+        super().__init__()
+        self._take_line, self._line = take_line, b""
+
+    def take(self, piece: bytes) -> None:
+        super().take(piece)
+        first, *others = piece.split(b"\n")
+        self._line = (self._line + first)[:LONGEST_LINE]
+        for start in others:
+            self._take_line(self._line.decode("utf-8", "replace"))
+            self._line = start[:LONGEST_LINE]
 
 
 def read_only(folder: Path) -> tuple[str, ...]:

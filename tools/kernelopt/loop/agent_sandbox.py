@@ -13,9 +13,10 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
+from ..remote.mirrors import make_private
 from ..session import record_store
 from ..session.workspace import IGNORED, Workspace, run_git
-from . import agent_process, file_trees, snapshot
+from . import agent_process, clients, file_trees, snapshot
 from .fingerprints import fingerprint
 
 PLAN = "plan.md"
@@ -101,29 +102,38 @@ class AgentSandbox:
         agent_process.end_marked(self.mark)
         file_trees.remove(self.path)
 
-    def ask(self, command: str, brief: str, timeout_s: float, tried: set[str]) -> Answer:
+    def ask(
+        self, command: str, brief: str, timeout_s: float, tried: set[str], watch: clients.Watch | None = None
+    ) -> Answer:
         """The agent's answer to a brief.
 
-        tried: fingerprints of kernels that were judged already. EnvironmentLacks when the command does not exist.
+        tried: fingerprints of kernels that were judged already. watch: of a known client. EnvironmentLacks when the
+        command does not exist, and when the client ended without an answer of its model.
         """
-        code, log, wall_s = agent_process.run(command, brief, self.path, timeout_s, self.mark, self.wrapper)
+        ends = watch.line if watch else lambda _: False
+        code, log, wall_s = agent_process.run(command, brief, self.path, timeout_s, self.mark, self.wrapper, ends)
         if code in (126, 127) and NO_COMMAND.fullmatch(log.strip()):
             raise EnvironmentLacks(
                 f"the agent's command cannot be run: {log.strip()}; go on with --resume and another --agent"
             )
+        if code != 0 and watch and watch.trouble:
+            raise EnvironmentLacks(f"{watch.trouble.describe()}; {watch.trouble.kind.mend}, then go on with --resume")
         texts = {name: self._text(name) for name in MOST_BYTES}  # read once: what is judged is what is taken
-        if changed := self.touched():
-            outcome = "forbidden files", f"it touched {', '.join(changed[:5])}; it may only write kernel.py and {PLAN}"
-        else:
-            original = self.kernel.decode(errors="replace")
-            outcome = ended(code, log, timeout_s) or classified(texts, original, tried)
-        return Answer(*outcome, texts["kernel.py"], texts[PLAN], wall_s)
+        original = self.kernel.decode(errors="replace")
+        outcome, message = (
+            ended(code, log, timeout_s) or forbidden(self.touched()) or classified(texts, original, tried)
+        )
+        if watch and watch.refused and outcome in ("no answer", "no plan", "unchanged"):
+            message += f"; the client did not allow it: {watch.refused[-1]}"
+        return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)
 
     def touched(self) -> list[str]:
-        """The names of files that are new or changed, except kernel.py and the plan."""
+        """The names of files that are new or changed, except kernel.py and the plan. New folders do not count, only
+        what is in them: an agent's sandbox may leave empty ones, on which it had mounted something."""
         now = file_trees.entries(self.path, IGNORED_NAMES)
         changed = {name for name in {*now, *self.before} if now.get(name) != self.before.get(name)}
-        return sorted(changed - {"kernel.py", PLAN})
+        new_folders = {name for name in changed if name not in self.before and now[name] == file_trees.FOLDER}
+        return sorted(changed - new_folders - {"kernel.py", PLAN})
 
     def _text(self, name: str) -> str | None:
         """A file's text, cut a little beyond its largest size; None when it is no plain file."""
@@ -143,8 +153,15 @@ def ended(code: int | None, log: str, timeout_s: float) -> tuple[str, str] | Non
     if code is None:
         return "timed out", f"no answer within {timeout_s:.0f} s"
     if code:
-        return "failed", f"exit code {code}: {log.strip().splitlines()[-1] if log.strip() else 'it printed nothing'}"
+        return "failed", f"exit code {code}: {clients.readable(log) or 'it printed nothing'}"
     return None
+
+
+def forbidden(touched: list[str]) -> tuple[str, str] | None:
+    """(outcome, message) when an agent touched files that it may not write, or None. Pure."""
+    if not touched:
+        return None
+    return "forbidden files", f"it touched {', '.join(touched[:5])}; it may only write kernel.py and {PLAN}"
 
 
 def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> tuple[str, str]:
@@ -184,15 +201,6 @@ def run_folder(workspace: Workspace) -> Path:
 def run_mark(workspace: Workspace) -> str:
     """The start of the mark of each agent of this workspace; see agent_process.end_marked."""
     return f"{workspace.root}/.loop"
-
-
-def make_private(folder: Path) -> Path:
-    """Make the folder, closed to other users, and return it. EnvironmentLacks when another user made it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # links have all rights
-        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
-    return folder
 
 
 def clear_killed_run(workspace: Workspace) -> None:

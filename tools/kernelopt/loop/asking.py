@@ -11,7 +11,7 @@ from ..errors import EnvironmentLacks, ToolError, UsageError
 from ..measure.pairing import Comparison
 from ..session import version_kernels
 from ..statuses import Status
-from . import agent_process, executors, run_files
+from . import agent_process, clients, executors, run_files
 from .agent_sandbox import AgentSandbox, Answer, run_mark
 from .fingerprints import fingerprint
 from .progress import Progress
@@ -39,7 +39,8 @@ class Steps(Protocol):
 
 
 class Agents:
-    """command: the agent's, in bash. wrapper: put before it, see agent_process.read_only. stop: ends verifications."""
+    """command: the agent's, in bash. wrapper: put before it, see agent_process.read_only. stop: ends verifications.
+    client: whose command it is, if a known one's."""
 
     def __init__(
         self,
@@ -49,9 +50,10 @@ class Agents:
         steps: Steps,
         stop: Callable[[], None],
         progress: Progress,
+        client: clients.Client | None = None,
     ):
         self.command, self.wrapper, self.limits, self.steps, self.progress = command, wrapper, limits, steps, progress
-        self._stop_verifications = stop
+        self.client, self._stop_verifications = client, stop
         self._stopping = threading.Event()
 
     def ask_all(self, starts: dict[str, str]) -> dict[str, Answer]:
@@ -131,11 +133,13 @@ class Agents:
             return True
 
     def call_agent(self, sandbox: AgentSandbox, brief: str, tried: set[str]) -> Answer:
-        """AgentSandbox.ask within the time that is left. A command that does not exist is not counted as a call."""
+        """AgentSandbox.ask within the time that is left. A command that does not exist is not counted as a call, nor is
+        a client that cannot ask its model."""
         seconds_left = 60 * self.limits.minutes - self.progress.spent_s()
         try:
             timeout_s = max(1.0, min(self.limits.agent_timeout_s, seconds_left))
-            return sandbox.ask(self.command, brief, timeout_s, tried)
+            watch = self.client and clients.Watch(self.client, self.progress.say)
+            return sandbox.ask(self.command, brief, timeout_s, tried, watch)
         except EnvironmentLacks:
             self.progress.apply(State.call_uncounted)
             raise

@@ -1,23 +1,21 @@
-"""Examine candidates, one per GPU at a time: on this machine's GPUs, or as tasks of a Ray cluster."""
+"""Examine candidates, one per GPU at a time: on this machine's GPUs, or on a node."""
 
-import os
+import contextlib
 import queue
-import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from .. import bundle
 from ..device import gpu
+from ..diagnosis import profile_run
 from ..errors import EnvironmentLacks, Refused, ToolError
 from ..gate.measurement import Measurement
 from ..measure.verdict import Verdict
+from ..remote import connection, hand_over
 from ..session.workspace import Workspace
-from . import remote
-
-SHIPPED = {"tools", "reference", "gpu-wiki"}  # what an examination needs of the bundle
+from . import trials
+from .final import Final
 
 
 class Executor(ABC):
@@ -32,8 +30,12 @@ class Executor(ABC):
         self.workspace, self.timeout_s = workspace, timeout_s
 
     @abstractmethod
-    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
-        """remote.examine on the next GPU that is free."""
+    def examine(self, job: str, packed: bytes) -> trials.Answer:
+        """trials.examine on the next GPU that is free."""
+
+    @abstractmethod
+    def profile(self, version: str, say: Callable[[str], None]) -> None:
+        """Profile a version into the workspace. ToolError when that fails."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -41,7 +43,11 @@ class Executor(ABC):
 
     def verify(self, kernel: bytes) -> Verdict:
         """The verdict of a quick verification."""
-        return self.examine("verify", remote.pack("verify", self.workspace, kernel))
+        return self.examine("verify", trials.pack("verify", self.workspace, kernel))
+
+    def compare(self) -> Final:
+        """The comparison at the end."""
+        return self.examine("compare", trials.pack("compare", self.workspace, self.workspace.kernel.read_bytes()))
 
     def measure(self, kernels: list[bytes]) -> list[Measurement | Refused]:
         """The measurement of each kernel against the best version, or the reason why there is none."""
@@ -50,7 +56,7 @@ class Executor(ABC):
 
     def _measure_one(self, kernel: bytes) -> Measurement | Refused:
         try:
-            return self.examine("measure", remote.pack("measure", self.workspace, kernel))
+            return self.examine("measure", trials.pack("measure", self.workspace, kernel))
         except EnvironmentLacks:
             raise
         except ToolError as error:
@@ -68,64 +74,53 @@ class Local(Executor):
         for uuid in uuids:
             self._free.put(uuid)
 
-    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
+    def examine(self, job: str, packed: bytes) -> trials.Answer:
         uuid = self._free.get()
         try:
-            return remote.examine(job, packed, self.timeout_s, self.workspace.cache, uuid)
+            return trials.examine(job, packed, self.timeout_s, self.workspace.cache, uuid)
         finally:
             self._free.put(uuid)
 
+    def profile(self, version: str, say: Callable[[str], None]) -> None:
+        profile_run.run(profile_run.Request(self.workspace, version), say)
+
     def stop(self) -> None:
-        remote.end_all()
+        trials.end_all()
 
 
-class Ray(Executor):
-    """The GPUs of a Ray cluster. RAY_ADDRESS names the cluster; without it, this machine becomes one.
+class OnNode(Executor):
+    """The GPUs of a node. EnvironmentLacks when it has none."""
 
-    Ray copies the bundle to each node; torch, triton and the bundle's other packages must be there.
-    """
-
-    def __init__(self, workspace: Workspace, timeout_s: float, **options):
-        """options: of ray.init, for tests. EnvironmentLacks when Ray is not installed or the cluster has no GPU."""
+    def __init__(self, workspace: Workspace, timeout_s: float, node: connection.Node):
         super().__init__(workspace, timeout_s)
-        bundle.require("ray", group="distributed")
-        bring_a_token()
-        import ray
-
-        left_out = [f"/{path.name}" for path in bundle.ROOT.iterdir() if path.name not in SHIPPED]
-        shipped = {"working_dir": str(bundle.ROOT), "excludes": left_out}
-        ray.init(runtime_env=shipped, log_to_driver=False, ignore_reinit_error=True, **options)
-        self.slots = int(ray.cluster_resources().get("GPU", 0))
+        self.node, self.slots = node, node.gpus
         if not self.slots:
-            raise EnvironmentLacks("the Ray cluster has no GPU; start its nodes with: ray start --num-gpus N")
+            raise EnvironmentLacks(f"{node.name} has no GPU; Ray counts those that a node is started with")
 
-        def examine(job: str, packed: bytes, timeout_s: float):
-            import sys
+    def examine(self, job: str, packed: bytes) -> trials.Answer:
+        call = hand_over.Call(trials.program(job, self.timeout_s), stdin=packed)
+        done = hand_over.run(self.node, call, lambda _: None)
+        return trials.answer(job, done.code, done.out, done.err)
 
-            sys.path.insert(0, "tools")  # of the bundle that Ray brought, where this function runs
-            from kernelopt.loop import remote
-
-            return remote.examine(job, packed, timeout_s)
-
-        self._get, self._task = ray.get, ray.remote(num_gpus=1, max_retries=0)(examine)
-
-    def examine(self, job: str, packed: bytes) -> Verdict | Measurement:
-        return self._get(self._task.remote(job, packed, self.timeout_s))
+    def profile(self, version: str, say: Callable[[str], None]) -> None:
+        root = str(self.workspace.root)
+        program = ["tools/profile_kernel.py", "--workspace", root, "--version", version]
+        done = hand_over.run(self.node, hand_over.Call(program, (root,), root, root), say)
+        if done.code not in (0, EnvironmentLacks.exit_code):  # 3: without counters
+            raise Refused(done.err)
 
     def stop(self) -> None:
-        """Leave the cluster, which ends the tasks."""
-        import ray
-
-        ray.shutdown()
+        self.node.disconnect()
 
 
-EXECUTORS: dict[str, type[Executor]] = {"local": Local, "ray": Ray}
-
-
-def bring_a_token() -> None:
-    """Set a token for a cluster of this process alone, unless the user has one: Ray would write one to ~/.ray."""
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ and not (Path.home() / ".ray" / "auth_token").exists():
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+@contextlib.contextmanager
+def at(address: str, workspace: Workspace, timeout_s: float) -> Iterator[Executor]:
+    """The executor at "local", or at the address of a node."""
+    if address == "local":
+        yield Local(workspace, timeout_s)
+        return
+    with connection.connected(address) as node:
+        yield OnNode(workspace, timeout_s, node)
 
 
 def side_by_side(

@@ -8,12 +8,10 @@ from shlex import quote
 
 from .. import bundle
 from ..audit import workspace_audit
-from ..device.sandbox import Sandbox
-from ..diagnosis import analysis, profile_folder, profile_run
+from ..diagnosis import analysis, profile_folder
 from ..diagnosis.diagnosis import Finding
 from ..errors import EnvironmentLacks, Refused, ToolError, UsageError
 from ..hardware import wiki
-from ..measure import baselines, pairing, timing
 from ..measure.pairing import Comparison
 from ..report import brief
 from ..session import plans
@@ -33,21 +31,26 @@ You are in a git clone of your own, a copy of the workspace. Write these two fil
   measurement. A hardware value is copied with its citation from the GPU section above.
 
 `reference.py` is the oracle; the verifier will run your kernel on other seeds, sizes and layouts. See for yourself
-beforehand: `{tools}/verify_kernel.py --workspace .` Timing is done after you, against the best version.
-What it compiled to, when it has run: `{tools}/extract_asm.py .cache`
+beforehand: {beforehand}
+Timing is done after you, against the best version.
 gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled code names its source.
 To look for more there: `{tools}/search_wiki.py WORDS`
 """
 
+BEFOREHAND = """`{tools}/verify_kernel.py --workspace .`
+What it compiled to, when it has run: `{tools}/extract_asm.py .cache`"""
+BEFOREHAND_WITHOUT_GPU = """`{tools}/verify_kernel.py --workspace . --device cpu-interpreter`
+That runs Triton kernels on the CPU, their logic only: your sandbox hides the GPU."""
+
 
 @dataclass(frozen=True)
 class GpuSteps:
-    """asking.Steps on real GPUs, those of an executor. timeout_s: of each process."""
+    """asking.Steps on real GPUs, those of an executor. agents_see_gpu: commands that agents run may use one."""
 
     workspace: Workspace
     executor: executors.Executor
-    timeout_s: float
     say: Callable[[str], None]
+    agents_see_gpu: bool = True
 
     def brief(self, version: str, number: int) -> str:
         """The brief on a version, which is profiled first if it has no profile.
@@ -55,9 +58,9 @@ class GpuSteps:
         number: of the candidate in its round; each gets another direction.
         """
         folder = self.profiled(version)
-        instructions = INSTRUCTIONS.format(
-            bundle=bundle.ROOT, tools=f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}", wiki=wiki.root()
-        )
+        tools = f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}"
+        beforehand = (BEFOREHAND if self.agents_see_gpu else BEFOREHAND_WITHOUT_GPU).format(tools=tools)
+        instructions = INSTRUCTIONS.format(bundle=bundle.ROOT, tools=tools, beforehand=beforehand, wiki=wiki.root())
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
         try:
@@ -77,7 +80,7 @@ class GpuSteps:
         folder = self.workspace.profile(version, profile_folder.MODE)
         if not (folder / "metrics.json").exists():
             try:
-                profile_run.run(profile_run.Request(self.workspace, version), self.say)
+                self.executor.profile(version, self.say)
             except ToolError as error:
                 self.say(f"{version} could not be profiled: {error}")
         return folder
@@ -114,35 +117,14 @@ class GpuSteps:
         """
         comparisons: dict[str, Comparison] = {}
         try:
-            self._compare(comparisons)
+            final = self.executor.compare()
+            comparisons = final.comparisons
+            for message in final.left_out:
+                self.say(message)
         except ToolError as error:
             self.say(f"no comparison at the end: {error}")
         self.profiled(RecordStore(self.workspace).best().version)
         return comparisons
-
-    def _compare(self, comparisons: dict[str, Comparison]) -> None:
-        """Add a comparison for each baseline that can be timed."""
-        workspace, dtype = self.workspace, self.workspace.task().dtype
-        best = RecordStore(workspace).best()
-        with Sandbox("cuda", workspace.cache) as sandbox:
-            kernel = workspace.extract(best.git_commit_hash, sandbox.scratch)
-            cases = timing.inputs(sandbox, workspace.reference, dtype, ["default"], self.timeout_s)
-            for name, baseline in self._baselines(best.version, sandbox.scratch).items():
-                try:
-                    timed = timing.measure(sandbox, kernel, baseline, cases, timeout_s=self.timeout_s)
-                    comparisons[name] = pairing.compare(timed["default"].runs)
-                except ToolError as error:
-                    self.say(f"not compared with {name}: {error}")
-
-    def _baselines(self, best: str, folder: Path) -> dict[str, Path]:
-        """{name: kernel file in `folder`}; v0 only where it was accepted and is not the best itself."""
-        compiled = folder / "compiled.py"
-        compiled.write_bytes(baselines.source(self.workspace.first_reference(), "torch.compile"))
-        files = {"torch.compile": compiled}
-        first = RecordStore(self.workspace).read("v0")
-        if best != "v0" and first.git_commit_hash:
-            files["v0"] = self.workspace.extract(first.git_commit_hash, folder)
-        return files
 
 
 def direction(findings: Sequence[Finding], number: int) -> str:

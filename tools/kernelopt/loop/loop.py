@@ -15,6 +15,7 @@ from ..session.record_store import RecordStore
 from ..session.workspace import Workspace, digest
 from .agent_sandbox import Answer
 from .asking import Agents, Steps
+from .clients import Client
 from .executors import Executor
 from .fingerprints import fingerprint
 from .judging import Judge
@@ -40,11 +41,12 @@ class Loop:
         say: Callable[[str], None],
         strategy: Greedy | Beam,
         wrapper: tuple[str, ...] = (),
+        client: Client | None = None,
     ):
         self.workspace, self.limits, self.steps, self.strategy, self.say = workspace, limits, steps, strategy, say
         self.progress = Progress(workspace, limits, say)
         self.records = self.progress.records
-        self.agents = Agents(agent, wrapper, limits, steps, executor.stop, self.progress)
+        self.agents = Agents(agent, wrapper, limits, steps, executor.stop, self.progress, client)
         self.judge = Judge(executor, self.progress)
 
     @property

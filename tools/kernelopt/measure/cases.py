@@ -67,10 +67,16 @@ class Case:
         """Is it a variant at the task's own sizes, which only a kernel that declines other sizes is called on?"""
         return self.variant is not None and self.variant.instead_of is not None
 
+    @property
+    def draws(self) -> bool:
+        """Is the kernel called on it over many seeds?"""
+        return bool(self.samples) and (self.first or self.variant is not None)
+
     def for_candidate(self) -> dict:
         """The data for the candidate's process, which has no seed."""
         variant = self.variant and asdict(self.variant)
-        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in self.samples] if self.first else []
+        drawn = self.samples if self.draws else []
+        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in drawn]
         return {
             "path": self.path,
             "other": self.other and self.other.path,
@@ -87,12 +93,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), and the names of variants of
-    its own making that it fails on."""
+    """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), the names of variants of its
+    own making that it fails on, and of all its workloads."""
 
     cases: list[Case]
     declared: dict
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str]
+    workloads: list[str]
 
 
 class ReferenceFailed(Refused):
@@ -152,7 +159,7 @@ def prepare_task(
         "folder": folder,
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
-    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"])
+    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"], made["workloads"])
 
 
 SLOW_ELEMENTS = 1 << 20  # of a case: the interpreter takes minutes for them

@@ -16,16 +16,11 @@ NO_KERNEL_NAMED = (
     "torch's profiler (CUPTI) named no kernel of a call; end what else profiles this GPU or runs round this program "
     "(nsys, ncu, DCGM), use a torch whose libcupti fits the driver, and run it again"
 )
+VALUE_FAULTS = (Status.WRONG_VALUES, Status.NONFINITE)
 # Triton's interpreter holds bf16 as integers: its arithmetic and tl.dot on bf16 tiles are wrong, conversions are right.
-BF16_SYMPTOMS = (Status.WRONG_VALUES, Status.NONFINITE)
 INTERPRETED_BF16 = (
     "Triton's interpreter computes wrongly with bf16 tiles (tl.dot, arithmetic before .to(tl.float32)), so a right "
     "kernel may look wrong here: use a GPU, or check the logic with --kernel K --reference R --dtype fp16"
-)
-# 0.003 becomes 0.00195 in e4m3, whose nearest number is 0.0039; numbers of at least 2**-6 are rounded rightly.
-INTERPRETED_FP8 = (
-    "Triton's interpreter cuts off the smallest fp8 numbers (subnormals) where a GPU rounds, so a right kernel may "
-    "look wrong here: use a GPU"
 )
 
 HINTS = {
@@ -167,11 +162,20 @@ def worst_error(cases: list[CaseResult]) -> float | None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A fault, its place, and its case; None when it belongs to no case."""
+    """A fault, its place, and its case; None when it belongs to no case. cases: all that ran."""
 
     fault: Fault
     device: str
     case: CaseResult | None = None
+    cases: tuple[CaseResult, ...] = ()
+
+    @property
+    def wrong(self) -> list[CaseResult]:
+        return [case for case in self.cases if case.status not in HARMLESS]
+
+    @property
+    def right(self) -> list[CaseResult]:
+        return [case for case in self.cases if case.status == Status.OK]
 
     def summary(self) -> str:
         where = f" ({place(self.case)})" if self.case else ""
@@ -203,17 +207,70 @@ VALUES_IN_WORDS = {
 }
 
 
+def values_of(case: CaseResult) -> str:
+    """The name of a case's change of values; another text where it has none."""
+    return (case.variant or "").removesuffix(", own sizes")
+
+
 def in_words(case: CaseResult) -> str:
     """What the variant of a case is, for a reader who does not know its name."""
     shapes = " and ".join(str(list(shape)) for shape in case.shapes) or "no tensor"
-    change = LAYOUTS_IN_WORDS.get(case.layout) or VALUES_IN_WORDS.get(case.variant.removesuffix(", own sizes"))
+    change = LAYOUTS_IN_WORDS.get(case.layout) or VALUES_IN_WORDS.get(values_of(case))
     if case.layout != "contiguous" and not change:
         change = ONE_ALONE
     return f"'{case.variant}' means inputs of {shapes}" + f", {change}" * bool(change)
 
 
+# What all wrong cases may have and a right one has not, and where to look then. Variants of values and layouts are
+# resized too, so sizes come last.
+TELLING: tuple[tuple[Callable[[CaseResult], bool], str], ...] = (
+    (
+        lambda case: values_of(case) in VALUES_IN_WORDS,
+        "it is right on the task's own values: look for what holds for those alone",
+    ),
+    (
+        lambda case: case.layout != "contiguous",
+        "it is right on contiguous inputs: find each element by its tensor's strides, or work on x.contiguous()",
+    ),
+    (
+        lambda case: case.resized,
+        "it is right at the task's own sizes: look at masks, and for what holds at those sizes alone",
+    ),
+)
+
+
 def hint(failure: Failure) -> str | None:
-    return HINTS.get(failure.fault.status)
+    """Where to look: by what tells the wrong cases from the right ones, else by the status alone."""
+    telling = (unchanged_input(failure), *difference(failure), single_workload(failure))
+    usual = HINTS.get(failure.fault.status)
+    return next(filter(None, telling), usual) if failure.fault.status in VALUE_FAULTS else usual
+
+
+def unchanged_input(failure: Failure) -> str | None:
+    outputs = failure.case.observed.outputs if failure.case and failure.case.observed else []
+    for output in outputs:
+        if output.get("unchanged") and output["mismatches"]:
+            return f"the call left '{output['input']}' as it was, and MUTATES declares it as an output: write into it"
+    return None
+
+
+def difference(failure: Failure) -> Iterator[str]:
+    for has, text in TELLING:
+        if failure.wrong and all(map(has, failure.wrong)) and not all(map(has, failure.right)):
+            yield text
+
+
+def single_workload(failure: Failure) -> str | None:
+    """Of the task's own cases alone: most variants are of the first workload."""
+    wrong, right = (
+        list(dict.fromkeys(case.workload for case in cases if not case.variant))
+        for cases in (failure.wrong, failure.right)
+    )
+    others = [name for name in right if name not in wrong]
+    if len(wrong) != 1 or not others:
+        return None
+    shapes = " and ".join(str(list(shape)) for shape in failure.case.shapes)
+    return f"it is right on {', '.join(others)}: look for what {wrong[0]} alone has, inputs of {shapes}"
 
 
 def slow_interpreter_advice(failure: Failure) -> str | None:
@@ -227,19 +284,8 @@ def slow_interpreter_advice(failure: Failure) -> str | None:
 
 def bf16_advice(failure: Failure) -> str | None:
     in_bf16 = failure.case and failure.case.dtype == "bf16"
-    if failure.device == INTERPRETER and in_bf16 and failure.fault.status in BF16_SYMPTOMS:
+    if failure.device == INTERPRETER and in_bf16 and failure.fault.status in VALUE_FAULTS:
         return f"or: {INTERPRETED_BF16}"
-    return None
-
-
-def fp8_advice(failure: Failure) -> str | None:
-    in_fp8 = (
-        failure.case
-        and failure.case.observed
-        and any("float8" in str(o["dtype"]) for o in failure.case.observed.outputs)
-    )
-    if failure.device == INTERPRETER and in_fp8 and failure.fault.status == Status.WRONG_VALUES:
-        return f"or: {INTERPRETED_FP8}"
     return None
 
 
@@ -255,7 +301,6 @@ ADVICE: tuple[Callable[[Failure], str | None], ...] = (
     hint,
     slow_interpreter_advice,
     bf16_advice,
-    fp8_advice,
     gradient_advice,
 )
 

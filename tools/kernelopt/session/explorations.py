@@ -11,7 +11,8 @@ from ..statuses import Status
 from .workspace import Workspace
 
 NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
-CITED = re.compile(r"\bexplore/(e[1-9]\d{0,6})\.json")
+# explore/e3.json, or explore/e3.json#name for a row: a file's stem, and for a configuration its constants in brackets.
+CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?:#(?P<row>[\w.+-]+(?:\[[^\]\n]*\])?))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,4 +133,5 @@ def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exp
 
 def cited_in(plan: Path) -> set[str]:
     """The explorations ("e3") that a plan cites; empty where there is no plan."""
-    return set(CITED.findall(plan.read_text(encoding="utf-8", errors="replace"))) if plan.is_file() else set()
+    text = plan.read_text(encoding="utf-8", errors="replace") if plan.is_file() else ""
+    return {cited["exploration"] for cited in CITED.finditer(text)}

@@ -1,6 +1,7 @@
 """The plan of a round: parsing of plans/vN_plan.md."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from .. import bundle
@@ -37,10 +38,26 @@ def plan_fields(path: Path) -> Optimization:
     for field, title in PLAN_FIELDS.items():
         if not plan[field]:
             raise UsageError(f"{path}: '## {title}' is missing or empty")
-    for title, body in sections.items():
-        if "TBD" in body:
-            raise UsageError(f"{path}: '## {title}' still holds a TBD")
+    if left := unfilled(text):
+        raise UsageError(f"{path}: {left.sentence}")
     return Optimization(**plan)
+
+
+@dataclass(frozen=True)
+class Unfilled:
+    """A section of a plan as the template has it. line: of its first TBD."""
+
+    line: int
+    sentence: str
+
+
+def unfilled(text: str) -> Unfilled | None:
+    """Return the first section of a plan that still holds a TBD, or None."""
+    for title, body in plan_sections(text).items():
+        if "TBD" in body:
+            line = text.count("\n", 0, text.index("TBD", text.index(f"## {title}\n"))) + 1
+            return Unfilled(line, f"'## {title}' still holds a TBD")
+    return None
 
 
 def in_a_line(text: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, TimedOut, UsageError
+from . import delivery
 from .task import Task
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
@@ -30,7 +31,10 @@ DTYPES = {
 GIT_S = 120  # seconds for a git command
 KEPT_FILE = ".loop/kept.tar"  # exists while agents work (loop/snapshot.py)
 # Records name their commit, so they are not part of the history.
-IGNORED = ("memory/", "profiles/", "rejected/", ".cache/", ".loop/", "__pycache__/", "put_back/", "report.html")
+IGNORED = (
+    *("memory/", "profiles/", "rejected/", "waiting/", "put_back/", ".cache/", ".loop/", "__pycache__/"),
+    "report.html",
+)
 
 
 def version_number(version: str) -> int:
@@ -58,6 +62,11 @@ def defined_names(path: Path) -> set[str]:
         raise UsageError(f"{path} is not a readable file") from None
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{path} is not valid Python ({error})") from None
+    return names_in(tree)
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports at top level."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
@@ -114,6 +123,7 @@ class Workspace:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise EnvironmentLacks(f"{self.root} is in use by another gate; wait for it to end") from None
+            delivery.finish(self.root)
             yield
 
     # --- the README -----------------------------------------------------------------------------------------

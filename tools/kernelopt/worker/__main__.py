@@ -1,9 +1,13 @@
 """`python -m kernelopt.worker serve SOCKET_FD` or `… once REQUEST_FILE RESULT_FILE` (under a profiler)."""
 
+import os
 import sys
 from pathlib import Path
 
 from . import server
+
+sys.dont_write_bytecode = True  # from here on: what a candidate imports leaves no file, nor does what it starts
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 if __name__ == "__main__":
     sys.path.pop(0)  # the working directory, where `-m` looks first: a candidate may write there

@@ -31,6 +31,27 @@ def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: 
         return do(model, inputs)
 
 
+def on_shapes(
+    reference: problem.Reference,
+    workload: str,
+    dtype: str | None,
+    device: str,
+    do: Callable,
+    decisive: tuple[type[Exception], ...] = (),
+):
+    """`do(model, inputs)` on meta tensors, else on fake ones, else on real ones on `device`. decisive: exceptions that
+    are raised at once, since no other tensors help."""
+    for on_blank in (on_meta, on_fake):
+        try:
+            return on_blank(reference, workload, dtype, do)
+        except decisive:
+            raise
+        except Exception:
+            continue
+    model, inputs, _ = reference.build(workload, 0, dtype, device)
+    return do(model, inputs)
+
+
 def itself(value, *_, **__):
     return value
 

@@ -26,6 +26,8 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     cases: [{path, other, variant, first, samples}]. Stops at the first case that raises, because the process is useless
     after a CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
     """
+    if context.device == "cpu":
+        torch.set_num_threads(1)  # Triton's interpreter computes small pieces, for which more only wait for each other
     context = replace(context, hang_s=hang_s)
     candidate, done, elements = Candidate(context, kernel), [], 0
     trace = trace and context.device == "cuda"
@@ -149,6 +151,7 @@ class Run:
                     tensor_trees.memory_like(tensor, "meta"),
                     self.context.device,
                     variants.layout_of(layout, number, tensor),
+                    number,
                 )
                 for number, tensor in enumerate(tensors)
             ]

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from . import drawn_values, tensor_trees
+from . import recorded_values, tensor_trees
 from .contract import NotCut
-from .drawn_values import tupled
+from .recorded_values import tupled
 from .graph_source import Writer, assigned, named_sizes, recorded_sizes, size_text, sizes_of
 from .model_calls import Place, TakenApart
 from .model_chain import Chain
@@ -185,13 +185,13 @@ def init_lines(cut: Cut) -> Iterator[str]:
         owner, _, leaf = name.rpartition(".")
         yield from container_lines(owner, made)
         sizes = [str(size) for size in tensor.shape]
-        value = drawn_values.structured(tensor.detach(), sizes) or literal(tensor)
+        value = recorded_values.structured(tensor.detach(), sizes) or literal(tensor)
         if value is None and node in cut.graph.constants:
             raise NotCut(
                 f"it makes a constant of {tensor.numel()} numbers, too many to be written out; let the module hold it "
                 "as a buffer"
             )
-        value = value or drawn_values.expression(tensor, sizes)
+        value = value or recorded_values.expression(tensor, sizes)
         place = member("self", name)
         if isinstance(tensor, torch.nn.Parameter):
             rest = "" if tensor.requires_grad else ", requires_grad=False"
@@ -242,7 +242,7 @@ def inputs_text(cut: Cut, edge: list[torch.Tensor], also: list[dict[str, int]]) 
     for node, tensor in zip(cut.chain.inputs, edge, strict=True):
         sizes = [size_text(size, cut.sizes) for size in node.meta["val"].shape]
         try:
-            lines.append(f"        {drawn_values.expression(tensor, sizes)},  # {cut.inputs[node]}")
+            lines.append(f"        {recorded_values.expression(tensor, sizes)},  # {cut.inputs[node]}")
         except NotCut as error:
             raise NotCut(f"the input '{cut.inputs[node]}': {error}") from None
     return "\n".join([*lines, "    ]", ""])
@@ -381,7 +381,7 @@ def reference_text(title: str, about: dict, mutated: list[str], parts: list[str]
     if mutated:
         text += f"MUTATES = {tuple(mutated)!r}\n"
     body = "".join(parts)
-    helpers = {**drawn_values.HELPERS, "kept": KEPT}
+    helpers = {**recorded_values.HELPERS, "kept": KEPT}
     body = "".join(f"\n{code}" for name, code in helpers.items() if f"{name}(" in body) + body
     text += body
     return text if "math." in body else text.replace("import math\n\n", "")

@@ -86,6 +86,10 @@ class Declarations:
                 )
         return [number for position in self.mutates for number in tensors_at(inputs, position)]
 
+    def seeds(self) -> list[int]:
+        """The positions of forward's parameters that hold a seed, by their names."""
+        return [at for at, name in enumerate(self.parameters) if "seed" in name.lower().split("_")]
+
     def name_of_tensor(self, inputs: list, number: int) -> str:
         """The name of the parameter that holds this tensor of the inputs."""
         return self.name(next(at for at in range(len(inputs)) if number in tensors_at(inputs, at)))

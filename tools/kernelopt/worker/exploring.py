@@ -3,6 +3,7 @@
 The answers of `contest` are not final: an exploration ranks candidates, and the gate judges the chosen one.
 """
 
+import random
 import time
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from .state import identical
 from .timing import GatedTimer
 
 TRACE_MARK = "call of the kernel"
+PADDING_MIB = (1, 64)  # of memory that is taken before inputs move, so that they do not come to lie where they were
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class TurnTimes:
     """The answer to `time`. us: one time per call, in microseconds."""
 
     us: list[float]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The answer to `move`."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +67,26 @@ class Contestant:
 
     def __init__(self, context: Context, kernel: str, inputs: list[str]):
         self.context, self.candidate = context, Candidate(context, kernel)
-        cases = [self.candidate.load_case(file) for file in inputs]
-        self.case, self.others = cases[0], cases[1:]
-        self.arguments = [case.placed_inputs(context.device) for case in cases]
+        self.cases = [self.candidate.load_case(file) for file in inputs]
+        self.arguments = [case.placed_inputs(context.device) for case in self.cases]
+        self.padding: torch.Tensor | None = None
         if context.device == "cuda":
             persisting.L2.of_device()  # before the candidate's code
         self.timer: GatedTimer | None = None
-        self.pristine: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # inputs that a call changes, and copies
+        self.changed: list[
+            dict[int, torch.Tensor]
+        ] = []  # of each case, by number: contents of inputs that a call changes
+        self.pristine: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # those inputs, and their contents
 
     def start(self) -> None:
         """Three answers: {stage: loaded}, {stage: launched} after the first call was compiled, {stage: ran} when it
         ended."""
-        self.kernel = self.candidate.load(self.case, allow_reference=True)
+        self.kernel = self.candidate.load(self.cases[0], allow_reference=True)
         self.context.answer({"stage": "loaded"})
         problem.call(self.kernel, tensor_trees.aliases(self.arguments[0]))
         self.context.answer({"stage": "launched"})
         self.context.synchronize()
-        self._note_changes(cases=[self.case, *self.others])
+        self._note_changes()
         self.context.answer({"stage": "ran"})
 
     def check(self, inputs: list[str], path: str) -> None:
@@ -107,14 +117,28 @@ class Contestant:
         self._restore(number)
         return self.timer(self._call(number))[0]
 
-    def _note_changes(self, cases: list) -> None:
+    def move(self) -> Moved:
+        """Put the inputs elsewhere in the GPU's memory: a time depends on where they lie, by up to 0.5 %."""
+        self.arguments, self.pristine, self.padding = [], [], None
+        torch.cuda.empty_cache()
+        self.padding = torch.empty(random.randint(*PADDING_MIB) << 20, dtype=torch.uint8, device="cuda")
+        self.arguments = [case.placed_inputs(self.context.device) for case in self.cases]
+        self.pristine = self._restorable()
+        return Moved()
+
+    def _note_changes(self) -> None:
         """Keep the contents of the inputs that a call changes, which every timed call finds as they were."""
+        memory = tensor_trees.input_tensors(self.arguments[0])
+        contents = [tensor_trees.input_tensors(case.placed_inputs(self.context.device)) for case in self.cases]
+        numbers = [at for at, pair in enumerate(zip(memory, contents[0], strict=True)) if not identical(*pair)]
+        self.changed = [{at: content[at] for at in numbers} for content in contents]
+        self.pristine = self._restorable()
+
+    def _restorable(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Of each case the inputs that a call changes, with their contents before."""
         memories = [tensor_trees.input_tensors(arguments) for arguments in self.arguments]
-        contents = [tensor_trees.input_tensors(case.placed_inputs(self.context.device)) for case in cases]
-        changed = [at for at, pair in enumerate(zip(memories[0], contents[0], strict=True)) if not identical(*pair)]
-        self.pristine = [
-            [(memory[at], content[at]) for at in changed] for memory, content in zip(memories, contents, strict=True)
-        ]
+        pairs = zip(memories, self.changed, strict=True)
+        return [[(memory[at], content) for at, content in changed.items()] for memory, changed in pairs]
 
     def _restore(self, number: int) -> None:
         for tensor, content in self.pristine[number % len(self.pristine)]:

@@ -1,17 +1,73 @@
 """Guard bands: tensors that lie between bytes which no kernel may change.
 
-All bytes of a block, tensor and bands alike, start as `fill`, at first 0xFF: NaN in every floating format, -1 in the
-integers. So an unwritten output and a read out of bounds show as NaN, and a write out of bounds shows as a changed
-band.
+A tensor's own bytes start as `fill`, at first 0xFF: NaN in every floating format, -1 in the integers. So an unwritten
+output shows as NaN. Around it, and in the gaps of an input that is a view, lie other bytes, so that a write there shows
+even if it writes what it read out of bounds beside another tensor:
+
+| | first | where `fill` is 0 |
+|---|---|---|
+| inputs of 16, 32 and 64 bits | signalling NaNs, of each input other ones; arithmetic makes them quiet | 0 |
+| other inputs | 0xFF | 0 |
+| what a kernel allocates | 0x7B: 1.3e36 in fp32 and bf16, 61280 in fp16 | 0xFB: the same, negative |
 """
+
+import sys
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import tensor_trees
+
 BAND = 1 << 16  # bytes on either side
 ALIGNMENT = 512  # of CUDA's allocator; the bands are a multiple of it
 FILL = 0xFF
+WORD = 8  # bytes that are compared at once
 PADDING = 8  # elements: rows of 16 bits stay aligned, so that the fast paths are used
+ALLOCATED = {FILL: 0x7B, 0: 0xFB}
+INFINITY = {  # bits; larger ones are signalling NaNs
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+    torch.float32: 0x7F80_0000,
+    torch.float64: 0x7FF0_0000_0000_0000,
+}
+NAN_KINDS = 60  # of the signalling NaNs that bf16 has
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes with a tensor in them. elements: the tensor's own, as bytes. start, end: the bytes that it spans. around:
+    what the others hold, eight bytes again and again. gaps: must the bytes between its elements stay as well?"""
+
+    memory: torch.Tensor
+    elements: torch.Tensor
+    start: int
+    end: int
+    around: bytes
+    gaps: bool
+
+    def broken(self) -> bool:
+        """Was a byte beside the tensor changed?"""
+        if not self.gaps:
+            return self._differs(0, self.start) or self._differs(self.end, len(self.memory))
+        one = (2 * self.around)[: self.elements.shape[-1]]  # complex128 has sixteen bytes
+        rest = self.memory.clone()
+        own = rest.as_strided(self.elements.shape, self.elements.stride(), self.start)
+        own.copy_(torch.frombuffer(bytearray(one), dtype=torch.uint8))
+        return self._differs(0, len(rest), rest)
+
+    def _differs(self, first: int, last: int, memory: torch.Tensor | None = None) -> bool:
+        """Do these bytes hold anything else? Whole words are compared at once."""
+        memory = self.memory if memory is None else memory
+        low, high = -(-first // WORD) * WORD, last // WORD * WORD
+        words = memory[low:high].view(torch.int64)
+        edges = bytes(memory[first:low].tolist()) + bytes(memory[high:last].tolist())
+        expected = self.around[WORD - (low - first) :][: low - first] + self.around[: last - high]
+        return edges != expected or bool((words != as_word(self.around)).any())
+
+
+def as_word(around: bytes) -> int:
+    return int.from_bytes(around, sys.byteorder, signed=True)
 
 
 class Guards:
@@ -19,22 +75,17 @@ class Guards:
 
     def __init__(self):
         self.fill = FILL
-        self._blocks: list[tuple[torch.Tensor, int, int, int]] = []
+        self._blocks: list[Block] = []
 
-    def like(self, tensor: torch.Tensor, device: str | torch.device, shift: int = 0) -> torch.Tensor:
-        """Memory on `device` for a tensor of that shape, strides and dtype, `shift` elements off alignment."""
-        extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        size = (extent + shift) * tensor.element_size()
-        end = BAND + -(-size // ALIGNMENT) * ALIGNMENT
-        block = torch.full((end + BAND,), self.fill, dtype=torch.uint8, device=device)
-        self._blocks.append((block, BAND + shift * tensor.element_size(), BAND + size, self.fill))
-        start = BAND // tensor.element_size() + shift
-        return block.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start)
+    def like(self, tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
+        """Memory on `device` for a tensor of that shape, strides and dtype which a kernel allocates."""
+        return self._made(tensor, device, bytes([ALLOCATED[self.fill]] * WORD))
 
-    def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous") -> torch.Tensor:
-        """Memory for a tensor's contents, in the named layout: as the tensor is, "transposed" (its last two dimensions
-        swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before the last),
-        "padded" (rows farther apart than they are long), or "misaligned" by one element."""
+    def memory(self, tensor: torch.Tensor, device: str, layout: str = "contiguous", number: int = 0) -> torch.Tensor:
+        """Memory for the contents of input `number`, in the named layout: as the tensor is, "transposed" (its last two
+        dimensions swapped in memory; of a vector, every second element), "outer dimensions swapped" (the two before
+        the last), "padded" (rows farther apart than they are long, of each input by another distance), or "misaligned"
+        by one element."""
         if tensor.numel() == 0:
             return torch.empty_like(tensor, device=device)
         if layout == "transposed" and tensor.dim() > 1:
@@ -42,21 +93,43 @@ class Guards:
         elif layout == "outer dimensions swapped" and tensor.dim() > 2:
             tensor = torch.empty_like(tensor.transpose(-3, -2), memory_format=torch.contiguous_format).transpose(-3, -2)
         elif layout == "padded" and tensor.dim() > 1:
-            tensor = tensor.new_empty(*tensor.shape[:-1], tensor.shape[-1] + PADDING)[..., : tensor.shape[-1]]
+            pitch = tensor.shape[-1] + PADDING * (1 + number)
+            tensor = tensor.new_empty(*tensor.shape[:-1], pitch)[..., : tensor.shape[-1]]
         elif layout == "transposed" and tensor.dim() == 1:
             tensor = tensor.new_empty(2 * len(tensor))[::2]
-        return self.like(tensor, device, shift=1 if layout == "misaligned" else 0)
+        shift, gaps = int(layout == "misaligned"), tensor_trees.has_gaps(tensor)
+        return self._made(tensor, device, self._around_input(tensor.dtype, number), shift, gaps)
+
+    def _around_input(self, dtype: torch.dtype, number: int) -> bytes:
+        """The eight bytes around an input."""
+        if self.fill and (infinity := INFINITY.get(dtype)):
+            return (infinity + 1 + number % NAN_KINDS).to_bytes(dtype.itemsize, sys.byteorder) * (
+                WORD // dtype.itemsize
+            )
+        return bytes([self.fill] * WORD)
+
+    def _made(
+        self, tensor: torch.Tensor, device: str | torch.device, around: bytes, shift: int = 0, gaps: bool = False
+    ) -> torch.Tensor:
+        """A guarded tensor of that shape, strides and dtype, `shift` elements off alignment."""
+        itemsize = tensor.element_size()
+        extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        start, end = BAND + shift * itemsize, BAND + (extent + shift) * itemsize
+        words = (BAND + -(-end // ALIGNMENT) * ALIGNMENT) // WORD
+        memory = torch.full((words,), as_word(around), dtype=torch.int64, device=device).view(torch.uint8)
+        strides = [stride * itemsize for stride in tensor.stride()]
+        elements = memory.as_strided((*tensor.shape, itemsize), (*strides, 1), start)
+        (elements if gaps else memory[start:end]).fill_(self.fill)
+        self._blocks.append(Block(memory, elements, start, end, around, gaps))
+        return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), start // itemsize)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Does it lie in a guarded block?"""
-        return any(tensor.untyped_storage()._cdata == block.untyped_storage()._cdata for block, *_ in self._blocks)
+        return any(tensor.untyped_storage()._cdata == block.memory.untyped_storage()._cdata for block in self._blocks)
 
     def broken(self) -> bool:
         """Was a byte beside a tensor changed?"""
-        return any(
-            bool((block[:start] != fill).any() or (block[end:] != fill).any())
-            for block, start, end, fill in self._blocks
-        )
+        return any(block.broken() for block in self._blocks)
 
 
 class GuardedAllocation(TorchDispatchMode):

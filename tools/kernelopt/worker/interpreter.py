@@ -1,8 +1,13 @@
 """Triton without a GPU: the driver that its interpreter needs, and a check that it ran a kernel."""
 
+import functools
+import inspect
 import time
 from dataclasses import replace
 
+import numpy
+import torch
+from triton import language
 from triton.backends.driver import DriverBase
 from triton.runtime import Config, driver, interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
@@ -22,8 +27,6 @@ class HostDriver(DriverBase):
         raise NotImplementedError("there is no GPU in Triton's interpreter")
 
     def get_active_torch_device(self):
-        import torch
-
         return torch.device("cpu")
 
     def get_benchmarker(self):
@@ -36,25 +39,102 @@ def _seconds(call) -> float:
     return time.perf_counter() - start
 
 
+NARROW = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2, "bf16": torch.bfloat16}
+WIDE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+_convert = interpreter._convert_float
+
+
+def rounded(values: numpy.ndarray, source, target, mode) -> numpy.ndarray:
+    """The bits of floating numbers in `target`, a narrower format, rounded to nearest as a GPU does; 8-bit numbers end
+    at the largest one.
+
+    Triton's own conversion loses the carry of a mantissa (127.6 becomes 64 in e4m3), cuts off subnormal 8-bit numbers
+    and truncates to bf16."""
+    narrow = NARROW.get(target.name)
+    wide = WIDE.get(source.name)
+    if not narrow or not wide or wide.itemsize <= narrow.itemsize or mode == interpreter._ir.ROUNDING_MODE.RTZ:
+        return _convert(values, source, target, mode)
+    bits = numpy.ascontiguousarray(values).view(f"int{8 * wide.itemsize}")
+    numbers = torch.from_numpy(bits).view(wide)
+    if narrow.itemsize == 1:
+        numbers = numbers.clamp(torch.finfo(narrow).min, torch.finfo(narrow).max)
+    bits = numbers.to(narrow).view(torch.uint8 if narrow.itemsize == 1 else torch.int16)
+    return bits.numpy().view(f"uint{8 * narrow.itemsize}").reshape(values.shape)
+
+
 _finished = []  # kernels that ran to their end in this process
 
 
 def install() -> None:
     """Give the interpreter its driver, and see which kernels it runs."""
     driver.set_active(HostDriver())
+    interpreter._convert_float = rounded
     # Triton 3.2 would pass a kernel the options of an autotuner's Config that its interpreter does not know.
     reserved = getattr(interpreter, "RESERVED_KWS", [])
     reserved += [name for name in Config({}).all_kwargs() if name not in reserved]
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # it would compute whether whole numbers overflow, and assert nothing
         builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_lang = patch_language
+    interpreter._patch_builtin = patch_builtins
+    interpreter._get_np_dtype = numpy_dtype
     launch = GridExecutor.__call__
 
     def noted(self, *arguments, **options) -> None:
-        launch(self, *arguments, **options)
+        try:
+            launch(self, *arguments, **options)
+        finally:
+            _patched.clear()
         _finished.append(self.fn)
 
     GridExecutor.__call__ = noted
+
+
+# Triton's interpreter puts its own operations in place of those of triton.language, at each launch and again at each
+# call of a function inside a kernel, and it looks for them each time. The functions below do the same, in a tenth of
+# the time.
+_patched: set = set()  # the modules for which the running launch has done it
+_patch_language = getattr(interpreter, "_patch_lang", None)  # names of its own, which another version may lack
+_numpy_dtype = getattr(interpreter, "_get_np_dtype", None)
+
+
+def patch_language(function):
+    """Triton's `_patch_lang`, once a launch."""
+    modules = _language_of(function)
+    if modules and modules <= _patched:
+        return None
+    scope = _patch_language(function)
+    _patched.update(modules)
+    return scope
+
+
+@functools.cache
+def _language_of(function) -> frozenset:
+    """The modules of Triton's language that a function of a kernel can name."""
+    return frozenset(one for one in function.__globals__.values() if one is language or one is language.core)
+
+
+def patch_builtins(package, *rest) -> None:
+    """Triton's `_patch_builtin` for a module or class of its language. rest: as that one gives them on."""
+    for name, member in _operations(package):
+        if getattr(package, name) is member:  # else it is the interpreter's already
+            interpreter._patch_attr(package, name, member, *rest)
+
+
+@functools.cache
+def _operations(package) -> list[tuple[str, object]]:
+    return [(name, member) for name, member in inspect.getmembers(package) if language.core.is_builtin(member)]
+
+
+def numpy_dtype(dtype):
+    """Triton's `_get_np_dtype`, numpy's type for one of its language, which makes its table of types at each call."""
+    element = dtype.element_ty if isinstance(dtype, language.block_type) else dtype
+    return _numpy_dtype(element) if isinstance(element, language.pointer_type) else _numpy_dtype_of_scalar(element)
+
+
+@functools.cache
+def _numpy_dtype_of_scalar(dtype):
+    return _numpy_dtype(dtype)
 
 
 def none_ran(module) -> bool:

@@ -163,21 +163,24 @@ class Check:
         """The comparison of output `at`, as the task declares it; of a changed input also what must have stayed."""
         if at in self.loaded.declarations.samples and at < expected.returned:
             return sampling.compare(actual, expected.oracle[at])
+        declared = self.loaded.declarations.comparison(expected.inputs, expected.returned, at)
         compared = comparisons.compare(
             actual,
             expected.oracle[at],
             expected.baseline[at],
             bounds[at],
             expected.usual_rms[at] if expected.usual_rms else 0.0,
-            self.loaded.declarations.comparison(expected.inputs, expected.returned, at),
+            declared,
             expected.inputs,
             ROUGHLY if self._has_other_values() else 0.0,
         )
         if at < expected.returned or "mismatches" not in compared:
             return compared
         before = expected.before[at - expected.returned]
-        touched = disturbed(actual, before, expected.oracle[at], expected.baseline[at])
-        return {**compared, "input": self._parameter(expected, at), "disturbed": touched}
+        counts = comparisons.mask_of(declared, expected.inputs, before) if declared else None
+        touched = disturbed(actual, before, expected.oracle[at], expected.baseline[at], counts)
+        left = {"input": self._parameter(expected, at), "unchanged": state.identical(actual, before)}
+        return {**compared, **left, "disturbed": touched}
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
         """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference
@@ -291,12 +294,20 @@ class Check:
         return declared.name_of_tensor(expected.inputs, number)
 
 
-def disturbed(actual: torch.Tensor, before: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor) -> int:
+def disturbed(
+    actual: torch.Tensor,
+    before: torch.Tensor,
+    oracle: torch.Tensor,
+    baseline: torch.Tensor,
+    counts: torch.Tensor | None = None,
+) -> int:
     """How many elements of a changed input differ from before the call, although the reference leaves them as they
-    were. Those are compared exactly: a kernel has no reason to touch them."""
+    were. Those are compared exactly: a kernel has no reason to touch them. counts: where the task compares it."""
     got, old, exact, theirs = (accuracy.comparable(tensor) for tensor in (actual, before, oracle, baseline))
-    stays = same(exact, old.to(exact.dtype)) & same(theirs, old)
-    return int((stays & ~same(got, old)).sum())
+    touched = same(exact, old.to(exact.dtype)) & same(theirs, old) & ~same(got, old)
+    if counts is not None:
+        touched &= counts.view(*counts.shape, *[1] * (touched.dim() - counts.dim()))  # complex numbers are pairs
+    return int(touched.sum())
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -324,7 +335,7 @@ def answer(loaded: problem.Reference, case: problem.Case, device: str, draw: int
     """A call of the reference. InvalidDeclaration when it changes an input that the task does not declare."""
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
-    torch.manual_seed(draw)
+    problem.seed_generators(draw)
     result = problem.call(model, inputs)
     refuse_undeclared(loaded.declarations, case.inputs, inputs, versions)
     returned = tensor_trees.tensors(result)

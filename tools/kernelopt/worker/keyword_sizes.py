@@ -21,16 +21,14 @@ TRIED_BYTES = 1 << 20  # of inputs on which the reference is tried on the CPU
 
 
 def of_function(make: Callable, name: str) -> Keywords:
-    """The sizes of a function that makes inputs: its parameters that have a whole number as default. Raises
-    InvalidDeclaration for a keyword that has none."""
+    """The sizes of a function that makes inputs: its parameters that have a whole number as default. Others keep their
+    default. Raises InvalidDeclaration for a keyword that has none."""
     sizes = {}
     for parameter in inspect.signature(make).parameters.values():
         if type(parameter.default) is int:
             sizes[parameter.name] = parameter.default
-        elif parameter.kind == inspect.Parameter.KEYWORD_ONLY:
-            raise InvalidDeclaration(
-                f"{name} has the keyword '{parameter.name}' without a whole number as default; keywords are sizes"
-            )
+        elif parameter.kind == parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise InvalidDeclaration(f"{name} has the keyword '{parameter.name}' without a default")
     if small := [size for size, value in sizes.items() if value < 1]:
         raise InvalidDeclaration(f"{name} has the size '{small[0]}' below 1; a size is at least 1")
     return sizes

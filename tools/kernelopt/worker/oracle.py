@@ -8,6 +8,7 @@ from typing import TypedDict
 from . import judging, problem, sampling, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .declarations import DeclaredJson
+from .drawn_values import OtherDraws
 from .faults import OracleError, blaming
 
 
@@ -60,9 +61,10 @@ def prepare(
             case = maker.case(workload, seeds[-1])
             full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
             possible = variants.of_workload(loaded, workload, case, full, own_sizes)
-            for variant in taken(possible, loaded, maker, workload, seeds[-1], left_out):
-                cases.append(store(maker, workload, seeds[-1], variant, folder))
-    return {"cases": cases, "declared": declared_by(loaded), "left_out": left_out}
+            for variant, seed in taken(seeded(possible, seeds[-1]), loaded, maker, workload, left_out):
+                cases.append(store(maker, workload, seed, variant, folder))
+    every = list(loaded.workloads)
+    return {"cases": cases, "declared": declared_by(loaded), "left_out": left_out, "workloads": every}
 
 
 def declared_by(loaded: problem.Reference) -> DeclaredJson:
@@ -74,31 +76,40 @@ def declared_by(loaded: problem.Reference) -> DeclaredJson:
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
 
 
+def seeded(possible: list[dict], seed: int) -> list[tuple[dict, int]]:
+    """Each variant with the seed of its inputs: those that are cut out of the task's own inputs with their seed, each
+    that get_inputs makes with another one, so that they hold other lengths and indices too."""
+    return [(one, seed + number if one["keywords"] else seed) for number, one in enumerate(possible, start=1)]
+
+
 def taken(
-    possible: list[dict], loaded: problem.Reference, maker: "Maker", workload: str, seed: int, left_out: list[str]
-) -> list[dict]:
-    """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer.
+    possible: list[tuple[dict, int]], loaded: problem.Reference, maker: "Maker", workload: str, left_out: list[str]
+) -> list[tuple[dict, int]]:
+    """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer. Each
+    comes with its seed.
 
     The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs count as
     taken. So does every input when the reference cannot run on a CPU, except whole numbers of our own, which may be
     indices out of range. left_out: gets the names of variants of the task's own making that the reference fails on."""
     answers, cases = {}, {}
-    for number, variant in enumerate(possible):
+    for number, (variant, seed) in enumerate(possible):
         try:
             case = maker.case(workload, seed, variant)
         except Exception as error:
             answers[number] = False
-            left_out += [] if isinstance(error, ValueError) else [variant["name"]]
+            left_out += [variant["name"]] if own_making(variant) and not isinstance(error, ValueError) else []
             continue
         size = sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
         if variant["keywords"] and size > variants.LARGE_BYTES:
             answers[number] = False
         elif size <= TRIED_BYTES:
             cases[number] = runs(loaded, case)
-    if any(cases[number] and possible[number]["values"] is None for number in cases):  # it can run on a CPU
+    if any(cases[number] and possible[number][0]["values"] is None for number in cases):  # it can run on a CPU
         answers |= cases
-        left_out += [possible[number]["name"] for number in cases if not cases[number] and own_making(possible[number])]
-    return [one for number, one in enumerate(possible) if answers.get(number, one["values"] != variant_inputs.FLAGS)]
+        broken = (possible[number][0] for number in cases if not cases[number])
+        left_out += [variant["name"] for variant in broken if own_making(variant)]
+    flags = variant_inputs.FLAGS
+    return [pair for number, pair in enumerate(possible) if answers.get(number, pair[0]["values"] != flags)]
 
 
 def runs(loaded: problem.Reference, case: problem.Case) -> bool:
@@ -130,11 +141,15 @@ class Maker:
         self._last: tuple = (None, None)
         self.declarations = loaded.declarations
 
-    def samples(self, case: problem.Case) -> list[Draws]:
-        """The outputs of a case that are drawn at random."""
+    def samples(self, case: problem.Case, variant: dict | None) -> list[Draws]:
+        """The outputs of a case that are drawn at random, over many seeds on the task's own inputs, over few at one
+        other set of sizes, and not at all on other variants."""
+        if not self.declarations.samples or (variant and variant["name"] != variants.JUST_BELOW):
+            return []
         probabilities = judging.outputs(self._loaded, case, self._device)
+        most = sampling.FEWEST_DRAWS if variant else sampling.MOST_DRAWS
         return [
-            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device))
+            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device, most))
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]
@@ -145,11 +160,16 @@ class Maker:
         keywords = variant["keywords"] if variant else {}
         if keywords and from_the_end:
             seed, from_the_end = seed + 1, False
-        key = workload, seed, tuple(keywords.items())
+        drawn = variant["values"] if keywords and variant["values"] in variant_inputs.VALUES else None
+        key = workload, seed, tuple(keywords.items()), drawn
         if self._last[0] != key:
             self._last = (None, None)  # so that two do not lie in memory
-            self._last = key, self._loaded.case(workload, seed, self._dtype, self._device, keywords)
-        return variant_inputs.of_case(self._last[1], variant, from_the_end) if variant else self._last[1]
+            within = OtherDraws(drawn) if drawn else None
+            self._last = key, self._loaded.case(workload, seed, self._dtype, self._device, keywords, within)
+        if not variant:
+            return self._last[1]
+        rest = {**variant, "values": None if drawn else variant["values"]}
+        return variant_inputs.of_case(self._last[1], rest, from_the_end, self.declarations.seeds())
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
@@ -167,7 +187,6 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
             "tensors, numbers, strings, dtypes, None, and lists, dicts, named tuples and dataclasses of them"
         ) from None
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
-    samples = maker.samples(case) if declared.samples and variant is None else []
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
     return {
@@ -177,7 +196,7 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
         "path": str(path),
         "dtype": dtype,
         "shapes": shapes,
-        "samples": samples,
+        "samples": maker.samples(case, variant),
         "repeatable": bool(declared.samples),
         "mutates": {
             number: declared.name_of_tensor(case.inputs, number) for number in declared.mutated_tensors(case.inputs)

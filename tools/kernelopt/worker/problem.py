@@ -14,11 +14,13 @@ import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import torch
 
 from . import keyword_sizes, tensor_trees
@@ -88,21 +90,32 @@ class Reference:
             name: keyword_sizes.of_function(make, f"what makes the inputs of workload '{name}'")
             for name, make in self.workloads.items()
         }
+        self.init_sizes = keyword_sizes.of_function(self.init_inputs, "get_init_inputs")
         self.declarations = Declarations.of_module(module, module.Model.forward)
 
     def build(
-        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+        self,
+        workload: str,
+        seed: int,
+        dtype: str | None,
+        device: str,
+        sizes: dict[str, int] | None = None,
+        within: contextlib.AbstractContextManager | None = None,
     ) -> tuple[torch.nn.Module, list, list]:
         """(model, inputs, constructor arguments) of a workload, reproducible from `seed`, cast to `dtype`. sizes: other
-        values for its keyword sizes.
+        values for its keyword sizes. get_init_inputs gets those of the same names, so that parameters have the sizes of
+        the inputs. within: the context in which the inputs are made (drawn_values.OtherDraws).
 
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
-        torch.manual_seed(seed)
+        seed_all(seed)
         with torch.device(device), torch.no_grad():
-            init = arguments(self.init_inputs(), "get_init_inputs")
+            init = arguments(self.init_inputs(**self._init_sizes(workload, sizes or {})), "get_init_inputs")
             model = self.model_class(*init)
-            with deterministic_memory() if self.declarations.mutates else contextlib.nullcontext():
+            with contextlib.ExitStack() as around:
+                if self.declarations.mutates:
+                    around.enter_context(deterministic_memory())
+                around.enter_context(within or contextlib.nullcontext())
                 made = self.workloads[workload](**sizes or {})
                 inputs = arguments(made, f"what makes the inputs of workload '{workload}'")
         if dtype:
@@ -111,15 +124,26 @@ class Reference:
             inputs = [tensor_trees.cast(value, tensor_trees.TORCH_DTYPES[dtype]) for value in inputs]
         return model, inputs, init
 
+    def _init_sizes(self, workload: str, sizes: dict[str, int]) -> dict[str, int]:
+        """The keyword sizes of get_init_inputs as the inputs of a workload have them."""
+        own = {**self.sizes[workload], **sizes}
+        return {name: own[name] for name in self.init_sizes if name in own}
+
     def case(
-        self, workload: str, seed: int, dtype: str | None, device: str, sizes: dict[str, int] | None = None
+        self,
+        workload: str,
+        seed: int,
+        dtype: str | None,
+        device: str,
+        sizes: dict[str, int] | None = None,
+        within: contextlib.AbstractContextManager | None = None,
     ) -> Case:
         """The same as a Case, its tensors on `device`.
 
         Constant parameters and buffers (weights of one, running variances) get noise, or a kernel that ignores them
         would pass. The noise is positive, because a variance must stay positive.
         """
-        model, inputs, init = self.build(workload, seed, dtype, device, sizes)
+        model, inputs, init = self.build(workload, seed, dtype, device, sizes, within)
         for tensor in tensor_trees.input_tensors(inputs):
             refuse_unsupported(tensor)
         for tensor in (*model.parameters(), *model.buffers()):
@@ -146,6 +170,21 @@ class Reference:
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
         return bind(self.model_class, case, device, dtype)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that a reference may draw from."""
+    seed_generators(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def seed_generators(seed: int) -> None:
+    """torch.manual_seed for the CPU, and for the GPU where it is in use: where none is, torch would note a stack trace
+    at each call, to seed one later."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 @contextlib.contextmanager
@@ -220,7 +259,7 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
-    torch.manual_seed(0)  # a constructor's other random numbers are then the same for Model and ModelNew
+    seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
     model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])

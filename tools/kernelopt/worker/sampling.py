@@ -63,10 +63,11 @@ def read_one(output, modes, parameters: tuple[str, ...]) -> Sampling:
     return Sampling(float(tvd), draws, parameters.index(seed))
 
 
-def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str) -> int:
-    """How often a kernel must be called for the declared draws of each row; fewer where that is too often."""
+def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, most_draws: int = MOST_DRAWS) -> int:
+    """How often a kernel must be called for the declared draws of each row, or `most_draws`; fewer where that is too
+    often."""
     _, counts = groups(probabilities)
-    return min(math.ceil(sampling.draws / int(counts.min())), MOST_CALLS[device])
+    return min(math.ceil(min(sampling.draws, most_draws) / int(counts.min())), MOST_CALLS[device])
 
 
 def groups(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,6 +141,8 @@ def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Samplin
     drawn = draws.long().reshape(len(draws), -1)
     if bool(((drawn < 0) | (drawn >= values)).any()):
         return "an index is out of range"
+    if impossible := int((rows.gather(1, drawn.T) <= 0).sum()):
+        return f"{impossible} of {drawn.numel()} draws are of probability 0"
     group, counts = groups(probabilities)
     for number in range(len(counts)):
         own = drawn[:, group == number].reshape(-1)

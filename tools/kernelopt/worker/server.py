@@ -6,6 +6,7 @@ the children.
 """
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch.utils.serialization  # (which each torch.save and torch.load needs)
 import triton.testing  # noqa: F401  (so that the children start quickly; nothing that most jobs need imports torch._dynamo)
 
 from ..device import landlock, processes
@@ -26,7 +28,7 @@ from .faults import NoGpuError, describe
 
 FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
 HOST_MEMORY_SHARE = 0.6
-MORE_TASKS = 4096  # threads and processes that a job may add to those of its user
+MORE_TASKS = 4096  # threads and processes that a job may add to those of the machine
 LOOK_EVERY_S = 0.01
 
 
@@ -41,9 +43,11 @@ def serve(handle: int) -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":  # whose interpreter imports it for the types of a kernel's arguments
         with contextlib.suppress(ImportError):  # Triton 3.2 has none
             import triton.experimental.gluon  # noqa: F401
+    gc.freeze()  # a collection in a child would look at all that is imported here, and copy its memory
     processes.die_with_parent(signal.SIGKILL)
     processes.adopt_orphans()
-    control = socket.socket(fileno=handle)
+    # Sandboxes of agents refuse getsockopt, which finds family and kind out, and sendto, which `send` is.
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=handle)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, 4)
         if not message:
@@ -66,7 +70,7 @@ def serve(handle: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
         with contextlib.suppress(BrokenPipeError):
-            control.sendall(json.dumps(answer).encode() + b"\n")
+            control.sendmsg([json.dumps(answer).encode() + b"\n"])
 
 
 def _serve_apart(handle: int) -> None:
@@ -116,7 +120,7 @@ def _limit() -> None:
     """Forbid core files, endless files, more memory than the machine has, and fork bombs (root escapes the last
     limit)."""
     memory = int(HOST_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    tasks = _tasks_of_user() + MORE_TASKS
+    tasks = _tasks() + MORE_TASKS
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
@@ -128,13 +132,11 @@ def _limit() -> None:
         resource.setrlimit(limit, (value, value))
 
 
-def _tasks_of_user() -> int:
-    """Threads of all processes that this user runs."""
-    count, user = 0, os.getuid()
-    for entry in Path("/proc").glob("[0-9]*/task"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            count += len(list(entry.iterdir())) if entry.stat().st_uid == user else 0
-    return count
+def _tasks() -> int:
+    """Threads of all processes of the machine: those of this user are among them, also where a container hides some."""
+    with contextlib.suppress(OSError, IndexError, ValueError):  # not Linux
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    return 0
 
 
 def _perform(text: str, channel: int, orders: int | None = None) -> int:
@@ -231,20 +233,8 @@ def _kill_group(child: int) -> None:
 
 def _end_all_children() -> None:
     """Kill and reap whatever a job left running, in its session or out of it."""
-    while True:
-        for child in _children():
-            _kill_group(child)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def _children() -> list[int]:
-    """The child processes of this process."""
-    children = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                children.append(int(path.parent.name))
-    return children
+    while processes.has_children():
+        for child, parent in processes.parents().items():
+            if parent == os.getpid():
+                _kill_group(child)
+        os.waitpid(-1, processes.WALL)

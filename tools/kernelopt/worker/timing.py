@@ -143,6 +143,15 @@ class WorkloadTimes:
         return {**own, **vars(self.rounds), **(self.on_gpu.to_json() if self.on_gpu else {})}
 
 
+def memories_like(contents: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor_trees.memory_like(tensor, tensor.device) for tensor in contents]
+
+
+def copy_into(memory: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
+    for tensor, content in zip(memory, contents, strict=True):
+        tensor.copy_(content)
+
+
 @dataclass(frozen=True)
 class TimingAnswer:
     """The raw times of each workload, by name."""
@@ -158,7 +167,7 @@ class PairedTiming:
         self.case, self.sets = sets[0], sets
         self.candidate: Candidate | None = None
         self.contents = [tensor_trees.input_tensors(case.placed_inputs(context.device)) for case in self.sets]
-        self.memory = [[tensor_trees.memory_like(t, t.device) for t in self.contents[0]] for _ in range(2)]
+        self._memory: dict[tuple, list[list[torch.Tensor]]] = {}  # two of each layout: seeds may give other sizes
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.alone_us: list[float] = []
@@ -166,12 +175,22 @@ class PairedTiming:
         self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # each kernel's first result on each set
         self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
 
+    def memory(self, slot: int, number: int) -> list[torch.Tensor]:
+        """One of the two memories that calls on a set read."""
+        layout = self._layout(number)
+        if layout not in self._memory:
+            self._memory[layout] = [memories_like(self.contents[number]) for _ in range(2)]
+        return self._memory[layout][slot]
+
+    def _layout(self, number: int) -> tuple:
+        return tuple((tensor.shape, tensor.stride()) for tensor in self.contents[number])
+
     def load_baseline(self, baseline: Candidate, alone: bool) -> None:
         """Load the baseline. `alone`: also time it, before the kernel can disturb it."""
         self.kernels["b"] = self._warmed_up(baseline)
         self.timer.prepare(self.call("b", 0, 0))
         if alone:
-            self.alone_us = [self._timed("b", 0, 0) for _ in range(ALONE_CALLS)]
+            self.alone_us = [self._timed("b", 0, number % len(self.sets)) for number in range(ALONE_CALLS)]
 
     def load(self, candidate: Candidate) -> None:
         self.candidate = candidate
@@ -179,26 +198,26 @@ class PairedTiming:
         self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
-        """The loaded kernel after it has run (compiled, autotuned) on the first inputs. The other contents are new to
-        it."""
+        """The loaded kernel after it has run (compiled, autotuned) on the first inputs of each layout. The other
+        contents are new to it."""
         kernel = candidate.load(self.case, allow_reference=True)
-        for _ in range(WARM_UP_CALLS):
-            self._fill(self.memory[0], 0)
-            problem.call(kernel, self._arguments(self.memory[0], 0))
+        first = {self._layout(number): number for number in reversed(range(len(self.sets)))}
+        for number in sorted(first.values(), reverse=True):
+            for _ in range(WARM_UP_CALLS):
+                self._fill(0, number)
+                problem.call(kernel, self._arguments(self.memory(0, number), number))
         self.context.synchronize()
-        pairs = enumerate(zip(self.memory[0], self.contents[0], strict=True))
+        pairs = enumerate(zip(self.memory(0, 0), self.contents[0], strict=True))
         self.changed |= {number for number, pair in pairs if not identical(*pair)}
         return kernel
 
     def _restore(self) -> None:
         """Give the inputs in the first memory that a call changes the contents of the first set again."""
         for number in self.changed:
-            self.memory[0][number].copy_(self.contents[0][number])
+            self.memory(0, 0)[number].copy_(self.contents[0][number])
 
-    def _fill(self, memory: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-        for tensor, content in zip(memory, self.contents[number], strict=True):
-            tensor.copy_(content)
-        return memory
+    def _fill(self, slot: int, number: int) -> None:
+        copy_into(self.memory(slot, number), self.contents[number])
 
     def _arguments(self, memory: list[torch.Tensor], number: int) -> list:
         tensors = iter(memory)
@@ -206,15 +225,15 @@ class PairedTiming:
 
     def call(self, name: str, slot: int, number: int):
         """A call on a set's contents in one of the two memories."""
-        kernel, arguments = self.kernels[name], self._arguments(self.memory[slot], number)
+        kernel, arguments = self.kernels[name], self._arguments(self.memory(slot, number), number)
         return lambda: problem.call(kernel, arguments)
 
     def _timed(self, name: str, slot: int, number: int, keep: list | None = None) -> float:
         """Microseconds of a call on that set, just copied into place. `keep` gets a copy of its results."""
-        self._fill(self.memory[slot], number)
+        self._fill(slot, number)
         taken, outputs = self.timer(self.call(name, slot, number))
         with torch._C.DisableTorchFunctionSubclass():
-            self._look_at(name, number, self._results(outputs, self.memory[slot]), keep)
+            self._look_at(name, number, self._results(outputs, self.memory(slot, number)), keep)
         return taken
 
     def _results(self, outputs, memory: list[torch.Tensor]) -> "Results":
@@ -239,7 +258,7 @@ class PairedTiming:
         since = time.time()
         kept: list[Kept] = []
         paired = self.run_rounds(rounds, budget_s, kept)
-        self._fill(self.memory[0], 0)
+        self._fill(0, 0)
         call = self.call("a", 0, 0)
         clock, bench_us = self._benched(call, warmup_ms, rep_ms)
         self._stretches(call, paired.a_us[0][0], kept)
@@ -335,12 +354,13 @@ class PairedTiming:
         return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
 
     def _fresh_stretch(self, name: str, calls: int, kept: list) -> bool:
-        size = tensor_trees.held_bytes(self.memory[0])
-        number = randbelow(len(self.sets))
-        copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(size, 1) + 1)
-        memory = [
-            self._fill([tensor_trees.memory_like(t, t.device) for t in self.memory[0]], number) for _ in range(copies)
-        ]
+        like_the_first = [number for number in range(len(self.sets)) if self._layout(number) == self._layout(0)]
+        number = like_the_first[randbelow(len(like_the_first))]
+        contents = self.contents[number]
+        copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(tensor_trees.held_bytes(contents), 1) + 1)
+        memory = [memories_like(contents) for _ in range(copies)]
+        for tensors in memory:
+            copy_into(tensors, contents)
         arguments = [self._arguments(tensors, number) for tensors in memory]
         outputs: list = [None]
         chosen = randbelow(copies)

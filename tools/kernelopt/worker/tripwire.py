@@ -15,7 +15,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from gc import get_referents
+from operator import is_
 from os.path import abspath, isdir, realpath
 from pathlib import Path
 from sys import _getframe
@@ -31,6 +33,8 @@ FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
 ABSENT = object()
+SPARSE = 8  # times as many members as are watched: then these are looked at alone
+Space = tuple[str, Mapping, dict[str, object]]  # name of a module or class, its members, those of them that are watched
 
 __builtins__ = dict(vars(builtins))  # the functions below use this copy; changes to the module do not reach it
 
@@ -149,8 +153,9 @@ class Tripwire:
 class Snapshot:
     """The functions that timing and judging use, as they were before the candidate was loaded.
 
-    The objects are held and compared by identity, because each call of `id` raises an audit event. `check` follows each
-    load and call of a candidate, so it collects nothing anew and looks into each function once.
+    The objects are held and compared by identity, because each call of `id` raises an audit event, as each look at a
+    function's code does. `check` follows each load and call of a candidate, so it first compares in one go what the
+    watched modules, classes and functions hold, and looks at them one by one only where that differs.
     """
 
     def __init__(self):
@@ -158,21 +163,41 @@ class Snapshot:
         members = [(f"{owner}.{name}", value) for owner, _, space in self._spaces for name, value in space.items()]
         functions = {id(value): (name, value) for name, value in members if getattr(value, "__code__", None)}
         self._functions = [(name, one, one.__code__, one.__defaults__) for name, one in functions.values()]
+        self._sparse = [one for one in self._spaces if len(one[1]) > SPARSE * len(one[2])]
+        dense = [space for _, space, watched in self._spaces if len(space) <= SPARSE * len(watched)]
+        holders = [space if isinstance(space, dict) else get_referents(space)[0] for space in dense]
+        holders += [getattr(function, "__func__", function) for _, function, _, _ in self._functions]
+        self._holders = list({id(holder): holder for holder in holders}.values())
+        self._held = get_referents(*self._holders)
         self._left_behind = _left_behind()
 
     def check(self) -> None:
         """Raises CheatError when one of them was replaced since."""
-        for owner, space, before in self._spaces:
-            for name, value in before.items():
-                if space.get(name, ABSENT) is not value:
-                    raise CheatError(f"{owner}.{name} was replaced while the kernel was loaded or run")
-        for name, function, code, defaults in self._functions:
-            if function.__code__ is not code or function.__defaults__ is not defaults:
-                raise CheatError(f"{name} was replaced while the kernel was loaded or run")
+        held = get_referents(*self._holders)
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            check_spaces(self._spaces)
+            check_functions(self._functions)
+            self._held = held  # what differs is not watched
+        check_spaces(self._sparse)
         if _left_behind() != self._left_behind:
             raise CheatError(
                 "the kernel left a mode of torch, a hook or a signal handler behind, which sees what comes later"
             )
+
+
+def check_spaces(spaces: Iterable[Space]) -> None:
+    """CheatError when a watched member of a module or class is another object."""
+    for owner, space, before in spaces:
+        for name, value in before.items():
+            if space.get(name, ABSENT) is not value:
+                raise CheatError(f"{owner}.{name} was replaced while the kernel was loaded or run")
+
+
+def check_functions(functions: Iterable[tuple]) -> None:
+    """CheatError when a function has other code or defaults. functions: (name, function, its code, its defaults)."""
+    for name, function, code, defaults in functions:
+        if function.__code__ is not code or function.__defaults__ is not defaults:
+            raise CheatError(f"{name} was replaced while the kernel was loaded or run")
 
 
 def _left_behind() -> tuple:
@@ -187,10 +212,9 @@ def _left_behind() -> tuple:
     return modes, hooks, handlers, len(gc.callbacks), sys.getprofile(), sys.gettrace()
 
 
-def _watched() -> list[tuple[str, Mapping, dict[str, object]]]:
-    """[(name of a module or class, its members, those of them that are watched)]: all of the modules that only judge,
-    and of torch those that make, wait, time or compute. The modules and classes themselves are watched where they are
-    looked up.
+def _watched() -> list[Space]:
+    """All members of the modules that only judge, and of torch those that make, wait, time or compute. The modules and
+    classes themselves are watched where they are looked up.
 
     torch's own lazily patched Python functions (by dynamo, say) are left out.
     """

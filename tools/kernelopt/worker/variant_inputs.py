@@ -6,6 +6,7 @@ Order that has a meaning is kept: offsets rise from 0 to the total, sorted data 
 
 import dataclasses
 import itertools
+from collections.abc import Iterable
 
 import torch
 
@@ -16,6 +17,7 @@ SORTED = 4  # fewer sorted elements may be chance, unless they start at 0, as of
 SCALED = "64 times the inputs"
 VALUES = ("mixed signs", SCALED, "nothing positive", "nothing negative")
 CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros, one scale: a kernel may ignore them
+OTHER_SEED = "another seed"  # in the parameters of forward that are called so
 FLAGS = "varied zeros and ones"  # of whole numbers: a mask of ones, token types or zero points of zeros
 
 
@@ -150,10 +152,12 @@ def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
     return torch.where(tensor >= 0, lowest + (tensor - lowest) % (new - lowest), tensor)
 
 
-def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False) -> problem.Case:
+def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False, seeds: Iterable[int] = ()) -> problem.Case:
     """The case as a variant wants it; from_the_end: with the last elements of floating tensors in place of the
-    first."""
+    first. seeds: positions of the inputs that hold a seed."""
     given, values = case.inputs, wanted["values"]
+    if values == OTHER_SEED:
+        given = [reseeded(value) if at in seeds else value for at, value in enumerate(given)]
     if from_the_end:
         given = tensor_trees.map_tensors(given, turned)
     inputs = cut(given, wanted["sizes"])
@@ -166,6 +170,15 @@ def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False) -> pro
             for name, tensor in state.items()
         }
     return dataclasses.replace(case, inputs=inputs, state=state)
+
+
+def may_be_seed(value) -> bool:
+    return type(value) is int or (isinstance(value, torch.Tensor) and whole(value))
+
+
+def reseeded(value):
+    """Another seed of the same kind; anything that can be no seed as it is."""
+    return (7 * value + 12_345) % (1 << 31) if may_be_seed(value) else value
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,8 +202,7 @@ def with_values(tensor: torch.Tensor, values: str | None, number: int) -> torch.
         return -tensor.abs()
     if values == "nothing negative":
         return tensor.abs()
-    torch.manual_seed(tensor.numel() + number)
-    return torch.where(torch.rand(tensor.shape, device=tensor.device) < 0.5, -tensor, tensor)
+    return torch.where(coins(tensor, number) < 0.5, -tensor, tensor)
 
 
 def constant(tensor: torch.Tensor) -> bool:
@@ -213,8 +225,13 @@ def all_equal(tensor: torch.Tensor) -> bool:
 
 def varied(tensor: torch.Tensor, number: int) -> torch.Tensor:
     """Bools, zeros and ones by coin; floats with noise that is positive, because a variance must stay positive."""
-    torch.manual_seed(tensor.numel() + number)
-    noise = torch.rand(tensor.shape, device=tensor.device)
+    noise = coins(tensor, number)
     return (
         tensor + (0.1 + 0.1 * noise).to(tensor.dtype) if tensor.is_floating_point() else (noise < 0.5).to(tensor.dtype)
     )
+
+
+def coins(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """Numbers from 0 to 1 in the tensor's shape, the same in each process, that leave torch's own generator alone."""
+    generator = torch.Generator(tensor.device).manual_seed(tensor.numel() + number)
+    return torch.rand(tensor.shape, device=tensor.device, generator=generator)

@@ -14,6 +14,7 @@ import torch
 from . import blank, keyword_sizes, problem, tensor_trees, variant_inputs
 from .keyword_sizes import beyond, prime_below, small_prime
 
+JUST_BELOW = "primes just below"
 NARROW = 3
 MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
@@ -41,7 +42,7 @@ def of_workload(
         return of_keywords(reference, workload, case, full)
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
-    just_below_own = [("primes just below", resized(groups, just_below(case.inputs)))] if groups else []
+    just_below_own = [(JUST_BELOW, resized(groups, just_below(case.inputs)))] if groups else []
     if not full:
         return of_sizes(shapes, just_below_own)
     small = shapes.possible(resized(groups, small_prime))
@@ -58,7 +59,7 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     indices. Some of the sizes may be no case of the task (oracle.taken)."""
     sizes = reference.sizes[workload]
     below = keyword_sizes.just_below(sizes)
-    made = [variant("primes just below", [], keywords=below)] if below else []
+    made = [variant(JUST_BELOW, [], keywords=below)] if below else []
     if not full:
         return made
     small = keyword_sizes.smallest(sizes, keyword_sizes.trial(reference, workload, case.dtype, LARGE_BYTES))
@@ -138,6 +139,8 @@ def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes, layouts_t
         yield variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)
     if any(map(variant_inputs.constant_flags, held)):
         yield variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)
+    if any(variant_inputs.may_be_seed(case.inputs[at]) for at in shapes.seeds() if at < len(case.inputs)):
+        yield variant(variant_inputs.OTHER_SEED, small, values=variant_inputs.OTHER_SEED)
     for layout in layouts(shapes.inputs)[: FIRST + 1 if few else None] if layouts_too else []:
         yield variant(layout, small, layout)
 
@@ -247,6 +250,9 @@ class Shapes:
         self.inputs = tensor_trees.input_tensors(case.inputs)
         self._has_indices = any(variant_inputs.whole(tensor) and tensor.numel() for tensor in self.inputs)
         self._numbers = tensor_trees.input_numbers(case.inputs)
+
+    def seeds(self) -> list[int]:
+        return self._arguments[0].declarations.seeds()
 
     def floating(self) -> bool:
         return any(tensor.dtype in tensor_trees.NAMES for tensor in self.inputs)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from kernelopt.worker import drawn_values
+from kernelopt.worker import recorded_values
 from kernelopt.worker.contract import NotCut
 
 NAMES: dict = {"torch": torch}
-for code in drawn_values.HELPERS.values():
+for code in recorded_values.HELPERS.values():
     exec(code, NAMES)
 
 torch.manual_seed(0)
@@ -32,7 +32,7 @@ LIKE = {
 @pytest.mark.parametrize("name", LIKE)
 def test_sizes_strides_and_dtype_are_those_recorded(name):
     tensor = LIKE[name]
-    made = eval(drawn_values.expression(tensor, [str(size) for size in tensor.shape]), NAMES)
+    made = eval(recorded_values.expression(tensor, [str(size) for size in tensor.shape]), NAMES)
     strides = [
         (own, other) for own, other, size in zip(made.stride(), tensor.stride(), tensor.shape, strict=True) if size > 1
     ]
@@ -58,14 +58,14 @@ KINDS = [
 
 @pytest.mark.parametrize("tensor, sizes, text", KINDS)
 def test_kinds_of_numbers_are_told_apart(tensor, sizes, text):
-    assert drawn_values.expression(tensor, sizes) == text
+    assert recorded_values.expression(tensor, sizes) == text
     made = eval(text, {**NAMES, **dict(zip("mn", (2, 4), strict=True))})
     assert made.dtype == tensor.dtype
 
 
 def test_numbers_have_the_range_and_the_deviation_of_the_recorded_ones():
     tensor = 5 + 3 * torch.rand(50, 50)
-    made = eval(drawn_values.expression(tensor, ["2000", "50"]), NAMES)
+    made = eval(recorded_values.expression(tensor, ["2000", "50"]), NAMES)
     assert tensor.min() - 1e-4 <= made.min() and made.max() <= tensor.max() + 1e-4
     assert made.mean().item() == pytest.approx(tensor.mean().item(), rel=0.02)
     assert made.std().item() == pytest.approx(tensor.std().item(), rel=0.2)
@@ -73,4 +73,4 @@ def test_numbers_have_the_range_and_the_deviation_of_the_recorded_ones():
 
 def test_infinities_in_no_pattern_are_refused():
     with pytest.raises(NotCut, match="--keep-inputs"):
-        drawn_values.expression(torch.tensor([1.0, float("inf"), 2.0]), ["3"])
+        recorded_values.expression(torch.tensor([1.0, float("inf"), 2.0]), ["3"])

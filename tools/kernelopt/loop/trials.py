@@ -1,7 +1,7 @@
 """Examine a candidate in a copy of its workspace, on the GPU that this process sees, possibly on another machine.
 
-`python -m kernelopt.loop.remote PARENT verify|measure SECONDS CACHE` reads a packed workspace from stdin. It prints one
-JSON object: a Verdict for "verify", a Measurement for "measure", or {error, message}.
+`python -m kernelopt.loop.trials verify|measure|compare SECONDS CACHE` reads a packed workspace from stdin. It prints
+one JSON object: a Verdict for "verify", a Measurement for "measure", a Final for "compare", or {error, message}.
 """
 
 import io
@@ -15,21 +15,29 @@ import tempfile
 from pathlib import Path
 
 from .. import bundle, errors
-from ..device import processes
 from ..device.sandbox import Sandbox
 from ..gate import rounds
 from ..gate.measurement import Measurement
 from ..gate.readiness import RoundStart
 from ..measure import verify
 from ..measure.verdict import Verdict
+from ..remote import child
 from ..session.target import of_workspace
 from ..session.workspace import Workspace
+from .final import Final
 
+WHOLE = ("README.md", "reference.py", ".git", "memory")
 PACKED = {  # of a workspace, besides kernel.py; agents may change its git while others verify
     "verify": ("README.md", "reference.py"),
-    "measure": ("README.md", "reference.py", ".git", "memory"),
+    "measure": WHOLE,
+    "compare": WHOLE,
 }
-RESULTS: dict[str, type[Verdict] | type[Measurement]] = {"verify": Verdict, "measure": Measurement}
+Answer = Verdict | Measurement | Final
+RESULTS: dict[str, type[Verdict] | type[Measurement] | type[Final]] = {
+    "verify": Verdict,
+    "measure": Measurement,
+    "compare": Final,
+}
 RUNNING: set[subprocess.Popen] = set()
 
 
@@ -45,15 +53,17 @@ def pack(job: str, workspace: Workspace, kernel: bytes) -> bytes:
     return packed.getvalue()
 
 
-def examine(
-    job: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None
-) -> Verdict | Measurement:
-    """Run the job in another process. Return the Verdict of "verify" or the Measurement of "measure".
+def program(job: str, timeout_s: float, cache: Path | None = None) -> list[str]:
+    """The arguments of Python that run the job.
 
-    timeout_s: of each process that it starts. cache: the folder for compiled kernels; None stores none. gpu: its UUID;
-    None takes the first visible one. Raise the ToolError that the process met, and Refused when the process died.
+    timeout_s: of each process that it starts. cache: the folder for compiled kernels; None stores none.
     """
-    command = [sys.executable, "-m", "kernelopt.loop.remote", str(os.getpid()), job, str(timeout_s), str(cache or "")]
+    return ["-m", "kernelopt.loop.trials", job, str(timeout_s), str(cache or "")]
+
+
+def examine(job: str, packed: bytes, timeout_s: float, cache: Path | None = None, gpu: str | None = None) -> Answer:
+    """Run the job in another process, see `program` and `answer`. gpu: its UUID; None takes the first visible one."""
+    command = child.command([sys.executable, *program(job, timeout_s, cache)])
     environment = {**os.environ, "PYTHONPATH": bundle.python_path()}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -64,14 +74,23 @@ def examine(
             out, log = process.communicate(packed)
         finally:
             RUNNING.discard(process)
+    last = log.decode(errors="replace").strip().splitlines()[-1:]
+    return answer(job, process.returncode, out.decode(errors="replace"), *last)
+
+
+def answer(job: str, code: int, out: str, last: str = "") -> Answer:
+    """What a process that did the job printed. Raise the ToolError that it met, and Refused when it died.
+
+    last: of its messages.
+    """
     try:
-        answer = bundle.loads(out.decode())
+        value = bundle.loads(out)
     except ValueError:
-        last = log.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
-        raise errors.Refused(f"the process that judged the kernel died, exit {process.returncode}: {last[0]}") from None
-    if "error" in answer:
-        raise getattr(errors, answer["error"])(answer["message"])
-    return RESULTS[job].from_json(answer)
+        reason = last or "it printed nothing"
+        raise errors.Refused(f"the process that judged the kernel died, exit {code}: {reason}") from None
+    if "error" in value:
+        raise getattr(errors, value["error"])(value["message"])
+    return RESULTS[job].from_json(value)
 
 
 def end_all() -> None:
@@ -80,7 +99,7 @@ def end_all() -> None:
         RUNNING.pop().terminate()
 
 
-def main(job: str, timeout_s: float, cache: Path | None) -> Verdict | Measurement:
+def main(job: str, timeout_s: float, cache: Path | None) -> Answer:
     """Do the job in the workspace that stdin holds."""
     with tempfile.TemporaryDirectory(prefix="kernelopt-trial-") as folder:
         with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as archive:
@@ -91,6 +110,8 @@ def main(job: str, timeout_s: float, cache: Path | None) -> Verdict | Measuremen
             workspace.cache = cache
         if job == "measure":
             return rounds.measure(RoundStart.of(workspace), timeout_s, errors.say)
+        if job == "compare":
+            return Final.of(workspace, timeout_s)
         return verified(workspace, timeout_s)
 
 
@@ -103,9 +124,8 @@ def verified(workspace: Workspace, timeout_s: float) -> Verdict:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that scratch files are cleaned up
-    processes.die_with_parent(signal.SIGTERM, int(sys.argv[1]))  # a killed loop's next run would wait for the GPU
     try:
-        result = main(sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]) if sys.argv[4] else None).to_json()
+        result = main(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]) if sys.argv[3] else None).to_json()
     except errors.ToolError as error:
         kinds = (errors.UsageError, errors.EnvironmentLacks, errors.TimedOut)
         kind = next((kind for kind in kinds if isinstance(error, kind)), errors.Refused)

@@ -1,0 +1,35 @@
+"""benchmarks/explore.py: who may be the gate's choice, and who is. Its runs need a GPU."""
+
+import importlib.util
+
+import pytest
+from conftest import BUNDLE
+
+
+@pytest.fixture(scope="module")
+def benchmark_of_explorations():
+    spec = importlib.util.spec_from_file_location("explore_benchmark", BUNDLE / "benchmarks" / "explore.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(name: str, median: float) -> dict:
+    return {"name": name, "latency_us": {"median": median}}
+
+
+def test_leaders_and_those_close_to_one_are_compared(benchmark_of_explorations):
+    runs = [[row("a", 100.0), row("b", 100.9), row("slow", 103.0)], [row("b", 99.0), row("a", 99.5)]]
+    assert benchmark_of_explorations.contenders([*runs, runs[1]]) == ["b", "a"]
+
+
+@pytest.mark.parametrize("order", ["abc", "bca", "cab"])
+def test_the_choice_is_the_one_that_nothing_beats(benchmark_of_explorations, order):
+    times = {"a": 100.0, "b": 98.0, "c": 98.1}
+
+    def verdict(name: str, best: str) -> str:
+        ratio = times[best] / times[name]
+        return "FASTER" if ratio > 1.003 else "SLOWER" if ratio < 0.997 else "EQUAL"
+
+    best, verdicts = benchmark_of_explorations.choice(list(order), verdict)
+    assert best in "bc" and verdicts == {"a": "SLOWER", ("bc".replace(best, "")): "EQUAL"}

@@ -1,0 +1,107 @@
+"""The job that looks at a task before there is a kernel: what its reference returns, and which inputs it changes."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from . import blank, oracle, problem, state, tensor_trees
+from .context import Context, load_reference
+from .contract import ContractError
+from .declarations import DeclaredJson
+from .faults import OracleError, blaming
+
+# On a CPU larger workloads run on shapes alone.
+REAL_BYTES, REAL_FLOPS = 1 << 28, 20 * 10**9
+VALUES, SHAPES = "values", "shapes"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A call of the reference.
+
+    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. keys: those of a returned
+    dict; None for anything else. arguments: how many inputs there are. changed: by position of an input that the call
+    changes, the dtypes of the changed tensors. bytes: of inputs and parameters. declared: what the reference declares.
+    """
+
+    ran: str
+    outputs: list[str]
+    keys: list[str] | None
+    arguments: int
+    changed: dict[int, list[str]]
+    bytes: int
+    declared: DeclaredJson = field(default_factory=DeclaredJson)
+
+
+def observe(context: Context, reference: str, workload: str, shapes_alone: bool) -> Observation:
+    """A call of the reference on the inputs of a workload, on values where they are small enough for this device and
+    not shapes_alone."""
+    loaded = load_reference(reference)
+    with blaming(OracleError):
+        oracle.chosen(loaded, [workload])
+        observed = None
+        if shapes_alone:
+            observed = on_shapes(loaded, workload)
+        elif context.device == "cpu":
+            observed = large(loaded, workload)
+        if observed is None:
+            model, inputs, _ = loaded.build(workload, 0, None, context.device)
+            placed = [tensor_trees.place(value, context.device) for value in inputs]
+            observed = of_call(model.to(context.device), placed, VALUES)
+        return replace(observed, declared=oracle.declared_by(loaded))
+
+
+def on_shapes(loaded: problem.Reference, workload: str) -> Observation:
+    """The call on shapes alone. Raises what the reference raises."""
+    with contextlib.suppress(Exception):
+        return blank.on_meta(loaded, workload, None, counted)[0]
+    return blank.on_fake(loaded, workload, None, counted)[0]
+
+
+def large(loaded: problem.Reference, workload: str) -> Observation | None:
+    """The call on shapes alone; None where the workload is small, or the reference looks at values."""
+    try:
+        observed, flops = blank.on_meta(loaded, workload, None, counted)
+    except Exception:  # it needs contents, or fails anyway, as the call on values then tells
+        return None
+    return observed if observed.bytes > REAL_BYTES or flops > REAL_FLOPS else None
+
+
+def counted(model: torch.nn.Module, inputs: list) -> tuple[Observation, int]:
+    """(the call on shapes alone, its FLOPs)"""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        return of_call(model, inputs, SHAPES), counter.get_total_flops()
+
+
+def of_call(model: Callable, inputs: list, ran: str) -> Observation:
+    """What one call on these inputs returns and changes."""
+    held = [tensor_trees.input_tensors([value]) for value in inputs]
+    before = [[(tensor._version, tensor.clone() if ran == VALUES else None) for tensor in tensors] for tensors in held]
+    result = problem.call(model, inputs)
+    changed = {
+        at: [
+            tensor_trees.plain(tensor.dtype) for tensor, old in zip(now, then, strict=True) if has_changed(tensor, *old)
+        ]
+        for at, (now, then) in enumerate(zip(held, before, strict=True))
+    }
+    changed = {at: dtypes for at, dtypes in changed.items() if dtypes}
+    outputs = tensor_trees.tensors(result)
+    if not outputs and not changed:
+        raise ContractError("the reference returns no tensor and changes no input")
+    return Observation(
+        ran,
+        [tensor_trees.plain(tensor.dtype) for tensor in outputs],
+        list(result) if isinstance(result, dict) else None,
+        len(inputs),
+        changed,
+        tensor_trees.held_bytes([*tensor_trees.input_tensors(inputs), *model.state_dict().values()]),
+    )
+
+
+def has_changed(tensor: torch.Tensor, version: int, before: torch.Tensor | None) -> bool:
+    """By torch's counter of changes, or by its contents where they are known."""
+    return tensor._version != version or (before is not None and not state.identical(before, tensor))
