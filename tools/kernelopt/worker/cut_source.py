@@ -17,11 +17,11 @@ from torch import fx
 
 from . import recorded_values, tensor_trees
 from .contract import NotCut
-from .recorded_values import tupled
 from .graph_source import Writer, assigned, named_sizes, recorded_sizes, size_text, sizes_of
 from .model_calls import Place, TakenApart
 from .model_chain import Chain
 from .model_graph import Graph
+from .recorded_values import tupled
 
 SIZE_OF_GUARD = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 KEPT = '''
