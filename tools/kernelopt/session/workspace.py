@@ -40,7 +40,10 @@ GIT_SETTINGS = """[user]
 	autocrlf = false
 """
 # Records name their commit, so they are not part of the history.
-IGNORED = ("memory/", "profiles/", "rejected/", "waiting/", ".cache/", ".loop/", "__pycache__/", "report.html")
+IGNORED = (
+    *("memory/", "profiles/", "rejected/", "waiting/", "put_back/", ".cache/", ".loop/", "__pycache__/"),
+    "report.html",
+)
 
 
 def version_number(version: str) -> int:
