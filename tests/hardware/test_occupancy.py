@@ -1,7 +1,7 @@
 """Theoretical occupancy against Nsight Compute's own figure, and by hand."""
 
 import pytest
-from conftest import BUNDLE, FIXTURES, run_tool, tool_json
+from conftest import BUNDLE, FIXTURES, call_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import occupancy, wiki
 from kernelopt.profilers import ncu
@@ -76,6 +76,6 @@ def test_by_hand():
     for target in ("9.0", "9.0a", "sm_90a", "SM90a"):
         found = tool_json("occupancy.py", "--platform", target, "--threads", 256, "--registers", 168)
         assert found["warps_per_sm"] == 8 and found["platform"] == target
-    assert run_tool("occupancy.py", "--platform", "MI300X", "--threads", 256, "--registers", 64).returncode == 1
-    assert run_tool("occupancy.py", "--platform", "X9", "--threads", 256, "--registers", 64).returncode == 1
-    assert run_tool("occupancy.py", "--platform", "H200", "--threads", 0, "--registers", 64).returncode == 2
+    assert call_tool("occupancy.py", "--platform", "MI300X", "--threads", 256, "--registers", 64).returncode == 1
+    assert call_tool("occupancy.py", "--platform", "X9", "--threads", 256, "--registers", 64).returncode == 1
+    assert call_tool("occupancy.py", "--platform", "H200", "--threads", 0, "--registers", 64).returncode == 2

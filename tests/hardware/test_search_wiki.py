@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, processor_time, run_tool, tool_json
+from conftest import BUNDLE, call_tool, processor_time, run_tool, tool_json
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware import wiki_search
 from kernelopt.measure.verify import verify
@@ -103,7 +103,7 @@ def test_the_tool_prints_at_most_forty_lines_each_with_its_place():
     first = found["lines"][0]
     line = (Path(found["gpu_wiki"]) / first["page"]).read_text().splitlines()[first["line"] - 1]
     assert line.strip() == first["text"] and first["headings"]
-    lines = run_tool("search_wiki.py", "shared", "memory").stdout.splitlines()
+    lines = call_tool("search_wiki.py", "shared", "memory").stdout.splitlines()
     assert len(lines) == 40 and lines[0].startswith(f"{first['page']}:{first['line']} [{first['headings'][0]}")
 
 
@@ -112,7 +112,7 @@ def test_another_wiki_is_searched_when_named(small):
         extra = [] if options else ["--gpu-wiki", small]
         (line,) = tool_json("search_wiki.py", *extra, "pad rows", **options)["lines"]
         assert (line["page"], line["line"]) == ("docs/optimization/access.md", 8)
-    assert run_tool("search_wiki.py", "--gpu-wiki", small / "none", "pad").returncode == 2
+    assert call_tool("search_wiki.py", "--gpu-wiki", small / "none", "pad").returncode == 2
 
 
 def test_unknown_words_are_named_in_one_sentence(run_here):
