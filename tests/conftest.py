@@ -115,8 +115,7 @@ def interpreter():
 
 @pytest.fixture(scope="session")
 def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
-    """`run_tool` in this process and on the shared sandbox, for tests that are not about processes: Python takes a tenth
-    of a second to start, torch in a sandbox of its own three."""
+    """`call_tool` on the shared sandbox: torch takes two seconds to start in one of its own."""
 
     def shared(device: str, *_):
         assert device == "cpu-interpreter"
@@ -126,9 +125,17 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sandbox, "Sandbox", shared)
             patch.setattr(least_work, "Sandbox", shared)
-            return run_script(BUNDLE / "tools" / name, *arguments)
+            return call_tool(name, *arguments)
 
     return run
+
+
+def call_tool(name: str, *arguments, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """`run_tool` in this process, for tests that are not about processes: Python takes a tenth of a second to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in (env or {}).items():
+            patch.setenv(variable, value)
+        return run_script(BUNDLE / "tools" / name, *arguments)
 
 
 def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
@@ -320,7 +327,7 @@ def processor_time() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def tool_json(name: str, *arguments, code: int = 0, run=run_tool, **options) -> dict:
+def tool_json(name: str, *arguments, code: int = 0, run=call_tool, **options) -> dict:
     """The JSON object that a tool prints, after checking its exit code."""
     done = run(name, *arguments, "--json", **options)
     assert done.returncode == code, done.stderr + done.stdout

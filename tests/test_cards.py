@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, STAND_INS, run_script, run_tool, stand_in_pynvml, tool_json
+from conftest import STAND_INS, call_tool, run_tool, stand_in_pynvml, tool_json
 from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.work import ABSENT
@@ -91,7 +91,7 @@ def test_a_torch_that_cannot_use_the_gpu_is_the_machines_fault_and_leaves_no_rec
         ("run_gate.py", "--workspace", workspace, "--version", "v0"),
         ("calibrate_gpu.py", "--workspace", workspace),
     ):
-        done = run_script(BUNDLE / "tools" / command[0], *command[1:])
+        done = call_tool(*command)
         assert done.returncode == 3, done.stdout + done.stderr
         assert "cannot use it" in done.stderr and "Install a torch" in done.stderr
         assert "reference.py" not in done.stderr
@@ -118,12 +118,12 @@ def test_an_unknown_platform_is_told_how_to_go_on(tmp_path, files):
 def test_the_target_of_a_card_that_nobody_measured_says_so(tmp_path, files, run_here):
     workspace = start(tmp_path, files, "--platform", "A100 SXM 80GB")
     run_here("estimate_work.py", "--workspace", workspace)
-    done = run_tool("compute_utilization.py", "--workspace", workspace, "--set-targets")
+    done = call_tool("compute_utilization.py", "--workspace", workspace, "--set-targets")
     assert "(documented, may be out of reach)" in done.stdout and "calibrate_gpu.py --workspace" in done.stderr
-    goal = run_tool("check_goal.py", workspace)
+    goal = call_tool("check_goal.py", workspace)
     assert "(documented, may be out of reach): NOT met" in goal.stdout
     assert tool_json("check_goal.py", workspace, code=1)["targets"][0]["documented"] is True
-    report = run_tool("render_report.py", workspace)
+    report = call_tool("render_report.py", workspace)
     assert report.returncode == 0
     with open(f"{workspace}/report.html", encoding="utf-8") as file:
         assert "documented, may be out of reach" in file.read()

@@ -5,6 +5,7 @@ lacks something for it. Where the wiki has no measured rows of the card, session
 targets can be met on any. `-m "gpu and not slow"` is meant to take less than eight minutes.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -14,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+import conftest
 import gpu_card
 import pytest
-from conftest import BUNDLE, PLAN, REFERENCE, gpu_node, run_tool, tool_json
+from conftest import BUNDLE, PLAN, REFERENCE, gpu_node, run_tool
 from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
@@ -25,6 +27,7 @@ from kernelopt.session.target import KernelUnderTest
 from kernelopt.session.task import Target
 
 pytestmark = pytest.mark.gpu
+tool_json = functools.partial(conftest.tool_json, run=run_tool)
 EXAMPLE = BUNDLE / "examples" / "row_softmax"
 SOFTMAX_GIB = 12  # inputs in several contents, outputs and their copies; 0.5 GiB a tensor
 SHARE_PCT = 75  # of what this card was measured to give: the tests are about the loop, not about the last percents

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import BUNDLE, FIXTURES, run_tool, tool_json
+from conftest import BUNDLE, FIXTURES, call_tool, run_tool, tool_json
 from kernelopt.device.sandbox import Outcome
 from kernelopt.diagnosis import analysis, classify, findings, profile_folder, profile_pages
 from kernelopt.diagnosis.diagnosis import Floor
@@ -357,7 +357,7 @@ def test_one_of_several_reports_must_be_named(tmp_path, run_here):
 
 def test_a_file_that_is_no_report_is_refused(tmp_path):
     (tmp_path / "x.ncu-rep").write_bytes(b"nothing")
-    done = run_tool("analyze_profile.py", tmp_path / "x.ncu-rep")
+    done = call_tool("analyze_profile.py", tmp_path / "x.ncu-rep")
     assert done.returncode == 1
 
 

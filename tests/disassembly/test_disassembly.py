@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import FIXTURES, run_tool, tool_json
+from conftest import FIXTURES, call_tool, tool_json
 from kernelopt.device import programs
 from kernelopt.disassembly import analysis, listing_files, listings
 from kernelopt.disassembly.listings import Instruction, Kernel, Resources
@@ -513,13 +513,13 @@ def test_a_dump_folder_keeps_its_order_below_out(tmp_path, stand_in):
 
 def test_what_cuobjdump_cannot_read_is_said_in_its_words(tmp_path, stand_in):
     (tmp_path / "broken.cubin").write_text("no cubin")
-    done = run_tool("extract_asm.py", tmp_path / "broken.cubin", env=stand_in)
+    done = call_tool("extract_asm.py", tmp_path / "broken.cubin", env=stand_in)
     assert done.returncode == 2 and "Invalid fatbin header" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_one_file_that_cuobjdump_refuses_does_not_hide_the_others(tmp_path, stand_in):
     cache = folder_of(tmp_path, "cute_vector_add.cubin", "scale_sm_70.cubin", "scale_sm_70.ptx")
-    done = run_tool("extract_asm.py", cache, "--json", env=stand_in)
+    done = call_tool("extract_asm.py", cache, "--json", env=stand_in)
     found = json.loads(done.stdout)
     assert done.returncode == 0 and 'architecture "SM70" is deprecated' in done.stderr and done.stderr.count("\n") == 1
     assert {(kernel["kind"], kernel["arch"]) for kernel in found["kernels"]} == {("sass", "sm_90a"), ("ptx", "sm_70")}
@@ -537,13 +537,13 @@ def test_the_ptx_beside_a_cubin_that_cuobjdump_refuses_is_read(tmp_path, stand_i
     cubin, ptx = (tmp_path / "cache" / f"scale_sm_70.{kind}" for kind in ("cubin", "ptx"))
     cubin.parent.mkdir()
     cubin.write_bytes((RECORDED / cubin.name).read_bytes())
-    alone = run_tool("extract_asm.py", cubin, env=stand_in)
+    alone = call_tool("extract_asm.py", cubin, env=stand_in)
     assert alone.returncode == 2 and "SM70" in alone.stderr and "PTX" not in alone.stderr
     ptx.write_bytes((RECORDED / ptx.name).read_bytes())
     found = tool_json("extract_asm.py", cubin, env=stand_in)
     assert [kernel["file"] for kernel in found["kernels"]] == [str(ptx)] and len(found["unread"]) == 1
     for path, code in ((cubin, 2), (cubin.parent, 1)):  # a wrong file; a folder of which nothing can be read
-        done = run_tool("extract_asm.py", path, "--kind", "sass", env=stand_in)
+        done = call_tool("extract_asm.py", path, "--kind", "sass", env=stand_in)
         assert done.returncode == code and "SM70" in done.stderr and "--kind all reads the PTX beside it" in done.stderr
         assert done.stderr.count("\n") == 1
 
@@ -567,7 +567,7 @@ def test_shared_memory_that_a_launch_asks_for_is_known_from_tritons_cache(tmp_pa
         ("{", "set at launch"),
     ):
         cubin.with_suffix(".json").write_text(beside)
-        assert said in run_tool("extract_asm.py", cubin, env=stand_in).stdout
+        assert said in call_tool("extract_asm.py", cubin, env=stand_in).stdout
 
 
 @pytest.mark.parametrize("place", ["PATH", "CUDA_HOME", "CUDA_PATH", "toolkit", "wheel"])

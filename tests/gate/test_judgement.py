@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from conftest import BUNDLE, run_tool, tool_json
+from conftest import BUNDLE, call_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
@@ -182,7 +182,7 @@ def test_integers_without_flops_have_a_memory_roof():
     arguments = ["--platform", "H200", "--dtype", "int", "--time-us", "262", "--bytes", str(1 << 30), "--flops"]
     printed = tool_json("compute_utilization.py", *arguments, "0")
     assert printed["bound"] == "memory" and printed["ridge_point"] is None
-    assert run_tool("compute_utilization.py", *arguments, "5").returncode == 1
+    assert call_tool("compute_utilization.py", *arguments, "5").returncode == 1
 
 
 def test_by_hand_prints_the_contracted_keys():
@@ -197,7 +197,7 @@ def test_by_hand_prints_the_contracted_keys():
 
 def test_no_roofline_from_unknown_values():
     arguments = ["--platform", "MI308X", "--dtype", "bf16", "--time-us", "1", "--flops", "1", "--bytes", "1"]
-    done = run_tool("compute_utilization.py", *arguments)
+    done = call_tool("compute_utilization.py", *arguments)
     assert done.returncode == 1 and "memory_bandwidth: UNKNOWN (gpu-wiki not found)" in done.stderr and not done.stdout
 
 

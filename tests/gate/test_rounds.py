@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import conftest
 import pytest
-from conftest import PLAN, kernel_text, run_tool, tool_json, with_changes
+from conftest import PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.measurement import Measurement
@@ -216,7 +216,7 @@ def test_a_changed_oracle_is_refused(ready):
 
 
 def test_the_goal_needs_evidence_of_this_very_kernel(ready):
-    done = run_tool("check_goal.py", ready.root)
+    done = call_tool("check_goal.py", ready.root)
     assert done.returncode == 1 and "no targets" in done.stderr
     target = {"workload": "default", "metric": "latency_us", "target": 1e6, "unit": "us", "basis": "given"}
     ready.update_readme(with_changes(ready.task(), targets=[target]), {})

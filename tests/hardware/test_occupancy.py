@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import BUNDLE, FIXTURES, run_tool, tool_json
+from conftest import BUNDLE, FIXTURES, call_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import occupancy, wiki
 from kernelopt.profilers import ncu
@@ -125,6 +125,6 @@ def test_by_hand():
     )
     assert (cdna["warps_per_sm"], cdna["limiters"]) == (8, ["lds"])
     assert any(line.startswith("vgprs_per_simd: 512 registers <- ") for line in cdna["citations"])
-    assert run_tool("occupancy.py", "--platform", "gfx1250", "--threads", 256, "--registers", 64).returncode == 1
-    assert run_tool("occupancy.py", "--platform", "X9", "--threads", 256, "--registers", 64).returncode == 1
-    assert run_tool("occupancy.py", "--platform", "H200", "--threads", 0, "--registers", 64).returncode == 2
+    assert call_tool("occupancy.py", "--platform", "gfx1250", "--threads", 256, "--registers", 64).returncode == 1
+    assert call_tool("occupancy.py", "--platform", "X9", "--threads", 256, "--registers", 64).returncode == 1
+    assert call_tool("occupancy.py", "--platform", "H200", "--threads", 0, "--registers", 64).returncode == 2

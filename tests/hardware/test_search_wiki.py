@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, processor_time, run_tool, tool_json
+from conftest import BUNDLE, call_tool, processor_time, tool_json
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.hardware import wiki_search
@@ -162,7 +162,7 @@ def test_the_tool_prints_at_most_five_sections_each_with_its_place():
     page = (Path(found["gpu_wiki"]) / first["page"]).read_text().splitlines()
     assert page[first["line"] - 1].endswith(f" {first['headings'][-1]}") and first["lines"]
     assert all(page[line["line"] - 1].strip() == line["text"] for line in first["lines"])
-    lines = run_tool("search_wiki.py", "shared", "memory").stdout.splitlines()
+    lines = call_tool("search_wiki.py", "shared", "memory").stdout.splitlines()
     assert len(lines) <= 15 and max(map(len, lines)) < 180
     assert lines[0] == f"{first['page']}:{first['line']} [{' > '.join(first['headings'])}]"
     assert lines[1].startswith(f"  {first['lines'][0]['line']}: ")
@@ -173,7 +173,7 @@ def test_another_wiki_is_searched_when_named(small):
         extra = [] if options else ["--gpu-wiki", small]
         (section,) = tool_json("search_wiki.py", *extra, "pad rows", **options)["sections"]
         assert (section["page"], section["line"]) == ("docs/optimization/access.md", 6)
-    assert run_tool("search_wiki.py", "--gpu-wiki", small / "none", "pad").returncode == 2
+    assert call_tool("search_wiki.py", "--gpu-wiki", small / "none", "pad").returncode == 2
 
 
 def test_unknown_words_are_named_in_one_sentence(run_here):
@@ -199,7 +199,7 @@ def test_a_search_is_quick():
     times = []
     for _ in range(3):
         before = processor_time()
-        run_tool("search_wiki.py", "how do I fix a bank conflict in shared memory")
+        call_tool("search_wiki.py", "how do I fix a bank conflict in shared memory")
         times.append(processor_time() - before)
     assert min(times) < 0.8  # 0.3 s on a quiet core; this only sees a heavy import
 

@@ -2,7 +2,7 @@ import os
 import re
 
 import pytest
-from conftest import BUNDLE, run_tool, tool_json
+from conftest import BUNDLE, call_tool, run_tool, tool_json
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki
 
@@ -163,10 +163,10 @@ def test_a_citation_points_to_the_line_that_holds_the_value(page):
 def test_unknown_values_stay_unknown():
     page = wiki.find("MI308X", PAGES)
     assert page.known("memory_bandwidth") is None
-    done = run_tool("gpu_specs.py", "lookup", "MI308X", "memory_bandwidth")
+    done = call_tool("gpu_specs.py", "lookup", "MI308X", "memory_bandwidth")
     assert (done.returncode, done.stdout.strip()) == (1, "memory_bandwidth: UNKNOWN (gpu-wiki not found)")
     assert "no page has a metric" not in done.stderr
-    done = run_tool("gpu_specs.py", "lookup", "H200", "smem")
+    done = call_tool("gpu_specs.py", "lookup", "H200", "smem")
     assert done.returncode == 1 and "no page has a metric smem" in done.stderr
     assert "shared_memory_per_sm" in done.stderr
 
@@ -183,7 +183,7 @@ def test_an_ambiguous_name_is_asked_back(name):
 
 
 def test_an_unknown_name_gets_names_like_it_and_no_stand_in():
-    done = run_tool("gpu_specs.py", "show", "RTX 4099")
+    done = call_tool("gpu_specs.py", "show", "RTX 4099")
     assert done.returncode == 1 and "RTX 4090" in done.stderr and not done.stdout
     assert f"gpu_specs.py list prints all {len(PAGES)}" in done.stderr and done.stderr.count(",") <= 3
     with pytest.raises(Refused, match=r"stands in for it; gpu_specs\.py list prints all"):
@@ -210,7 +210,7 @@ def test_another_wiki_is_read_when_named(tmp_path):
     for options in ({"env": {"GPU_WIKI": str(tmp_path)}}, {}):
         extra = [] if options else ["--gpu-wiki", tmp_path]
         assert tool_json("gpu_specs.py", "lookup", *extra, "H200", "memory_bandwidth", **options)["value"] == 1
-    assert run_tool("gpu_specs.py", "list", "--gpu-wiki", tmp_path / "none").returncode == 2
+    assert call_tool("gpu_specs.py", "list", "--gpu-wiki", tmp_path / "none").returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, run_tool, task, tool_json, with_changes
+from conftest import BUNDLE, call_tool, run_tool, task, tool_json, with_changes
 from kernelopt.errors import Refused
 from kernelopt.loop import restart
 from kernelopt.session.record import Optimization, PreviousComparison, QualityGate
@@ -250,5 +250,5 @@ def test_a_met_goal_leaves_nothing_to_restart_for(stuck, run_here):
 
 
 def test_the_workspace_as_an_option_is_told_where_it_stands(session):
-    done = run_tool("partial_restart.py", "--workspace", session.root)
+    done = call_tool("partial_restart.py", "--workspace", session.root)
     assert done.returncode == 2 and "the workspace's path alone is enough" in done.stderr

@@ -6,7 +6,7 @@ import runpy
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE, run_tool, tool_json, with_changes
+from conftest import BUNDLE, call_tool, tool_json, with_changes
 from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import Card, GpuState, Spread
@@ -94,14 +94,14 @@ def test_a_report_has_the_states_of_its_windows_and_prints_what_the_worker_repor
 
 
 def test_the_ceiling_wants_the_work_of_a_problem(session, run_here):
-    done = run_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
+    done = call_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
     assert done.returncode == 2 and "estimate_work.py" in done.stderr
-    assert run_tool("measure_bandwidth_ceiling.py", "--bytes-in", 1).returncode == 2
+    assert call_tool("measure_bandwidth_ceiling.py", "--bytes-in", 1).returncode == 2
     tool_json("estimate_work.py", "--workspace", session.root, "--bytes", 100, run=run_here)
-    done = run_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
+    done = call_tool("measure_bandwidth_ceiling.py", "--workspace", session.root)
     assert done.returncode == 2 and "by hand" in done.stderr
     arguments = ["--bytes-in", 8, "--bytes-out", 8, "--dtype", "fp32"]
-    done = run_tool("measure_bandwidth_ceiling.py", *arguments, env={"CUDA_VISIBLE_DEVICES": "-1"})
+    done = call_tool("measure_bandwidth_ceiling.py", *arguments, env={"CUDA_VISIBLE_DEVICES": "-1"})
     assert done.returncode == 3
 
 

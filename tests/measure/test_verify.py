@@ -99,7 +99,7 @@ def test_a_right_kernel_passes_on_all_workloads_and_seeds_leaves_no_file_and_see
     }
     body = "import os\nassert [name for name in os.environ if 'MINE' in name] == ['MINE_PLAIN'], os.environ\n"
     problem["kernel"].write_text(kernel_text(f"{body}return torch.clamp(x * self.weight, min=0) * self.scale"))
-    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, cwd=home, env=own)
+    found = tool_json("verify_kernel.py", *subject(problem), *ON_CPU, cwd=home, env=own, run=run_tool)
     assert not list(home.iterdir())
     assert (found["status"], found["device"]) == ("OK", "cpu-interpreter")
     assert {(case["workload"], case["seed"]) for case in found["cases"]} == {

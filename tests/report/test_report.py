@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, FIXTURES, explored, kernel_text, run_tool, task, tool_json
+from conftest import BUNDLE, FIXTURES, call_tool, explored, kernel_text, task, tool_json
 from kernelopt import bundle
 from kernelopt.audit import workspace_audit
 from kernelopt.report import document, environment_section, gather, overview, phrases, plots, session_page
@@ -211,7 +211,7 @@ def test_the_tool_writes_the_page_and_says_where(tmp_path):
     assert found["report"] == str(out) and found["best"] == "v1" and found["goal"]["met"] is True
     assert found["speedup_over_v0"]["point"] == pytest.approx(1.98611207) and found["masked"] == 0
     assert read(out.read_text()).text.startswith("Kernel optimisation: row_softmax_demo")
-    done = run_tool("render_report.py", EXAMPLE, "--markdown")
+    done = call_tool("render_report.py", EXAMPLE, "--markdown")
     assert done.returncode == 0 and done.stdout.startswith("# Kernel optimisation: row_softmax_demo")
 
 

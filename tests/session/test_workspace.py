@@ -3,7 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import KERNEL, REFERENCE, kernel_text, run_tool, task, with_changes
+from conftest import BUNDLE, KERNEL, REFERENCE, kernel_text, run_script, run_tool, task, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.session import workspace
 
@@ -32,14 +32,14 @@ def get_init_inputs():
 """
 
 
-def init(*arguments, **options) -> subprocess.CompletedProcess:
-    return run_tool("workspace_init.sh", *arguments, **options)
+def init(*arguments) -> subprocess.CompletedProcess:
+    """What workspace_init.sh starts."""
+    return run_script(BUNDLE / "tools" / "init_workspace.py", *arguments)
 
 
 def test_session_start_makes_the_workspace_and_prints_its_path_alone(tmp_path, problem):
-    done = init(
-        "softmax-1", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path, "--platform", "h200"
-    )
+    files = problem["kernel"], "--reference", problem["reference"]
+    done = run_tool("workspace_init.sh", "softmax-1", *files, "--root", tmp_path, "--platform", "h200")
     root = tmp_path / "kernel_opt_softmax-1"
     assert done.returncode == 0 and done.stdout == f"{root}\n"
     made = workspace.Workspace(root)
@@ -174,7 +174,7 @@ def test_an_inherited_git_dir_leads_nowhere_else(tmp_path, problem):
     mine = tmp_path / "mine"
     subprocess.run(["git", "init", "-q", mine], check=True)
     arguments = ["x", problem["kernel"], "--reference", problem["reference"], "--root", tmp_path]
-    done = init(*arguments, env={"GIT_DIR": str(mine / ".git"), "GIT_WORK_TREE": str(mine)})
+    done = run_tool("workspace_init.sh", *arguments, env={"GIT_DIR": str(mine / ".git"), "GIT_WORK_TREE": str(mine)})
     assert done.returncode == 0 and (tmp_path / "kernel_opt_x/.git").is_dir()
     assert subprocess.run(["git", "-C", mine, "log"], capture_output=True).returncode != 0  # still without a commit
 
