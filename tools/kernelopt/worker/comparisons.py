@@ -96,13 +96,20 @@ def check_group(where: str, value, parameters: tuple[str, ...]) -> None:
         )
 
 
-def of_inputs(function: Callable, parameters: tuple[str, ...], inputs: list):
-    """The result of a declared function. It gets the inputs that its parameters name, or all of them."""
+def of_inputs(mode: str, function: Callable, parameters: tuple[str, ...], inputs: list):
+    """The result of a declared function. It gets the inputs that its parameters name, or all of them. Raises
+    InvalidDeclaration where it raises."""
     accepted = list(inspect.signature(function).parameters)
     named = dict(zip(parameters, inputs, strict=False))
-    if accepted and all(name in named for name in accepted):
-        return function(**{name: named[name] for name in accepted})
-    return function(*inputs)
+    try:
+        if accepted and all(name in named for name in accepted):
+            return function(**{name: named[name] for name in accepted})
+        return function(*inputs)
+    except Exception as error:
+        raise InvalidDeclaration(
+            f"the function `{mode}` in COMPARE raises {type(error).__name__}: {error}; it gets the inputs that its "
+            "parameters name, or all of them"
+        ) from error
 
 
 def compare(
@@ -147,7 +154,7 @@ def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.T
     """Which elements of an output count; None for all of them."""
     if declared.valid is None:
         return None
-    mask = of_inputs(declared.valid, declared.parameters, inputs)
+    mask = of_inputs("valid", declared.valid, declared.parameters, inputs)
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         raise InvalidDeclaration("the function `valid` in COMPARE must return a tensor of bool")
     while mask.dim() < output.dim() and mask.shape == output.shape[: mask.dim()]:
@@ -215,7 +222,7 @@ def groups_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch
         offsets = inputs[declared.parameters.index(group)].to(output.device)
         rows = torch.bucketize(torch.arange(len(output), device=output.device), offsets.contiguous(), right=True)
         return rows.view(-1, *[1] * (output.dim() - 1)).expand(output.shape)
-    groups = of_inputs(group, declared.parameters, inputs).to(output.device)
+    groups = of_inputs("set", group, declared.parameters, inputs).to(output.device)
     if groups.is_floating_point() or groups.shape != output.shape:
         raise InvalidDeclaration("the function `set` in COMPARE must return a whole number for each element")
     return groups
