@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the router skill and the four sub-skills where a client looks for them, each as <skills>/<name>/SKILL.md.
+"""Put the router skill and its sub-skills where a client looks for them, each as <skills>/<name>/SKILL.md.
 
 They are links to this bundle; --copy makes copies that need it no more. What is there already and is not from this
 script is never touched. --uninstall takes away what was put, and the folders that were made for it."""

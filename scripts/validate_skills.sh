@@ -13,4 +13,4 @@ for file in "$stage/gpu-kernel-optimizer/SKILL.md" "$bundle"/skills/*/SKILL.md; 
   "$program" validate "$(dirname "$file")"
   count=$((count + 1))
 done
-[ "$count" -ge 5 ] || { echo "only $count skills found, expected the router and four sub-skills" >&2; exit 1; }
+[ "$count" -ge 2 ] || { echo "no sub-skill found in $bundle/skills" >&2; exit 1; }

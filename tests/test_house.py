@@ -16,13 +16,7 @@ DOCUMENTS = [
     path for path in BUNDLE.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
 ]
 BUDGETS = {"SKILL.md": (600, 110)} | {
-    f"skills/{name}/SKILL.md": (1200, 180)
-    for name in (
-        "gpu-kernel-baseline",
-        "gpu-kernel-bottleneck-analysis",
-        "gpu-kernel-profile-optimizer",
-        "gpu-kernel-partial-restart",
-    )
+    f"skills/{folder.name}/SKILL.md": (1200, 180) for folder in sorted((BUNDLE / "skills").iterdir())
 }
 
 

@@ -31,7 +31,7 @@ INSTALLER = runpy.run_path(str(BUNDLE / "scripts" / "install.py"))  # its names
 CLIENTS = INSTALLER["CLIENTS"]
 MOVED = {variable for _, variable, _, _ in CLIENTS.values() if variable}  # they move the skills folder of a client
 MODES = {"link": [], "copy": ["--copy"]}
-NOT_NEEDED = {".ci", ".claude-plugin", ".skills-cli", "AGENTS.md", "benchmarks", "evals", "tests"}
+NOT_NEEDED = {".agents", ".ci", ".claude-plugin", ".package", "AGENTS.md", "benchmarks", "evals", "tests"}
 
 
 class Machine:
@@ -398,7 +398,15 @@ def test_the_manifests_name_what_exists():
     (entry,) = marketplace["plugins"]
     assert plugin["name"] == entry["name"] == marketplace["name"] == ROUTER
     assert plugin["description"] == entry["description"] and marketplace["owner"]["name"] and marketplace["description"]
-    assert (BUNDLE / entry["source"]).resolve() == BUNDLE
+    packed = BUNDLE / entry["source"] / ".claude-plugin" / "plugin.json"
+    assert (
+        packed.read_bytes() == (BUNDLE / ".claude-plugin" / "plugin.json").read_bytes()
+    )  # Codex follows no link to it
+    codex = json.loads((BUNDLE / ".agents" / "plugins" / "marketplace.json").read_text())  # nor links in .package
+    assert codex == {
+        "name": ROUTER,
+        "plugins": [{"name": ROUTER, "source": {"source": "local", "path": "./"}}],
+    }
     found = []
     for place in plugin["skills"]:  # a folder that is a skill, or one of skills
         assert place.startswith("./")
@@ -418,18 +426,18 @@ def test_there_is_one_version():
 def test_no_folder_of_a_client_is_in_the_bundle():
     """A .claude/ folder in a plugin hid its skills from Claude Code 2.1.92. No other SKILL.md may look like a skill."""
     listed = subprocess.run(["git", "ls-files"], cwd=BUNDLE, capture_output=True, text=True).stdout.splitlines()
-    assert not [
-        name for name in listed if Path(name).parts[0] in (".claude", ".agents", ".cursor", ".gemini", ".opencode")
-    ]
+    folders = (".claude", ".agents", ".cursor", ".gemini", ".opencode")
+    inside = [name for name in listed if Path(name).parts[0] in folders]
+    assert inside == [".agents/plugins/marketplace.json"]  # no skills
     assert sorted(name for name in listed if name.endswith("SKILL.md")) == sorted(
-        [".skills-cli/SKILL.md", "SKILL.md", *(f"skills/{name}/SKILL.md" for name in SUB_SKILLS)]
+        [".package/SKILL.md", "SKILL.md", *(f"skills/{name}/SKILL.md" for name in SUB_SKILLS)]
     )
 
 
-def test_the_skills_cli_gets_one_skill_that_holds_all_that_is_needed():
-    """`npx skills add` takes a SKILL.md at the root for the whole repository, tests included, unless it is internal, and
-    copies what links lead to (1.7.4; tests/clients/test_skills_cli.py runs it)."""
-    folder, hidden = BUNDLE / ".skills-cli", "  internal: true\n"
+def test_installers_of_others_get_one_skill_that_holds_all_that_is_needed():
+    """`npx skills add` and Claude Code's marketplace take .package and copy what its links lead to. The first takes a
+    SKILL.md at the root for the whole repository, tests included, unless it is internal (1.7.4)."""
+    folder, hidden = BUNDLE / ".package", "  internal: true\n"
     assert (BUNDLE / "SKILL.md").read_text().count(hidden) == 1
     assert (folder / "SKILL.md").read_text() == (BUNDLE / "SKILL.md").read_text().replace(hidden, "")
     assert all(f"metadata:\n{hidden}" in path.read_text() for path in BUNDLE.glob("skills/*/SKILL.md"))
@@ -439,8 +447,6 @@ def test_the_skills_cli_gets_one_skill_that_holds_all_that_is_needed():
         ".gitignore",
     }  # git follows no .gitignore that is a link
     assert all((folder / name).resolve() == BUNDLE / name for name in links)
-    plugin = folder / ".claude-plugin" / "plugin.json"  # Claude Code then lists the sub-skills too
-    assert plugin.resolve() == BUNDLE / ".claude-plugin" / "plugin.json"
 
 
 def test_the_snippet_has_five_lines_and_is_pointed_to(tmp_path):

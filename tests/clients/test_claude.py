@@ -50,6 +50,8 @@ def test_the_plugin_brings_all_skills_and_goes(claude, tmp_path):
     source = repository(tmp_path / "repository")
     claude.run(f"claude plugin validate {source}")
     claude.run(f"claude plugin marketplace add {source} && claude plugin install {ROUTER}@{ROUTER}")
+    (landed,) = (claude.home / ".claude" / "plugins" / "cache" / ROUTER / ROUTER).iterdir()
+    assert {path.name for path in landed.iterdir()} == {path.name for path in (source / ".package").iterdir()}
     claude.model.follow(
         step("skill", f"{ROUTER}:{ROUTER}"),
         step("skill", f"{ROUTER}:gpu-kernel-baseline"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .bench import ALL_SKILLS, BANDWIDTH, BUNDLE, PYTHON, ROUTER, bundle_root, listed, repository, title
+from .bench import ALL_SKILLS, BANDWIDTH, PYTHON, ROUTER, bundle_root, listed, repository, title
 from .scripted_model import step
 
 LISTED = {"codex": ALL_SKILLS, "opencode": ALL_SKILLS, "claude": [ROUTER], "gemini": [ROUTER]}
@@ -27,11 +27,11 @@ def added(bench, source):
     return bench
 
 
-def test_one_skill_lands_with_all_that_is_needed_and_no_more(added):
+def test_one_skill_lands_with_all_that_is_needed_and_no_more(added, source):
     skills = added.project / ".agents" / "skills"
     assert [path.name for path in skills.iterdir()] == [ROUTER]
     here = {path.name for path in (skills / ROUTER).iterdir()}
-    assert here == {path.name for path in (BUNDLE / ".skills-cli").iterdir()}
+    assert here == {path.name for path in (source / ".package").iterdir()}
     size = sum(path.stat().st_size for path in skills.rglob("*") if path.is_file())
     assert 1 << 20 < size < MOST_BYTES and not [path for path in skills.rglob("*") if path.is_symlink()]
     assert (added.project / ".claude" / "skills" / ROUTER / "SKILL.md").is_file()

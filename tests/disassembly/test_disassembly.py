@@ -351,6 +351,8 @@ def test_amdgcn_of_triton():
     )
     assert counts(found, "global load", "global store") == {("global load", 128): (6, 2), ("global store", 64): (4, 0)}
     assert found.in_loops == 36
+    waits = counts(found, "wait for loads", "wait for LDS")
+    assert waits == {("wait for loads", "s_waitcnt"): (5, 2), ("wait for LDS", "s_waitcnt"): (15, 3)}
     text = (RECORDED / "matmul_gfx942.amdgcn").read_text().replace(".vgpr_spill_count: 0", ".vgpr_spill_count: 7")
     assert notes(analysis.summary(listings.parse_amdgcn(text)[0])) >= {"spill"}
 

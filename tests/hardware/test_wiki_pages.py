@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, FIXTURES
 from kernelopt.diagnosis import findings as rules
+from kernelopt.hardware import wiki
 
 WIKI = BUNDLE / "gpu-wiki"
 TECHNIQUE_PAGES = sorted((WIKI / "docs/optimization").glob("*.md"))
@@ -130,3 +131,38 @@ def test_these_checks_can_fail():
         == TECHNIQUE_PARTS[:3]
     )
     assert findings()["small_grid"] == "occupancy.md"
+
+
+def test_what_the_cdna_page_says_of_compiled_code_is_what_was_compiled():
+    """fixtures/cdna: nothing ran."""
+    claims = json.loads((FIXTURES / "cdna/claims.json").read_text())["claims"]
+    page = (WIKI / "docs/optimization/cdna.md").read_text()
+
+    def mfma(name: str) -> str:
+        (opcode,) = [opcode for opcode in claims[name]["instructions"] if "mfma" in opcode]
+        return opcode
+
+    def loads(name: str) -> dict[str, int]:
+        return {opcode.rpartition("_")[2]: count for opcode, count in claims[name]["instructions"].items()}
+
+    vgprs, spilled = ({name: claim[key] for name, claim in claims.items()} for key in ("vgprs", "spilled"))
+    waves, large = "waves_per_eu {}".format, "large tile {}".format
+    said = [
+        f"16 gives `{mfma('instruction 16')}` and {vgprs['instruction 16']} VGPRs, 32 and the default give "
+        f"`{mfma('instruction 32')}` and {vgprs['instruction 32']}",
+        f'`input_precision="ieee"` compiled to `{mfma("ieee")}`',
+        f"an odd length has {loads('masked 2')['ushort']} `load_ushort` and no `dwordx4`",
+        f"{vgprs[waves(0)]} registers without the option; {vgprs[waves(2)]} and {spilled[waves(2)]} spilled with 2; "
+        f"{vgprs[waves(3)]} and {spilled[waves(3)]} spilled with 3; {vgprs[waves(4)]} and {spilled[waves(4)]} spilled",
+        f"{vgprs[large(8)]} registers at 8 waves, {vgprs[large(4)]} and {spilled[large(4)]} spilled at 4",
+        "{:.0f}, {:.0f}, {:.0f} and {:.0f} KiB at 1, 2, 3 and 4 stages; 4 does not fit".format(
+            *(claims[f"stages {count}"]["lds_kib"] for count in (1, 2, 3, 4))
+        ),
+        f"took {vgprs['softmax']} VGPRs and did not spill on gfx942",
+    ]
+    assert [text for text in said if text not in page] == []
+    assert mfma("instruction 0") == mfma("instruction 32") and vgprs["instruction 0"] == vgprs["instruction 32"]
+    assert "dwordx4" not in loads("masked 2") and loads("masked 3") == {"dwordx4": 1}
+    assert loads("last block apart")["dwordx4"] == 1 and spilled["softmax"] == spilled[waves(0)] == 0
+    lds = wiki.limit_pages(WIKI)["gfx942"].known("lds_per_workgroup").value
+    assert claims["stages 3"]["lds_kib"] <= lds < claims["stages 4"]["lds_kib"]

@@ -81,6 +81,17 @@ def test_empty_folders_are_no_answer_and_no_offence(ready):
     assert ready.git("status", "--short") == ""
 
 
+def test_an_agents_temporary_files_go_with_it(ready, tmp_path):
+    """Codex's sandbox leaves mount points in the folder for temporary files, too, when it is killed."""
+    writes = (
+        f"mkdir $TMPDIR/.git; echo x > $(mktemp); echo $TMPDIR > {tmp_path}/where; ls -A $TMPDIR > {tmp_path}/names"
+    )
+    _, lines = run(ready, agent(f"{writes}; {kernel(50)}"), limits=replace(LIMITS, rounds=1))
+    temporary = Path((tmp_path / "where").read_text().strip())
+    assert outcomes(lines) == ["accepted", "stop"] and len((tmp_path / "names").read_text().split()) == 2
+    assert temporary.parent == agent_sandbox.run_folder(ready) and not temporary.exists()
+
+
 def test_masked_rounds_are_not_in_the_clone(ready, tmp_path):
     run(ready, agent(kernel(500)), limits=replace(LIMITS, rounds=1))
     run(ready, agent(kernel(90)), limits=replace(LIMITS, rounds=1))  # commits the plan of v1 too

@@ -292,3 +292,25 @@ def test_every_threshold_has_a_source():
         "amd_low_occupancy_pct",
     }
     assert text.count("AMD PerfXpert") == 4
+
+
+@pytest.mark.parametrize(
+    ("counters", "scratch", "expected"),
+    [
+        ({"OccupancyPercent": 80, "MfmaUtil": 10, "VALUBusy": 10}, 0, []),
+        ({"OccupancyPercent": 80, "MfmaUtil": 10, "VALUBusy": 10}, 256, ["amd_scratch"]),
+        ({"OccupancyPercent": 10, "MfmaUtil": 10, "VALUBusy": 10}, 0, ["amd_low_occupancy"]),
+        (
+            {"OccupancyPercent": 10, "MfmaUtil": 10, "VALUBusy": 95, "SQ_INSTS_MFMA": 64},
+            0,
+            ["amd_vector_bound_product"],
+        ),
+        ({"OccupancyPercent": 10, "VALUBusy": 95, "SQ_INSTS_MFMA": 64}, 0, []),
+    ],
+)
+def test_findings_in_amds_terms(tmp_path, counters, scratch, expected):
+    path = made_up(tmp_path, "findings", {**counters, "FETCH_SIZE": 1000, "WRITE_SIZE": 500})
+    path.write_text(path.read_text().replace(",k,0,", f",k,{scratch},"))
+    told = amd.diagnose(rocprof.read(path), LIMITS, 5300.0)
+    assert [one.id for one in told.findings] == expected
+    assert all(one.wiki.endswith("cdna.md") and one.evidence for one in told.findings)

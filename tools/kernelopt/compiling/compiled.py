@@ -19,9 +19,10 @@ class CompiledKernel:
     arch: as the listing names it. constants: compile-time arguments. status, error: LAUNCH_ERROR where a block needs
     more memory than the GPU has, COMPILE_ERROR where the compiler refuses this configuration.
 
-    Of a thread: registers, on AMD vector registers, those for accumulation among them; spill_bytes, NVIDIA: what ptxas
-    calls spill stores, AMD: 4 a spilled vector register; stack_bytes, the place for spills and arrays. Of a block:
-    shared_bytes, of CUDA C++ without what a launch adds; tensor_memory_columns; warps, on AMD waves.
+    Of a thread: registers, on AMD vector registers, those for accumulation among them; stack_bytes, the local memory
+    for spills and arrays; spill_bytes, the same where the compiler spills registers, or else 0; spilled_registers, the
+    vector registers that AMD's compiler counts. Of a block: shared_bytes, of CUDA C++ without what a launch adds;
+    tensor_memory_columns; warps, on AMD waves.
 
     stages: of Triton's software pipeline. tensor_instructions: opcode -> count. access_bits: class of access -> bits
     that a thread moves -> count. bulk_copies: TMA and the like -> count. has_dot: Triton's source multiplies matrices;
@@ -41,6 +42,7 @@ class CompiledKernel:
     accumulation_registers: int | None = None
     scalar_registers: int | None = None
     spill_bytes: int | None = None
+    spilled_registers: int | None = None
     spilled_scalar_registers: int | None = None
     stack_bytes: int | None = None
     shared_bytes: int | None = None

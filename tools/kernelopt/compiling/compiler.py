@@ -6,6 +6,7 @@ each configuration of its autotuners, as many at a time as the machine has cores
 
 import contextlib
 import os
+import re
 import shutil
 import threading
 import time
@@ -251,7 +252,8 @@ def emit(results: Sequence[Compiled], folder: Path) -> list[Path]:
         names: dict[str, int] = {}
         for kernel in one.kernels:
             number = names[kernel.name] = names.get(kernel.name, -1) + 1
-            stem = kernel.name if number == 0 else f"{kernel.name}-{number}"
+            name = re.sub(r"\W+", "_", kernel.name)
+            stem = name if number == 0 else f"{name}-{number}"
             for file in map(Path, kernel.files):
                 path = folder / one.target.arch / f"{stem}{file.suffix}"
                 path.parent.mkdir(parents=True, exist_ok=True)

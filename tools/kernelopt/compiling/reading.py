@@ -17,10 +17,10 @@ BULK = ("TMA load", "TMA store", "bulk copy", "TDM load", "TDM store")  # no thr
 
 def triton_kernel(target: Target, entry: dict, folder: Path) -> CompiledKernel:
     """A kernel of Triton. entry: worker.compiling.TritonKernelJson. folder: of its files."""
-    code = folder / entry["files"][CODE[target.vendor]]
+    code = folder / Path(entry["files"][CODE[target.vendor]]).name
     summary = summary_of(code, entry["name"])
     usage = ptxas_log.usage(entry["log"]).get(entry["name"])
-    resources = resources_of(target, summary, usage)
+    resources = resources_of(summary, usage)
     most, shared = target.shared_bytes, entry["shared_bytes"]
     too_large = most is not None and shared > most
     return CompiledKernel(
@@ -34,7 +34,7 @@ def triton_kernel(target: Target, entry: dict, folder: Path) -> CompiledKernel:
         warps=entry["warps"],
         stages=entry["stages"],
         has_dot=entry["has_dot"],
-        files=tuple(str(folder / file) for file in entry["files"].values()),
+        files=tuple(str(folder / Path(file).name) for file in entry["files"].values()),
         **resources,
         **contents_of(summary, entry["log"]),
         **occupancy_of(target, resources, entry["threads"], shared),
@@ -54,7 +54,7 @@ def cuda_kernels(target: Target, file: Path, log: str) -> list[CompiledKernel]:
                 shared_bytes=None if shared is None else target.static_shared(shared),
                 files=(str(file),),
                 occupancy_error="CUDA C++ chooses the size of a block at the launch",
-                **resources_of(target, summary, usages.get(kernel.name)),
+                **resources_of(summary, usages.get(kernel.name)),
                 **contents_of(summary, log),
             )
         )
@@ -77,10 +77,11 @@ def summary_of(file: Path, name: str) -> analysis.Summary | None:
     return kernel and analysis.summary(kernel)
 
 
-def resources_of(target: Target, summary: analysis.Summary | None, usage: ptxas_log.PtxasUsage | None) -> dict:
+def resources_of(summary: analysis.Summary | None, usage: ptxas_log.PtxasUsage | None) -> dict:
     """Registers, stack and spills, as fields of CompiledKernel. usage: by ptxas's log, None without one."""
     of_code = summary.resources if summary else listings.Resources()
     known = {
+        "spilled_registers": of_code.spilled_registers,
         "registers": of_code.registers,
         "stack_bytes": of_code.stack_bytes,
         "code_bytes": of_code.code_bytes,
@@ -90,19 +91,19 @@ def resources_of(target: Target, summary: analysis.Summary | None, usage: ptxas_
         "waves_per_simd": of_code.waves_per_simd,
         "spill_bytes": None,
     }
-    if not target.is_nvidia:
-        spilled = of_code.spilled_registers
-        return {**known, "spill_bytes": None if spilled is None else 4 * spilled}
     if usage:
-        return {
-            **known,
-            "registers": usage.registers,
-            "stack_bytes": usage.stack_bytes,
-            "spill_bytes": usage.spill_store_bytes,
-        }
-    if summary and summary.local_memory in ("none", "array"):
-        return {**known, "spill_bytes": 0}
-    return {**known, "spill_bytes": of_code.stack_bytes if summary and summary.local_memory == "spill" else None}
+        known |= {"registers": usage.registers, "stack_bytes": usage.stack_bytes}
+    spills = spills_of(summary, usage)
+    return {**known, "spill_bytes": None if spills is None else known["stack_bytes"] if spills else 0}
+
+
+def spills_of(summary: analysis.Summary | None, usage: ptxas_log.PtxasUsage | None) -> bool | None:
+    """Are registers spilled? None: not known."""
+    if usage:
+        return bool(usage.spill_store_bytes or usage.spill_load_bytes)
+    if summary is None or summary.local_memory == "spill or array":
+        return None
+    return summary.local_memory not in ("none", "array")
 
 
 def contents_of(summary: analysis.Summary | None, log: str) -> dict:

@@ -82,6 +82,8 @@ AMDGCN = {
     r"v_(mfma|smfmac|wmma|swmmac)_": "tensor",
     r"(global|buffer|flat)_atomic_|ds_(add|sub|min|max|and|or|xor|inc|dec|cmpst|cmpswap|wrxchg|pk_add)": "atomic",
     r"s_barrier": "barrier",
+    r"s_waitcnt .*vmcnt|s_wait_loadcnt": "wait for loads",
+    r"s_waitcnt .*lgkmcnt|s_wait_dscnt": "wait for LDS",
 }
 
 

@@ -1,5 +1,6 @@
 """The hardware values of the wiki and their citations. No other place holds a hardware figure."""
 
+import functools
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -117,6 +118,7 @@ def read_page(path: Path, wiki: Path) -> Page:
     return parse_page(path.read_text(encoding="utf-8"), str(path.relative_to(wiki)))
 
 
+@functools.lru_cache(maxsize=512)  # a gate reads all pages twice, and an unattended loop many times
 def parse_page(text: str, page: str, root: str = "<gpu-wiki>") -> Page:
     """Parse one page, which is at `page` below `root`. The UsageError names the line with the wrong format."""
     lines = text.splitlines()

@@ -26,17 +26,18 @@ def run(
     mark: str,
     wrapper: tuple[str, ...] = (),
     ends: Callable[[str], bool] = lambda line: False,
+    **variables: str,
 ) -> tuple[int | None, str, float]:
     """Run a shell command with the brief on stdin: (exit code, or None after a time-out; end of its output; seconds).
 
     mark: lets `end_marked` find its child processes. wrapper: see `read_only`. ends: gets each line of the output as it
-    comes; when it returns True the command is killed.
+    comes; when it returns True the command is killed. variables: more of its environment.
     """
     start = time.monotonic()
     process = subprocess.Popen(
         [*wrapper, "bash", "-c", command],
         cwd=folder,
-        env={**environment_without_git(), MARK: mark},
+        env={**environment_without_git(), **variables, MARK: mark},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

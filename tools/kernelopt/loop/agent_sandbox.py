@@ -15,7 +15,7 @@ from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
 from ..remote.mirrors import make_private
 from ..session import record_store
-from ..session.workspace import IGNORED, Workspace, run_git
+from ..session.workspace import IGNORED, Workspace, run_git, start_git
 from . import agent_process, clients, file_trees, snapshot
 from .fingerprints import fingerprint
 
@@ -63,7 +63,8 @@ class Answer:
 
 
 class AgentSandbox:
-    """The clone in which an agent works on one candidate, as a context manager: it is removed at the end.
+    """The clone in which an agent works on one candidate, and a folder for its temporary files, as a context manager:
+    both are removed at the end.
 
     The clone's own git has one commit, of the best version, so that its history shows no masked rounds. kernel: what
     kernel.py holds at the start. wrapper: of the agent's command, see agent_process.read_only.
@@ -72,11 +73,13 @@ class AgentSandbox:
     def __init__(self, workspace: Workspace, name: str, kernel: bytes, wrapper: tuple[str, ...] = ()):
         self.workspace, self.name, self.kernel, self.wrapper = workspace, name, kernel, wrapper
         self.path = run_folder(workspace) / name
+        self.temporary = self.path.with_name(f"{name}.tmp")
         self.mark = f"{run_mark(workspace)}/{name}"
 
     def __enter__(self) -> "AgentSandbox":
         self.remove()
         file_trees.ensure_folder(self.path.parent)
+        file_trees.ensure_folder(self.temporary)
         options = ("--quiet", "--no-local", "--depth", "1", "--template=")
         self.workspace.git("clone", *options, str(self.workspace.root), str(self.path))
         for version in record_store.RecordStore(self.workspace).masked_versions():
@@ -89,9 +92,7 @@ class AgentSandbox:
     def _forget_history(self) -> None:
         """Replace the clone's git, which still has the plans of masked rounds, by a git with one commit."""
         file_trees.remove(self.path / ".git")
-        run_git(self.path, "init", "--quiet", "--template=")
-        for setting in ("user.name", "user.email", "commit.gpgsign", "core.hooksPath"):
-            run_git(self.path, "config", setting, self.workspace.git("config", setting))
+        start_git(self.path, "--template=")
         run_git(self.path, "add", "--all")
         run_git(self.path, "commit", "--quiet", "--message", "The best version")
 
@@ -101,6 +102,7 @@ class AgentSandbox:
     def remove(self) -> None:
         agent_process.end_marked(self.mark)
         file_trees.remove(self.path)
+        file_trees.remove(self.temporary)
 
     def ask(
         self, command: str, brief: str, timeout_s: float, tried: set[str], watch: clients.Watch | None = None
@@ -111,7 +113,9 @@ class AgentSandbox:
         command does not exist, and when the client ended without an answer of its model.
         """
         ends = watch.line if watch else lambda _: False
-        code, log, wall_s = agent_process.run(command, brief, self.path, timeout_s, self.mark, self.wrapper, ends)
+        code, log, wall_s = agent_process.run(
+            command, brief, self.path, timeout_s, self.mark, self.wrapper, ends, TMPDIR=str(self.temporary)
+        )
         if code in (126, 127) and NO_COMMAND.fullmatch(log.strip()):
             raise EnvironmentLacks(
                 f"the agent's command cannot be run: {log.strip()}; go on with --resume and another --agent"

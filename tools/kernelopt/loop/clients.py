@@ -79,7 +79,8 @@ CLIENTS = {
         troubles=(Sign({"type": "error"}), Sign({"type": "turn.failed"}, message="error.message")),
         refusals=(),
         answers=(Sign({"type": "item.started"}), Sign({"type": "item.completed"})),
-        confined="--sandbox workspace-write",
+        # Without /tmp: it would leave empty folders there, .git among them, when it is killed.
+        confined="--sandbox workspace-write --config sandbox_workspace_write.exclude_slash_tmp=true",
         unconfined="--sandbox danger-full-access",
         hides_gpu=True,  # its sandbox has a /dev without it
     ),

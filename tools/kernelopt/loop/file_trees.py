@@ -71,8 +71,10 @@ def ensure_folder(path: Path, move_away: Callable[[], object] | None = None) -> 
 def remove(path: Path) -> None:
     """Remove a file, a link, or a folder with its content, at any depth and with any rights. It may be absent."""
     if path.is_dir() and not path.is_symlink():
-        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL)
+            if not path.exists():
+                break  # as a rule at once
     else:
         with contextlib.suppress(NotADirectoryError):  # a file lies where its folder was
             path.unlink(missing_ok=True)

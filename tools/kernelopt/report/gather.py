@@ -9,8 +9,9 @@ from ..diagnosis.diagnosis import Diagnosis
 from ..errors import Refused, ToolError, UsageError
 from ..hardware.roofline import Roof, roof_for
 from ..profilers.profile import Profile
-from ..session import explorations, plans, platforms, version_kernels
+from ..session import explorations, plans, platforms, put_backs, version_kernels
 from ..session.explorations import Exploration
+from ..session.put_backs import PutBack
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
@@ -37,9 +38,9 @@ class Session:
 
     records: masked ones too, lowest version first. best: None also when a broken record might be it. sources: kernel.py
     by version, where a file has the recorded SHA-256. plans: the Evidence table of each version's plan, where there is
-    one. explorations: in order, without those that masked rounds cite. unattended: the lines that optimize_kernel.py
-    logged. profiles: by version, of unmasked ones. diagnosis: of the best version's profile. no_roof: why roof is None.
-    gaps: a sentence for each file that cannot be read.
+    one. explorations: in order, without those that masked rounds cite. put_back: the kernel in its model. unattended:
+    the lines that optimize_kernel.py logged. profiles: by version, of unmasked ones. diagnosis: of the best version's
+    profile. no_roof: why roof is None. gaps: a sentence for each file that cannot be read.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Session:
     sources: dict[str, str]
     plans: dict[str, list[list[str]]]
     explorations: list[Exploration]
+    put_back: PutBack | None
     unattended: list[RunLine]
     profiles: dict[str, Profile]
     diagnosis: Diagnosis | None
@@ -92,6 +94,7 @@ def gather(workspace: Workspace) -> Session:
         sources={version: source for version, source in sources if source is not None},
         plans={r.version: rows for r in visible if (rows := plan_evidence(workspace, r.version))},
         explorations=explored,
+        put_back=in_model(workspace, gaps),
         unattended=unattended(workspace, gaps),
         profiles={version: profile for version, (profile, _) in profiles.items()},
         diagnosis=profiles[best.version][1] if best and best.version in profiles else None,
@@ -99,6 +102,15 @@ def gather(workspace: Workspace) -> Session:
         no_roof=no_roof,
         gaps=[gap.replace(f"{workspace.root}/", "") for gap in gaps],
     )
+
+
+def in_model(workspace: Workspace, gaps: list[str]) -> PutBack | None:
+    """What put_back.py found; None where it did not run, or its result cannot be read, which goes to `gaps`."""
+    try:
+        return put_backs.recorded(workspace)
+    except UsageError as error:
+        gaps.append(str(error))
+        return None
 
 
 def heading(workspace: Workspace) -> str:

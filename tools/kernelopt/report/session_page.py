@@ -10,6 +10,7 @@ from . import (
     explorations_section,
     overview,
     phrases,
+    put_back_section,
     remains_section,
     rounds_section,
     task_section,
@@ -35,6 +36,7 @@ def page(session: Session, has_lessons: bool = False) -> Page:
     explored = (
         [Section("Explorations", list(explorations_section.explorations(session)))] if session.explorations else []
     )
+    in_model = [Section("In the model", list(put_back_section.in_model(session)))] if session.put_back else []
     by_itself = [Section("Unattended rounds", list(rounds_section.unattended(session)))] if session.unattended else []
     return Page(
         session.name,
@@ -45,6 +47,7 @@ def page(session: Session, has_lessons: bool = False) -> Page:
             Section("Plots", list(task_section.figures(session))),
             Section("Rounds", list(rounds_section.all_rounds(session))),
             *explored,
+            *in_model,
             *by_itself,
             Section("What remains", list(remains_section.remains(session))),
             Section("Hardware values", list(environment_section.hardware(session))),

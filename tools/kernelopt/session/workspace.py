@@ -30,8 +30,20 @@ DTYPES = {
 }
 GIT_S = 120  # seconds for a git command
 KEPT_FILE = ".loop/kept.tar"  # exists while agents work (loop/snapshot.py)
+GIT_SETTINGS = """[user]
+	name = gpu-kernel-optimizer
+	email = gpu-kernel-optimizer@localhost
+[commit]
+	gpgsign = false
+[core]
+	hooksPath = /dev/null
+	autocrlf = false
+"""
 # Records name their commit, so they are not part of the history.
-IGNORED = ("memory/", "profiles/", "rejected/", "waiting/", ".cache/", ".loop/", "__pycache__/", "report.html")
+IGNORED = (
+    *("memory/", "profiles/", "rejected/", "waiting/", "put_back/", ".cache/", ".loop/", "__pycache__/"),
+    "report.html",
+)
 
 
 def version_number(version: str) -> int:
@@ -195,6 +207,16 @@ def parse_task(readme: bytes, name: str) -> Task:
     return Task.from_json(block)
 
 
+def start_git(folder: Path, *options: str) -> None:
+    """Make a folder a repository whose commits are ours: under no name of the user's, and with no hook or signature.
+    options: of git init."""
+    done = run_git(folder, "init", "--quiet", *options)
+    if done.returncode:
+        raise UsageError(f"git init failed in {folder}: {done.stderr.decode().strip()}")
+    with open(folder / ".git" / "config", "a", encoding="utf-8") as file:
+        file.write(GIT_SETTINGS)
+
+
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Run git in `folder`. Ignore replaced objects, and variables such as GIT_DIR that point to another repository."""
     try:
@@ -289,11 +311,6 @@ def _fill(target: Path, name: str, kernel: Path, reference: Path, task: Task) ->
         (target / template).write_text(text, encoding="utf-8")
     (target / ".gitignore").write_text("\n".join(IGNORED) + "\n", encoding="utf-8")
     workspace = Workspace(target)
-    workspace.git("init", "--quiet")
-    workspace.git("config", "user.name", "gpu-kernel-optimizer")
-    workspace.git("config", "user.email", "gpu-kernel-optimizer@localhost")
-    workspace.git("config", "commit.gpgsign", "false")
-    workspace.git("config", "core.hooksPath", "/dev/null")
-    workspace.git("config", "core.autocrlf", "false")
+    start_git(target)
     workspace.commit(f"Session {name} starts")
     return workspace

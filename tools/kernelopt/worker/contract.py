@@ -19,3 +19,11 @@ class UnsupportedInput(ContractError):
 
 class InvalidDeclaration(UnsupportedInput):
     """The reference declares something that cannot be, or leaves out what it must declare."""
+
+
+class WrongModelFile(ContractError):
+    """The file of a model (model_file.py) lacks something, fails, or has no part of that name."""
+
+
+class NotCut(ContractError):
+    """A part of a model cannot be cut out, or put back, as it is."""

@@ -34,6 +34,7 @@ class CheatError(Exception):
 STATUS_OF_OWN = {
     contract.UnknownWorkload: Status.USAGE,
     contract.CastOfQuantised: Status.USAGE,
+    contract.WrongModelFile: Status.USAGE,
     contract.UnsupportedInput: Status.INVALID_TASK,
     NoGpuError: Status.NO_GPU,  # a fault of the machine: sandbox.Sandbox turns it into exit code 3
     LoadError: Status.IMPORT_ERROR,

@@ -6,6 +6,9 @@ from . import (
     exploring,
     exported,
     judging,
+    model_cut,
+    model_profile,
+    model_put_back,
     observing,
     oracle,
     rates,
@@ -37,6 +40,10 @@ JOBS = {
         rates.product_rates,
         tensor_ceiling.tensor_ceiling,
         tracing.probe,
+        model_cut.operators,
+        model_cut.cut,
+        model_profile.profile_step,
+        model_put_back.put_back,
     )
 }
 

@@ -118,6 +118,15 @@ MORE_PRODUCTS = {  # products that torch's counter omits, as far as this torch h
     }.items()
     if hasattr(ATEN, name)
 }
+
+
+def product_registry() -> dict:
+    """What counts the FLOPs of an operation, by operation."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS).flop_registry
+
+
 ADDED_FIRST = {ATEN.addmm, ATEN.baddbmm, ATEN.addmv}  # their first argument is added to the product
 BITS = {"fp64": 64, "fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 SCALING = {ATEN.mul, ATEN.div, ATEN.sub}  # by a scale, or less a zero point
@@ -228,11 +237,11 @@ class CausalAttention(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is torch.nn.functional.scaled_dot_product_attention:
-            self.spared += self._spared(*args, **kwargs)
+            self.spared += self.spared_by(*args, **kwargs)
         return function(*args, **kwargs)
 
     @staticmethod
-    def _spared(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_) -> int:
+    def spared_by(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_) -> int:
         """query: (..., L, E), key: (..., S, E), value: (..., S, V); query i sees the keys up to i."""
         if not is_causal:
             return 0

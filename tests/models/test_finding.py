@@ -1,0 +1,247 @@
+"""find_kernels.py: which module's operator launched a kernel, what the step could gain, and the advice.
+
+fixtures/model_step/cpu_decoder.json.gz is a real capture on a CPU. GPU events and times in this file are made up.
+"""
+
+from dataclasses import replace
+
+import pytest
+from conftest import BUNDLE, FIXTURES, tool_json
+from kernelopt.errors import UsageError
+from kernelopt.hardware import roofline, wiki
+from kernelopt.models import cutting, finding, floors, step_report, step_trace
+from kernelopt.models.advice import advice
+from kernelopt.models.groups import Floor, Group, ModuleWork, OperatorShare, groups, pattern_of
+from kernelopt.models.step_report import StepReport, WayTime
+from kernelopt.models.step_trace import Place, Unit
+
+CPU = FIXTURES / "model_step" / "cpu_decoder.json.gz"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> StepReport:
+    return finding.report(finding.Recording.load(CPU), "recorded")
+
+
+def test_operators_of_a_recorded_cpu_step_are_grouped_by_module_and_labelled(recorded):
+    by_name = {group.name: group for group in recorded.groups}
+    mlp, own = by_name["layers.*.mlp (Mlp)"], by_name["layers.*.mlp, own operators (Mlp)"]
+    assert mlp.paths == ("layers.0.mlp", "layers.1.mlp") and mlp.whole and mlp.kernels == 10
+    assert {one.operator: one.calls for one in own.operators} == {"silu": 2, "mul": 2}
+    (up,) = by_name["layers.*.mlp.up (Linear)"].operators
+    assert (up.operator, up.shapes, up.dtype, up.calls) == ("linear", "2x7x32 64x32", "fp32", 2)
+    assert mlp.floor is None and recorded.idle_pct is None
+    text = list(finding.lines(recorded, everything=True))
+    assert "on cpu-interpreter (recorded, torch 2.13.0+cpu)" in text[0] and "CPU %" in text[2]
+    assert text[-1] == "1. there is no GPU here: these are times of the CPU's operators, and say nothing of a GPU"
+
+
+def test_the_backward_pass_belongs_to_the_modules_of_the_forward_pass(recorded):
+    backward = {group.pattern: group for group in recorded.groups if group.backward and not group.whole}
+    assert {one.operator for one in backward["layers.*.mlp"].operators} == {"silu_backward", "mul"}
+    assert "mm" in {one.operator for one in backward["head"].operators}
+    assert backward["layers.*.mlp"].floor is None
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args) -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": args}
+
+
+def gpu_step() -> list[dict]:
+    """One layer with a product and two element-wise operators, its backward pass on another thread, and a kernel that
+    no operator of torch's launched."""
+    mark = "kernelopt module layers.3.mlp (Mlp)"
+    shapes = {"Input Dims": [[8, 16], [16, 16]], "Input type": ["c10::BFloat16", "c10::BFloat16"]}
+    return [
+        event("user_annotation", "kernelopt step", 0, 1000),
+        event("user_annotation", mark, 10, 100),
+        event("cpu_op", "aten::linear", 20, 20, **shapes),
+        event("cpu_op", "aten::mm", 22, 10, **{"Sequence number": 7}, **shapes),
+        event("cuda_runtime", "cudaLaunchKernel", 25, 2, correlation=1),
+        event("cpu_op", "aten::silu", 50, 10, **{"Sequence number": 8}),
+        event("cuda_runtime", "cudaLaunchKernel", 52, 2, correlation=2),
+        event("cuda_driver", "cuLaunchKernel", 70, 2, correlation=3),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 200, 50, 2, **{"Sequence number": 7}),
+        event("cpu_op", "aten::mm", 210, 10, 2),
+        event("cuda_runtime", "cudaLaunchKernel", 212, 2, 2, correlation=4),
+        event("kernel", "gemm", 30, 40, 7, correlation=1),
+        event("kernel", "elementwise", 70, 5, 7, correlation=2),
+        event("kernel", "own_triton", 80, 6, 7, correlation=3),
+        event("kernel", "gemm", 300, 30, 7, correlation=4),
+        event("gpu_memset", "Memset", 400, 1, 7, correlation=99),
+    ]
+
+
+def test_a_kernel_belongs_to_the_operator_and_the_module_that_launched_it():
+    trace = step_trace.read(gpu_step())
+    assert trace.on_gpu and [unit.name for unit in trace.units] == [
+        "gemm",
+        "elementwise",
+        "own_triton",
+        "gemm",
+        "Memset",
+    ]
+    product, silu, own, back, memset = (unit.place for unit in trace.units)
+    assert (product.module, product.operator, product.shapes, product.dtype) == (
+        "layers.3.mlp",
+        "linear",
+        "8x16 16x16",
+        "bf16",
+    )
+    assert (silu.operator, own.module, own.operator) == ("silu", "layers.3.mlp", "")
+    assert (back.module, back.operator, back.backward) == ("layers.3.mlp", "mm", True)
+    assert memset == Place()
+    shares = {(one.pattern, one.backward): one.operators for one in groups(trace.units, [], lambda _: None)}
+    assert [one.operator for one in shares["layers.*.mlp", False]] == ["linear", "own_triton", "silu"]
+
+
+def test_numbers_in_a_path_stand_for_repeated_layers():
+    assert pattern_of("layers.12.mlp.up") == "layers.*.mlp.up" and pattern_of("block3.conv2d") == "block3.conv2d"
+    assert pattern_of("0") == "*" and pattern_of("") == ""
+
+
+def test_a_launch_bound_stretch_is_where_the_gpu_waits_longer_than_it_works():
+    place = Place("layers.0.norm", "Norm")
+    waiting = [Unit("k", 10.0 * at, 2.0, place) for at in range(12)]
+    busy = [Unit("k", 113.0 + 10 * at, 9.0, Place()) for at in range(12)]
+    (found,) = step_report.stretches([*waiting, *busy])
+    assert (found.first, found.kernels, found.us) == ("layers.*.norm", 11, 102.0)
+    assert found.idle_pct == pytest.approx(100 * 80 / 102)
+    assert step_report.stretches(busy) == []
+
+
+H200 = wiki.product("H200")
+
+
+def work(path: str, flops: int, state: int, other: int, dtype: str = "bf16") -> ModuleWork:
+    return ModuleWork(path, False, flops, state, other // 2, other // 2, dtype)
+
+
+def test_the_floor_counts_what_the_l2_cannot_hold():
+    roof = roofline.roof(H200, "bf16")
+    gbps, l2 = roof.bandwidth.value, roof.l2_bytes
+    many = 10 * int(l2)
+    large = floors.floor_on(H200, many)([work("a", 0, many, many)])
+    assert large.us == pytest.approx(2 * many / gbps / 1e3) and large.bound == "memory"
+    small = floors.floor_on(H200, many)([work("a", 0, many, 1000)])
+    assert small.us == pytest.approx(many / gbps / 1e3)  # the activations may still be in the L2
+    assert floors.floor_on(H200, 1000)([work("a", 0, 1000, 1000)]).us == 0
+    products = floors.floor_on(H200, 1000)([work("a", 10**12, 1000, 1000)] * 2)
+    assert products.us == pytest.approx(2e12 / roof.compute.value / 1e6) and products.bound == "compute"
+    assert floors.floor_on(H200, 1000)([work("a", 10**12, 1000, 1000, "int")]) is None
+
+
+def made_group(number: int, pattern: str, saved_us: float, operator: str, **changes) -> Group:
+    share = OperatorShare(operator, "", "bf16", 1, 1, 2 * saved_us)
+    fields = {"kind": "M", "whole": False, "has_submodules": False, "backward": False, "kernels": 1}
+    floor = Floor(saved_us, "memory", changes.pop("library_rate", False))
+    return Group(
+        number=number,
+        pattern=pattern,
+        paths=(pattern.replace("*", "0"),),
+        us=2 * saved_us,
+        share_pct=10.0,
+        operators=(share,),
+        floor=floor,
+        saved_us=saved_us,
+        **{**fields, **changes},
+    )
+
+
+def made_report(groups: list[Group], ways: dict[str, float], busy_us: float = 950.0) -> StepReport:
+    """A step of 1,000 us; speed-ups by way."""
+    times = tuple(
+        WayTime(name, 1000 / one, one, (one, one), "FASTER" if one > 1.01 else "EQUAL", None)
+        for name, one in ways.items()
+    )
+    return StepReport(
+        model="model.py",
+        workload="default",
+        training=False,
+        device="NVIDIA H200",
+        torch="2.13",
+        source="measured",
+        on_gpu=True,
+        parameters=1,
+        step_us=1000.0,
+        busy_us=busy_us,
+        kernels=10,
+        card="H200",
+        stretches=(),
+        ways=times,
+        groups=tuple(groups),
+    )
+
+
+ATTENTION = made_group(1, "layers.*.attention", 110.0, "scaled_dot_product_attention")
+NORM = made_group(2, "layers.*.norm", 70.0, "mean")
+TINY = made_group(3, "head", 10.0, "linear")
+
+
+def test_the_gain_is_of_the_whole_step():
+    """Amdahl: 110 us of a step of 1,000 us are 11 %."""
+    report = made_report([ATTENTION], {})
+    assert report.saved_pct(ATTENTION) == pytest.approx(11.0) and report.idle_pct == pytest.approx(5.0)
+    assert report.to_json()["groups"][0]["share_of_step_pct"] == pytest.approx(22.0)
+    assert advice(report) == ["this is worth a kernel: group 1, layers.*.attention (M), at most 11 % of the eager step"]
+
+
+def test_compile_comes_first_and_what_it_fuses_is_no_reason_for_a_kernel():
+    said = advice(made_report([ATTENTION, NORM, TINY], {"compiled": 1.8, "tuned": 2.0}))
+    assert said == [
+        'first torch.compile(mode="max-autotune"): 2.00x (torch.compile by default gives 1.80x)',
+        "torch.compile already fuses operators like those of group 2, layers.*.norm (M); compare with the compiled step "
+        "before you write a kernel for them",
+        "this is worth a kernel: group 1, layers.*.attention (M), at most 11 % of the eager step",
+        'beside torch.compile(mode="max-autotune") the same would be at most 22 % of the step',
+    ]
+
+
+def test_where_compile_is_enough_no_kernel_is_written():
+    said = advice(made_report([TINY], {"compiled": 1.5, "graph": 1.1}))
+    assert said[0] == "first torch.compile: 1.50x"
+    assert said[-1] == ("no kernel is worth writing: no group could save 3 % of the step; torch.compile is enough")
+    assert "near what the card gives" in advice(made_report([TINY], {"compiled": 1.005}))[-1]
+
+
+def test_a_gpu_that_waits_calls_for_graphs():
+    said = advice(made_report([NORM], {"compiled": 1.2, "graph": 2.5}, busy_us=300.0))
+    assert said[0].startswith("first a CUDA graph of the eager step: 2.50x")
+    assert said[1].startswith("launch-bound: in 70 % of the eager step the GPU waits for the host")
+    assert said[1].endswith("a CUDA graph of the eager step gives 2.50x")
+    assert "worth a kernel: group 2" in said[2]  # a graph fuses nothing
+
+
+def test_of_groups_that_share_operators_the_larger_saving_is_named():
+    whole = made_group(4, "layers.*.mlp", 90.0, "linear", whole=True, has_submodules=True)
+    part = made_group(5, "layers.*.mlp.up", 60.0, "linear", library_rate=True)
+    said = advice(made_report([whole, part], {}))
+    assert said == ["this is worth a kernel: group 4, layers.*.mlp (M), at most 9 % of the eager step"]
+    said = advice(made_report([replace(whole, floor=replace(whole.floor, library_rate=True))], {}))
+    assert said[-1] == "a floor that is a library's rate bounds no gain; measure_ceiling.py measures one for a problem"
+
+
+def test_a_group_becomes_a_cut_with_its_promise():
+    own = made_group(2, "layers.*.mlp", 30.0, "silu", has_submodules=True)
+    found = made_report([ATTENTION, own, made_group(3, "head", 20.0, "mm", backward=True)], {}).to_json()
+    part = cutting.part_of_group(BUNDLE / "model.py", found, 1)
+    assert part.module == "layers.0.attention" and part.about == {"share_pct": 22.0, "at_most_pct": 11.0}
+    for number, message in ((2, "own operators of a module with others inside"), (3, "backward"), (9, "no group 9")):
+        with pytest.raises(UsageError, match=message):
+            cutting.part_of_group(BUNDLE / "model.py", found, number)
+    with pytest.raises(UsageError, match="no output of find_kernels"):
+        cutting.part_of_group(BUNDLE / "model.py", {"groups": 3}, 1)
+
+
+def test_a_step_is_profiled_kept_and_read_again(tmp_path, run_here):
+    kept, page = tmp_path / "step.json.gz", tmp_path / "step.html"
+    command = [BUNDLE / "tests" / "models" / "decoder.py", "--device", "cpu-interpreter", "--save", kept]
+    result = tool_json("find_kernels.py", *command, run=run_here)
+    assert result["device"] == "cpu-interpreter" and result["source"] == "measured" and not result["on_gpu"]
+    assert {"layers.*.mlp", "layers.*.attention.qkv", "head"} <= {group["pattern"] for group in result["groups"]}
+    again = tool_json("find_kernels.py", "--recorded", kept, "--page", page, run=run_here)
+    assert again["source"] == "recorded" and again["groups"] == result["groups"]
+    assert "A step of decoder.py" in page.read_text() and "CPU operators" in page.read_text()
+    (tmp_path / "other.json.gz").write_bytes(b"x")
+    assert run_here("find_kernels.py", "--recorded", tmp_path / "other.json.gz").returncode == 2
+    assert run_here("find_kernels.py").returncode == 2

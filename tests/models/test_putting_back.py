@@ -1,0 +1,157 @@
+"""put_back.py: an accepted kernel in the model again. The times here are made up; the checks are real, on the CPU."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import BUNDLE, copy_of, run_script, task
+from kernelopt.models import putting_back
+from kernelopt.session import put_backs, workspace
+from kernelopt.session.put_backs import ModelCheck, Promise, PutBack
+from kernelopt.worker import model_cut
+from kernelopt.worker.context import Context
+
+DECODER = BUNDLE / "tests" / "models" / "decoder.py"
+ON_CPU = ("--device", "cpu-interpreter")
+KERNEL = """
+import torch, torch.nn as nn, triton, triton.language as tl
+
+@triton.jit
+def norm(x, weight, out, width, SIZE: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, SIZE)
+    values = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / width + EPSILON)
+    scaled = values * scale * tl.load(weight + at, mask=at < width, other=0.0)
+    tl.store(out + row * width + at, scaled.to(out.dtype.element_ty), mask=at < width)
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(32))
+    def forward(self, x):
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        norm[(x.numel() // x.shape[-1],)](x, self.weight, out, x.shape[-1], triton.next_power_of_2(x.shape[-1]))
+        return out
+"""
+
+
+@pytest.fixture(scope="module")
+def cut_out(tmp_path_factory) -> workspace.Workspace:
+    """A workspace of the decoder's norm, with a Triton kernel that nobody judged."""
+    folder = tmp_path_factory.mktemp("norm")
+    arguments = (str(DECODER), "layers.0.before", None, None, str(folder), None, None)
+    report = model_cut.cut(Context("cpu", {}, None), *arguments, {"share_pct": 20.0, "at_most_pct": 12.0})
+    made = workspace.create(folder, "norm", type(folder)(report.path), None, task())
+    made.kernel.write_text(KERNEL.replace("EPSILON", "1e-6"))
+    return made
+
+
+@pytest.mark.timeout(300)  # torch.compile, in a process of its own
+def test_a_triton_kernel_stands_in_for_the_modules_and_the_report_says_so(cut_out, tmp_path, run_here):
+    made = copy_of(cut_out.root, tmp_path)
+    command = [made.root, DECODER, "--at", "layers.*.before", "--candidate", "--generate", 3, *ON_CPU]
+    done = run_here("put_back.py", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first == (
+        "kernel.py, which is not accepted, in place of 2 modules at layers.*.before, called 2 times a step, on "
+        "cpu-interpreter"
+    )
+    checks = [line.removeprefix("ok: ").split(":")[0] for line in lines[:5]]
+    compiled = "torch.compile, dynamic sizes"
+    assert checks == [*WORKLOADS, "torch.library.opcheck", "greedy tokens", compiled], done.stdout
+    assert lines[5] == "nothing was timed: there is no GPU here"
+    names = {path.name for path in put_backs.folder_of(made).iterdir()}
+    assert names == {"kernel.py", "reference.py", "model_swap.py", "result.json"}
+    page = run_here("render_report.py", made.root, "--markdown").stdout
+    assert "## In the model" in page and "| greedy tokens | passed | 3 of 3 equal |" in page
+
+
+WORKLOADS = ["outputs, workload default", "outputs, workload long"]
+
+
+def test_a_kernel_that_makes_the_model_wrong_is_not_put_back(cut_out, tmp_path, run_here):
+    made = copy_of(cut_out.root, tmp_path)
+    made.kernel.write_text(KERNEL.replace("EPSILON", "0.5"))
+    done = run_here("put_back.py", made.root, DECODER, "--candidate", *ON_CPU)
+    assert done.returncode == 1
+    wrong, last = done.stdout.splitlines()[1], done.stdout.splitlines()[-1]
+    assert wrong.startswith("WRONG: outputs, workload default: ") and "is off by more than 0.0001" in wrong
+    assert last == "the model is not right with this kernel, so nothing was timed"
+    assert [path.name for path in put_backs.folder_of(made).iterdir()] == ["result.json"]
+
+
+def test_only_an_accepted_kernel_is_put_back_without_asking(cut_out, ready, run_here):
+    done = run_here("put_back.py", cut_out.root, DECODER, *ON_CPU)
+    assert done.returncode == 1 and "is accepted yet; --candidate tries kernel.py" in done.stderr
+    assert putting_back.kernel_of(ready, candidate=False).version == "v0"
+    done = run_here("put_back.py", ready.root, DECODER, *ON_CPU)
+    assert done.returncode == 2 and "say where the kernel goes: --at PATH" in done.stderr
+
+
+def timed(before: float, after: float) -> dict:
+    """Rounds of a step, two calls each, that are off by a thousandth now and then."""
+    rounds = [1 + 0.001 * (number % 3) for number in range(30)]
+    return {
+        "before_us": [[before * one, before * one] for one in rounds],
+        "after_us": [[after * one, after * one] for one in rounds],
+        "failed": None,
+        "before_bytes": 3 << 20,
+        "after_bytes": 2 << 20,
+    }
+
+
+def result(**changes) -> PutBack:
+    made = PutBack(
+        timestamp="2026-11-23T00:00:00Z",
+        model="model.py",
+        at="layers.*.mlp",
+        paths=("layers.0.mlp", "layers.1.mlp"),
+        calls=2,
+        version="v3",
+        kernel_sha256="0" * 64,
+        device="NVIDIA H200",
+        training=False,
+        checks=(ModelCheck("outputs, workload default", True, "fine"), ModelCheck("opcheck", None, "unknown")),
+        ways=(
+            putting_back.way_of("eager", timed(1000.0, 900.0)),
+            putting_back.way_of("graph", {**timed(1, 1), "failed": "the original fails: no"}),
+        ),
+        alone=putting_back.way_of(put_backs.ALONE, timed(20.0, 10.0)),
+        promise=Promise(20.0, 12.0),
+    )
+    return replace(made, **changes)
+
+
+def test_the_promise_is_held_against_what_came_of_it(cut_out):
+    lines = list(putting_back.lines(result(), cut_out))
+    assert (
+        "eager: 1.001 ms before, 0.901 ms after, FASTER 1.111x (95 % interval 1.111 to 1.111); memory 3 MiB" in lines[3]
+    )
+    assert lines[4] == "graph: not timed: the original fails: no"
+    assert lines[6:9] == [
+        "promised: at most 12.0 % of the step, of 20.0 % that the part took",
+        "expected of the kernel's own 2.000x: a step 1.111x as fast",
+        "came of it: 10.0 % of the eager step, 1.111x",
+    ]
+
+
+def test_the_exit_code_is_1_unless_some_way_of_running_is_faster():
+    assert putting_back.is_good(result())
+    slower = (putting_back.way_of("eager", timed(900.0, 1000.0)),)
+    assert not putting_back.is_good(result(ways=slower))
+    assert not putting_back.is_good(result(checks=(ModelCheck("outputs", False, "off"),)))
+    assert putting_back.is_good(result(ways=()))
+
+
+def test_a_result_is_read_again_and_a_broken_one_is_a_gap_of_the_report(ready):
+    put_backs.write(ready, result())
+    assert put_backs.recorded(ready) == result()
+    page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout
+    row = "| eager | 1.001 ms | 0.901 ms | 1.111x (1.111 to 1.111) | FASTER | 3, then 2 |"
+    assert row in page and "2.000x, so a step 1.111x as fast" in page
+    path = put_backs.folder_of(ready) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ways": 3}))
+    page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout
+    assert "put_back/result.json is no result of put_back.py" in page and "## In the model" not in page

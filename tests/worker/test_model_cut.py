@@ -1,0 +1,176 @@
+"""Parts cut out of a model: what the reference says of them, and that a cut which is not the same is refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import BUNDLE
+from kernelopt.worker import model_cut, problem
+from kernelopt.worker.context import Context
+from kernelopt.worker.contract import NotCut, WrongModelFile
+
+MODELS = BUNDLE / "tests" / "models"
+CONTEXT = Context("cpu", {}, None)
+
+
+def cut(folder: Path, module: str, between=None, model: str = "parts.py", workload=None, inputs=None):
+    return model_cut.cut(CONTEXT, str(MODELS / model), module, between, workload, str(folder), None, inputs, {})
+
+
+# module, operators from and to: MUTATES, results, the keywords of get_inputs
+PARTS = [
+    ("cache", None, ["cache"], 0, {"cache_dim0": 9, "cache_dim1": 4, "keys_dim0": 2}),
+    ("norm", None, ["residual"], 1, {"x_dim0": 5}),
+    ("views", None, ["x"], 1, {"x_dim0": 5, "x_dim1": 4}),
+    ("state", None, [], 2, {"x_dim0": 5}),
+    ("top", None, [], 2, {"x_dim0": 5, "x_dim1": 4}),
+    ("views", ["add_", "relu"], ["x"], 1, {"x_dim0": 5, "x_dim1": 4}),
+    ("norm", ["to", "mul"], [], 1, {"add_dim0": 5}),
+    ("norm", ["square", "mul_"], ["to"], 0, {"to_dim0": 5}),
+]
+
+
+@pytest.mark.parametrize("module, between, mutates, results, sizes", PARTS)
+def test_views_and_writes_in_place_are_cut_and_proved(tmp_path, module, between, mutates, results, sizes):
+    report = cut(tmp_path, module, between)
+    assert (report.mutates, report.results, report.sizes) == (mutates, results, sizes)
+    assert [(proof.workload, proof.equal) for proof in report.proofs] == [("default", True), ("six", True)]
+    reference = problem.Reference(Path(report.path))
+    assert reference.declarations.to_json() == ({"mutates": mutates} if mutates else {})
+    model, inputs, _ = reference.build("default", 0, None, "cpu")
+    assert [[name, list(one.shape)] for name, one in zip(reference.declarations.parameters, inputs, strict=True)] == [
+        [name, shape] for name, _, shape, _ in report.inputs
+    ]
+    problem.call(model, inputs)
+
+
+def test_parameters_have_the_models_names_and_numbers_like_its_own(tmp_path):
+    report = cut(tmp_path, "layers.1", model="decoder.py")
+    own = problem.load_module(MODELS / "decoder.py").Decoder().get_submodule("layers.1")
+    model, _, _ = problem.Reference(Path(report.path)).build("default", 0, None, "cpu")
+    wanted = {**own.state_dict(), "attention.frequencies": own.attention.frequencies}
+    assert {name: one.shape for name, one in model.state_dict().items()} == {n: one.shape for n, one in wanted.items()}
+    assert model.mlp.up.weight.std().item() == pytest.approx(own.mlp.up.weight.std().item(), rel=0.1)
+    assert torch.equal(model.attention.frequencies, own.attention.frequencies)
+    assert report.workloads == ["default", "long"] and report.sizes == {"x_dim0": 2, "x_dim1": 7}
+
+
+def test_the_reference_also_runs_in_float64(tmp_path):
+    """The oracle does, so a cast to the model's own dtype must follow the inputs."""
+    reference = problem.Reference(Path(cut(tmp_path, "norm").path))
+    outputs, name = problem.oracle_outputs(reference, reference.case("default", 0, None, "cpu"), "cpu")
+    assert name == "fp64" and {one.dtype for one in outputs} == {torch.float64}
+
+
+def test_sizes_at_which_the_model_takes_another_way_are_no_case(tmp_path):
+    report = cut(tmp_path, "odd")
+    assert [proof.equal for proof in report.proofs] == [True, False] and report.workloads == ["default"]
+    reference = problem.Reference(Path(report.path))
+    reference.build("default", 0, None, "cpu", {"x_dim0": 7})
+    with pytest.raises(ValueError, match="another way"):
+        reference.build("default", 0, None, "cpu", {"x_dim0": 8})
+
+
+def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
+    text = "class Twice(nn.Module):\n    def forward(self, x): return x.view(x.shape[0], -1) * 2\n"
+    text += "def load(): return nn.Sequential(Twice(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
+    text += "def workloads(): return {'two': lambda: [torch.randn(2, 5, 3)]}\n"
+    report = cut(tmp_path, "0", model=write_model(tmp_path, text))
+    assert report.sizes == {"x_dim0": 1, "x_dim1": 4, "x_dim2": 3} and report.workloads == ["default", "two"]
+    assert "# float32 (1, 12)" in Path(report.path).read_text()
+
+
+def test_another_workload_is_cut_on_its_own(tmp_path):
+    report = cut(tmp_path, "odd", workload="six")
+    assert report.sizes["x_dim0"] == 6 and report.workloads == ["default"]
+
+
+REFUSED = {
+    "count": "a size or a branch depends on the contents of a tensor",
+    "noise": "draws random numbers that no kernel can repeat",
+    "alias": "lie in the same memory, and it changes one of them",
+    "opaque": "the argument tool is an object of class Tool",
+    "exported": "the model's outputs differ by",
+    "unused": "the model does not call 'unused'",
+}
+
+
+@pytest.mark.parametrize("module", REFUSED)
+def test_a_part_that_cannot_be_cut_out_is_refused_with_a_sentence(tmp_path, module):
+    with pytest.raises(NotCut, match=REFUSED[module]):
+        cut(tmp_path, module)
+
+
+def test_the_operators_of_a_module_are_listed():
+    listed = model_cut.operators(CONTEXT, str(MODELS / "decoder.py"), "layers.1.mlp", None)["operators"]
+    assert [one["name"] for one in listed] == ["linear", "silu", "linear_1", "mul", "linear_2"]
+    assert listed[2] == {
+        "name": "linear_1",
+        "operator": "aten.linear.default",
+        "origin": "up (Linear)",
+        "dtype": "float32",
+        "shape": [2, 7, 64],
+    }
+
+
+def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
+    for between, message in ((["mul", "to"], "runs after"), (["mul", "none"], "there is no operator 'none'")):
+        with pytest.raises(NotCut, match=message):
+            cut(tmp_path, "norm", between)
+
+
+def write_model(folder: Path, text: str) -> str:
+    (folder / "model.py").write_text("import torch, torch.nn as nn\n" + text)
+    return str(folder / "model.py")
+
+
+WRONG_FILES = {
+    "x = 1": "defines no load()",
+    "def load(): return 3": "returns no torch.nn.Module but 3",
+    "def load(): return nn.ReLU()": r"must define inputs\(\), or workloads\(\)",
+    "def load(): return nn.ReLU()\ndef inputs(): return torch.ones(3)": "are of class Tensor; return a list",
+    "def load(): return nn.Linear(3, 3)\ndef inputs(): return [torch.ones(4)]": "the model failed: RuntimeError",
+    "def load(): raise OSError('no weights')": r"load\(\) failed: OSError: no weights",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_FILES)
+def test_a_wrong_file_is_told_what_it_lacks(tmp_path, text):
+    with pytest.raises(WrongModelFile, match=WRONG_FILES[text]):
+        cut(tmp_path, "", model=write_model(tmp_path, text))
+
+
+def test_a_model_that_remembers_proves_nothing(tmp_path):
+    text = "import sys; sys.path.insert(0, '')\n" + (MODELS / "parts.py").read_text()
+    model = write_model(tmp_path, f"{text}\ndef load(): return nn.Sequential(Counting(), nn.ReLU())\n" + ONE_INPUT)
+    with pytest.raises(NotCut, match="two runs of the model on equal inputs differ"):
+        cut(tmp_path, "1", model=model)
+
+
+ONE_INPUT = "def inputs(): return [torch.randn(4, 4)]\ndef workloads(): return {}\n"
+
+
+def test_a_large_constant_or_a_class_of_the_users_own_is_named(tmp_path):
+    text = (
+        "import dataclasses\n@dataclasses.dataclass\nclass Out: x: torch.Tensor\n"
+        "class Own(nn.Module):\n    def forward(self, x): return Out(x * 2)\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x): return self.own(x).x\n"
+        "def load(): return Top()\n"
+    )
+    with pytest.raises(NotCut, match="returns an object of class Out"):
+        cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+
+
+def test_real_inputs_become_workloads_that_are_never_quite_the_same(tmp_path):
+    report = cut(tmp_path, "norm", inputs=str(tmp_path / "inputs.pt"))
+    assert report.workloads == ["default", "six", "recorded_default", "recorded_six"]
+    shutil.copyfile(Path(report.path).with_name("inputs.pt"), tmp_path / "inputs.pt")
+    reference = problem.Reference(Path(report.path))
+    first, second = (reference.build("recorded_six", seed, None, "cpu")[1] for seed in (0, 1))
+    assert [one.shape for one in first] == [(6, 4), (6, 4)] and not torch.equal(first[0], second[0])
+    assert torch.allclose(first[0].float(), second[0].float(), rtol=0.7)
+    (tmp_path / "inputs.pt").write_bytes(b"others")
+    with pytest.raises(ValueError, match="is not the file"):
+        reference.build("recorded_six", 0, None, "cpu")

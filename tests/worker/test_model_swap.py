@@ -1,0 +1,110 @@
+"""A kernel in place of modules, as an operator: values, gradients, what torch demands of an operator, parameters."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import BUNDLE
+from kernelopt.worker import model_cut, model_swap, problem
+from kernelopt.worker.context import Context
+
+MODELS = BUNDLE / "tests" / "models"
+
+
+def folder_with_cut(folder: Path, model: str, module: str) -> Path:
+    """reference.py of a module, and Model itself as kernel.py."""
+    report = model_cut.cut(
+        Context("cpu", {}, None), str(MODELS / model), module, None, None, str(folder), None, None, {}
+    )
+    text = Path(report.path).read_text()
+    (folder / "reference.py").write_text(text)
+    (folder / "kernel.py").write_text(text.split("\n\ndef get_inputs")[0].replace("class Model(", "class ModelNew("))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory) -> Path:
+    return folder_with_cut(tmp_path_factory.mktemp("mlp"), "decoder.py", "layers.1.mlp")
+
+
+def decoder() -> tuple[torch.nn.Module, list]:
+    torch.manual_seed(0)
+    file = problem.load_module(MODELS / "decoder.py")
+    return file.load(), file.inputs()
+
+
+def test_all_modules_that_fit_are_replaced_and_the_state_keeps_its_names(mlp):
+    model, inputs = decoder()
+    expected, names = model(*inputs), list(model.state_dict())
+    assert model_swap.into(model, "layers.*.mlp", mlp) is model
+    assert torch.equal(model(*inputs), expected) and list(model.state_dict()) == names
+    assert all(isinstance(layer.mlp, model_swap.Replacement) for layer in model.layers)
+
+
+def test_a_pattern_that_fits_nothing_and_a_module_without_the_parameters_are_refused(mlp):
+    model, _ = decoder()
+    with pytest.raises(model_swap.NotReplaced, match=r"no module 'layers\.mlp'"):
+        model_swap.into(model, "layers.mlp", mlp)
+    with pytest.raises(
+        model_swap.NotReplaced, match=r"the module lacks 'gate.weight', which Model has; its own are: w"
+    ):
+        model_swap.into(model, "norm", mlp)
+
+
+def test_gradients_are_those_of_the_original(mlp):
+    model, inputs = decoder()
+    replaced = model_swap.into(copy.deepcopy(model), "layers.*.mlp", mlp)
+    for one in (model, replaced):
+        one(*inputs).square().mean().backward()
+    pairs = zip(model.parameters(), replaced.parameters(), strict=True)
+    assert all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-7) for a, b in pairs)
+
+
+def test_an_operator_that_writes_in_place_says_so(tmp_path):
+    folder = folder_with_cut(tmp_path, "parts.py", "norm")
+    operator = model_swap.Operator(folder / "kernel.py", folder / "reference.py", "test_writes")
+    assert str(operator.op._opoverload._schema) == (
+        "kernelopt::test_writes(Tensor x, Tensor(a1!) residual, Tensor weight) -> Tensor"
+    )
+    x, residual, weight = (torch.randn(*shape).bfloat16() for shape in ((5, 4), (5, 4), (4,)))
+    before = residual.clone()
+    operator(x, residual, weight)
+    assert torch.equal(residual, before + x)
+    assert set(torch.library.opcheck(operator.op, (x, residual, weight)).values()) == {"SUCCESS"}
+
+
+STATE_KERNEL = """
+import torch, torch.nn as nn
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.packed = None
+        self.register_load_state_dict_pre_hook(self.pack)
+    def pack(self, module, state, prefix, *_):
+        self.packed = torch.cat([state.pop(name) for name in ("gate.weight", "up.weight")]), state.pop("down.weight")
+    def forward(self, x):
+        gate, up = torch.nn.functional.linear(x, self.packed[0]).chunk(2, -1)
+        return torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, self.packed[1])
+"""
+
+
+def test_a_kernel_that_packs_its_parameters_follows_their_changes(mlp, tmp_path):
+    (tmp_path / "reference.py").write_text((mlp / "reference.py").read_text())
+    (tmp_path / "kernel.py").write_text(STATE_KERNEL)
+    model, inputs = decoder()
+    replaced = model_swap.into(copy.deepcopy(model), "layers.*.mlp", tmp_path)
+    for one in (model, replaced, model, replaced):
+        with torch.no_grad():
+            one.result = one(*inputs)
+            one.layers[1].mlp.up.weight.mul_(1.5)
+    assert torch.allclose(model.result, replaced.result, atol=1e-6)
+
+
+def test_results_in_one_piece_of_memory_are_parted():
+    whole = torch.arange(6.0)
+    first, second, same = model_swap.apart([whole[:3], whole[3:], whole], [torch.ones(1)])
+    places = {one.untyped_storage().data_ptr() for one in (first, second, same)}
+    assert len(places) == 3 and torch.equal(second, torch.tensor([3.0, 4.0, 5.0]))
+    (own,) = model_swap.apart([whole.view(2, 3)], [whole])
+    assert own.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()

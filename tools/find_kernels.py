@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Which kernels of a model are worth writing? Profiles a steady step, and says what the whole could gain.
+
+MODEL.py is your own file: load() returns a torch.nn.Module, inputs() its arguments; workloads() and loss() are optional
+(docs/models.md). Prints the step's time, how long the GPU waits, what torch.compile and CUDA graphs make of the same
+step, and the kernels by module: time, share, floor, and what the step could save at most if they ran at their floor.
+Ends with advice, the first thing first. Without a GPU it shows the CPU's operators, with no floors."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from kernelopt import bundle, cli
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.errors import UsageError
+from kernelopt.models import finding
+from kernelopt.models.advice import WAYS, advice
+from kernelopt.report import step_page
+
+BY_DEFAULT = ("compiled", "tuned", "graph")
+
+
+def main() -> int:
+    args = arguments()
+    if args.recorded:
+        recording, source = finding.Recording.load(args.recorded), "recorded"
+    else:
+        recording, source = measured(args), "measured"
+    if args.save:
+        recording.save(args.save)
+    result = finding.report(recording, source)
+    if args.page:
+        bundle.write_text(args.page, step_page.page(result).html())
+    cli.emit({**result.to_json(), "advice": advice(result)}, args.json, list(finding.lines(result, args.all)))
+    return 0
+
+
+def measured(args) -> finding.Recording:
+    if not args.model or not args.model.is_file():
+        raise UsageError(f"{args.model} is not a file" if args.model else "pass MODEL.py, or --recorded FILE")
+    if unknown := [way for way in args.ways if way not in WAYS]:
+        raise UsageError(f"--ways: {unknown[0]} is none of {', '.join(WAYS)}")
+    wanted = finding.Wanted(
+        args.model, args.workload, args.training, tuple(args.ways), args.budget_seconds, args.timeout
+    )
+    with Sandbox(args.device, None, args.sandbox) as sandbox:
+        cli.say(f"profiling {args.model} on {sandbox.device_name}")
+        return finding.profile(sandbox, wanted)
+
+
+def arguments():
+    parser = cli.parser(__doc__)
+    parser.add_argument("model", type=cli.path, nargs="?", metavar="MODEL.py", help="has load() and inputs()")
+    parser.add_argument("--workload", type=cli.filled, metavar="NAME", help="which of the model's (default: its first)")
+    parser.add_argument("--training", action="store_true", help="a step is forward and backward")
+    parser.add_argument(
+        "--ways",
+        nargs="*",
+        default=BY_DEFAULT,
+        metavar="WAY",
+        help=f"ways of running to time beside the eager one: {', '.join(WAYS)} (default: {', '.join(BY_DEFAULT)})",
+    )
+    parser.add_argument(
+        "--budget-seconds", type=cli.positive_float, default=10, metavar="S", help="to time each way (default 10)"
+    )
+    parser.add_argument("--timeout", type=cli.positive_float, default=1800, help="seconds (default 1800)")
+    parser.add_argument("--all", action="store_true", help="all groups, the small ones too")
+    parser.add_argument("--save", type=cli.path, metavar="FILE", help="keep the profile, a gzipped Chrome trace")
+    parser.add_argument("--recorded", type=cli.path, metavar="FILE", help="a kept profile in place of MODEL.py")
+    parser.add_argument("--page", type=cli.path, metavar="FILE", help="write an HTML page as well")
+    cli.add_device(parser)
+    cli.add_sandbox(parser)
+    cli.add_json(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

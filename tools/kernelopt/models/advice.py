@@ -1,0 +1,106 @@
+"""Plain advice on a profiled step, the first thing first. Pure."""
+
+from collections.abc import Iterator
+
+from .groups import Group
+from .step_report import StepReport, WayTime
+
+GAIN = 1.03  # a way of running that is less faster than this is not worth a change
+IDLE_PCT = 30.0  # of the step: the host is then what limits it
+WORTH_PCT = 3.0  # of the step, that a kernel must be able to save
+WAYS = {
+    "compiled": "torch.compile",
+    "tuned": 'torch.compile(mode="max-autotune")',
+    "reduced": 'torch.compile(mode="reduce-overhead")',
+    "graph": "a CUDA graph of the eager step",
+}
+
+
+def advice(report: StepReport) -> list[str]:
+    """Sentences, in the order in which to follow them."""
+    if not report.on_gpu:
+        return ["there is no GPU here: these are times of the CPU's operators, and say nothing of a GPU"]
+    return [*first_ways(report), *launch_bound(report), *kernels(report)]
+
+
+def first_ways(report: StepReport) -> Iterator[str]:
+    best = gaining(report)
+    if best is None:
+        return
+    simple = next((way for way in report.ways if way.name == "compiled" and way.is_faster), None)
+    text = f"first {WAYS[best.name]}: {best.speedup:.2f}x"
+    if simple and simple is not best:
+        text += f" ({WAYS['compiled']} by default gives {simple.speedup:.2f}x)"
+    yield text
+
+
+def gaining(report: StepReport) -> WayTime | None:
+    """The best other way of running, if it gains enough."""
+    best = report.best_way()
+    return best if best and best.speedup >= GAIN else None
+
+
+def launch_bound(report: StepReport) -> Iterator[str]:
+    if report.idle_pct < IDLE_PCT:
+        return
+    graphs = [way for way in report.ways if way.name in ("graph", "tuned", "reduced") and way.is_faster]
+    known = max(graphs, key=lambda way: way.speedup, default=None)
+    gain = f": {WAYS[known.name]} gives {known.speedup:.2f}x" if known else ""
+    yield (
+        f"launch-bound: in {report.idle_pct:.0f} % of the eager step the GPU waits for the host, so fewer launches "
+        f"help more than faster kernels{gain}"
+    )
+
+
+def kernels(report: StepReport) -> Iterator[str]:
+    """The groups that are worth a kernel, and those that torch.compile fuses."""
+    worth = apart([group for group in report.groups if (report.saved_pct(group) or 0) >= WORTH_PCT])
+    best = gaining(report)
+    fused = [group for group in worth if best and best.name != "graph" and not group.has_product]
+    own = [group for group in worth if group not in fused]
+    if fused:
+        yield (
+            f"torch.compile already fuses operators like those of {listed(fused)}; compare with the compiled step "
+            "before you write a kernel for them"
+        )
+    if own:
+        shares = [f"{report.saved_pct(group):.0f}" for group in own]
+        subject = "this is" if len(own) == 1 else f"these {len(own)} are"
+        yield f"{subject} worth a kernel: {listed(own)}, at most {joined(shares)} % of the eager step"
+        if best:
+            shares = [f"{report.saved_pct(group, best.us):.0f}" for group in own]
+            yield f"beside {WAYS[best.name]} the same would be at most {joined(shares)} % of the step"
+    if any(group.floor.library_rate for group in own):
+        yield "a floor that is a library's rate bounds no gain; measure_ceiling.py measures one for a problem"
+    if not own:
+        enough = f"{WAYS[best.name]} is enough" if best else "the step is near what the card gives"
+        yield f"no kernel is worth writing: no group could save {WORTH_PCT:.0f} % of the step; {enough}"
+
+
+def apart(worth: list[Group]) -> list[Group]:
+    """Those that save most, without those that lie in another one or around it."""
+    chosen: list[Group] = []
+    for group in sorted(worth, key=lambda one: -one.saved_us):
+        if not any(overlap(group, other) for other in chosen):
+            chosen.append(group)
+    return chosen
+
+
+def overlap(a: Group, b: Group) -> bool:
+    """Do two groups share operators?"""
+    if a.backward != b.backward:
+        return False
+    inside = (
+        a.whole and f"{b.pattern}.".startswith(f"{a.pattern}."),
+        b.whole and f"{a.pattern}.".startswith(f"{b.pattern}."),
+    )
+    return a.pattern == b.pattern or any(inside)
+
+
+def listed(groups: list[Group]) -> str:
+    return joined([f"group {group.number}, {group.name}" for group in groups], "; ")
+
+
+def joined(parts: list[str], between: str = ", ") -> str:
+    """ "11, 7 and 3" """
+    return parts[0] if len(parts) == 1 else f"{between.join(parts[:-1])} and {parts[-1]}"

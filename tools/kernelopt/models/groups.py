@@ -1,0 +1,176 @@
+"""The kernels of a step by the module that launched them, and what the step could gain from each at most. Pure.
+
+Modules at one place of repeated layers are one group: layers.*.mlp. A group is a module's own operators, or the module
+as a whole where it is small enough to be one kernel.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .step_trace import Unit
+
+REPEATED = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a path that is a number
+# Products and attention, which torch.compile leaves to libraries, or tunes.
+PRODUCT = re.compile(r"linear|mm\b|matmul|conv|attention|addmv|\bmv\b|\bdot\b|einsum|lstm|gru")
+MOST_OPERATORS = 24  # of one call of a module that could be a single kernel
+
+
+@dataclass(frozen=True)
+class ModuleWork:
+    """worker.model_work.ModuleWork"""
+
+    path: str
+    whole: bool
+    flops: int
+    bytes_state: int
+    bytes_in: int
+    bytes_out: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class OperatorShare:
+    """An operator of a group. calls, kernels: in a step. us: of all its kernels in a step."""
+
+    operator: str
+    shapes: str
+    dtype: str
+    calls: int
+    kernels: int
+    us: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """us: the least time of the group's operators in a step. bound: "memory" or "compute". library_rate: it is what a
+    library reaches, and no floor."""
+
+    us: float
+    bound: str
+    library_rate: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """whole: with submodules; else the modules' own operators. pattern: with * for numbers in the path. paths: of the
+    modules. us: in a step. share_pct: of the GPU's time in a step (of the operators' time without a GPU). floor: None
+    where it is unknown. saved_us: what a step could save at most; None without a floor."""
+
+    number: int
+    pattern: str
+    kind: str
+    whole: bool
+    has_submodules: bool
+    paths: tuple[str, ...]
+    backward: bool
+    us: float
+    share_pct: float
+    kernels: int
+    operators: tuple[OperatorShare, ...]
+    floor: Floor | None
+    saved_us: float | None
+
+    @property
+    def has_product(self) -> bool:
+        return any(PRODUCT.search(one.operator) for one in self.operators)
+
+    @property
+    def name(self) -> str:
+        """ "layers.*.mlp, own operators (Mlp)" """
+        own = ", own operators" if self.has_submodules and not self.whole else ""
+        backward = ", backward" if self.backward else ""
+        return f"{self.pattern or 'the model itself'}{own}{backward}{f' ({self.kind})' if self.kind else ''}"
+
+
+Key = tuple[str, bool, bool]  # pattern, whole, backward
+
+
+def groups(
+    units: Sequence[Unit], work: Iterable[ModuleWork], floor_of: Callable[[list[ModuleWork]], Floor | None]
+) -> list[Group]:
+    """The groups, the longest first. work: of the calls in a forward pass. floor_of: the floor of some calls."""
+    kinds = {pattern_of(unit.place.module): unit.place.kind for unit in units}
+    parents = {above for pattern in kinds for above in above_of(pattern)}
+    members: dict[Key, list[Unit]] = defaultdict(list)
+    for unit in units:
+        pattern, backward = pattern_of(unit.place.module), unit.place.backward
+        members[pattern, False, backward].append(unit)
+        for above in (*above_of(pattern), pattern):
+            if above in parents:
+                members[above, True, backward].append(unit)
+    counted: dict[tuple[str, bool], list[ModuleWork]] = defaultdict(list)
+    for one in work:
+        counted[pattern_of(one.path), one.whole].append(one)
+    total = sum(unit.us for unit in units)
+    made = [
+        group_of(key, own, kinds, key[0] in parents, counted[key[0], key[1]], floor_of, total)
+        for key, own in members.items()
+        if not key[1] or is_small(own, key[0])
+    ]
+    made.sort(key=lambda group: -group.us)
+    return [replace(group, number=number) for number, group in enumerate(made, start=1)]
+
+
+def group_of(
+    key: Key,
+    own: list[Unit],
+    kinds: dict[str, str],
+    has_submodules: bool,
+    counted: list[ModuleWork],
+    floor_of: Callable[[list[ModuleWork]], Floor | None],
+    total_us: float,
+) -> Group:
+    pattern, whole, backward = key
+    us = sum(unit.us for unit in own)
+    floor = None if backward or not counted else floor_of(counted)
+    return Group(
+        number=0,
+        pattern=pattern,
+        kind=kinds.get(pattern, ""),
+        whole=whole,
+        has_submodules=has_submodules,
+        paths=tuple(dict.fromkeys(path_at(unit.place.module, pattern) for unit in own)),
+        backward=backward,
+        us=us,
+        share_pct=100 * us / total_us if total_us else 0.0,
+        kernels=len(own),
+        operators=tuple(operators_of(own)),
+        floor=floor,
+        saved_us=None if floor is None else max(0.0, us - floor.us),
+    )
+
+
+def is_small(units: list[Unit], pattern: str) -> bool:
+    """Could one call of a module be a single kernel?"""
+    calls = {(unit.place.module, unit.place.started_us) for unit in units}
+    return bool(pattern) and len(calls) <= MOST_OPERATORS * len({path_at(path, pattern) for path, _ in calls})
+
+
+def pattern_of(path: str) -> str:
+    """layers.*.mlp for layers.3.mlp"""
+    return REPEATED.sub("*", path)
+
+
+def above_of(pattern: str) -> list[str]:
+    """The patterns of the modules around one, the model's own ("") excepted."""
+    parts = pattern.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def path_at(path: str, pattern: str) -> str:
+    """The start of a path that a pattern stands for."""
+    return ".".join(path.split(".")[: len(pattern.split("."))]) if pattern else ""
+
+
+def operators_of(units: Sequence[Unit]) -> list[OperatorShare]:
+    """The operators of a group, the longest first; a kernel that none launched stands for itself."""
+    by_operator: dict[tuple, list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_operator[unit.place.operator or unit.name, unit.place.shapes, unit.place.dtype].append(unit)
+    shares = [
+        OperatorShare(*key, len({unit.place.started_us for unit in own}), len(own), sum(unit.us for unit in own))
+        for key, own in by_operator.items()
+    ]
+    return sorted(shares, key=lambda share: -share.us)

@@ -1,0 +1,117 @@
+"""What came of a kernel in a model: W/put_back/result.json, which put_back.py writes beside the files it checked."""
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from .. import bundle
+from ..errors import ToolError, UsageError
+from .workspace import Workspace
+
+FOLDER = "put_back"
+EAGER, ALONE = "eager", "the module alone"
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """passed: None where nothing could be said of the kernel."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running the step. before_us, after_us: medians. speedup, ci95: of the step; verdict: statuses.Speed.
+    failed: why it was not timed; the figures are then None."""
+
+    name: str
+    before_us: float | None
+    after_us: float | None
+    speedup: float | None
+    ci95: tuple[float, float] | None
+    verdict: str | None
+    failed: str | None
+    before_bytes: int | None
+    after_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What find_kernels.py said of the part, of an eager step. share_pct: of the step that it takes. at_most_pct: of
+    the step that could be saved, if the part ran at its floor; None without a floor."""
+
+    share_pct: float
+    at_most_pct: float | None
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """version: of the kernel; None for a candidate that is not accepted. calls: of the kernel in a step. ways: empty
+    without a GPU. alone: one call of the first module, by itself."""
+
+    timestamp: str
+    model: str
+    at: str
+    paths: tuple[str, ...]
+    calls: int
+    version: str | None
+    kernel_sha256: str
+    device: str
+    training: bool
+    checks: tuple[ModelCheck, ...]
+    ways: tuple[Way, ...]
+    alone: Way | None
+    promise: Promise | None
+
+    @property
+    def is_right(self) -> bool:
+        return all(check.passed is not False for check in self.checks)
+
+    def way(self, name: str) -> Way | None:
+        return next((way for way in self.ways if way.name == name), None)
+
+    def expected(self) -> float | None:
+        """The speed-up of the eager step that follows from the part's share and the kernel's own speed-up; None where
+        one of them is unknown."""
+        if not self.promise or not self.alone or not self.alone.speedup:
+            return None
+        share = self.promise.share_pct / 100
+        return 1 / (1 - share + share / self.alone.speedup)
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict) -> "PutBack":
+        """KeyError, TypeError or ValueError when the value is none."""
+        made = {field.name: value[field.name] for field in fields(cls)}
+        made["paths"] = tuple(map(str, value["paths"]))
+        made["checks"] = tuple(ModelCheck(**check) for check in value["checks"])
+        made["ways"] = tuple(way_from(way) for way in value["ways"])
+        made["alone"] = value["alone"] and way_from(value["alone"])
+        made["promise"] = value["promise"] and Promise(**value["promise"])
+        return cls(**made)
+
+
+def way_from(value: dict) -> Way:
+    return Way(**{**value, "ci95": value["ci95"] and (float(value["ci95"][0]), float(value["ci95"][1]))})
+
+
+def folder_of(workspace: Workspace) -> Path:
+    return workspace.root / FOLDER
+
+
+def write(workspace: Workspace, result: PutBack) -> None:
+    bundle.write_json(folder_of(workspace) / "result.json", result.to_json())
+
+
+def recorded(workspace: Workspace) -> PutBack | None:
+    """The latest result; None where there is none. UsageError when it cannot be read."""
+    path = folder_of(workspace) / "result.json"
+    if not path.exists():
+        return None
+    try:
+        return PutBack.from_json(bundle.read_json(path))
+    except (ToolError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        raise UsageError(f"{path} is no result of put_back.py; run it again") from None

@@ -1,0 +1,158 @@
+"""A model as its user states it, in a file of Python:
+
+    load()         the module
+    inputs()       its arguments: a list or tuple of positional ones, or a dict of keywords
+    workloads()    optional: {name: a function like inputs}; the first is the default where there is no inputs()
+    loss(outputs)  optional, for training: a number to minimise
+
+The file is the user's own and is trusted. Files beside it can be imported.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import problem, state, tensor_trees
+from .contract import ContractError, WrongModelFile
+from .faults import describe
+
+SEED = 0  # of the weights, the inputs and each run, so that runs differ by what was replaced alone
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call."""
+
+    args: tuple
+    kwargs: dict
+
+    def tensors(self) -> list[torch.Tensor]:
+        return tensor_trees.input_tensors([self.args, self.kwargs])
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Arguments":
+        """The same with other tensors."""
+        args, kwargs = tensor_trees.map_tensors((self.args, self.kwargs), function)
+        return Arguments(args, kwargs)
+
+    def copied(self) -> "Arguments":
+        """The same in memory of their own, each tensor with its strides."""
+        return self.mapped(lambda tensor: tensor_trees.copied(tensor.detach(), str(tensor.device)))
+
+
+class ModelFile:
+    """The module of a file, on `device`, and the arguments of its workloads. training: it is in training mode, and runs
+    keep what gradients need."""
+
+    def __init__(self, path: Path, device: str, training: bool = False):
+        self.name, self.device, self.training = path.name, device, training
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+        with self._blamed("it"):
+            self._file = problem.load_module(path)
+        if not hasattr(self._file, "load"):
+            raise WrongModelFile(f"{self.name} defines no load(), which returns the model")
+        with self._seeded(), self._blamed("load()"):
+            module = self._file.load()
+        if not isinstance(module, torch.nn.Module):
+            raise WrongModelFile(f"load() of {self.name} returns no torch.nn.Module but {module!r:.80}")
+        self.module = module.to(device).train(training)
+        self.workloads = self._workloads()
+
+    def _workloads(self) -> dict[str, Callable]:
+        makers = {"default": self._file.inputs} if hasattr(self._file, "inputs") else {}
+        if hasattr(self._file, "workloads"):
+            with self._blamed("workloads()"):
+                makers |= self._file.workloads()
+        if not makers or not all(map(callable, makers.values())):
+            raise WrongModelFile(
+                f"{self.name} must define inputs(), or workloads() that returns a dict of names to such functions"
+            )
+        return makers
+
+    def chosen(self, workload: str | None) -> str:
+        """The name of a workload, the default one for None. Raises WrongModelFile for an unknown one."""
+        name = workload or next(iter(self.workloads))
+        if name not in self.workloads:
+            known = ", ".join(self.workloads)
+            raise WrongModelFile(f"{self.name} has no workload '{name}'; it has: {known}")
+        return name
+
+    def arguments(self, workload: str) -> Arguments:
+        """Fresh arguments of a workload, the same each time."""
+        with self._seeded(), self._blamed(f"what makes the inputs of workload '{workload}'"):
+            made = self.workloads[workload]()
+        if isinstance(made, dict):
+            arguments = Arguments((), made)
+        elif isinstance(made, list | tuple):
+            arguments = Arguments(tuple(made), {})
+        else:
+            raise WrongModelFile(
+                f"{self.name}: the inputs of workload '{workload}' are of class {type(made).__name__}; return a list "
+                "of positional arguments, or a dict of keywords"
+            )
+        return arguments.mapped(lambda tensor: tensor.to(self.device))
+
+    def run(self, module: torch.nn.Module, arguments: Arguments):
+        """The outputs of a call, with gradients only in training."""
+        torch.manual_seed(SEED)
+        with torch.set_grad_enabled(self.training), self._blamed("the model"):
+            return module(*arguments.args, **arguments.kwargs)
+
+    @contextlib.contextmanager
+    def buffers_restored(self) -> Iterator[None]:
+        """What runs inside may change the model's buffers; they get their contents again."""
+        before = {name: (tensor, tensor.clone()) for name, tensor in self.module.named_buffers()}
+        try:
+            yield
+        finally:
+            for tensor, contents in before.values():
+                if not state.identical(tensor, contents):
+                    tensor.copy_(contents)
+
+    def loss(self, outputs) -> torch.Tensor:
+        """What training minimises: loss() of the file, `.loss` of the outputs, or else the mean square of all floating
+        outputs."""
+        if hasattr(self._file, "loss"):
+            with self._blamed("loss()"):
+                return self._file.loss(outputs)
+        if isinstance(own := getattr(outputs, "loss", None), torch.Tensor):
+            return own
+        floating = [tensor for tensor in tensor_trees.input_tensors([outputs]) if tensor.requires_grad]
+        if not floating:
+            raise WrongModelFile(f"no output of {self.name} needs gradients; define loss(outputs) there")
+        return sum(tensor.float().square().mean() for tensor in floating)
+
+    def submodule(self, path: str) -> torch.nn.Module:
+        """The module at a dotted path, the model itself for "". Raises WrongModelFile, naming what is there."""
+        try:
+            return self.module.get_submodule(path)
+        except AttributeError:
+            raise WrongModelFile(f"the model has no module '{path}'; {self._near(path)}") from None
+
+    def _near(self, path: str) -> str:
+        """The names at the first place where a path leads nowhere."""
+        parts = path.split(".")
+        known = [".".join(parts[:count]) for count in range(len(parts))]
+        last = next(at for at in reversed(known) if at in dict(self.module.named_modules()))
+        names = ", ".join(name for name, _ in self.module.get_submodule(last).named_children()) or "none"
+        return f"{f'modules in {last!r}' if last else 'its modules'}: {names}"
+
+    @contextlib.contextmanager
+    def _seeded(self) -> Iterator[None]:
+        torch.manual_seed(SEED)
+        with torch.device(self.device), torch.no_grad():
+            yield
+
+    @contextlib.contextmanager
+    def _blamed(self, part: str) -> Iterator[None]:
+        """Errors inside the block are told as the file's."""
+        try:
+            yield
+        except (ContractError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise WrongModelFile(f"{self.name}: {part} failed: {describe(error)['message']}") from error

@@ -1,0 +1,256 @@
+"""The job that puts a kernel into a model, checks the whole model against the original, and times a step of both."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import accuracy, model_steps, model_swap, tensor_trees
+from .context import Context
+from .contract import NotCut, WrongModelFile
+from .faults import shortened
+from .model_file import Arguments, ModelFile
+from .model_steps import StepTimes
+
+DYNAMIC = "torch.compile, dynamic sizes"
+
+
+@dataclass(frozen=True)
+class Check:
+    """passed: None where the original fails in the same way, so that nothing is said of the kernel."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class PutBackReport:
+    """paths: the modules that the kernel stands in for. calls: of it in a step. steps: times by way of running, {}
+    where there is no GPU. alone: of one call of the first module, by itself."""
+
+    paths: list[str]
+    calls: int
+    checks: list[Check]
+    steps: dict[str, StepTimes]
+    alone: StepTimes | None
+
+
+def put_back(
+    context: Context,
+    model: str,
+    folder: str,
+    at: str,
+    training: bool,
+    generate: int,
+    tolerances: dict[str, float],
+    budget_s: float,
+) -> PutBackReport:
+    """Check, and on a GPU time, a model with the kernel of `folder` (kernel.py, reference.py) in place of the modules
+    at `at`. training: also compare gradients. generate: how many greedy tokens are compared. tolerances: by dtype, on
+    |error| / (|original| + rms). budget_s: for the times of each way of running a step."""
+    file = ModelFile(Path(model), context.device, training)
+    try:
+        operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
+        paths = model_swap.paths(file.module, at)
+        made = {path: model_swap.Replacement(file.module.get_submodule(path), operator) for path in paths}
+    except model_swap.NotReplaced as error:
+        raise NotCut(str(error)) from None
+    if training and operator.mutated:
+        raise NotCut(f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow")
+    judge = Judge(file, with_modules(file.module, made), made, tolerances)
+    checks = judge.outputs()
+    if all(check.passed for check in checks):
+        checks.append(judge.operator(operator))
+        checks += [judge.gradients()] if training else []
+        checks += [judge.tokens(generate)] if generate else []
+        checks.append(judge.compiled())
+    if context.device != "cuda" or any(check.passed is False for check in checks):
+        return PutBackReport(paths, judge.calls, checks, {}, None)
+    times = model_steps.compared(file, judge.after, budget_s)
+    alone = model_steps.alone(file, paths[0], made[paths[0]], budget_s / 4)
+    return PutBackReport(paths, judge.calls, checks, times, alone)
+
+
+def with_modules(model: torch.nn.Module, made: dict[str, torch.nn.Module], prefix: str = "") -> torch.nn.Module:
+    """The model with other modules at some paths. It shares all else with the original, which stays as it is."""
+    if prefix.removesuffix(".") in made:
+        return made[prefix.removesuffix(".")]
+    if not any(path.startswith(prefix) for path in made):
+        return model
+    one = copy.copy(model)
+    one._modules = {
+        name: child and with_modules(child, made, f"{prefix}{name}.") for name, child in model._modules.items()
+    }
+    return one
+
+
+class Judge:
+    """Compares a model with the original. calls: of the kernel in a step."""
+
+    def __init__(self, file: ModelFile, after: torch.nn.Module, made: dict, tolerances: dict[str, float]):
+        self.after, self.calls = after, 0
+        self._file = file
+        parameters = [*file.module.parameters(), *file.module.buffers()]
+        self._tolerance = tolerances.get(tensor_trees.dominant_dtype(parameters), tolerances["fp32"])
+        self._exact = widened(file.module)
+        self._made = made
+
+    def outputs(self) -> list[Check]:
+        """The outputs in each workload, and the buffers and inputs as a step leaves them."""
+        return [self._in_workload(workload) for workload in self._file.workloads]
+
+    def _in_workload(self, workload: str) -> Check:
+        name = f"outputs, workload {workload}"
+        plain = self._left_by(self._file.module, workload)
+        calls: list[int] = []
+        hooks = [one.register_forward_hook(lambda *_: calls.append(1)) for one in self._made.values()]
+        try:
+            replaced = self._left_by(self.after, workload)
+        except Exception as error:
+            return Check(name, False, first_line(error))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not calls:
+            return Check(name, False, "the model did not call the kernel")
+        self.calls = self.calls or len(calls)
+        return self._compared(name, replaced, plain, self._exact_outputs(workload))
+
+    def _left_by(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
+        arguments = self._file.arguments(workload)
+        with self._file.buffers_restored():
+            outputs = self._file.run(module, arguments)
+            left = tensor_trees.input_tensors([outputs]) + arguments.tensors() + [*self._file.module.buffers()]
+            return [one.detach().clone() for one in left]
+
+    def _exact_outputs(self, workload: str) -> list[torch.Tensor] | None:
+        """The same of the model in a wider dtype; None where it does not run in one."""
+        try:
+            outputs = self._file.run(copy.deepcopy(self._exact), self._wide_arguments(workload))
+            return [one.detach() for one in tensor_trees.input_tensors([outputs])]
+        except Exception:  # there is none, too little memory, or a dtype that is written in the model
+            return None
+
+    def _wide_arguments(self, workload: str) -> Arguments:
+        dtype = next(one.dtype for one in self._exact.parameters() if one.is_floating_point())
+        wide = self._file.arguments(workload)
+        return wide.mapped(lambda one: one.to(dtype) if one.is_floating_point() else one)
+
+    def _compared(self, name: str, actual: list, plain: list, exact: list | None) -> Check:
+        """The first tensor that is off, or the largest difference."""
+        if len(actual) != len(plain):
+            return Check(name, False, f"{len(actual)} tensors, where the original gives {len(plain)}")
+        worst = 0.0
+        for number, (one, other) in enumerate(zip(actual, plain, strict=True)):
+            oracle = exact[number] if exact and number < len(exact) and exact[number].shape == other.shape else other
+            judged = accuracy.compare(one, oracle, other, self._tolerance if other.is_floating_point() else 0.0)
+            if "bound" not in judged:
+                return Check(name, False, f"tensor {number} is {judged['dtype']} {judged['shape']}")
+            if wrong := judged["mismatches"] + judged["nonfinite"]:
+                share = 100 * wrong / judged["elements"]
+                detail = f"{share:.2g} % of tensor {number} is off by more than {judged['bound']:.2g}"
+                return Check(name, False, f"{detail}, and by {judged['max_rel']:.2g} at most")
+            worst = max(worst, judged["max_rel"])
+        return Check(name, True, f"{len(plain)} tensors, off by {worst:.2g} at most, within {self._tolerance:.2g}")
+
+    def operator(self, operator: model_swap.Operator) -> Check:
+        """torch.library.opcheck, on the arguments of a real call."""
+        op, given = operator.op, []
+
+        def noting(*arguments):
+            given.append(arguments)
+            return op(*arguments)
+
+        operator.op = noting
+        self._left_by(self.after, self._file.chosen(None))
+        operator.op = op
+        real = [one.detach() if operator.mutated and isinstance(one, torch.Tensor) else one for one in given[0]]
+        results = torch.library.opcheck(op, tuple(real), raise_exception=False)
+        failed = {name: str(result) for name, result in results.items() if result != "SUCCESS"}
+        detail = "; ".join(f"{name}: {first_line(text)}" for name, text in failed.items())
+        return Check("torch.library.opcheck", not failed, detail or f"{', '.join(results)}: as they should be")
+
+    def gradients(self) -> Check:
+        """The gradients of all parameters."""
+        workload = self._file.chosen(None)
+        arguments = self._file.arguments(workload)
+        plain, replaced = (self._gradients(module, arguments) for module in (self._file.module, self.after))
+        if missing := [name for name in plain if name not in replaced]:
+            return Check("gradients", False, f"'{missing[0]}' gets none")
+        try:
+            wide = self._gradients(self._exact, self._wide_arguments(workload))
+            exact = [wide[name] for name in plain]
+        except Exception:
+            exact = None
+        return self._compared("gradients", [replaced[name] for name in plain], [*plain.values()], exact)
+
+    def _gradients(self, module: torch.nn.Module, arguments: Arguments) -> dict[str, torch.Tensor]:
+        module.zero_grad()
+        self._file.loss(self._file.run(module, arguments)).backward()
+        made = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
+        module.zero_grad()
+        return made
+
+    def tokens(self, count: int) -> Check:
+        """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
+        arguments = self._file.arguments(self._file.chosen(None))
+        whole = [one for one in arguments.tensors() if not one.is_floating_point() and one.ndim == 2]
+        if len(whole) != 1:
+            raise WrongModelFile("--generate needs one 2-d input of whole numbers, the tokens")
+        tokens, equal, ties = whole[0], 0, 0
+        for _ in range(count):
+            given = arguments.mapped(lambda one, now=tokens: now if one is whole[0] else one)
+            first, second = (last_logits(self._file.run(module, given)) for module in (self._file.module, self.after))
+            best = first.argmax(-1)
+            same = best == second.argmax(-1)
+            top = first.topk(2, -1).values
+            near = top[:, 0] - top[:, 1] <= 2 * self._tolerance * (top[:, 0].abs() + accuracy.root_mean_square(first))
+            equal += int(same.all())
+            ties += int(not same.all() and bool((same | near).all()))
+            tokens = torch.cat([tokens, best[:, None].to(tokens.dtype)], 1)
+        detail = f"{equal} of {count} equal" + (f", {ties} of the others near ties" if ties else "")
+        return Check("greedy tokens", equal + ties == count, detail)
+
+    def compiled(self) -> Check:
+        """All workloads through one torch.compile with dynamic sizes."""
+        backend = "inductor" if self._file.device == "cuda" else "aot_eager"
+        for module, is_original in ((self._file.module, True), (self.after, False)):
+            try:
+                made = torch.compile(module, backend=backend, dynamic=True)
+                results = {workload: self._left_by(made, workload) for workload in self._file.workloads}
+            except Exception as error:
+                passed = None if is_original else False
+                return Check(DYNAMIC, passed, f"{'the original fails: ' if is_original else ''}{first_line(error)}")
+        checks = [
+            self._compared(DYNAMIC, left, self._left_by(self._file.module, workload), self._exact_outputs(workload))
+            for workload, left in results.items()
+        ]
+        wrong = next((check for check in checks if not check.passed), None)
+        return wrong or Check(DYNAMIC, True, f"backend {backend}, {len(checks)} workloads: {checks[0].detail}")
+
+
+def widened(module: torch.nn.Module) -> torch.nn.Module | None:
+    """A copy of a model in the next wider dtype; None where there is none, or no memory for it."""
+    dtypes = {one.dtype for one in module.parameters() if one.is_floating_point()}
+    if not dtypes or not all(dtype in tensor_trees.NAMES for dtype in dtypes):
+        return None
+    wide = torch.float64 if torch.float32 in dtypes else torch.float32
+    try:
+        return copy.deepcopy(module).to(wide)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def last_logits(outputs) -> torch.Tensor:
+    """(requests, vocabulary): the last of the first floating output (requests, tokens, vocabulary)."""
+    for one in tensor_trees.input_tensors([outputs]):
+        if one.is_floating_point() and one.ndim == 3:
+            return one[:, -1].float()
+    raise WrongModelFile("--generate needs an output of (requests, tokens, vocabulary), the logits")
+
+
+def first_line(error: object) -> str:
+    text = str(error).strip() or type(error).__name__
+    return shortened(text.splitlines()[0])

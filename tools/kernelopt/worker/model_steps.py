@@ -1,0 +1,170 @@
+"""Times of a step of a model, before and after a change, in turn; and of one module by itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from .model_calls import recording
+from .model_file import Arguments, ModelFile
+
+LEAST_ROUNDS, MOST_ROUNDS = 6, 200
+WARM_UP_STEPS = 3
+CALLS_IN_A_ROW = 20  # of a single module: the GPU stays busy while the host launches
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Rounds of two steps each, in microseconds, by the host's clock from an idle GPU to an idle GPU. failed: why a way
+    of running did not work, and with which of the two; the times are then empty. bytes: the most that a step held."""
+
+    before_us: list[list[float]]
+    after_us: list[list[float]]
+    failed: str | None = None
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+
+
+class Steps:
+    """Steps of a file's model, or of one like it, on the arguments of a workload."""
+
+    def __init__(self, file: ModelFile, workload: str):
+        self._file = file
+        self._arguments = file.arguments(workload)
+
+    def step(self, module: torch.nn.Module) -> Callable[[], object]:
+        """One step: a call, and in training the gradients too."""
+        file, arguments = self._file, self._arguments
+
+        def call():
+            outputs = file.run(module, arguments)
+            if file.training:
+                file.loss(outputs).backward()
+                module.zero_grad()
+
+        return call
+
+    def eager(self, module: torch.nn.Module) -> Callable[[], object]:
+        return self.step(module)
+
+    def compiled(self, module: torch.nn.Module) -> Callable[[], object]:
+        """As torch.compile makes it by default."""
+        return self.step(torch.compile(module))
+
+    def tuned(self, module: torch.nn.Module) -> Callable[[], object]:
+        """As torch.compile makes it when it may try for long."""
+        return self.step(torch.compile(module, mode="max-autotune"))
+
+    def reduced(self, module: torch.nn.Module) -> Callable[[], object]:
+        """As torch.compile makes it inside CUDA graphs."""
+        return self.step(torch.compile(module, mode="reduce-overhead"))
+
+    def graph(self, module: torch.nn.Module) -> Callable[[], object]:
+        """Replayed from a CUDA graph."""
+        call = self.step(module)
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UP_STEPS):
+                call()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return graph.replay
+
+
+WAYS = ("eager", "compiled", "graph")
+
+
+def compared(file: ModelFile, after: torch.nn.Module, budget_s: float) -> dict[str, StepTimes]:
+    """The step of the original and of the model after the change, in turn, by way of running."""
+    steps = Steps(file, file.chosen(None))
+    ways = [way for way in WAYS if not (file.training and way == "graph")]
+    return {way: compared_way(getattr(steps, way), file.module, after, budget_s) for way in ways}
+
+
+def compared_way(way: Callable, before: torch.nn.Module, after: torch.nn.Module, budget_s: float) -> StepTimes:
+    calls = []
+    for module, name in ((before, "original"), (after, "model with the kernel")):
+        try:
+            calls.append(warmed_up(way(module)))
+        except Exception as error:
+            return StepTimes([], [], f"the {name} fails: {(str(error) or type(error).__name__).splitlines()[0]}")
+    before_us, after_us = in_turn(*calls, budget_s, host_us)
+    return StepTimes(before_us, after_us, None, *(most_bytes(call) for call in calls))
+
+
+def warmed_up(call: Callable) -> Callable:
+    for _ in range(WARM_UP_STEPS):
+        call()
+    return call
+
+
+def in_turn(
+    a: Callable, b: Callable, budget_s: float, clock: Callable[[Callable], float]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Rounds A B B A and B A A B in turn; the times of A's and of B's two calls in each."""
+    times: dict[int, list[list[float]]] = {0: [], 1: []}
+    began = perf_counter()
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and perf_counter() - began > budget_s:
+            break
+        order = (0, 1, 1, 0) if number % 2 == 0 else (1, 0, 0, 1)
+        one: dict[int, list[float]] = {0: [], 1: []}
+        for which in order:
+            one[which].append(clock((a, b)[which]))
+        for which in one:
+            times[which].append(one[which])
+    return times[0], times[1]
+
+
+def host_us(call: Callable) -> float:
+    """A step by the host's clock, from an idle GPU to an idle GPU."""
+    idle()
+    since = perf_counter()
+    call()
+    idle()
+    return (perf_counter() - since) * 1e6
+
+
+def idle() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def most_bytes(call: Callable) -> int:
+    """The most memory that tensors took in a step."""
+    idle()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    idle()
+    return torch.cuda.max_memory_allocated()
+
+
+def alone(file: ModelFile, path: str, made: torch.nn.Module, budget_s: float) -> StepTimes:
+    """The first call of a module in a step, by itself: the original and the kernel in turn, calls in a row between two
+    events."""
+    original = file.submodule(path)
+    with recording(original) as recorder:
+        file.run(file.module, file.arguments(file.chosen(None)))
+    arguments = recorder.call.arguments
+    calls = [warmed_up(lambda one=one: called(one, arguments)) for one in (original, made)]
+    return StepTimes(*in_turn(*calls, budget_s, events_us))
+
+
+def called(module: torch.nn.Module, arguments: Arguments):
+    with torch.no_grad():
+        return module(*arguments.args, **arguments.kwargs)
+
+
+def events_us(call: Callable) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(CALLS_IN_A_ROW):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000 / CALLS_IN_A_ROW

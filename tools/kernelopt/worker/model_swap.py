@@ -1,0 +1,311 @@
+"""A kernel in place of modules of a model, as an operator of torch.library: torch.compile, torch.export and autograd
+work on. This file stands alone: put_back.py leaves a copy beside kernel.py and reference.py, for use without the tools.
+
+    import model_swap
+    model = model_swap.into(model, "layers.*.mlp")
+
+The operator gets the inputs of the kernel and the parameters and buffers of the module that it stands in for. What it
+returns without computing (its fake implementation) comes from the reference. Gradients come from the reference too,
+computed again in the backward pass.
+"""
+
+import fnmatch
+import functools
+import importlib.util
+import inspect
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
+NAMESPACE = "kernelopt"
+NUMBERS = itertools.count()
+
+
+class NotReplaced(Exception):
+    """The kernel cannot stand in for the module; the message says why."""
+
+
+def into(model: torch.nn.Module, at: str, folder: Path = HERE) -> torch.nn.Module:
+    """The model with the kernel of `folder` in place of all modules whose paths fit `at`, where * stands for one part
+    of a path. The model itself is changed, but for the path ""."""
+    operator = Operator(folder / "kernel.py", folder / "reference.py")
+    for path in paths(model, at):
+        made = Replacement(model.get_submodule(path), operator)
+        if not path:
+            return made
+        owner, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, made)
+    return model
+
+
+def paths(model: torch.nn.Module, at: str) -> list[str]:
+    """The paths of modules that fit a pattern. NotReplaced when there is none."""
+    parts = at.split(".")
+    fitting = [
+        name
+        for name, _ in model.named_modules(remove_duplicate=False)
+        if len(name.split(".")) == len(parts) and all(map(fnmatch.fnmatchcase, name.split("."), parts))
+    ]
+    if not fitting:
+        raise NotReplaced(f"the model has no module '{at}'")
+    return fitting
+
+
+def load_file(path: Path):
+    """A file of Python as a module of its own."""
+    name = f"{path.stem}_of_{path.parent.name}_{len(sys.modules)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Operator:
+    """The operator of a kernel and its reference. inputs: names of the arguments of the kernel. state: names of the
+    parameters and buffers of Model. mutated: those of both that are written to."""
+
+    def __init__(self, kernel: Path, reference: Path, name: str | None = None):
+        self._kernel = load_file(kernel)
+        self._reference = load_file(reference)
+        self._init = list(getattr(self._reference, "get_init_inputs", list)())
+        with torch.device("meta"), torch.no_grad():
+            self._blank = self._reference.Model(*self._init)
+        self.inputs = [*inspect.signature(self._reference.Model.forward).parameters][1:]
+        self.state = [name for name, _ in held(self._blank)]
+        cut = getattr(self._reference, "CUT", {})
+        mutates = getattr(self._reference, "MUTATES", ())
+        self.mutated = [one if isinstance(one, str) else self.inputs[one] for one in mutates]
+        self.mutated += cut.get("changes", [])
+        self.constants = cut.get("constants", [])  # of the state: tensors that no module holds
+        self._call = getattr(self._reference, "call", None)
+        self._bound: dict[tuple, tuple] = {}
+        types, self._results = self._signature()
+        self._name = f"{NAMESPACE}::{name or f'cut_{next(NUMBERS)}'}"
+        self.op = self._defined(types)
+
+    def __call__(self, *arguments):
+        """The results as Model returns them: none, one, or a tuple."""
+        return self.op(*arguments)
+
+    def call(self, module: torch.nn.Module, *args, **kwargs):
+        """A call of a module, with the operator in it."""
+        state = [find(module, name) for name in self.state]
+        if self._call:
+            return self._call(lambda *inputs: self.op(*inputs, *state), module, *args, **kwargs)
+        return self.op(*args, *kwargs.values(), *state)
+
+    def _signature(self) -> tuple[list[str], int]:
+        """(types of the inputs, number of results), from a call on blank inputs, or on real ones where it needs their
+        values."""
+        try:
+            with torch.device("meta"), torch.no_grad():
+                inputs = self._reference.get_inputs()
+                results = tensors(self._blank(*inputs))
+        except Exception:
+            with torch.no_grad():
+                inputs = self._reference.get_inputs()
+                results = tensors(self._reference.Model(*self._init)(*inputs))
+        odd = [one for one in inputs if not isinstance(one, torch.Tensor) and type(one) not in TYPES]
+        if odd:
+            raise NotReplaced(f"an input is a {type(odd[0]).__name__}; an operator takes tensors and numbers")
+        return ["Tensor" if isinstance(one, torch.Tensor) else TYPES[type(one)] for one in inputs], len(results)
+
+    def _defined(self, types: list[str]):
+        """The operator, with its schema, its fake implementation and, where it changes nothing, its gradient."""
+        names = [*self.inputs[: len(types)], *self.state]
+        kinds = [*types, *["Tensor"] * len(self.state)]
+        for at, name in enumerate(names):
+            if name in self.mutated:
+                kinds[at] = f"Tensor(a{at}!)"
+        safe = [argument_name(name) for name in names]
+        given = ", ".join(f"{kind} {name}" for kind, name in zip(kinds, safe, strict=True))
+        returned = "Tensor" if self._results == 1 else f"({', '.join(['Tensor'] * self._results)})"
+        mutates = {argument_name(name) for name in self.mutated}
+        schema = f"({given}) -> {returned}"
+        op = torch.library.custom_op(self._name, self._run, mutates_args=mutates, schema=schema)
+        op.register_fake(self._fake)
+        if not self.mutated and self._results:
+            self._gradient = self._defined_gradient(given)
+            op.register_autograd(self._backward, setup_context=self._keep)
+        return op
+
+    def _run(self, *arguments):
+        """The kernel's results, each in memory of its own."""
+        inputs, state = self._parts(arguments)
+        with torch.no_grad():
+            results = tensors(self._kernel_with(state)(*inputs))
+        return returned(apart(results, [*inputs, *state]))
+
+    def _fake(self, *arguments):
+        """What the reference returns without computing. It gets copies of what it changes."""
+        with torch.no_grad():
+            results = self._computed(self._blank, arguments)
+        return returned(apart(results, arguments))
+
+    def _computed(self, model: torch.nn.Module, arguments) -> list[torch.Tensor]:
+        """The results of the reference."""
+        inputs, state = self._parts(arguments)
+        changed = set(self.mutated)
+        inputs = [one.clone() if name in changed else one for name, one in zip(self.inputs, inputs, strict=False)]
+        own = {name: one.clone() if name in changed else one for name, one in zip(self.state, state, strict=True)}
+        return tensors(torch.func.functional_call(model, own, tuple(inputs)))
+
+    def _parts(self, arguments) -> tuple[list, list]:
+        """(inputs, state)"""
+        count = len(arguments) - len(self.state)
+        return list(arguments[:count]), list(arguments[count:])
+
+    def _kernel_with(self, state: list[torch.Tensor]) -> Callable:
+        """The kernel that holds these parameters and buffers, in their own memory where its names are theirs. One that
+        packs them is made anew once they have changed."""
+        if not hasattr(self._kernel, "ModelNew"):
+            return self._kernel.kernel_function
+        key = tuple(one.data_ptr() for one in state)
+        versions = [one._version for one in state]
+        made, known = self._bound.get(key, (None, None))
+        if made is None or not (known is None or known == versions):
+            made = self._with_state(state)
+            places = {one.data_ptr() for _, one in held(made)}
+            shares = set(key) <= places
+            self._bound[key] = made, None if shares else versions
+        return made
+
+    def _with_state(self, state: list[torch.Tensor]) -> torch.nn.Module:
+        device = state[0].device if state else None
+        with torch.device(device) if device else torch.no_grad(), torch.no_grad():
+            made = self._kernel.ModelNew(*self._init)
+        own = {name: one.detach() for name, one in zip(self.state, state, strict=True)}  # not the model's own objects
+        loaded = made.load_state_dict(own, strict=False, assign=True)
+        if loaded.unexpected_keys:
+            raise NotReplaced(f"ModelNew lacks parameters of Model: {', '.join(loaded.unexpected_keys)}")
+        return made.train(False).requires_grad_(False)
+
+    def _defined_gradient(self, given: str):
+        """An operator for the backward pass: the gradients that are needed, from the reference computed again."""
+        schema = f"({given}, Tensor[] grads, bool[] needed) -> Tensor[]"
+        op = torch.library.custom_op(f"{self._name}_backward", self._gradients, mutates_args=(), schema=schema)
+
+        def fake(*arguments):
+            *inputs, _, needed = arguments
+            return [one.new_empty(one.shape) for one in itertools.compress(inputs, needed)]
+
+        op.register_fake(fake)
+        return op
+
+    def _gradients(self, *arguments) -> list[torch.Tensor]:
+        """The gradients of the arguments that need one. torch.func differentiates inside of an operator too, where
+        autograd is off."""
+        *inputs, grads, needed = arguments
+
+        def results(*wanted):
+            given = iter(wanted)
+            mixed = [next(given) if one_needed else one for one, one_needed in zip(inputs, needed, strict=True)]
+            return tuple(one for one in self._computed(self.real, mixed) if one.is_floating_point())
+
+        wanted = list(itertools.compress(inputs, needed))
+        floating = tuple(grad for grad in grads if grad.is_floating_point())
+        return [one.contiguous() for one in torch.func.vjp(results, *wanted)[1](floating)]
+
+    @functools.cached_property
+    def real(self) -> torch.nn.Module:
+        """The reference with contents, for its constants."""
+        return self._reference.Model(*self._init)
+
+    def _keep(self, ctx, inputs, output) -> None:
+        ctx.numbers = [None if isinstance(one, torch.Tensor) else one for one in inputs]
+        ctx.save_for_backward(*(one for one in inputs if isinstance(one, torch.Tensor)))
+
+    def _backward(self, ctx, *grads):
+        saved = iter(ctx.saved_tensors)
+        arguments = [next(saved) if number is None else number for number in ctx.numbers]
+        needed = list(ctx.needs_input_grad)
+        made = iter(self._gradient(*arguments, list(grads), needed))
+        return tuple(next(made) if wanted else None for wanted in needed)
+
+
+class StandIn(torch.nn.Module):
+    """A module in place of another one. It holds the parameters, buffers, submodules and other tensors of that one, so
+    that the names in the model's state stay as they are."""
+
+    def __init__(self, original: torch.nn.Module):
+        super().__init__()
+        self.__dict__.update({name: one for name, one in vars(original).items() if isinstance(one, torch.Tensor)})
+        for members in ("_parameters", "_buffers", "_modules"):
+            getattr(self, members).update(getattr(original, members))
+        self._non_persistent_buffers_set = set(original._non_persistent_buffers_set)
+        self.training = original.training
+
+
+class Replacement(StandIn):
+    """An operator in place of a module."""
+
+    def __init__(self, original: torch.nn.Module, operator: Operator):
+        super().__init__(original)
+        self._operator = operator
+        for name in operator.constants:
+            device = next((one.device for _, one in held(self)), None)
+            self.register_buffer(name, find(operator.real, name).to(device), persistent=False)
+        for name in operator.state:
+            try:
+                find(self, name)
+            except AttributeError:
+                own = ", ".join(known for known, _ in held(self)) or "none"
+                raise NotReplaced(f"the module lacks '{name}', which Model has; its own are: {own}") from None
+
+    def forward(self, *args, **kwargs):
+        return self._operator.call(self, *args, **kwargs)
+
+
+def held(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters and buffers, by name."""
+    both = itertools.chain(
+        module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    )
+    return list(both)
+
+
+def find(module: torch.nn.Module, name: str) -> torch.Tensor:
+    """A parameter or buffer by its dotted name."""
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def argument_name(name: str) -> str:
+    """ "up.weight" as an argument of an operator."""
+    return f"state_{name.replace('.', '_')}" if "." in name or name in ("self", "from", "in", "out") else name
+
+
+def tensors(value) -> list[torch.Tensor]:
+    """The tensors of a result in order, those of a dict by key."""
+    if isinstance(value, dict):
+        value = [item for _, item in sorted(value.items(), key=lambda pair: repr(pair[0]))]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors(item)]
+    return [] if value is None else [value]
+
+
+def returned(results: list[torch.Tensor]):
+    """None, one result, or a tuple, as the schema says."""
+    return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def apart(results: list[torch.Tensor], arguments) -> list[torch.Tensor]:
+    """The results, each in memory of its own: an operator must not return memory of its arguments, nor one piece of
+    memory twice."""
+    taken = {place(one) for one in arguments if isinstance(one, torch.Tensor)}
+    made = []
+    for result in results:
+        made.append(result.clone() if place(result) in taken else result)
+        taken.add(place(made[-1]))
+    return made
+
+
+def place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
