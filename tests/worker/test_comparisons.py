@@ -103,6 +103,23 @@ def test_ties_where_a_mask_says_so():
     assert not right(actual, reference, modes, [SCORES, torch.tensor([2, 2])])
 
 
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        ([[4, 0, 2], [3, 1, -1]], True),  # in another order, and none where the reference has none
+        ([[3, 0, 2], [2, -1, 1]], True),  # tied ones, too
+        ([[4, 0, 0], [3, 1, -1]], False),
+        ([[4, 0, 1], [3, 1, -1]], False),
+        ([[4, 0, 2], [3, 1, 2]], False),
+        ([[4, 0, -1], [3, 1, -1]], False),
+        ([[4, 0, 2], [3, 1, 5]], False),
+    ],
+)
+def test_ties_in_any_order_of_a_row(indices, expected):
+    reference = torch.tensor([[0, 2, 4], [1, 3, -1]])
+    assert right(torch.tensor(indices), reference, {"ties": "scores", "set": -1}, [SCORES]) == expected
+
+
 def test_ties_of_other_shapes_are_a_wrong_declaration():
     with pytest.raises(InvalidDeclaration, match="do not point along the last dimension"):
         compared(torch.zeros(4, 3).long(), torch.zeros(4, 3).long(), {"ties": "scores"}, [SCORES])

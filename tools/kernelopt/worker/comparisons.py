@@ -3,7 +3,8 @@
     {"atol": 1e-2, "rtol": 1e-2}    an element may be off by atol + rtol * |reference|
     {"share": 0.99, "cap": 0.5}     this share of the elements must be within the bound, and none off by more than cap
     {"rms": 0.005}                  rms of the error over the rms of the reference; in place of a bound for each element
-    {"ties": "scores"}              indices: unique, in range, and the input `scores` equal where they point
+    {"ties": "scores"}              indices: unique, in range, and the input `scores` equal where they point; with
+                                    {"set": -1} in any order of a row
     {"set": -1}                     equal as sets along that dimension, or within the groups that an input of offsets or
                                     a function of the inputs states
     {"valid": lambda x, n: mask}    only where the function of the inputs says so
@@ -72,9 +73,10 @@ def read(output: int | str, modes, parameters: tuple[str, ...]) -> Comparison:
         check_group(where, modes["set"], parameters)
     if "valid" in modes and not callable(modes["valid"]):
         raise InvalidDeclaration(f"{where}: valid must be a function of the inputs that returns a mask")
-    if "ties" in modes and set(modes) - {"ties", "valid", "atol", "rtol"}:
-        raise InvalidDeclaration(f"{where}: ties goes with valid, atol and rtol alone")
-    if "set" in modes and set(modes) - {"set", "valid"}:
+    unordered = {"set"} if modes.get("set") == -1 and "valid" not in modes else set()
+    if "ties" in modes and set(modes) - {"ties", "valid", "atol", "rtol"} - unordered:
+        raise InvalidDeclaration(f'{where}: ties goes with valid, atol and rtol alone, or with "set": -1')
+    if "set" in modes and "ties" not in modes and set(modes) - {"set", "valid"}:
         raise InvalidDeclaration(f"{where}: set goes with valid alone")
     own = {"group" if mode == "set" else mode: value for mode, value in modes.items()}
     return Comparison(parameters, **own)
@@ -96,13 +98,20 @@ def check_group(where: str, value, parameters: tuple[str, ...]) -> None:
         )
 
 
-def of_inputs(function: Callable, parameters: tuple[str, ...], inputs: list):
-    """The result of a declared function. It gets the inputs that its parameters name, or all of them."""
+def of_inputs(mode: str, function: Callable, parameters: tuple[str, ...], inputs: list):
+    """The result of a declared function. It gets the inputs that its parameters name, or all of them. Raises
+    InvalidDeclaration where it raises."""
     accepted = list(inspect.signature(function).parameters)
     named = dict(zip(parameters, inputs, strict=False))
-    if accepted and all(name in named for name in accepted):
-        return function(**{name: named[name] for name in accepted})
-    return function(*inputs)
+    try:
+        if accepted and all(name in named for name in accepted):
+            return function(**{name: named[name] for name in accepted})
+        return function(*inputs)
+    except Exception as error:
+        raise InvalidDeclaration(
+            f"the function `{mode}` in COMPARE raises {type(error).__name__}: {error}; it gets the inputs that its "
+            "parameters name, or all of them"
+        ) from error
 
 
 def compare(
@@ -147,7 +156,7 @@ def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.T
     """Which elements of an output count; None for all of them."""
     if declared.valid is None:
         return None
-    mask = of_inputs(declared.valid, declared.parameters, inputs)
+    mask = of_inputs("valid", declared.valid, declared.parameters, inputs)
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
         raise InvalidDeclaration("the function `valid` in COMPARE must return a tensor of bool")
     while mask.dim() < output.dim() and mask.shape == output.shape[: mask.dim()]:
@@ -165,7 +174,8 @@ def ties(
     actual: torch.Tensor, baseline: torch.Tensor, mask: torch.Tensor | None, declared: Comparison, inputs: list
 ) -> dict:
     """{mismatches, first_bad_index, refused, …} of indices along the last dimension of an input: wrong where one is out
-    of range, comes twice in its row, or points to another score than the reference's index in its place."""
+    of range, comes twice in its row, or points to another score than the reference's index in its place. As a set: in
+    the order of the scores, and out of range where the reference's are, such as -1 for none."""
     scores = inputs[declared.parameters.index(declared.ties)]
     if not isinstance(scores, torch.Tensor) or actual.is_floating_point() or scores.dim() == 0:
         raise InvalidDeclaration("ties in COMPARE needs an output of whole numbers and a tensor of scores")
@@ -174,14 +184,27 @@ def ties(
     counted = torch.ones_like(got, dtype=torch.bool) if mask is None else mask.reshape(got.shape)
     count = scores.shape[-1]
     inside = (got >= 0) & (got < count)
-    chosen, wanted = (accuracy.comparable(gathered(scores, at.clamp(0, count - 1))) for at in (got, expected))
-    bound = (declared.atol or 0.0) + (declared.rtol or 0.0) * wanted.double().abs()
-    equal = (chosen == wanted) | ((chosen.double() - wanted.double()).abs() <= bound)
-    wrong = counted & (~inside | ~equal | repeated(got, counted))
+    (chosen, none), (wanted, expected_none) = (pointed_to(scores, at) for at in (got, expected))
+    outside = ~inside
+    if declared.group is not None:
+        chosen, wanted, none, expected_none = (x.sort(dim=-1).values for x in (chosen, wanted, none, expected_none))
+        outside = none != expected_none
+    bound = (declared.atol or 0.0) + (declared.rtol or 0.0) * torch.where(wanted.isfinite(), wanted.abs(), 0.0)
+    equal = (chosen == wanted) | ((chosen - wanted).abs() <= bound)
+    wrong = counted & (outside | ~equal | repeated(got, counted & inside))
     bad = int(wrong.sum())
     first = int(wrong.reshape(-1).nonzero()[0]) if bad else None
     why = f"{bad} indices are out of range, come twice or point to another score than the reference's" if bad else None
     return {"mismatches": 0, "outside": bad, "first_bad_index": first, "refused": why, "nonfinite": 0, "lost_pct": 0.0}
+
+
+def pointed_to(scores: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the scores at indices, infinite where one is out of range; those out of range, the number of scores for any
+    other)."""
+    count = scores.shape[-1]
+    inside = (at >= 0) & (at < count)
+    there = accuracy.comparable(gathered(scores, at.clamp(0, count - 1))).double()
+    return torch.where(inside, there, math.inf), torch.where(inside, count, at)
 
 
 def gathered(scores: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -215,7 +238,7 @@ def groups_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch
         offsets = inputs[declared.parameters.index(group)].to(output.device)
         rows = torch.bucketize(torch.arange(len(output), device=output.device), offsets.contiguous(), right=True)
         return rows.view(-1, *[1] * (output.dim() - 1)).expand(output.shape)
-    groups = of_inputs(group, declared.parameters, inputs).to(output.device)
+    groups = of_inputs("set", group, declared.parameters, inputs).to(output.device)
     if groups.is_floating_point() or groups.shape != output.shape:
         raise InvalidDeclaration("the function `set` in COMPARE must return a whole number for each element")
     return groups

@@ -76,10 +76,10 @@ class Declarations:
         return f"'{self.name(position)}'" if position < len(self.parameters) else f"position {position}"
 
     def mutated_tensors(self, inputs: list) -> list[int]:
-        """The numbers, among the tensors of the inputs, of those that forward may change. InvalidDeclaration where
-        there is none."""
+        """The numbers, among the tensors of the inputs, of those that forward may change; none for an argument that is
+        None. InvalidDeclaration where there is no tensor otherwise."""
         for position in self.mutates:
-            if not tensors_at(inputs, position):
+            if not tensors_at(inputs, position) and inputs[position : position + 1] != [None]:
                 raise InvalidDeclaration(
                     f"MUTATES names {self.shown(position)}, but get_inputs gives {len(inputs)} inputs and "
                     "no tensor there"

@@ -277,7 +277,8 @@ class Check:
             compared = self._compare(tensor, at, expected, bounds)
             return "mismatches" in compared and comparisons.is_right(compared) and not compared.get("disturbed")
 
-        answers = []
+        nothing = "anything as output {}, of which COMPARE's `valid` selects nothing,"
+        answers = list(map(nothing.format, self._unseen(expected)))
         for at, before in enumerate(expected.before, start=expected.returned):
             if before.numel() and passes(before, at):
                 answers.append(f"MUTATES declares '{self._parameter(expected, at)}', and its contents before the call")
@@ -286,6 +287,15 @@ class Check:
             bland = accuracy.bland_answers(expected.baseline, given, twins)
             answers += accuracy.passing(bland, expected.oracle, passes)
         return answers
+
+    def _unseen(self, expected: Expected) -> list[int]:
+        """The outputs of which no element is compared."""
+        unseen = []
+        for at, tensor in enumerate(expected.baseline):
+            declared = self.loaded.declarations.comparison(expected.inputs, expected.returned, at)
+            mask = comparisons.mask_of(declared, expected.inputs, tensor) if declared else None
+            unseen += [at] if mask is not None and mask.numel() and not mask.any() else []
+        return unseen
 
     def _parameter(self, expected: Expected, at: int) -> str:
         """The name of the input that output `at` is the contents of."""
