@@ -66,7 +66,7 @@ def put_back(sandbox: Sandbox, workspace: Workspace, kernel: Kernel, wanted: Wan
     at = wanted.at or facts.get("module")
     if at is None:
         raise UsageError("the problem was not cut out by cut_problem.py; say where the kernel goes: --at PATH")
-    table = verify.TOLERANCES if sandbox.gpu else verify.INTERPRETER_TOLERANCES
+    table = verify.TOLERANCES
     with sandbox.folder("put-back") as folder:
         for name, content in files(kernel, workspace).items():
             Path(folder, name).write_bytes(content)
