@@ -20,6 +20,7 @@ from kernelopt.compiling import choosing, compiler, table
 from kernelopt.compiling.compiled import Compiled
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.targets import Target
+from kernelopt.session import workspace
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
 
@@ -97,7 +98,8 @@ def of_file(file: str, timeout_s: float) -> dict:
             if one.status == Status.OK and not may_fit(one):
                 rows[one.target.arch]["fits_with"] = {"constants": new, **row(one)}
         left = [target for target in left if "fits_with" not in rows[target.arch]]
-    return {"triton": triton.__version__, "date": datetime.date.today().isoformat(), "targets": rows}
+    made = {"sha256": workspace.digest(EXAMPLES / file), "triton": triton.__version__}
+    return {**made, "date": datetime.date.today().isoformat(), "targets": rows}
 
 
 def compiled(file: str, source: str, targets: list[Target], timeout_s: float) -> list[Compiled]:
