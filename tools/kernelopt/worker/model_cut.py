@@ -248,10 +248,10 @@ class Draft:
         kept = {name: own for name, own in self.edges.items() if any(one.is_floating_point() for one in own)}
         real = self._keep(self._kept.inputs, "inputs.pt", kept)
         recorded = real and (real, list(kept))
-        tried = self._written("tried.py", self._cut, loaded, recorded)
-        made = tied(
-            self._cut, [size.name for size in named_sizes(self._cut.sizes) if not self._may_differ(tried, size)]
-        )
+        made = self._cut
+        for name in ("tried.py", "tied.py"):
+            tried = self._written(name, made, loaded, recorded)
+            made = tied(made, [size.name for size in named_sizes(made.sizes) if not self._may_differ(tried, size)])
         return self._written("reference.py", made, loaded, recorded), made
 
     def prove(self, path: Path) -> None:
@@ -310,16 +310,30 @@ class Draft:
         return f"kept({str(file)!r}, {cut_source.digest(file)!r})"
 
     def _may_differ(self, path: Path, size: Size) -> bool:
-        """Does the reference take inputs in which this size alone is another one?"""
+        """Does the reference take inputs in which this size alone is another one, and give what the module gives?"""
         try:
             reference = problem.Reference(path)
             model, inputs, _ = reference.build("default", 0, None, self._file.device, {size.name: size.recorded + 1})
-            problem.call(model.to(self._file.device), inputs)
-            return True
+            problem.call(model.to(self._file.device), tensor_trees.map_tensors(inputs, torch.Tensor.clone))
+            return self._facts["between"] is not None or self._as_the_module(path, inputs)
         except ValueError as error:  # sizes at which the model takes another way
             return str(error) == cut_source.OTHER_WAY
         except Exception:
             return False
+
+    def _as_the_module(self, path: Path, inputs: list[torch.Tensor]) -> bool:
+        """Does the module, called on inputs of the cut, give what it gives with the cut in place?"""
+        made = self._cut
+        given = dict(zip(made.chain.inputs, inputs, strict=True))
+        leaves = zip(made.graph.inputs, made.taken.leaves, strict=True)
+        tensors = [given.get(node, leaf.tensor) for node, leaf in leaves]
+        results = []
+        for module in (self._target, InPlace(self._target, problem.load_module(path).call, self._model(path))):
+            arguments = made.taken.rebuilt([one.clone() for one in tensors])
+            with self._file.buffers_restored():
+                outputs = self._file.run(module, arguments)
+                results.append([one.clone() for one in tensor_trees.input_tensors([outputs]) + arguments.tensors()])
+        return all(difference_of(*pair) <= REPEATABLE for pair in zip(*results, strict=True))
 
     def _proof(self, path: Path, workload: str, see: Callable) -> Proof:
         """Run the model with the cut of `path` in place of the original. see: gets copies of the inputs of its first
@@ -342,11 +356,14 @@ class Draft:
             left = [*arguments.tensors(), *self._file.module.buffers()]
             return [one.detach().clone() for one in tensor_trees.input_tensors([outputs]) + left]
 
-    def _run_with(self, path: Path, workload: str, see: Callable) -> list[torch.Tensor]:
-        source = problem.load_module(path)
-        model = source.Model().to(self._file.device)
+    def _model(self, path: Path) -> torch.nn.Module:
+        """Model of a file, with the module's own parameters and buffers."""
+        model = problem.load_module(path).Model().to(self._file.device)
         model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
-        calls = []
+        return model
+
+    def _run_with(self, path: Path, workload: str, see: Callable) -> list[torch.Tensor]:
+        model, calls = self._model(path), []
 
         def kernel(*inputs):
             if not calls:
@@ -354,7 +371,8 @@ class Draft:
             calls.append(1)
             return model(*inputs)
 
-        with swapped(self._file.module, self._path, InPlace(self._target, source.call, kernel)) as whole:
+        call = problem.load_module(path).call
+        with swapped(self._file.module, self._path, InPlace(self._target, call, kernel)) as whole:
             outputs = self._outputs(whole, workload)
         if not calls:
             raise NotCut(f"'{self._path}' was replaced, and the model did not call it in workload '{workload}'")
