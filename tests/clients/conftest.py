@@ -49,7 +49,7 @@ def measured_here(monkeypatch):
     real = gpu_steps.GpuSteps
 
     def steps(workspace: Workspace, executor, *more):
-        return replace(executor, brief=real(workspace, None, *more).brief)
+        return replace(executor, brief=real(workspace, executor, *more).brief)
 
     monkeypatch.setattr(executors, "at", lambda address, workspace, _: contextlib.nullcontext(stand_in(workspace)))
     monkeypatch.setattr(gpu_steps, "GpuSteps", steps)

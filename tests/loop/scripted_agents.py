@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conftest import BUNDLE, kernel_text, recorded, with_floor_share
+from kernelopt.errors import Refused
 from kernelopt.gate.measurement import Measurement
 from kernelopt.loop import loop, strategies
 from kernelopt.loop.stopping import Limits, LoopResult
@@ -31,6 +32,10 @@ GREEDY = strategies.Greedy()
 LIMITS = Limits(rounds=3, minutes=60, agent_calls=20, patience=2, restarts=0, refinements=1, agent_timeout_s=20)
 
 
+def no_profile(version: str, say: Callable) -> None:
+    raise Refused("a stand-in for a GPU profiles nothing")
+
+
 @dataclass(frozen=True)
 class StandIn:
     """asking.Steps and executors.Executor in one; each method is given as a function."""
@@ -42,6 +47,7 @@ class StandIn:
     slots: int = 1
     stop: Callable = lambda: None
     final: Callable = dict
+    profile: Callable = no_profile
 
 
 def stand_in(workspace: Workspace, wrong: str = "WRONG", share: float = 10.0, slots: int = 1) -> StandIn:
