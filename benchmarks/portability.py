@@ -8,6 +8,7 @@ kernel spills or does not fit, other constants are tried, in the order of CONSTA
 
 import argparse
 import datetime
+import json
 import re
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from kernelopt.compiling import choosing, compiler, table
 from kernelopt.compiling.compiled import Compiled
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.targets import Target
+from kernelopt.session import workspace
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
 
@@ -29,6 +31,7 @@ TARGETS = "sm_75 sm_80 sm_89 sm_90 sm_100 sm_120 gfx90a gfx942 gfx950 gfx1100 gf
 # The kernel of each example, and the first version where that is in Triton and the kernel is not. Those in CuTe DSL
 # take NVIDIA's own compiler.
 FILES = [
+    "add_rms_norm_fp8/kernel.py",
     "attention/kernel.py",
     "attention/versions/v0_kernel.py",
     "cross_entropy/kernel.py",
@@ -62,18 +65,19 @@ CONSTANTS = {
         *(("STAGES = 5", f"STAGES = {stages}") for stages in (4, 3, 2)),
         ("ROWS, BLOCK, WARPS = 4, 2048, 8", "ROWS, BLOCK, WARPS = 4, 1024, 8"),
     ],
+    "transposed_conv3d/versions/v0_kernel.py": [("POSITIONS = 128", f"POSITIONS = {count}") for count in (64, 32, 16)],
 }
-DTYPE = re.compile(r'^ +"dtype": "(\w+)"', re.MULTILINE)
+TASK = re.compile(r"^```json\n(.*?)^```", re.DOTALL | re.MULTILINE)  # in the README of an example
 ERROR_CHARACTERS = 160
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="*", help="which examples (default: all)")
+    parser.add_argument("name", nargs="*", help="beginnings of paths in examples/ (default: all)")
     parser.add_argument("--page", action="store_true", help="compile nothing, write the page")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for a kernel and all targets (default 600)")
     args = parser.parse_args()
-    wanted = [file for file in FILES if not args.name or file.partition("/")[0] in args.name]
+    wanted = [file for file in FILES if not args.name or file.startswith(tuple(args.name))]
     known = bundle.read_json(JSON)["kernels"] if JSON.is_file() else {}
     for file in [] if args.page else wanted:
         known[file] = of_file(file, args.timeout)
@@ -97,19 +101,21 @@ def of_file(file: str, timeout_s: float) -> dict:
             if one.status == Status.OK and not may_fit(one):
                 rows[one.target.arch]["fits_with"] = {"constants": new, **row(one)}
         left = [target for target in left if "fits_with" not in rows[target.arch]]
-    return {"triton": triton.__version__, "date": datetime.date.today().isoformat(), "targets": rows}
+    made = {"sha256": workspace.digest(EXAMPLES / file), "triton": triton.__version__}
+    return {**made, "date": datetime.date.today().isoformat(), "targets": rows}
 
 
 def compiled(file: str, source: str, targets: list[Target], timeout_s: float) -> list[Compiled]:
     """The source in place of the file's, compiled for the targets."""
     folder = EXAMPLES / file.partition("/")[0]
     readme = folder / "README.md"
-    dtype = DTYPE.search(readme.read_text(encoding="utf-8")) if readme.is_file() else None
+    task = TASK.search(readme.read_text(encoding="utf-8")) if readme.is_file() else None
+    dtype = json.loads(task[1])["dtype"] if task else None
     print(f"{file}: {', '.join(target.arch for target in targets)}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as made, Sandbox("cpu-interpreter") as sandbox:
         kernel = Path(made) / Path(file).name
         kernel.write_text(source, encoding="utf-8")
-        subject = KernelUnderTest(kernel, folder / "reference.py", dtype and dtype[1])
+        subject = KernelUnderTest(kernel, folder / "reference.py", dtype)
         return compiler.compile_target(sandbox, subject, "default", targets, compiler.Limits.of(timeout_s))
 
 

@@ -18,7 +18,7 @@ from kernelopt.device import gpu
 from kernelopt.errors import Refused, TimedOut, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.measure import card_rates
-from kernelopt.session import calibration, ceilings, platforms, record_store
+from kernelopt.session import calibration, ceiling_rows, platforms, record_store
 from kernelopt.session.benchmark_reports import Report
 from kernelopt.session.workspace import Workspace
 
@@ -41,7 +41,7 @@ def main() -> int:
     command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
     fresh = calibration.body(measured, page, limits, record_store.now()[:10], command)
     if had:
-        fresh = ceilings.carried_over(fresh, platforms.unsealed_text(target), measured.device)
+        fresh = ceiling_rows.carried_over(fresh, platforms.unsealed_text(target), measured.device)
     bundle.write_text(target, platforms.sealed(fresh))
     made = platforms.read(target)
     if workspace:
@@ -96,7 +96,7 @@ def what_became(kept: bool) -> str:
 def has_ceilings(path: Path) -> bool:
     """Does the page hold what measure_ceiling.py measured?"""
     try:
-        return any(row.source == ceilings.SOURCE for row in platforms.read(path).rows.values())
+        return any(row.source == ceiling_rows.SOURCE for row in platforms.read(path).rows.values())
     except UsageError:
         return False
 

@@ -42,9 +42,9 @@ def part_of(args) -> cutting.Part:
     between = args.between and tuple(args.between)
     if args.group is None:
         return cutting.Part(args.model, args.module, between, args.workload, {})
-    if args.module or between or not args.found:
-        raise UsageError("--group N goes with --found FILE, without --module and --between")
-    return cutting.part_of_group(args.model, bundle.read_json(args.found), args.group)
+    if args.module or between or not args.groups:
+        raise UsageError("--group N goes with --groups FILE, without --module and --between")
+    return cutting.part_of_group(args.model, bundle.read_json(args.groups), args.group)
 
 
 def arguments():
@@ -58,7 +58,7 @@ def arguments():
         "--group", type=cli.positive_int, metavar="N", help="a group of find_kernels.py; its promise too"
     )
     parser.add_argument(
-        "--found", type=cli.path, metavar="FILE", help="with --group: what find_kernels.py --json printed"
+        "--groups", type=cli.path, metavar="FILE", help="with --group: what find_kernels.py --json printed"
     )
     parser.add_argument("--operators", action="store_true", help="list the module's operators and cut nothing")
     parser.add_argument("--workload", type=cli.filled, metavar="NAME", help="which of the model's (default: its first)")

@@ -19,8 +19,8 @@ from kernelopt.device import gpu
 from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline
 from kernelopt.hardware.work import OtherArithmetic, Work
-from kernelopt.measure import card_rates, tensor_ceilings
-from kernelopt.session import ceilings, platforms, record_store, stop_conditions, target_setting
+from kernelopt.measure import card_rates, tensor_rates
+from kernelopt.session import ceiling_rows, platforms, record_store, stop_conditions, target_setting
 from kernelopt.session.task import Target
 from kernelopt.session.workspace import Workspace
 
@@ -57,10 +57,10 @@ def measured(args) -> tuple[dict, list[str]]:
         result["bandwidth"], lines = bandwidth(asked, args)
         result["device"], text = result["bandwidth"]["device"], text + lines
     if asked.flops:
-        tensor = tensor_ceilings.measure(asked.dtype, asked.flops, asked.other, args.timeout)
+        tensor = tensor_rates.measure(asked.dtype, asked.flops, asked.other, args.timeout)
         result |= {"device": tensor.device.name, **tensor.to_json()}
-        text += [line for one in tensor.ceilings for line in ceilings.lines(one)]
-        text.append(tensor_ceilings.library_line(tensor))
+        text += [line for one in tensor.ceilings for line in ceiling_rows.lines(one)]
+        text.append(tensor_rates.library_line(tensor))
         if args.workspace:
             result["page"] = str(store(Workspace(args.workspace), asked, tensor))
     if args.set_target:
@@ -120,7 +120,7 @@ def of_workspace(args) -> Asked:
 
 
 def kinds_of(work: Work, roof: roofline.Roof | None) -> set[str]:
-    if not work.flops or work.dtype not in tensor_ceilings.DTYPES:
+    if not work.flops or work.dtype not in tensor_rates.DTYPES:
         return {"bandwidth"}
     if roof is None:
         return {"bandwidth", "tensor"}
@@ -134,8 +134,8 @@ def bytes_of(work: Work) -> tuple[int, int]:
 
 
 def check_dtype(dtype: str, flops: int | None) -> None:
-    if flops and dtype not in tensor_ceilings.DTYPES:
-        known = ", ".join(tensor_ceilings.DTYPES)
+    if flops and dtype not in tensor_rates.DTYPES:
+        known = ", ".join(tensor_rates.DTYPES)
         raise UsageError(
             f"there is no probe of tensor operations in {dtype} (there is one in {known}); the target of such a "
             "problem stays a library's rate, which is no floor"
@@ -175,15 +175,15 @@ def check_target(args, asked: Asked) -> None:
         )
 
 
-def store(workspace: Workspace, asked: Asked, measured: tensor_ceilings.Measured) -> Path:
+def store(workspace: Workspace, asked: Asked, measured: tensor_rates.Measured) -> Path:
     """Write the rows into the workspace's calibration, which is made where it has none; its path."""
     task = workspace.task()
     platforms.check_platform(workspace, task, measured.device.name)
     target = workspace.root / platforms.CALIBRATION
     page = platforms.of_device(measured.device.name, workspace, task)
-    before = platforms.unsealed_text(target) if task.calibration else ceilings.new_page(page, measured.device)
+    before = platforms.unsealed_text(target) if task.calibration else ceiling_rows.new_page(page, measured.device)
     date = record_store.now()[:10]
-    bundle.write_text(target, ceilings.page_with(list(measured.ceilings), before, measured.device, date))
+    bundle.write_text(target, ceiling_rows.page_with(list(measured.ceilings), before, measured.device, date))
     work = {**task.work, "default": replace(task.work["default"], other_arithmetic=asked.other)}
     workspace.update_readme(replace(task, calibration=platforms.CALIBRATION, work=work), {})
     return target

@@ -92,7 +92,8 @@ def h100() -> Target:
 def answered(folder: Path, **own) -> compiler.Answer:
     """What a process of the worker answered, without kernels where none are given."""
     empty = {"status": "OK", "message": "", "failed": None, "kernels": [], "configurations": {}, "asked": []}
-    return compiler.Answer({**empty, "cuda": [], "log": "", "lacking": None, **own}, folder)
+    empty |= {"has_cuda": bool(own.get("cuda") or own.get("lacking")), "cuda": [], "log": "", "lacking": None}
+    return compiler.Answer({**empty, **own}, folder)
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +209,7 @@ def test_a_mangled_name_is_shown_as_the_function_is_called(mangled, name):
     [
         ({"status": "OK", "cuda": ["k.cubin"]}, "NO_GPU", "CUDA C++ runs on a GPU alone: it was not checked; compiled for sm_90a here, not run"),
         ({"status": "OK", "lacking": extensions.NO_NVCC}, "NO_GPU", f"CUDA C++ runs on a GPU alone: it was not checked; {extensions.NO_NVCC}"),
+        ({"status": "OK", "lacking": worker.NO_ROCM_LINKER, "has_cuda": False}, "OK", None),
         ({"status": "RUNTIME_ERROR", "message": "stopped"}, "OK", None),
         ({"status": "COMPILE_ERROR", "message": "k.cu(3): error: no foo"}, "COMPILE_ERROR", "k.cu(3): error: no foo"),
     ],

@@ -8,6 +8,7 @@ others run here, in Triton's interpreter.
 """
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,13 @@ WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().
 
 def constant(path: Path, name: str):
     """The value of a module-level constant, without running the file."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
-            return ast.literal_eval(node.value)
-    return None
+    return ast.literal_eval(constants(path)[name]) if name in constants(path) else None
+
+
+@functools.cache
+def constants(path: Path) -> dict[str, ast.expr]:
+    assigned = (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign))
+    return {getattr(node.targets[0], "id", ""): node.value for node in assigned}
 
 
 def texts(path: Path) -> tuple[str, str]:

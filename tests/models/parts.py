@@ -79,7 +79,7 @@ class Exported(nn.Module):
     """It takes another way while it is traced."""
 
     def forward(self, x):
-        return x * (3 if torch.compiler.is_exporting() else 2)
+        return x * (3 if torch.compiler.is_compiling() else 2)
 
 
 class Counting(nn.Module):

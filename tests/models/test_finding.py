@@ -104,9 +104,9 @@ def test_a_launch_bound_stretch_is_where_the_gpu_waits_longer_than_it_works():
     place = Place("layers.0.norm", "Norm")
     waiting = [Unit("k", 10.0 * at, 2.0, place) for at in range(12)]
     busy = [Unit("k", 113.0 + 10 * at, 9.0, Place()) for at in range(12)]
-    (found,) = step_report.stretches([*waiting, *busy])
-    assert (found.first, found.kernels, found.us) == ("layers.*.norm", 11, 102.0)
-    assert found.idle_pct == pytest.approx(100 * 80 / 102)
+    (stretch,) = step_report.stretches([*waiting, *busy])
+    assert (stretch.first, stretch.kernels, stretch.us) == ("layers.*.norm", 11, 102.0)
+    assert stretch.idle_pct == pytest.approx(100 * 80 / 102)
     assert step_report.stretches(busy) == []
 
 
@@ -223,12 +223,12 @@ def test_of_groups_that_share_operators_the_larger_saving_is_named():
 
 def test_a_group_becomes_a_cut_with_its_promise():
     own = made_group(2, "layers.*.mlp", 30.0, "silu", has_submodules=True)
-    found = made_report([ATTENTION, own, made_group(3, "head", 20.0, "mm", backward=True)], {}).to_json()
-    part = cutting.part_of_group(BUNDLE / "model.py", found, 1)
+    listed = made_report([ATTENTION, own, made_group(3, "head", 20.0, "mm", backward=True)], {}).to_json()
+    part = cutting.part_of_group(BUNDLE / "model.py", listed, 1)
     assert part.module == "layers.0.attention" and part.about == {"share_pct": 22.0, "at_most_pct": 11.0}
     for number, message in ((2, "own operators of a module with others inside"), (3, "backward"), (9, "no group 9")):
         with pytest.raises(UsageError, match=message):
-            cutting.part_of_group(BUNDLE / "model.py", found, number)
+            cutting.part_of_group(BUNDLE / "model.py", listed, number)
     with pytest.raises(UsageError, match="no output of find_kernels"):
         cutting.part_of_group(BUNDLE / "model.py", {"groups": 3}, 1)
 

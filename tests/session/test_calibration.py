@@ -11,7 +11,7 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.measure import card_rates
-from kernelopt.session import calibration, ceilings, platforms, workspace
+from kernelopt.session import calibration, ceiling_rows, platforms, workspace
 from kernelopt.session.benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, ShapeRate
 
 WIKI = BUNDLE / "gpu-wiki"
@@ -221,8 +221,8 @@ def test_a_new_calibration_keeps_the_ceilings_of_the_very_card(tmp_path, problem
     row = "| measured_bf16_tensor_ceiling | 870 | TFLOPS | [ceiling] | measured | wgmma; 9.0 us of start-up taken off |"
 
     def calibrated_again(uuid: str) -> tuple[str, str]:
-        source = ceilings.source(Card("NVIDIA H200", uuid, "580.1"), "2026-11-22")
-        page.write_text(platforms.sealed(ceilings.with_rows(platforms.unsealed_text(page), [row], source) + "\n"))
+        source = ceiling_rows.source(Card("NVIDIA H200", uuid, "580.1"), "2026-11-22")
+        page.write_text(platforms.sealed(ceiling_rows.with_rows(platforms.unsealed_text(page), [row], source) + "\n"))
         done = run_here("calibrate_gpu.py", "--workspace", made.root)
         assert done.returncode == 0, done.stderr
         return source, done.stderr

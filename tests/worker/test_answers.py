@@ -8,7 +8,7 @@ from kernelopt.explore.resources import CompiledCall
 from kernelopt.hardware.work import COUNTED, CountedWorkload, Work
 from kernelopt.measure.timing import RawTimes
 from kernelopt.session.benchmark_reports import BufferRate, ProductRate, Rate, ShapeRate
-from kernelopt.worker import exploring, rates, server, tensor_ceiling, timing
+from kernelopt.worker import exploring, rates, server, tensor_probe, timing
 from kernelopt.worker.tracing import KernelRun
 
 RATE = Rate(3.0, 2.5, 3.5, 9)
@@ -150,4 +150,4 @@ def test_what_has_no_json_form_is_not_sent():
 
 def test_the_times_of_a_launch_are_the_inverse_of_its_rates(monkeypatch):
     monkeypatch.setattr(rates, "rates", lambda *_: Rate(2e5, 1e5, 4e5, 9))
-    assert tensor_ceiling.microseconds(None, 100) == {"median": 5.0, "p20": 2.5, "p80": 10.0, "n": 9}
+    assert tensor_probe.microseconds(None, 100) == {"median": 5.0, "p20": 2.5, "p80": 10.0, "n": 9}

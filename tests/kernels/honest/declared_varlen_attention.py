@@ -32,10 +32,21 @@ LAYOUTS = "contiguous"
 
 @triton.jit
 def attend(
-    query, keys, values, cu_seqlens, out, pitches, scale, width, heads, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    query,
+    keys,
+    values,
+    cu_seqlens,
+    out,
+    of_query,
+    of_keys,
+    of_values,
+    scale,
+    width,
+    heads,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     sequence, head, at = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
-    of_query, of_keys, of_values = pitches
     wide = at < width
     first, last = tl.load(cu_seqlens + sequence), tl.load(cu_seqlens + sequence + 1)
     row = first + tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -67,5 +78,5 @@ def kernel_function(query, keys, values, cu_seqlens, max_seqlen, scale):
     pitches = query.stride(0), keys.stride(0), values.stride(0)
     grid = len(cu_seqlens) - 1, heads, triton.cdiv(max_seqlen, 4)
     sizes = {"WIDTH": triton.next_power_of_2(width), "BLOCK": 4}
-    attend[grid](query, keys, values, cu_seqlens, out, pitches, scale, width, heads, **sizes)
+    attend[grid](query, keys, values, cu_seqlens, out, *pitches, scale, width, heads, **sizes)
     return out

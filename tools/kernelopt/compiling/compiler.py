@@ -191,7 +191,7 @@ def of_answers(target: Target, answers: Sequence[Answer]) -> Compiled:
     left_out = sum(answer.late for answer in answers)
     status, error = state_of(answers, kernels)
     value = first.value
-    cuda, lacking = bool(value["cuda"] or value["lacking"]), value["lacking"]
+    cuda, lacking = value["has_cuda"], value["lacking"]
     if lacking and status == Status.OK:
         status, error = Status.INTERNAL, lacking
     elif cuda and status not in (Status.COMPILE_ERROR, Status.LAUNCH_ERROR):

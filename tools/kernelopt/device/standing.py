@@ -83,7 +83,10 @@ class Standing:
             with contextlib.suppress(queue.Empty):
                 return answers.get(timeout=LOOK_EVERY_S)
             if self._has_ended() and answers.empty():
-                raise Ended(self.end())
+                ended = self.end()  # the last answer may have been on its way
+                with contextlib.suppress(queue.Empty):
+                    return answers.get_nowait()
+                raise Ended(ended)
             if time.monotonic() - began > timeout_s:
                 raise Ended(self.end(timed_out=True))
 

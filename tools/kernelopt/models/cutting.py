@@ -42,7 +42,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Proof:
-    """worker.model_cut.Proof"""
+    """worker.cut_draft.Proof"""
 
     workload: str
     difference: float
@@ -80,14 +80,14 @@ class CutProblem:
         return {**vars(self), "proofs": [vars(proof) for proof in self.proofs]}
 
 
-def part_of_group(model: Path, found: dict, number: int) -> Part:
-    """The part that a group of find_kernels.py stands for. found: its JSON output. UsageError where the file is none,
+def part_of_group(model: Path, listed: dict, number: int) -> Part:
+    """The part that a group of find_kernels.py stands for. listed: its JSON output. UsageError where the file is none,
     or the group is no part that can be cut out."""
     try:
-        group = next((one for one in found["groups"] if one["number"] == number), None)
-        known, workload = len(found["groups"]), found["workload"]
+        group = next((one for one in listed["groups"] if one["number"] == number), None)
+        known, workload = len(listed["groups"]), listed["workload"]
     except (KeyError, TypeError):
-        raise UsageError("--found is no output of find_kernels.py --json") from None
+        raise UsageError("--groups is no output of find_kernels.py --json") from None
     if group is None:
         raise UsageError(f"there is no group {number}; there are {known}")
     path = group["paths"][0]

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 from ..hardware.card import GpuState
-from .tensor_ceiling import TensorCeiling
+from .ceiling_report import TensorCeiling
 
 State = GpuState | None  # None where NVML reported nothing
 

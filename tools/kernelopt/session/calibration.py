@@ -176,13 +176,14 @@ def scatter(rate: Rate) -> str:
     return f"p20 {figure(rate.p20)}, p80 {figure(rate.p80)}"
 
 
-def condition(state: State) -> str:
-    """Return the SM clock and the power during a measurement, as text."""
+def condition(state: State, clock: str = "") -> str:
+    """Return the SM clock and the power during a measurement, as text. clock: what is known of the clock from within
+    the kernel."""
     if state is None:
-        return "clock and power not reported"
-    clock, power, reasons = state.sm_clock_mhz, state.power_w, state.throttle_reasons
+        return f"{clock}, power not reported" if clock else "clock and power not reported"
+    reported, power, reasons = state.sm_clock_mhz, state.power_w, state.throttle_reasons
     parts = [
-        f"SM {clock.median} MHz" if clock else "SM clock not reported",
+        clock or (f"SM {reported.median} MHz" if reported else "SM clock not reported"),
         f"{power.median:.0f} W" if power else "power not reported",
         f"throttled by {', '.join(reasons)}" if reasons else "",
     ]

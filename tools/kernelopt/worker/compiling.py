@@ -26,6 +26,8 @@ from .faults import OracleError, blaming, describe
 
 STAGES = ("ptx", "cubin", "amdgcn", "hsaco")
 PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
+ROCM_LINKER = re.compile(r"ROCm linker \S+ not found")
+NO_ROCM_LINKER = "this version of Triton takes ROCm's linker for AMD: install ROCm, or triton 3.6 or newer"
 PTX_ON_AMD = "the file has inline assembly; PTX is for NVIDIA's GPUs alone"
 META = "meta"
 LARGE_BYTES = 1 << 30
@@ -46,16 +48,16 @@ def compile_only(
     folder: str,
     configuration: int,
 ) -> None:
-    """One answer: {status, message, failed, kernels, configurations, cuda, log, lacking, asked}.
+    """One answer: {status, message, kernels, failed, configurations, has_cuda, cuda, log, lacking, asked}.
 
     case: {inputs: file of a case}, or {reference, workload, dtype}: then the inputs have their shapes and no values.
     target: the fields of hardware.card.CompileTarget. compiler: the path of nvcc, or of hipcc for AMD; None where there
     is none. folder: for compiled files. configuration: the number of the one that each autotuner takes; one with fewer
     takes its first.
     status: OK, or of what went wrong. failed: FailedJson, None where no autotuner is to blame. kernels: of Triton, each
-    a TritonKernelJson. configurations: {kernel: their number}, of the autotuners that were reached. cuda: files with
-    the compiled code of CUDA C++; log: what its compiler printed. lacking: what this machine lacks to compile the rest,
-    or null. asked: what the kernel asked of the GPU that no page answers.
+    a TritonKernelJson. configurations: {kernel: their number}, of the autotuners that were reached. has_cuda: it builds
+    CUDA C++. cuda: files with its compiled code. log: what its compiler printed. lacking: what this machine lacks to
+    compile the rest, or null. asked: what the kernel asked of the GPU that no page answers.
     """
     wanted = CompileTarget.from_json(target)
     gpu = Elsewhere(wanted)
@@ -69,10 +71,11 @@ def compile_only(
     status, message = called(context, kernel, case)
     if status == Status.COMPILE_ERROR and not wanted.is_nvidia and b"inline_asm" in Path(kernel).read_bytes():
         message += f"\n{PTX_ON_AMD}"
-    answer = {"status": status, "message": message, "failed": tuning.failed if message else None}
-    answer |= {"kernels": triton.kernels, "configurations": tuning.numbers}
-    answer |= {"cuda": extensions.files, "log": extensions.log, "lacking": extensions.lacking}
-    context.answer({**answer, "asked": sorted(gpu.asked)})
+    lacking = NO_ROCM_LINKER if ROCM_LINKER.search(message) else extensions.lacking
+    answer = {"status": Status.OK if lacking else status, "message": message, "kernels": triton.kernels}
+    answer |= {"failed": tuning.failed if message else None, "configurations": tuning.numbers}
+    answer |= {"has_cuda": bool(extensions.files or extensions.lacking), "cuda": extensions.files}
+    context.answer({**answer, "log": extensions.log, "lacking": lacking, "asked": sorted(gpu.asked)})
 
 
 def called(context: Context, kernel: str, case: dict) -> tuple[Status, str]:

@@ -38,7 +38,7 @@ RECORDED = '''
 
 def recorded(name):
     """The inputs of a workload of the model, each number times one from 0.75 to 1.25, so that calls differ."""
-    inputs = {kept}[name]
+    inputs = {reading}[name]
     return [
         (one * (0.75 + 0.5 * torch.rand_like(one.float()))).to(one.dtype) if one.is_floating_point() else one
         for one in inputs
@@ -86,7 +86,7 @@ class Cut:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The parameters, buffers and constants of the chain, by their names in Model."""
-        return {name: self._tensor(node) for node, name in self.state_names().items()}
+        return {name: self.tensor(node) for node, name in self.state_names().items()}
 
     def state_names(self) -> dict[fx.Node, str]:
         graph, numbers = self.graph, {node: at for at, node in enumerate(self.graph.constants)}
@@ -112,7 +112,8 @@ class Cut:
         """The names of the inputs that the chain changes."""
         return [self.inputs[node] for node in self.chain.changed if node in self.inputs]
 
-    def _tensor(self, node: fx.Node) -> torch.Tensor:
+    def tensor(self, node: fx.Node) -> torch.Tensor:
+        """The parameter, buffer or constant that a node stands for."""
         if node in self.graph.constants:
             return self.graph.constants[node]
         return find_state(self.module, self.graph.state[node])
@@ -136,10 +137,16 @@ def find_state(module: torch.nn.Module, name: str) -> torch.Tensor:
 def member(root: str, name: str) -> str:
     """The expression of a member: self.up.weight, or self.get_submodule("layers.0").weight."""
     owner, _, leaf = name.rpartition(".")
-    parts = owner.split(".") if owner else []
+    place = submodule(root, owner)
+    return f"{place}.{leaf}" if leaf.isidentifier() else f'getattr({place}, "{leaf}")'
+
+
+def submodule(root: str, path: str) -> str:
+    """The expression of a submodule, the root itself for ""."""
+    parts = path.split(".") if path else []
     if all(part.isidentifier() for part in parts):
-        return ".".join([root, *parts, leaf])
-    return f'{root}.get_submodule("{owner}").{leaf}'
+        return ".".join([root, *parts])
+    return f'{root}.get_submodule("{path}")'
 
 
 def model_text(cut: Cut, weights: str | None) -> str:
@@ -181,43 +188,43 @@ def init_lines(cut: Cut) -> Iterator[str]:
     """The lines that make the parameters and buffers, with random numbers like theirs."""
     made: set[str] = set()
     for node, name in cut.state_names().items():
-        tensor = find_or_constant(cut, node)
+        tensor = cut.tensor(node)
         owner, _, leaf = name.rpartition(".")
         yield from container_lines(owner, made)
-        sizes = [str(size) for size in tensor.shape]
-        value = recorded_values.structured(tensor.detach(), sizes) or literal(tensor)
-        if value is None and node in cut.graph.constants:
-            raise NotCut(
-                f"it makes a constant of {tensor.numel()} numbers, too many to be written out; let the module hold it "
-                "as a buffer"
-            )
-        value = value or recorded_values.expression(tensor, sizes)
-        place = member("self", name)
-        if isinstance(tensor, torch.nn.Parameter):
-            rest = "" if tensor.requires_grad else ", requires_grad=False"
-            yield f"{place} = nn.Parameter({value}{rest})"
-        else:
-            yield f'{place.removesuffix(f".{leaf}")}.register_buffer("{leaf}", {value})'
+        value, place = numbers_text(cut, node), submodule("self", owner)
+        if not isinstance(tensor, torch.nn.Parameter):
+            yield f'{place}.register_buffer("{leaf}", {value})'
+            continue
+        value = f"nn.Parameter({value}{'' if tensor.requires_grad else ', requires_grad=False'})"
+        yield f"{place}.{leaf} = {value}" if leaf.isidentifier() else f'{place}.register_parameter("{leaf}", {value})'
 
 
-def find_or_constant(cut: Cut, node: fx.Node) -> torch.Tensor:
-    constants = cut.graph.constants
-    return constants[node] if node in constants else find_state(cut.module, cut.graph.state[node])
+def numbers_text(cut: Cut, node: fx.Node) -> str:
+    """What makes the numbers of a parameter or buffer: in their pattern, as they are where they are few, or at random.
+    A constant, which no module could give back to the kernel, is exact; NotCut where it is too large for that."""
+    tensor = cut.tensor(node).detach()
+    sizes = [str(size) for size in tensor.shape]
+    pattern, written = recorded_values.structured(tensor, sizes), literal(cut.tensor(node))
+    if node not in cut.graph.constants:
+        return pattern or written or recorded_values.expression(tensor, sizes)
+    if pattern and recorded_values.is_random(pattern):
+        pattern = None
+    if not (written or pattern):
+        raise NotCut(
+            f"it makes a constant of {tensor.numel()} numbers, too many to be written out; let the module hold it as a "
+            "buffer"
+        )
+    return written or pattern
 
 
 def container_lines(path: str, made: set[str]) -> Iterator[str]:
     """The lines that make the modules on a path, those in `made` excepted."""
     parts = path.split(".") if path else []
     for count in range(1, len(parts) + 1):
-        own, above = ".".join(parts[:count]), ".".join(parts[: count - 1])
-        if own in made:
-            continue
-        made.add(own)
-        if all(part.isidentifier() for part in parts[:count]):
-            yield f"self.{own} = nn.Module()"
-        else:
-            owner = f'self.get_submodule("{above}")' if above else "self"
-            yield f'{owner}.add_module("{parts[count - 1]}", nn.Module())'
+        own, above, leaf = ".".join(parts[:count]), ".".join(parts[: count - 1]), parts[count - 1]
+        if own not in made:
+            made.add(own)
+            yield f'{submodule("self", above)}.add_module("{leaf}", nn.Module())'
 
 
 def literal(tensor: torch.Tensor) -> str | None:
@@ -282,7 +289,7 @@ def workloads_text(sizes: dict[str, dict[str, int]], recorded: tuple[str, list[s
     entries = [f"{free_name(name)!r}: {own!r}" for name, own in sizes.items()]
     text = ""
     if recorded:
-        text = RECORDED.replace("{kept}", recorded[0])
+        text = RECORDED.replace("{reading}", recorded[0])
         entries += [f"{f'recorded_{name}'!r}: lambda: recorded({name!r})" for name in recorded[1]]
     if not entries:
         return ""

@@ -12,7 +12,7 @@ from . import (
     observing,
     oracle,
     rates,
-    tensor_ceiling,
+    tensor_probe,
     timing,
     tracing,
 )
@@ -38,7 +38,7 @@ JOBS = {
         rates.ceiling,
         rates.matmul,
         rates.product_rates,
-        tensor_ceiling.tensor_ceiling,
+        tensor_probe.tensor_ceiling,
         tracing.probe,
         model_cut.operators,
         model_cut.cut,

@@ -43,6 +43,8 @@ def chain(graph: Graph, ends: tuple[str, str] | None) -> Chain:
     state = [node for node in came_in if held(graph, node)]
     outputs, again = unshared_outputs(graph, inside, after, [*inputs, *state])
     changed = [node for node in [*inputs, *state] if places(node) & writes]
+    if not came_in:
+        raise NotCut("these operators take no tensor, so there is nothing to compute from")
     if not outputs and not changed:
         raise NotCut("nothing that these operators compute is used afterwards")
     return Chain(before, remade, live(inside, outputs), again, after, inputs, state, changed, outputs)
@@ -91,14 +93,14 @@ def unshared_inputs(inputs: list[fx.Node], writes: set[int]) -> tuple[list[fx.No
         if len([node for node in inputs if place in places(node)]) > 1  # one is changed through another
     }
     made: dict[fx.Node, None] = {}
-    kept: dict[fx.Node, None] = {}
+    own: dict[fx.Node, None] = {}
     for node in inputs:
         if places(node) & crowded:
             made |= dict.fromkeys(views(node, root(node)))
-            kept[root(node)] = None
+            own[root(node)] = None
         else:
-            kept[node] = None
-    return list(kept), [node for node in made if node not in kept]
+            own[node] = None
+    return list(own), [node for node in made if node not in own]
 
 
 def views(node: fx.Node, below: fx.Node) -> list[fx.Node]:

@@ -1,43 +1,20 @@
 """Jobs that cut a part out of a model as a reference.py, and prove that it computes the same in its place."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from . import accuracy, cut_source, model_swap, problem, tensor_trees
+from . import problem, tensor_trees
 from .context import Context
 from .contract import NotCut
-from .cut_source import Cut
-from .graph_source import Size, named_sizes, origin_of, recorded_sizes
+from .cut_draft import Drafts, Proof, RealFiles
+from .graph_source import named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
-from .model_chain import chain
 from .model_file import ModelFile
 from .model_graph import traced
-
-REPEATABLE = 0.02  # how far two runs may differ, by the order of additions
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A run of the model with the cut in place, compared with a run as it is. difference: the largest of an output,
-    over its size plus the rms; noise: the same of two runs as it is. outputs: how many tensors were compared. why: the
-    error of a run that failed, because the call of the module had another form."""
-
-    workload: str
-    difference: float
-    noise: float
-    outputs: int
-    why: str | None = None
-
-    @property
-    def equal(self) -> bool:
-        return self.why is None and self.difference <= 2 * min(self.noise, REPEATABLE)
-
-    def to_json(self) -> dict:
-        return {**vars(self), "equal": self.equal}
 
 
 @dataclass(frozen=True)
@@ -64,8 +41,11 @@ def operators(context: Context, model: str, module: str, workload: str | None) -
     """The operators that a module runs, in order: {operators: [{name, operator, origin, dtype, shape}]}."""
     file = ModelFile(Path(model), context.device)
     target = file.submodule(module)
-    call, _ = recorded(file, target, module, file.chosen(workload))
-    graph, _ = traced(target, call, any_size=False)
+    call, _ = recorded(file, target, module or "the model", file.chosen(workload))
+    try:
+        graph, _ = traced(target, call, any_size=True)  # as `cut` does, so that the names are the same
+    except NotCut:
+        graph, _ = traced(target, call, any_size=False)
     return {"operators": [described(node) for node in graph.nodes]}
 
 
@@ -115,8 +95,9 @@ def cut(
     target, chosen = file.submodule(module), file.chosen(workload)
     call, calls = recorded(file, target, module or "the model", chosen)
     facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}
-    drafts = Drafts(file, target, Path(folder), facts, Kept(weights, inputs))
-    draft, proofs, fixed = drafts.first_proved([*wider(file, target, module, chosen, call), call])
+    drafts = Drafts(file, target, Path(folder), facts, RealFiles(weights, inputs))
+    others = [] if between else wider(file, target, module, chosen, call)  # where operators may have other names
+    draft, proofs, fixed = drafts.first_proved([*others, call])
     path, made = draft.write()
     draft.prove(path)
     edge = draft.edges[chosen]
@@ -158,278 +139,3 @@ def wider(
 def open_sizes(call: RecordedCall) -> int:
     """How many sizes of the arguments are above 1."""
     return sum(size > 1 for tensor in call.arguments.tensors() for size in tensor.shape)
-
-
-def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:
-    """The cut, for any size where that is possible, else for the recorded sizes; and why it may be for these alone.
-    NotCut where the run changed an argument, and the operators show no write to it."""
-    try:
-        made, fixed = made_cut(target, call, ends, any_size=True), "the operators leave no size of an input open"
-    except NotCut as error:
-        made, fixed = made_cut(target, call, ends, any_size=False), str(error)
-    names = [leaf.name for leaf in made.taken.leaves]
-    hidden = [names[number] for number in call.changed if names[number] not in made.mutated()]
-    if hidden and ends is None:
-        raise NotCut(f"the module changes '{hidden[0]}' in a way that its operators do not show")
-    return made, fixed
-
-
-def made_cut(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None, any_size: bool) -> Cut:
-    graph, taken = traced(target, call, any_size)
-    made = Cut.of(graph, taken, chain(graph, ends), target)
-    cut_source.model_text(made, None)  # NotCut where a size inside does not follow from the inputs
-    return made
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Files for tensors that are kept; None for none."""
-
-    weights: str | None
-    inputs: str | None
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """What drafts of one cut have in common. facts: for CUT."""
-
-    file: ModelFile
-    target: torch.nn.Module
-    folder: Path
-    facts: dict
-    kept: Kept
-
-    def first_proved(self, calls: list[RecordedCall]) -> tuple["Draft", list[Proof], str]:
-        """The draft of the first call whose operators are proved, its proofs, and why no size of it may differ. NotCut
-        for the last one."""
-        ends = self.facts["between"] and tuple(self.facts["between"])
-        for number, call in enumerate(calls, start=1):
-            try:
-                made, fixed = cut_of(self.target, call, ends)
-                folder = self.folder / f"draft-{number}"
-                folder.mkdir()
-                draft = Draft(self.file, self.target, made, folder, self.facts, self.kept)
-                return draft, draft.prove_draft(), fixed
-            except NotCut:
-                if number == len(calls):
-                    raise
-        raise AssertionError("unreachable")
-
-
-class Draft:
-    """A cut that is being written. edges: the tensors that it gets, by workload of the model in which it was proved."""
-
-    def __init__(self, file: ModelFile, target: torch.nn.Module, made: Cut, folder: Path, facts: dict, kept: Kept):
-        self._file, self._target, self._cut, self._folder = file, target, made, folder
-        self._facts, self._kept = facts, kept
-        self._path, self._workload = facts["module"], facts["workload"]
-        self._name = self._path or "the model"
-        self._plain: dict[str, list[list[torch.Tensor]]] = {}
-        self.edges: dict[str, list[torch.Tensor]] = {}
-
-    def prove_draft(self) -> list[Proof]:
-        """Prove the operators, in each workload. NotCut where the model's outputs with the cut in place are others in
-        the workload that it was cut in."""
-        path = self._folder / "draft.py"
-        path.write_text(self._text(self._cut, []))
-        proofs = []
-        for workload in [self._workload, *(name for name in self._file.workloads if name != self._workload)]:
-            given: list[list[torch.Tensor]] = []
-            proofs.append(self._proof(path, workload, given.append))
-            refuse_unproved(proofs[0])
-            if proofs[-1].equal:
-                self.edges[workload] = given[0]
-        self._cut = self._cut.at_sizes_of(self.edges[self._workload])
-        return proofs
-
-    def write(self) -> tuple[Path, Cut]:
-        """reference.py and the files that it names. Sizes that cannot differ alone are tied to others, or fixed."""
-        loaded = self._keep(self._kept.weights, "weights.pt", self._cut.state())
-        kept = {name: own for name, own in self.edges.items() if any(one.is_floating_point() for one in own)}
-        real = self._keep(self._kept.inputs, "inputs.pt", kept)
-        recorded = real and (real, list(kept))
-        tried = self._written("tried.py", self._cut, loaded, recorded)
-        made = tied(
-            self._cut, [size.name for size in named_sizes(self._cut.sizes) if not self._may_differ(tried, size)]
-        )
-        return self._written("reference.py", made, loaded, recorded), made
-
-    def prove(self, path: Path) -> None:
-        """NotCut unless the written file computes the same in the model, draws inputs of the recorded form, and its
-        results on them are numbers."""
-        for workload in self.edges:
-            refuse_unproved(self._proof(path, workload, lambda _: None))
-        reference = problem.Reference(path)
-        for workload in reference.workloads:
-            model, inputs, _ = reference.build(workload, 0, None, self._file.device)
-            if workload == "default":
-                same_form(inputs, self.edges[self._workload], list(self._cut.inputs.values()))
-            results = tensor_trees.tensors(problem.call(model.to(self._file.device), inputs))
-            if any(one.is_floating_point() and one.numel() and not one.float().isfinite().any() for one in results):
-                raise NotCut(
-                    f"random numbers in place of the recorded inputs give no finite result in workload '{workload}'; "
-                    "cut a part around this one, whose inputs are less particular"
-                )
-
-    def finished(self, path: Path) -> Path:
-        """The file with the paths that kept tensors are to have."""
-        text = path.read_text(encoding="utf-8")
-        for name, wanted in (("weights.pt", self._kept.weights), ("inputs.pt", self._kept.inputs)):
-            text = text.replace(repr(str(self._folder / name)), repr(wanted))
-        final = self._folder / "finished.py"
-        final.write_text(text, encoding="utf-8")
-        return final
-
-    def _written(self, name: str, made: Cut, loaded: str | None, recorded: tuple[str, list[str]] | None) -> Path:
-        sizes = {workload: made.sizes_in(tensors) for workload, tensors in self.edges.items()}
-        inputs = cut_source.inputs_text(made, self.edges[self._workload], list(sizes.values()))
-        chosen = sizes.pop(self._workload)
-        others = {workload: own for workload, own in sizes.items() if own and own != chosen}
-        path = self._folder / name
-        path.write_text(
-            self._text(made, [inputs, cut_source.workloads_text(others, recorded)], loaded), encoding="utf-8"
-        )
-        return path
-
-    def _text(self, made: Cut, middle: list[str], loaded: str | None = None) -> str:
-        title = f"{self._path or 'The model'} ({type(self._target).__name__}) of {self._file.name}"
-        names = made.state_names()
-        changes = [names[node] for node in made.chain.changed if node in names]
-        constants = [name for node, name in names.items() if node in made.graph.constants]
-        facts = {**self._facts, "changes": changes, "constants": constants}
-        model = cut_source.model_text(made, loaded and f"self.load_state_dict({loaded})")
-        parts = [model, *middle, cut_source.call_text(made, self._name)]
-        return cut_source.reference_text(title, facts, made.mutated(), parts)
-
-    def _keep(self, path: str | None, name: str, value) -> str | None:
-        """Write tensors that are to be kept at `path` to a file; the expression that reads them."""
-        if path is None:
-            return None
-        file = self._folder / name
-        tensor_trees.save(tensor_trees.on_cpu(tensor_trees.map_tensors(value, torch.Tensor.detach)), file)
-        return f"kept({str(file)!r}, {cut_source.digest(file)!r})"
-
-    def _may_differ(self, path: Path, size: Size) -> bool:
-        """Does the reference take inputs in which this size alone is another one?"""
-        try:
-            reference = problem.Reference(path)
-            model, inputs, _ = reference.build("default", 0, None, self._file.device, {size.name: size.recorded + 1})
-            problem.call(model.to(self._file.device), inputs)
-            return True
-        except ValueError as error:  # sizes at which the model takes another way
-            return str(error) == cut_source.OTHER_WAY
-        except Exception:
-            return False
-
-    def _proof(self, path: Path, workload: str, see: Callable) -> Proof:
-        """Run the model with the cut of `path` in place of the original. see: gets copies of the inputs of its first
-        call."""
-        if workload not in self._plain:
-            self._plain[workload] = [self._outputs(self._file.module, workload) for _ in range(2)]
-        first, second = self._plain[workload]
-        try:
-            replaced = self._run_with(path, workload, see)
-        except Exception as error:
-            return Proof(workload, 0.0, 0.0, 0, str(error).strip().splitlines()[0])
-        noise, difference = (max(map(difference_of, one, first), default=0.0) for one in (second, replaced))
-        return Proof(workload, difference, noise, len(first))
-
-    def _outputs(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
-        """The outputs of a run, its inputs as it left them, and the buffers, which then get their former contents."""
-        arguments = self._file.arguments(workload)
-        with self._file.buffers_restored():
-            outputs = self._file.run(module, arguments)
-            left = [*arguments.tensors(), *self._file.module.buffers()]
-            return [one.detach().clone() for one in tensor_trees.input_tensors([outputs]) + left]
-
-    def _run_with(self, path: Path, workload: str, see: Callable) -> list[torch.Tensor]:
-        source = problem.load_module(path)
-        model = source.Model().to(self._file.device)
-        model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
-        calls = []
-
-        def kernel(*inputs):
-            if not calls:
-                see([tensor_trees.copied(one.detach(), str(one.device)) for one in inputs])
-            calls.append(1)
-            return model(*inputs)
-
-        with swapped(self._file.module, self._path, InPlace(self._target, source.call, kernel)) as whole:
-            outputs = self._outputs(whole, workload)
-        if not calls:
-            raise NotCut(f"'{self._path}' was replaced, and the model did not call it in workload '{workload}'")
-        return outputs
-
-
-def tied(made: Cut, dependent: list[str]) -> Cut:
-    """The cut with one name for dependent sizes that are equal; one that equals no other is fixed."""
-    first: dict[int, Size] = {}
-    equal = [size.recorded for size in named_sizes(made.sizes) if size.name in dependent]
-    sizes = dict(made.sizes)
-    for symbol, size in made.sizes.items():
-        if isinstance(size, Size) and size.name in dependent:
-            one = first.setdefault(size.recorded, size)
-            sizes[symbol] = one if equal.count(size.recorded) > 1 else size.recorded
-    return made.with_sizes(sizes)
-
-
-class InPlace(model_swap.StandIn):
-    """A function in place of a module's call."""
-
-    def __init__(self, original: torch.nn.Module, call: Callable, kernel: Callable):
-        super().__init__(original)
-        self._call, self._kernel = call, kernel
-
-    def forward(self, *args, **kwargs):
-        return self._call(self._kernel, self, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def swapped(model: torch.nn.Module, path: str, replaced: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model with another module at a path."""
-    if not path:
-        yield replaced
-        return
-    owner, _, leaf = path.rpartition(".")
-    original = model.get_submodule(path)
-    setattr(model.get_submodule(owner), leaf, replaced)
-    try:
-        yield model
-    finally:
-        setattr(model.get_submodule(owner), leaf, original)
-
-
-def difference_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest |actual - expected| / (|expected| + rms); 1e9 for another form, or where one alone is finite."""
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return accuracy.LARGEST_ERROR
-    a, b = (accuracy.comparable(one).reshape(-1) for one in (actual, expected))
-    if torch.equal(a, b) or not a.numel():
-        return 0.0
-    deviation = accuracy.deviation(a, b, 0.0, accuracy.root_mean_square(torch.where(b.isfinite(), b, 0)))
-    return accuracy.LARGEST_ERROR if deviation.nonfinite else deviation.max_rel
-
-
-def same_form(made: list, recorded: list[torch.Tensor], names: list[str]) -> None:
-    """NotCut where the inputs of get_inputs are not of the recorded form."""
-    for name, one, other in zip(names, made, recorded, strict=True):
-        forms = [(tuple(t.shape), t.dtype, tuple(accuracy.significant_stride(t))) for t in (one, other)]
-        if forms[0] != forms[1]:
-            raise NotCut(f"get_inputs would make '{name}' as {forms[0]}, and it was {forms[1]}; cut a part around it")
-
-
-def refuse_unproved(proof: Proof) -> None:
-    """NotCut where the model's outputs with the cut in place are others."""
-    if proof.why is not None:
-        raise NotCut(f"the model does not run with the cut in place: {proof.why}")
-    if proof.noise > REPEATABLE:
-        raise NotCut(
-            f"two runs of the model on equal inputs differ by {proof.noise:.2g} in workload '{proof.workload}', so "
-            "nothing can be proved; let load() give a model without dropout and without a memory of former calls"
-        )
-    if not proof.equal:
-        raise NotCut(
-            f"with the cut in place the model's outputs differ by {proof.difference:.2g} in workload "
-            f"'{proof.workload}', and by {proof.noise:.2g} between two runs as it is: the operators that were recorded "
-            "are not all that the module does"
-        )

@@ -97,8 +97,12 @@ class ModelFile:
         return arguments.mapped(lambda tensor: tensor.to(self.device))
 
     def run(self, module: torch.nn.Module, arguments: Arguments):
-        """The outputs of a call, with gradients only in training."""
+        """The outputs of a call that begins with the same seed each time."""
         torch.manual_seed(SEED)
+        return self.call(module, arguments)
+
+    def call(self, module: torch.nn.Module, arguments: Arguments):
+        """The outputs of a call, with gradients only in training."""
         with torch.set_grad_enabled(self.training), self._blamed("the model"):
             return module(*arguments.args, **arguments.kwargs)
 

@@ -154,15 +154,15 @@ def unfold_scopes(module: fx.GraphModule) -> None:
 def live(nodes: list[fx.Node], outputs: list[fx.Node]) -> list[fx.Node]:
     """The operators that an output or a write needs, without assertions and the arithmetic of sizes. NotCut where one
     of them is none of torch's own, or draws random numbers."""
-    needed, kept = set(outputs), []
+    needed, used = set(outputs), []
     for node in reversed(nodes):
         if is_size(node) or any(part in str(node.target) for part in NO_OPERATORS):
             continue
         if node in needed or written(node):
             refuse_foreign(node)
             needed |= set(node.all_input_nodes)
-            kept.insert(0, node)
-    return kept
+            used.insert(0, node)
+    return used
 
 
 def is_size(node: fx.Node) -> bool:

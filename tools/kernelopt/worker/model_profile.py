@@ -84,13 +84,15 @@ def trace_of(file: ModelFile, step: Callable, folder: str) -> dict:
     if file.device == "cuda":
         tracing.start_up()
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with model_work.watched(file.module, enter, leave), tracing.inductor_hidden():
-        profiler = torch.profiler.profile(activities=activities, record_shapes=True)
-        with profiler:
-            for _ in range(PROFILED_STEPS):
-                with torch.profiler.record_function(STEP):
-                    step()
-                    model_steps.idle()
+    profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+    with tracing.inductor_hidden():
+        profiler.start()
+    with model_work.watched(file.module, enter, leave):
+        for _ in range(PROFILED_STEPS):
+            with torch.profiler.record_function(STEP):
+                step()
+                model_steps.idle()
+    profiler.stop()
     path = Path(folder, "whole.json")
     profiler.export_chrome_trace(str(path))
     events = json.loads(path.read_text())["traceEvents"]
@@ -108,19 +110,19 @@ def last_step(events: list[dict]) -> list[dict]:
     host = sorted(
         (event for event in inside if event["cat"] in ON_HOST), key=lambda event: (event["ts"], -event["dur"])
     )
-    kept, open_until = [], {}
+    used, open_until = [], {}
     for event in host:
         if event["cat"] in ON_HOST[2:]:
             if event["args"].get("correlation") in launched:
-                kept.append(event)
+                used.append(event)
             continue
         is_operator = event["name"].startswith("aten::")
         nested = is_operator and event["ts"] < open_until.get(event["tid"], -1.0)
         if is_operator and not nested:
             open_until[event["tid"]] = event["ts"] + event["dur"]
         if not nested or "Sequence number" in event.get("args", {}):
-            kept.append(event)
-    return [trimmed(event) for event in (*kept, *on_gpu)]
+            used.append(event)
+    return [trimmed(event) for event in (*used, *on_gpu)]
 
 
 def start_of(event: dict) -> float:

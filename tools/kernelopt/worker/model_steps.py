@@ -38,7 +38,7 @@ class Steps:
         file, arguments = self._file, self._arguments
 
         def call():
-            outputs = file.run(module, arguments)
+            outputs = file.call(module, arguments)  # a seed could not be set while a graph is captured
             if file.training:
                 file.loss(outputs).backward()
                 module.zero_grad()

@@ -89,10 +89,6 @@ class Operator:
         self._name = f"{NAMESPACE}::{name or f'cut_{next(NUMBERS)}'}"
         self.op = self._defined(types)
 
-    def __call__(self, *arguments):
-        """The results as Model returns them: none, one, or a tuple."""
-        return self.op(*arguments)
-
     def call(self, module: torch.nn.Module, *args, **kwargs):
         """A call of a module, with the operator in it."""
         state = [find(module, name) for name in self.state]
@@ -167,13 +163,11 @@ class Operator:
         if not hasattr(self._kernel, "ModelNew"):
             return self._kernel.kernel_function
         key = tuple(one.data_ptr() for one in state)
-        versions = [one._version for one in state]
-        made, known = self._bound.get(key, (None, None))
-        if made is None or not (known is None or known == versions):
+        made, versions = self._bound.get(key, (None, None))
+        if made is None or (versions is not None and versions != [one._version for one in state]):
             made = self._with_state(state)
-            places = {one.data_ptr() for _, one in held(made)}
-            shares = set(key) <= places
-            self._bound[key] = made, None if shares else versions
+            shares = set(key) <= {one.data_ptr() for _, one in held(made)}
+            self._bound[key] = made, None if shares else [one._version for one in state]
         return made
 
     def _with_state(self, state: list[torch.Tensor]) -> torch.nn.Module:
@@ -225,7 +219,8 @@ class Operator:
         saved = iter(ctx.saved_tensors)
         arguments = [next(saved) if number is None else number for number in ctx.numbers]
         needed = list(ctx.needs_input_grad)
-        made = iter(self._gradient(*arguments, list(grads), needed))
+        given = [grad for grad in grads if grad is not None]  # none of whole numbers
+        made = iter(self._gradient(*arguments, given, needed))
         return tuple(next(made) if wanted else None for wanted in needed)
 
 

@@ -86,6 +86,11 @@ def structured(tensor: torch.Tensor, sizes: list[str]) -> str | None:
     return None if dtype.is_floating_point else counted(tensor, sizes)
 
 
+def is_random(expression: str) -> bool:
+    """Does it make other numbers each time?"""
+    return any(f"{name}(" in expression for name in ("either", "ordered", "randperm", "randint", "drawn", "empty"))
+
+
 def two_valued(tensor: torch.Tensor, sizes: list[str], dtype: torch.dtype) -> str:
     """A causal mask, or two values at random."""
     first, last = tensor.amin(), tensor.amax()

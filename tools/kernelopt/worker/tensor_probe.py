@@ -1,4 +1,4 @@
-"""The bare tensor operations of a problem (tensor_ceiling.cu): what they take on this GPU.
+"""The bare tensor operations of a problem (tensor_probe.cu): what they take on this GPU.
 
 A library's product is no floor: it also loads, stores and waits. A launch of this probe does the problem's tensor
 operations on random operands that stay in shared memory, on request with the problem's other arithmetic in four more
@@ -22,7 +22,7 @@ from ..device import programs
 from . import rates
 from .context import Context
 
-SOURCE = Path(__file__).with_name("tensor_ceiling.cu")
+SOURCE = Path(__file__).with_name("tensor_probe.cu")
 NAME = "tensor_ceiling"
 ROW_BYTES, TILE = 128, 32  # as in the source: bytes of k in a panel, panels of a sum
 MULTIPLIERS, OTHERS, CHAINS = 256, 128, 16  # threads, threads, sums of a thread

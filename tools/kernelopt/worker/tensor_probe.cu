@@ -3,7 +3,7 @@
 //
 // One block per multiprocessor, all of them alike. A block multiplies one panel again and again: A of 128 rows, B of 256
 // (wgmma) or 128 (mma.sync) rows, each row 128 bytes of k. After TILE panels it starts a new sum, as after a tile.
-// tensor_ceiling.py compiles this file with: INSTRUCTION (PTX), WGMMA (0, 1), INTEGER (sums are int32), TRANSPOSABLE
+// tensor_probe.py compiles this file with: INSTRUCTION (PTX), WGMMA (0, 1), INTEGER (sums are int32), TRANSPOSABLE
 // (wgmma has flags that transpose operands), OTHER (0, 1).
 // The first dimension of `out` is the block, the second the multiplying thread; the two values are the sum of the
 // thread's results of the last tile, and the sum of its first result over all tiles. `clocks` gets the cycles and the

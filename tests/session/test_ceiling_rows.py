@@ -10,10 +10,10 @@ from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline, wiki, wiki_checks
 from kernelopt.hardware.card import Card
 from kernelopt.hardware.work import OtherArithmetic, Work
-from kernelopt.measure import card_rates, tensor_ceilings
-from kernelopt.session import ceilings, platforms, stop_conditions
+from kernelopt.measure import card_rates, tensor_rates
+from kernelopt.session import ceiling_rows, platforms, stop_conditions
 from kernelopt.session.benchmark_reports import Ceiling, Rate, RestedAndSustained, ShapeRate
-from kernelopt.session.tensor_ceiling import TensorCeiling
+from kernelopt.session.ceiling_report import TensorCeiling
 from test_calibration import STATE, measured, rate, written
 
 WIKI = BUNDLE / "gpu-wiki"
@@ -70,7 +70,7 @@ def product(session):
 def test_rates_are_of_the_operations_done_and_times_of_the_problems_own():
     rounded = made({**report("bf16", 90, 10.0), "done_flops": 100})
     assert rounded.rate("cold") == pytest.approx(100 / 10 / 1e6) and rounded.time_us("cold") == pytest.approx(9)
-    text = "\n".join(ceilings.lines(ceiling()))
+    text = "\n".join(ceiling_rows.lines(ceiling()))
     assert "160.0 us, 859 TFLOPS; SM 1555 MHz in the kernel, 690 W, throttled by sw_power_cap" in text
 
 
@@ -80,10 +80,10 @@ def test_what_was_taken_off_is_stated_in_the_report_the_object_and_the_note():
     without = made(sent)
     assert without.time_us("cold") == pytest.approx(160.0) and without.cold.p20_us == pytest.approx(159.0)
     assert without.to_json()["start_up_us"] == {"cold": 9.0, "burst": 0.0, "sustained": 0.0}
-    text = "\n".join(ceilings.lines(without))
+    text = "\n".join(ceiling_rows.lines(without))
     assert "cold: 160.0 us, 859 TFLOPS; 9.0 us of start-up taken off, SM 1555 MHz" in text
     assert text.count("taken off") == 1  # nothing is taken off sustained times
-    cold, _, sustained = ceilings.rows(without)
+    cold, _, sustained = ceiling_rows.rows(without)
     assert "L2 flushed before each call; p20 853.7, p80 864.4; 9.0 us of start-up taken off" in cold
     assert "start-up" not in sustained
 
@@ -92,7 +92,7 @@ def test_a_ceiling_goes_before_a_librarys_rate_and_becomes_the_floor():
     page = wiki.product("H200")
     by_library = roofline.bound(FLOPS, 3 << 25, roofline.roof(page, "bf16"))
     assert by_library.library_rate and by_library.bound == "compute"
-    text = ceilings.page_with([ceiling()], ceilings.new_page(page, DEVICE), DEVICE, "2026-11-22")
+    text = ceiling_rows.page_with([ceiling()], ceiling_rows.new_page(page, DEVICE), DEVICE, "2026-11-22")
     own = wiki.parse_page(text, platforms.CALIBRATION, platforms.WORKSPACE)
     assert set(own.rows) == {f"measured_bf16_tensor_ceiling{end}" for end in ("", "_burst", "_sustained")}
     assert wiki_checks.sources(own, text) == []
@@ -105,7 +105,7 @@ def test_a_ceiling_goes_before_a_librarys_rate_and_becomes_the_floor():
 def test_beside_other_arithmetic_there_is_another_floor_for_tasks_that_have_it_alone():
     page = wiki.product("H200")
     measured_here = [ceiling(), ceiling(us=200.0, other=SCALES)]
-    text = ceilings.page_with(measured_here, ceilings.new_page(page, DEVICE), DEVICE, "2026-11-22")
+    text = ceiling_rows.page_with(measured_here, ceiling_rows.new_page(page, DEVICE), DEVICE, "2026-11-22")
     both = platforms.calibrated(page, wiki.parse_page(text, platforms.CALIBRATION, platforms.WORKSPACE))
     bare = Work(flops=FLOPS, bytes_in=1, bytes_out=1, bytes_min=2, dtype="bf16", source="given")
     scaled = Work.from_json({**bare.to_json(), "other_arithmetic": SCALES.to_json()})
@@ -121,7 +121,7 @@ def test_rows_join_a_calibration_and_replace_their_former_selves_alone(tmp_path)
     path = written(tmp_path, measured("NVIDIA H200"), page, page.limits)
     before = platforms.read(path)
     for us in (160.0, 150.0):
-        text = ceilings.page_with([ceiling(us=us)], platforms.unsealed_text(path), DEVICE, "2026-11-22")
+        text = ceiling_rows.page_with([ceiling(us=us)], platforms.unsealed_text(path), DEVICE, "2026-11-22")
         path.write_text(text)
     after = platforms.read(path)
     assert after.row("measured_bf16_tensor_ceiling").value == pytest.approx(FLOPS / 150e6, abs=0.6)
@@ -199,4 +199,4 @@ def test_the_former_name_measures_bandwidth_alone_and_keeps_its_keys(product, ru
 
 
 def test_the_librarys_product_has_about_as_many_operations():
-    assert tensor_ceilings.size_of(FLOPS) == 4096 and tensor_ceilings.size_of(8) == 1024
+    assert tensor_rates.size_of(FLOPS) == 4096 and tensor_rates.size_of(8) == 1024

@@ -1,7 +1,7 @@
 """The measured ceiling of a problem's tensor operations, and its rows on the calibration page of a workspace. All
 functions are pure.
 
-A ceiling is what the bare tensor operations take on this card (worker.tensor_ceiling): a floor. What a library's
+A ceiling is what the bare tensor operations take on this card (worker.tensor_probe): a floor. What a library's
 product reaches is a library rate: an opponent.
 """
 
@@ -10,7 +10,7 @@ from ..hardware.card import Card
 from ..hardware.roofline import CEILING, PROBLEM_CEILING
 from ..hardware.work import rate_unit
 from . import calibration, platforms
-from .tensor_ceiling import PARTS, Part, TensorCeiling
+from .ceiling_report import PARTS, Part, TensorCeiling
 
 ENDINGS = {"cold": "", "burst": "_burst", "sustained": "_sustained"}  # how it was timed -> end of the row's name
 HOW = {"cold": "L2 flushed before each call", "burst": "back to back from rest", "sustained": "back to back"}
@@ -29,19 +29,13 @@ def lines(ceiling: TensorCeiling) -> list[str]:
 
 def words(ceiling: TensorCeiling, part: str) -> str:
     unit = rate_unit(ceiling.dtype)
-    return f"{ceiling.time_us(part):.1f} us, {ceiling.rate(part):.0f} {unit}; {condition(getattr(ceiling, part))}"
+    return f"{ceiling.time_us(part):.1f} us, {ceiling.rate(part):.0f} {unit}; {conditions(getattr(ceiling, part))}"
 
 
-def condition(part: Part) -> str:
+def conditions(part: Part) -> str:
     """What was taken off, the clock inside the kernel, then power and reasons of NVML."""
-    state = part.state
-    told = [f"{part.start_up_us:.1f} us of start-up taken off"] if part.start_up_us else []
-    told.append(f"SM {part.clock_mhz:.0f} MHz in the kernel")
-    if state and state.power_w:
-        told.append(f"{state.power_w.median:.0f} W")
-    if state and state.throttle_reasons:
-        told.append(f"throttled by {', '.join(state.throttle_reasons)}")
-    return ", ".join(told)
+    taken_off = f"{part.start_up_us:.1f} us of start-up taken off, " if part.start_up_us else ""
+    return taken_off + calibration.condition(part.state, f"SM {part.clock_mhz:.0f} MHz in the kernel")
 
 
 def metric(ceiling: TensorCeiling) -> str:
@@ -60,7 +54,7 @@ def rows(ceiling: TensorCeiling) -> list[str]:
             at = [ceiling.done_flops / us / 1e6 for us in (timed.p80_us, timed.p20_us)]
             scatter = f"; p20 {calibration.figure(at[0])}, p80 {calibration.figure(at[1])}"
         beside = f", beside {ceiling.other.words()}" if ceiling.other else ""
-        note = f"{ceiling.instruction}, {ceiling.done_flops} FLOP{beside}; {HOW[part]}{scatter}; {condition(timed)}"
+        note = f"{ceiling.instruction}, {ceiling.done_flops} FLOP{beside}; {HOW[part]}{scatter}; {conditions(timed)}"
         value = calibration.figure(ceiling.rate(part))
         made.append(f"| {metric(ceiling)}{ending} | {value} | {unit} | {SOURCE} | measured | {note} |")
     return made

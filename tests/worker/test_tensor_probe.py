@@ -7,9 +7,9 @@ import subprocess
 import pytest
 import torch
 from kernelopt.device import programs
-from kernelopt.session.tensor_ceiling import PARTS, TensorCeiling
+from kernelopt.session.ceiling_report import PARTS, TensorCeiling
 from kernelopt.worker import rates
-from kernelopt.worker import tensor_ceiling as probe
+from kernelopt.worker import tensor_probe as probe
 
 CARDS = {"sm_80": (8, 0), "sm_86": (8, 6), "sm_89": (8, 9), "sm_90a": (9, 0), "sm_120": (12, 0)}
 

@@ -6,7 +6,7 @@ from ..errors import TimedOut
 from ..hardware.card import Card
 from ..hardware.work import OtherArithmetic, rate_unit
 from ..session.benchmark_reports import RestedAndSustained
-from ..session.tensor_ceiling import TensorCeiling
+from ..session.ceiling_report import TensorCeiling
 from . import card_rates
 
 DTYPES = ("bf16", "fp16", "tf32", "fp8", "int8")

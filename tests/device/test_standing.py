@@ -1,0 +1,35 @@
+"""Standing processes: an answer that the process left on its way out still counts."""
+
+import queue
+from types import SimpleNamespace
+
+import pytest
+from kernelopt.device import standing
+
+
+class Leaving(standing.Standing):
+    """A stand-in for a process that has ended while its last answers are still in the pipe."""
+
+    def __init__(self, answers: list[dict]):
+        self._left, self._outcome = answers, None
+        self._report = SimpleNamespace(reader=SimpleNamespace(answers=queue.Queue()))
+
+    def _has_ended(self) -> bool:
+        return True
+
+    def _end(self, timed_out: bool):
+        for answer in self._left:
+            self._report.reader.answers.put(answer)
+        return SimpleNamespace(log_tail="")
+
+
+def test_an_answer_that_was_on_its_way_is_not_lost():
+    process = Leaving([{"status": "OK"}])
+    assert process.answer(5) == {"status": "OK"}
+    with pytest.raises(standing.Ended):
+        process.answer(5)
+
+
+def test_a_process_that_ends_without_an_answer_has_ended():
+    with pytest.raises(standing.Ended):
+        Leaving([]).answer(5)
