@@ -39,8 +39,8 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
-    os.environ["KERNELOPT_ON"] = args.on  # for the tools that agents call
     sees_gpu = args.unconfined or not (client and client.hides_gpu)
+    os.environ["KERNELOPT_ON"] = args.on if sees_gpu else "local"  # for the tools that agents call
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     wrapper = agent_process.read_only(workspace.root)
     with executors.at(args.on, workspace, args.timeout) as executor, workspace.locked():

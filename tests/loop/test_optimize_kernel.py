@@ -103,6 +103,14 @@ def test_options_that_do_not_go_together_are_refused(ready, run_here, options, s
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("client", "on"), [("claude", "ray://127.0.0.1:9"), ("codex", "local")])
+def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, client, on):
+    """Codex's sandbox has no network, so its agents check kernels here."""
+    monkeypatch.setenv("KERNELOPT_ON", "")
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--client", client, "--on", "ray://127.0.0.1:9")
+    assert done.returncode == 3 and os.environ["KERNELOPT_ON"] == on
+
+
 def test_a_known_client_has_its_command_line():
     codex = CLIENTS["codex"]
     assert codex.command_line().startswith("codex exec --json --skip-git-repo-check --sandbox workspace-write ")
