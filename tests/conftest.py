@@ -15,8 +15,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from kernelopt.compiling import compiler
 from kernelopt.device import gpu, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
@@ -128,6 +130,21 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
             return call_tool(name, *arguments)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def compiling_server(interpreter):
+    """The server of processes that compile, started once for all tests."""
+    server = compiler.start_server(interpreter)
+    yield SimpleNamespace(split=server.split, end=lambda: None)
+    server.end()
+
+
+@pytest.fixture
+def compile_here(run_here, compiling_server, monkeypatch) -> Callable[..., subprocess.CompletedProcess]:
+    """`run_here`, where compilations share a server."""
+    monkeypatch.setattr(compiler, "start_server", lambda _: compiling_server)
+    return run_here
 
 
 def call_tool(name: str, *arguments, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:

@@ -95,8 +95,8 @@ def of_target(answer: dict, arch: str) -> dict:
 
 
 @needs_linker
-def test_registers_spills_and_instructions_are_those_of_the_code(folder, run_here):
-    answer = compiled(folder, run_here, "product", "--for", "sm_80,mi300x", "--emit", folder / "asm")
+def test_registers_spills_and_instructions_are_those_of_the_code(folder, compile_here):
+    answer = compiled(folder, compile_here, "product", "--for", "sm_80,mi300x", "--emit", folder / "asm")
     ampere, cdna = of_target(answer, "sm_80"), of_target(answer, "gfx942")
     assert ampere["label"] == "compiled for sm_80 here, not run" and cdna["card"] == "MI300X"
     assert "the kernel asks for the number of SMs; it was told" in ampere["assumed"] and cdna["assumed"] is None
@@ -133,8 +133,8 @@ def metadata(listing: Path) -> dict[str, int]:
 
 
 @needs_linker
-def test_what_a_target_refuses_is_said_of_it_alone(folder, run_here):
-    answer = compiled(folder, run_here, "narrow", "--for", "sm_86,sm_89,gfx942", code=1)
+def test_what_a_target_refuses_is_said_of_it_alone(folder, compile_here):
+    answer = compiled(folder, compile_here, "narrow", "--for", "sm_86,sm_89,gfx942", code=1)
     ampere, ada, cdna = (of_target(answer, arch) for arch in ("sm_86", "sm_89", "gfx942"))
     assert ampere["status"] == cdna["status"] == "COMPILE_ERROR" and ampere["kernels"] == cdna["kernels"] == []
     assert "type fp8e4nv not supported in this architecture" in ampere["error"]
@@ -144,10 +144,10 @@ def test_what_a_target_refuses_is_said_of_it_alone(folder, run_here):
 
 
 @pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
-def test_cuda_is_compiled_for_what_nvcc_knows_and_hipcc_is_named_where_it_is_missing(folder, run_here, monkeypatch):
+def test_cuda_is_compiled_for_what_nvcc_knows_and_hipcc_is_named_where_it_is_missing(folder, compile_here, monkeypatch):
     find = programs.find
     monkeypatch.setattr(programs, "find", lambda name: None if name == "hipcc" else find(name))
-    answer = compiled(folder, run_here, "cuda", "--for", "sm_80,sm_70,gfx942", code=1)
+    answer = compiled(folder, compile_here, "cuda", "--for", "sm_80,sm_70,gfx942", code=1)
     assert of_target(answer, "sm_80")["kernels"][0]["name"] == "double_it"
     assert "Unsupported gpu architecture 'sm_70'" in of_target(answer, "sm_70")["error"]
     assert of_target(answer, "gfx942")["lacking"].startswith("hipcc is not here: install ROCm")
@@ -157,9 +157,9 @@ def test_cuda_is_compiled_for_what_nvcc_knows_and_hipcc_is_named_where_it_is_mis
     ("targets", "code", "said"),
     [("sm_90,nothing", 1, "'nothing' is not in the wiki"), (",", 2, "--for names no target")],
 )
-def test_a_wrong_target_is_refused_with_a_sentence(folder, run_here, targets, code, said):
+def test_a_wrong_target_is_refused_with_a_sentence(folder, compile_here, targets, code, said):
     subject = ("--kernel", folder / "product.py", "--reference", folder / "reference.py")
-    done = run_here("compile_kernel.py", *subject, "--for", targets)
+    done = compile_here("compile_kernel.py", *subject, "--for", targets)
     assert done.returncode == code and said in done.stderr
 
 

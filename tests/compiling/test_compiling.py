@@ -96,20 +96,6 @@ def answered(folder: Path, **own) -> compiler.Answer:
     return compiler.Answer({**empty, **own}, folder)
 
 
-@pytest.fixture(scope="module")
-def compiling_server(interpreter):
-    server = compiler.start_server(interpreter)
-    yield SimpleNamespace(split=server.split, end=lambda: None)
-    server.end()
-
-
-@pytest.fixture
-def compile_here(run_here, compiling_server, monkeypatch):
-    """`run_here`, where compilations share a server; the test of an exploration starts its own."""
-    monkeypatch.setattr(compiler, "start_server", lambda _: compiling_server)
-    return run_here
-
-
 def compile_only(folder, run_here, *options, code=0) -> dict:
     subject = ("--compile-only", "--kernel", folder / "c/k.py", "--reference", folder / "reference.py")
     return tool_json("verify_kernel.py", *subject, *options, run=run_here, code=code)

@@ -1,11 +1,11 @@
 """The wiki's pages by operator: their sections and size, and that each excerpt of code runs and compiles."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 
+import forks_with_torch
 import pytest
 from conftest import BUNDLE
 
@@ -57,10 +57,11 @@ def faults(request, tmp_path_factory) -> tuple[bool, dict[str, str]]:
     variants = {name: EXCERPTS["swiglu_rows"].replace(*change) for name, change in BROKEN.items()}
     for name, code in {**EXCERPTS, **variants}.items():
         (folder / f"{name}.py").write_text(code)
+    code = f"import runpy; runpy.run_path({str(BUNDLE / 'tests/operator_excerpts.py')!r}, run_name='__main__')"
     environment = {"TRITON_INTERPRET": str(int(request.param)), "TRITON_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, BUNDLE / "tests/operator_excerpts.py", folder]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
-    return request.param, json.loads(done.stdout)
+    done = forks_with_torch.run(code, folder, **environment)
+    assert done.returncode == 0, done.stdout
+    return request.param, json.loads(done.stdout.splitlines()[-1])
 
 
 def test_each_excerpt_gives_the_results_of_torch_and_compiles(faults):
