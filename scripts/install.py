@@ -67,7 +67,7 @@ def skills_folder(client: str, project: Path | None) -> Path:
     return project.resolve() / in_project
 
 
-def install(skills: Path, copy: bool, deep: bool) -> list[str]:
+def install(skills: Path, copy: bool, deep: bool = False) -> list[str]:
     """Put all skills into the folder `skills`; what was done, in lines. deep: see LOOK_DEEP. Refused, before anything
     changes, when something else is in the way."""
     made = make_folder(skills)

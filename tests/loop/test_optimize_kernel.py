@@ -1,5 +1,6 @@
 """optimize_kernel.py and the steps that it gives to the loop, as far as they run without a GPU."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -119,6 +120,6 @@ def test_a_known_client_has_its_command_line():
 
 
 def test_the_brief_names_only_commands_that_work_where_the_agent_runs(ready):
-    brief = gpu_steps.GpuSteps(ready, None, 60, print, agents_see_gpu=False).brief("v0", 0)
+    brief = gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print, agents_see_gpu=False).brief("v0", 0)
     assert "verify_kernel.py --workspace . --device cpu-interpreter`" in brief and "extract_asm" not in brief
-    assert "extract_asm.py .cache`" in gpu_steps.GpuSteps(ready, None, 60, print).brief("v0", 0)
+    assert "extract_asm.py .cache`" in gpu_steps.GpuSteps(ready, WithoutGpu(ready, 60), print).brief("v0", 0)
