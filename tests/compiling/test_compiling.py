@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import FIXTURES, tool_json
-from kernelopt.compiling import compiled, compiler, reading
+from kernelopt.compiling import compiled, compiler, findings, reading
 from kernelopt.compiling.compiled import Compiled, CompiledKernel
 from kernelopt.device import programs
 from kernelopt.disassembly import listings
@@ -151,6 +151,22 @@ def test_what_the_driver_reserves_is_no_shared_memory_of_a_kernel(h100):
     """cuobjdump of CUDA 13.0 gives 1536 on sm_90a and 512 on sm_80 for a tile of 512 bytes, and 0 without one."""
     ada = targets.of_page(wiki.product("rtx-4090"))
     assert [h100.static_shared(size) for size in (0, 1536)] == [0, 512] and ada.static_shared(512) == 512
+
+
+def test_where_the_code_cannot_be_read_its_ptx_says_what_it_has(tmp_path):
+    """cuobjdump refuses this cubin; the log is a stand-in for that of ptxas."""
+    for suffix in ("cubin", "ptx"):
+        (tmp_path / f"k.{suffix}").write_bytes((FIXTURES / f"disassembly/scale_sm_70.{suffix}").read_bytes())
+    log = "Compiling entry function 'scale' for 'sm_70'\nFunction properties for scale\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 18 registers"
+    volta = targets.of_architecture("sm_70", [], wiki.limit_pages(wiki.root()))
+    entry = {"name": "scale", "configuration": None, "constants": {}, "files": {"cubin": "k.cubin", "ptx": "k.ptx"}}
+    entry |= {"shared_bytes": 0, "tensor_memory": None, "warps": 4, "threads": 128, "stages": 3, "has_dot": True}
+    kernel = reading.triton_kernel(volta, {**entry, "log": log}, tmp_path)
+    assert (kernel.registers, kernel.spill_bytes, kernel.code_bytes, kernel.arch) == (18, 0, None, "sm_70")
+    assert reading.triton_kernel(volta, {**entry, "log": ""}, tmp_path).spill_bytes is None
+    assert kernel.access_bits == {"global load": {128: 1}, "global store": {128: 1}}
+    (told,) = findings.of(Compiled(volta, Status.OK, None, (kernel,)))
+    assert told.id == "compiled_without_tensor_instructions"
 
 
 def test_a_row_shows_the_kernel_with_the_most_registers_and_the_most_spills(h100):

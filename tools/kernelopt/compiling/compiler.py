@@ -240,8 +240,8 @@ def assumption(target: Target) -> str:
     """What was answered to a kernel that asks how many SMs there are, where no card is named."""
     unit = "SMs" if target.is_nvidia else "compute units"
     told = target.for_worker()
-    answered = f"{told.units}, as {told.units_of} has" if told.units else "a number that stands for any"
-    return f"the kernel asks for the number of {unit}; it was told {answered}"
+    why = f"as {told.units_of} has" if told.units else "because the wiki knows no such card"
+    return f"the kernel asks for the number of {unit}; it was told {told.told_units}, {why}"
 
 
 def emit(results: Sequence[Compiled], folder: Path) -> list[Path]:

@@ -29,6 +29,7 @@ PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
 ROCM_LINKER = re.compile(r"ROCm linker \S+ not found")
 NO_ROCM_LINKER = "this version of Triton takes ROCm's linker for AMD: install ROCm, or triton 3.6 or newer"
 PTX_ON_AMD = "the file has inline assembly; PTX is for NVIDIA's GPUs alone"
+DOT_TYPE = re.compile(r"tt\.dot .*? : tensor<(?:\d+x)+(\w+)")
 META = "meta"
 LARGE_BYTES = 1 << 30
 CONSTANT_CHARACTERS = 60
@@ -119,7 +120,8 @@ class TritonKernelJson(TypedDict):
     """A kernel that Triton compiled. hash: Triton's, of what was compiled. configuration: that of an autotuner, None
     for a kernel without one. constants: its compile-time arguments, as text. files: stage -> name of a file.
     shared_bytes, warps, threads: of a block. tensor_memory: columns, None where it has none. stages: of the software
-    pipeline. has_dot: the source asks for a product of matrices. log: what the compiler printed."""
+    pipeline. has_dot: the source asks for a product of matrices. dot_types: of the operands of its products, as
+    Triton's representation has them: "f16", "f8E4M3FN". log: what the compiler printed."""
 
     name: str
     hash: str
@@ -132,6 +134,7 @@ class TritonKernelJson(TypedDict):
     threads: int
     stages: int | None
     has_dot: bool
+    dot_types: list[str]
     log: str
 
 
@@ -213,7 +216,7 @@ class TritonKernels:
 
     def _refuse_too_large(self, about) -> None:
         for name, wanted, most in (
-            ("shared memory", about.shared, self._target.shared_bytes),
+            ("shared memory" if self._target.is_nvidia else "LDS", about.shared, self._target.shared_bytes),
             ("tensor memory", getattr(about, "tmem_size", None), self._target.tensor_memory_columns),
         ):
             if most and wanted and wanted > most:
@@ -238,6 +241,7 @@ class TritonKernels:
             "threads": about.num_warps * self._gpu.threads_of_a_warp,
             "stages": getattr(about, "num_stages", None),
             "has_dot": "tt.dot" in kernel.asm.get("ttir", ""),
+            "dot_types": sorted(set(DOT_TYPE.findall(kernel.asm.get("ttir", "")))),
             "log": printed[-LOG_CHARACTERS:],
         }
 

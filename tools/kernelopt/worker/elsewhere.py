@@ -17,7 +17,6 @@ from .interpreter import HostDriver
 
 WARP = 32  # threads; AMD's wave is as wide as Triton's backend for AMD says
 GPU = torch.device("cuda", 0)
-UNKNOWN_UNITS = 128  # answered to kernels that ask how many SMs a card has that the wiki does not know
 HIP_VERSION = "7.0.0"  # torch.version.hip of a kernel that is compiled for AMD: kernels ask whether it is there
 UNITS = "multi_processor_count"
 
@@ -48,7 +47,7 @@ class Elsewhere:
         """The number of SMs or compute units."""
         if self.target.units_of != self.target.name:
             self.asked.add(UNITS)
-        return self.target.units or UNKNOWN_UNITS
+        return self.target.told_units
 
     def install(self) -> None:
         """Answer for this GPU from here on, in Triton's driver and in torch."""
