@@ -30,7 +30,8 @@ class CompiledKernel:
 
     stages: of Triton's software pipeline. tensor_instructions: opcode -> count. access_bits: class of access -> bits
     that a thread moves -> count. bulk_copies: TMA and the like -> count. has_dot: Triton's source multiplies matrices;
-    None for CUDA C++. dot_types: their elements in Triton's representation, "f8E4M3FN". remarks: what stands out in the code, by id. files: what was compiled, while the sandbox is open.
+    None for CUDA C++. dot_types: of their elements in Triton's representation, as "f8E4M3FN". remarks: what stands out
+    in the code, by id. files: what was compiled, while the sandbox is open.
 
     occupancy_pct: theoretical. limiters: what allows the fewest blocks. occupancy_error: why it is unknown.
     waves_per_simd: by AMD's compiler, which knows no dynamic shared memory.
