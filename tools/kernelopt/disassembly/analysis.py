@@ -257,7 +257,7 @@ def narrow_accesses(summary: Summary) -> Iterator[Remark]:
 
 
 def old_tensor_instructions(summary: Summary) -> Iterator[Remark]:
-    """mma.sync of one warp on an architecture with faster tensor instructions. There are none for fp64; for integers not
+    """mma.sync of one warp on an architecture with faster tensor instructions. fp64 has none, and integers have none
     on compute capability 10.3, where ptxas refuses tcgen05 of .kind::i8."""
     opcodes = [row.opcode for row in of_classes(summary, "tensor")]
     of_a_warp = [o for o in opcodes if re.match(r"[BHIOQ]MMA|w?mma\.", o) and ".f64" not in o]

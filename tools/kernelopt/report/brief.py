@@ -155,7 +155,7 @@ def compose(parts: Parts, answer: str | None = None) -> Prompts:
     silently.
     """
     values = parts.diagnosis.metrics
-    if unknown := sorted(set(values) - {metric.key for metric in metrics.schema()}):
+    if unknown := sorted(set(values) - {metric.key for metric in metrics.schema_of(values)}):
         raise UsageError(
             f"the profile holds metrics that the metric schema does not: {', '.join(unknown)}; profile again"
         )
@@ -235,7 +235,7 @@ def metrics_section(parts: Parts) -> str:
     """Every metric of the schema with key, label, value and unit, by section."""
     values = parts.diagnosis.metrics
     lines = [f"Of `{parts.diagnosis.longest}`, the longest kernel."]
-    for name, group in groupby(metrics.schema(), key=lambda metric: metric.section):
+    for name, group in groupby(metrics.schema_of(values), key=lambda metric: metric.section):
         lines += ["", f"### {name}", "", "| key | metric | value | unit | reading |", "|---|---|---|---|---|"]
         for m in group:
             value = metric_value(parts.diagnosis, m.key, values.get(m.key), figure)
