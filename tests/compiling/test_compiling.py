@@ -1,5 +1,6 @@
 """Compiling for a card that is not here: Triton and CUDA C++, in an exploration and by verify_kernel --compile-only."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,6 +321,29 @@ def test_a_configuration_that_does_not_fit_leaves_the_others(tmp_path, h100, mon
     assert result.kernels[0].occupancy_pct == 75.0 and result.kernels[0].spill_bytes == 0
     none = compiler.of_answers(h100, [large, refused])
     assert none.status == "LAUNCH_ERROR" and none.error.startswith("none of 2 configurations fits; the first: a block")
+
+
+def test_a_compilation_that_takes_long_holds_up_no_other():
+    """Before, two slow targets on two cores took all of the time, and no other target was compiled."""
+    turns = compiler.Turns(1, patience_s=0.02)
+    ended = threading.Event()
+
+    def other() -> None:
+        with turns.one():
+            ended.set()
+
+    with turns.one():
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert ended.wait(30)
+    thread.join()
+
+
+def test_who_is_done_in_time_hands_its_turn_on_once():
+    turns = compiler.Turns(1, patience_s=30)
+    with turns.one():
+        assert not turns._free.acquire(blocking=False)
+    assert turns._free.acquire(blocking=False) and not turns._free.acquire(blocking=False)
 
 
 def test_the_configurations_of_all_autotuners_are_compiled(tmp_path):

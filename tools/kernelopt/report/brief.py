@@ -35,6 +35,7 @@ from ..session.workspace import Workspace, digest
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
 ANSWERS = {"bottlenecks", "abstain"}  # an object with one of these keys is meant as the answer
 NOT_COLLECTED = "not collected"
+UNITS_AND_CLOCK = ("sm_count", "cu_count", "boost_clock")  # of a page; one of NVIDIA's has no compute units
 BEST_ROWS = 5  # of an exploration
 
 SYSTEM = """You are a GPU performance engineer. From one profile you say what limits a kernel, and the one change to
@@ -112,7 +113,7 @@ def clock_citations(workspace: Workspace, task: Task) -> list[str]:
         page = platforms.of_task(workspace, task)
     except Refused:
         return []
-    return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]
+    return [row.citation for name in UNITS_AND_CLOCK if (row := page.known(name))]
 
 
 def profiled_source(workspace: Workspace, records: RecordStore, params: Params | None) -> str | None:
