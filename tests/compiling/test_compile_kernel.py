@@ -163,6 +163,12 @@ def test_a_wrong_target_is_refused_with_a_sentence(folder, compile_here, targets
     assert done.returncode == code and said in done.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_compiled(folder, compile_here):
+    subject = ("--kernel", folder / "product.py", "--reference", folder / "reference.py", "--for", "sm_90")
+    done = compile_here("compile_kernel.py", *subject, "--emit", folder / "product.py/asm")
+    assert done.returncode == 3 and "product.py/asm" in done.stderr and "compiling" not in done.stderr
+
+
 def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(session, monkeypatch):
     def no_gpu():
         raise EnvironmentLacks("no NVIDIA GPU here")

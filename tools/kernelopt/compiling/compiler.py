@@ -198,14 +198,14 @@ def fault_of(ended: standing.Ended, seconds: float) -> Fault:
     if ended.outcome.timed_out:
         return Fault(Status.TIMEOUT, f"it was not compiled in {seconds:.0f} s")
     if ended.outcome.signal:
-        last = "\n".join(ended.outcome.log_tail.strip().splitlines()[-3:])
-        return Fault(Status.COMPILE_ERROR, f"the compiler died of {ended.outcome.signal}:\n{last}")
+        last = ended.outcome.log_tail.strip().splitlines()[-3:]
+        return Fault(Status.COMPILE_ERROR, "\n".join([f"the compiler died of {ended.outcome.signal}", *last]))
     return outcomes.failure(ended.outcome) or Fault(Status.RUNTIME_ERROR, "the process ended early")
 
 
 def start_server(sandbox: Sandbox) -> Server:
     """The server of processes that compile: Triton's compiler works there in place of its interpreter."""
-    return sandbox.fork_server(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    return sandbox.fork_server(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore")
 
 
 def of_answers(target: Target, answers: Sequence[Answer]) -> Compiled:
