@@ -138,7 +138,11 @@ def row(one: Compiled) -> dict:
         }
         for kernel in one.chosen
     ]
-    state = {"status": str(one.status), "lacking": bool(one.lacking), "error": reason(one.error)[:ERROR_CHARACTERS] or None}
+    state = {
+        "status": str(one.status),
+        "lacking": bool(one.lacking),
+        "error": reason(one.error)[:ERROR_CHARACTERS] or None,
+    }
     return {**state, "kernels": kernels}
 
 

@@ -51,6 +51,7 @@ def kernel_function(x):
 ASKS = """
     assert x.is_cuda and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) == (9, 0)
     assert torch.cuda.get_device_properties(0).multi_processor_count == 132
+    assert torch.version.cuda and torch.version.hip is None
     assert torch.zeros(4, device="cuda").to(x.device).cuda().is_cuda
 """
 CUDA_KERNEL = """
@@ -161,7 +162,15 @@ def test_where_the_code_cannot_be_read_its_ptx_says_what_it_has(tmp_path):
     log = "Compiling entry function 'scale' for 'sm_70'\nFunction properties for scale\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 18 registers"
     volta = targets.of_architecture("sm_70", [], wiki.limit_pages(wiki.root()))
     entry = {"name": "scale", "configuration": None, "constants": {}, "files": {"cubin": "k.cubin", "ptx": "k.ptx"}}
-    entry |= {"shared_bytes": 0, "tensor_memory": None, "warps": 4, "threads": 128, "stages": 3, "has_dot": True}
+    entry |= {
+        "shared_bytes": 0,
+        "tensor_memory": None,
+        "warps": 4,
+        "threads": 128,
+        "stages": 3,
+        "has_dot": True,
+        "dot_types": [],
+    }
     kernel = reading.triton_kernel(volta, {**entry, "log": log}, tmp_path)
     assert (kernel.registers, kernel.spill_bytes, kernel.code_bytes, kernel.arch) == (18, 0, None, "sm_70")
     assert reading.triton_kernel(volta, {**entry, "log": ""}, tmp_path).spill_bytes is None
@@ -296,7 +305,15 @@ def test_a_configuration_that_does_not_fit_leaves_the_others(tmp_path, h100, mon
     monkeypatch.setattr(reading, "kernels_in", lambda file: [])
     log = "Compiling entry function 'tile' for 'sm_90a'\nFunction properties for tile\n 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 40 registers"
     entry = {"name": "tile", "hash": "a", "configuration": "BM=512", "constants": {}, "files": {"cubin": "k.cubin"}}
-    entry |= {"shared_bytes": 1 << 20, "tensor_memory": None, "warps": 4, "threads": 128, "stages": 3, "has_dot": True}
+    entry |= {
+        "shared_bytes": 1 << 20,
+        "tensor_memory": None,
+        "warps": 4,
+        "threads": 128,
+        "stages": 3,
+        "has_dot": True,
+        "dot_types": [],
+    }
     large = answered(
         tmp_path,
         status="LAUNCH_ERROR",
