@@ -51,7 +51,7 @@ def of_target(one: Compiled) -> list[str]:
 
 def without_occupancy(kernel: CompiledKernel) -> str:
     """Why the occupancy is unknown, and what AMD's compiler says in its place."""
-    why, waves = kernel.occupancy_error, kernel.waves_per_simd
+    why, waves = kernel.occupancy_error, kernel.waves_per_simd if kernel.status == Status.OK else None
     by_compiler = f"; by AMD's compiler the registers allow {waves} waves on a SIMD" if waves else ""
     return ("" if why.startswith("no occupancy") else "no occupancy: ") + why + by_compiler
 
