@@ -56,6 +56,7 @@ class Flat(torch.nn.Module):
     def forward(self, *tensors):
         arguments = self._taken.rebuilt(list(tensors))
         outputs = self.original(*arguments.args, **arguments.kwargs)
+        refuse_own_classes(outputs)
         leaves: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> Place:
@@ -64,6 +65,19 @@ class Flat(torch.nn.Module):
 
         self._taken.returned = tensor_trees.map_tensors(outputs, note)
         return tuple(leaves)
+
+
+def refuse_own_classes(outputs) -> None:
+    """NotCut for results that the text of a cut could not put together again."""
+    if isinstance(outputs, torch.Tensor | bool | int | float | str | None):
+        return
+    if type(outputs) not in (tuple, list, dict):
+        raise NotCut(
+            f"the module returns an object of class {type(outputs).__name__}, and no tensors in lists, tuples and "
+            "dicts; cut a module inside this one"
+        )
+    for one in outputs.values() if isinstance(outputs, dict) else outputs:
+        refuse_own_classes(one)
 
 
 def traced(module: torch.nn.Module, call: RecordedCall, any_size: bool) -> tuple[Graph, TakenApart]:
