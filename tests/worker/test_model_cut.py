@@ -153,6 +153,25 @@ def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
             cut(tmp_path, "norm", between)
 
 
+def test_operators_that_could_drop_numbers_and_drop_none_are_not_random(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.cells, self.drop = nn.LSTM(4, 4, batch_first=True), nn.Dropout(0.5)\n"
+        "    def forward(self, x):\n        y = self.drop(self.cells(x[None])[0])\n"
+        "        return nn.functional.scaled_dot_product_attention(y, y, y)\n"
+        "def load(): return nn.Sequential(Own())\n"
+    )
+    assert cut(tmp_path, "0", model=write_model(tmp_path, text + ONE_INPUT)).proofs[0].equal
+    with pytest.raises(NotCut, match="draws random numbers"):
+        cut(tmp_path, "0", model=write_drawing(tmp_path, text))
+
+
+def write_drawing(folder: Path, text: str) -> str:
+    (folder / "drawing").mkdir()
+    drawing = text.replace("y, y, y)", "y, y, y, dropout_p=0.5)") + ONE_INPUT
+    return write_model(folder / "drawing", drawing)
+
+
 def write_model(folder: Path, text: str) -> str:
     (folder / "model.py").write_text("import torch, torch.nn as nn\n" + text)
     return str(folder / "model.py")
