@@ -111,6 +111,7 @@ def test_registers_spills_and_instructions_are_those_of_the_code(folder, compile
         assert kernel["spill_bytes"] == kernel["stack_bytes"] == 0 and kernel["occupancy_pct"] > 0
     assert ampere["kernels"][2]["access_bits"] == {"global load": {"128": 2}, "global store": {"128": 2}}
     assert {opcode.split(".")[0] for opcode in ampere["kernels"][0]["tensor_instructions"]} == {"HMMA"}
+    assert [kernel["dot_types"] for kernel in ampere["kernels"]] == [["f16"], ["f16"], []]
     assert all(opcode.startswith("v_mfma_") for opcode in cdna["kernels"][0]["tensor_instructions"])
     written = {str(Path(path).relative_to(folder / "asm")) for path in answer["written"]}
     assert {"sm_80/product.cubin", "sm_80/product-1.ptx", "gfx942/double.amdgcn", "gfx942/double.hsaco"} <= written

@@ -149,6 +149,17 @@ def test_a_capability_that_triton_has_left_behind_is_refused():
         targets.of_architecture("6.1", [], {})
 
 
+def test_the_types_of_a_product_are_read_in_tritons_representation():
+    """Triton 3.9; what tt.dot_scaled multiplies has its types elsewhere."""
+    line = (
+        "%a = tt.dot %x, %y, %z, inputPrecision = tf32 : tensor<64x32xf8E4M3FN> * tensor<32x64xf8E4M3FN> -> t loc(#l)"
+    )
+    scaled = (
+        "%b = tt.dot_scaled %x scale %s, %y, %z lhs = e4m3 : tensor<64x64xi8>, tensor<64x2xi8> -> tensor<64x64xf32>"
+    )
+    assert worker.DOT_TYPE.findall(f"{line}\n{scaled}") == ["f8E4M3FN"]
+
+
 def test_what_the_driver_reserves_is_no_shared_memory_of_a_kernel(h100):
     """cuobjdump of CUDA 13.0 gives 1536 on sm_90a and 512 on sm_80 for a tile of 512 bytes, and 0 without one."""
     ada = targets.of_page(wiki.product("rtx-4090"))

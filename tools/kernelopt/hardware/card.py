@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 READINGS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")  # fields of a GpuState that are a Spread
-
-
 UNKNOWN_UNITS = 128  # SMs or compute units, where the wiki knows no card
 
 
