@@ -305,7 +305,9 @@ def test_a_block_with_more_memory_than_the_gpu_has_is_a_launch_error(tmp_path, h
     target = replace(h100.for_worker(), tensor_memory_columns=512)
     triton = worker.TritonKernels(elsewhere.Elsewhere(target), tmp_path)
     with pytest.raises(Exception) as caught:
-        triton.in_place_of(lambda *_, **__: kernel, worker.Configurations(0))(None, grid=(1,))
+        triton.in_place_of(lambda *_, **__: kernel, worker.Configurations(0))(
+            SimpleNamespace(__name__="large"), grid=(1,)
+        )
     told = faults.describe(caught.value)
     assert told["status"] == "LAUNCH_ERROR" and said in told["message"]
     (made,) = triton.kernels
