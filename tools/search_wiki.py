@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Sections of the wiki that answer a question, best first: page:line, headings, the nearest lines. At most 5 sections.
 
-Ask by operator, symptom, error message or metric, in words or as a sentence. Exit code 1: the wiki has no answer."""
+Ask by operator, symptom, error message, metric or finding, in words or as a sentence. Up to two of the sections are
+cases: rounds of worked examples with what came of them. Exit code 1: the wiki has no answer."""
 
 import sys
 import textwrap
@@ -14,7 +15,8 @@ from kernelopt.hardware import wiki, wiki_search
 EXAMPLES = """examples:
   search_wiki.py bank conflict
   search_wiki.py why is my softmax slow with 64 columns
-  search_wiki.py l1tex__data_bank_conflicts --json"""
+  search_wiki.py l1tex__data_bank_conflicts --json
+  search_wiki.py case register_spills                   # cases first"""
 LINE_WIDTH = 160
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import BUNDLE, call_tool, processor_time, tool_json
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, Refused
-from kernelopt.hardware import wiki_search
+from kernelopt.hardware import wiki_cases, wiki_search
 from kernelopt.measure.verify import verify
 from kernelopt.session.target import KernelUnderTest
 
@@ -71,6 +71,51 @@ def test_words_find_their_page(question, page, first_three):
 @pytest.mark.parametrize("row", ASKED["answered"], ids=lambda row: row["question"])
 def test_a_question_finds_its_section(row, first_three):
     assert (row["page"], row["section"]) in first_three(row["question"])
+
+
+@pytest.fixture(scope="module")
+def shown():
+    """Gives (page, last heading) of the sections that are shown for a question."""
+    index = wiki_search.open_index(WIKI)
+
+    def ask(question: str) -> list[tuple[str, str]]:
+        hits = wiki_search.answer(index, question).hits[: wiki_search.SECTIONS_SHOWN]
+        return [(hit.section.page, hit.section.headings[-1]) for hit in hits]
+
+    return ask
+
+
+@pytest.mark.parametrize("row", ASKED["cases"], ids=lambda row: row["question"])
+def test_a_question_finds_its_case(row, shown):
+    assert (row["page"], row["section"]) in shown(row["question"])
+
+
+CASES = wiki_cases.all_of(WIKI)
+
+
+@pytest.mark.parametrize("finding", sorted({finding for case in CASES for finding in case.findings}))
+def test_a_finding_finds_a_case_of_it_beside_the_advice(finding, shown):
+    places = {(case.page, case.title) for case in CASES if finding in case.findings}
+    assert [place in places for place in shown(finding)[:4]] == [False, False, False, True]
+    assert shown(f"case {finding}")[0] in places
+
+
+@pytest.mark.parametrize("operator", sorted({operator for case in CASES for operator in case.operators}))
+def test_an_operator_finds_a_case_of_it(operator, shown):
+    places = {(case.page, case.title) for case in CASES if operator in case.operators}
+    assert places.intersection(shown(operator)) and shown(f"case {operator}")[0] in places
+
+
+def test_an_operator_without_cases_shows_none(shown):
+    assert not [page for page, _ in shown("case optimizers") if page.startswith("docs/cases/")]
+
+
+def test_cases_stand_behind_three_sections_of_advice_unless_they_are_asked_for():
+    pages = ["docs/cases/a.md"] * 3 + ["docs/operators/b.md"] * 4
+    hits = [wiki_search.Hit(wiki_search.Section(page, 1, (), ()), 1.0) for page in pages]
+    for cases_first, expected in ((False, "bbbaaba"), (True, "aaabbbb")):
+        ordered = wiki_search.arranged(hits, cases_first)
+        assert "".join(Path(hit.section.page).stem for hit in ordered) == expected
 
 
 @pytest.mark.parametrize("question", ASKED["unanswered"])

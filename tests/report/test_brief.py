@@ -426,3 +426,30 @@ def test_without_a_known_platform_there_is_a_brief_without_clocks(session, platf
     assert '"platform": "H200"' in text and len(brief.clock_citations(session, session.task())) == 2
     session.readme.write_text(text.replace('"platform": "H200"', f'"platform": {platform}'))
     assert brief.clock_citations(session, session.task()) == []
+
+
+def brief_lines(workspace_folder) -> list[str]:
+    made = workspace.Workspace(workspace_folder)
+    profile = profile_folder.read(made.profile("v0", profile_folder.MODE), made)
+    parts, _ = brief.of_workspace(made, profile, analysis.diagnose(profile))
+    user = brief.compose(parts).user
+    return user.split("## Nearest cases, of other kernels\n\n")[1].split("\n\n")[0].splitlines() if parts.cases else []
+
+
+def test_the_two_nearest_cases_are_cited_by_path_with_what_came_of_them(tmp_path):
+    shutil.copytree(EXAMPLE, tmp_path / "w")
+    first, second = brief_lines(tmp_path / "w")
+    assert re.fullmatch(
+        r"- gpu-wiki/docs/cases/row_softmax.md:\d+: Three kernels made one that reads once "
+        r"\(FASTER, 1.986x; shares .*excess_dram_traffic.*\)",
+        first,
+    )
+    assert second.startswith("- gpu-wiki/docs/cases/") and second != first
+
+
+def test_a_wiki_without_cases_gives_a_brief_without_them(tmp_path):
+    shutil.copytree(EXAMPLE, tmp_path / "w")
+    shutil.copytree(BUNDLE / "gpu-wiki", tmp_path / "wiki", ignore=shutil.ignore_patterns("cases"))
+    readme = tmp_path / "w" / "README.md"
+    readme.write_text(readme.read_text().replace('"gpu_wiki_path": null', f'"gpu_wiki_path": "{tmp_path / "wiki"}"'))
+    assert brief_lines(tmp_path / "w") == []

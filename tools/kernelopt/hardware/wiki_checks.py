@@ -1,4 +1,4 @@
-"""Checks of the wiki's pages: required rows, units, sources, plausible values, links, index, tags of figures.
+"""Checks of the wiki's pages: required rows, units, sources, plausible values, links, index, tags of figures, cases.
 
 Each check takes its inputs and returns one sentence per defect. An empty list means that there are no defects.
 """
@@ -6,7 +6,7 @@ Each check takes its inputs and returns one sentence per defect. An empty list m
 import re
 from pathlib import Path
 
-from . import occupancy, wiki, wiki_figures
+from . import occupancy, wiki, wiki_case_checks, wiki_figures
 from .wiki import Page
 
 UNITS = set(
@@ -86,7 +86,8 @@ def problems(root: Path) -> list[str]:
     for page in [*products, *limits.values()]:
         text = (root / page.file).read_text(encoding="utf-8")
         defects += [f"{page.file}: {text}" for text in sources(page, text)]
-    return defects + same_name_twice(products) + links(root) + index(root) + wiki_figures.problems(root)
+    defects += same_name_twice(products) + links(root) + index(root)
+    return defects + wiki_figures.problems(root) + wiki_case_checks.problems(root)
 
 
 def of_product(page: Page) -> list[str]:

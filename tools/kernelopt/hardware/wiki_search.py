@@ -12,8 +12,10 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, Refused, UsageError
+from . import wiki_cases
 
 SECTIONS_SHOWN, LINES_SHOWN = 5, 2
+ADVICE_BEFORE_CASES, CASES_SHOWN = 3, 2  # together SECTIONS_SHOWN
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
@@ -49,6 +51,11 @@ class Section:
     def is_index(self) -> bool:
         """True for the sections of README.md, which hold words of everything."""
         return self.page == "README.md"
+
+    @property
+    def is_case(self) -> bool:
+        """True for what a round of a worked example teaches."""
+        return self.page.startswith(f"{wiki_cases.FOLDER}/")
 
 
 @dataclass(frozen=True)
@@ -92,12 +99,14 @@ class Index:
 
 
 def answer(index: Index, question: str) -> Answer:
-    """Return the sections that answer a question, best first; those of the wiki's README last.
+    """Return the sections that answer a question: the best ADVICE_BEFORE_CASES of advice, the best CASES_SHOWN cases,
+    then the others of both, best first; the wiki's README last. Cases come first if the question begins with `case`.
 
     A section's score is its BM25 value times the share of the question's words that it has; rare words weigh more.
     Raise Refused if no section has LEAST_COVERED of the words, and UsageError if the question has no words.
     """
-    said = index.synonyms.applied(metric_keys(question))
+    asks_for_case = re.match(r"\s*cases?\s+(?=\w)", question, re.IGNORECASE)
+    said = index.synonyms.applied(metric_keys(question[asks_for_case.end() :] if asks_for_case else question))
     terms = terms_of(said)
     if not terms:
         raise UsageError(f"'{question}' has no word to look for")
@@ -112,7 +121,18 @@ def answer(index: Index, question: str) -> Answer:
     covering = [number for number in best_first if shares.get(number, 0) >= LEAST_COVERED]
     if not covering:
         raise Refused(not_covered(index, question, unknown, [index.sections[number] for number in best_first[:1]]))
-    return Answer(tuple(Hit(index.sections[number], shares[number]) for number in covering), terms, unknown)
+    hits = [Hit(index.sections[number], shares[number]) for number in covering]
+    return Answer(arranged(hits, asks_for_case is not None), terms, unknown)
+
+
+def arranged(hits: list[Hit], cases_first: bool) -> tuple[Hit, ...]:
+    """Return hits in the order in which they are shown, each kind in the order that it has: a case is never missing
+    among the first SECTIONS_SHOWN because there is much advice, and never stands in its place."""
+    cases = [hit for hit in hits if hit.section.is_case]
+    advice = [hit for hit in hits if not hit.section.is_case]
+    before = 0 if cases_first else ADVICE_BEFORE_CASES
+    shown = len(cases) if cases_first else CASES_SHOWN
+    return (*advice[:before], *cases[:shown], *advice[before:], *cases[shown:])
 
 
 def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:

@@ -20,6 +20,7 @@ from .. import bundle
 from ..diagnosis.diagnosis import Diagnosis
 from ..diagnosis.text import finding_lines, metric_value, origin, summary_line
 from ..errors import Refused, UsageError
+from ..hardware import wiki, wiki_cases
 from ..hardware.roofline import Utilization
 from ..hardware.work import Work
 from ..measure import verify
@@ -63,9 +64,9 @@ class Parts:
 
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
     hardware values as the wiki cites them (Row.citation). utilization: of the profiled call. clock: of its time,
-    "measured" or "profiled". exploration: the latest, and exploration_file: where it lies. compiled: lines on this
-    kernel, compiled for other GPUs. records: of the rounds so far, rejected ones too (RecordStore.records). masked:
-    versions that are not named.
+    "measured" or "profiled". cases: lines on rounds of other kernels that are near to this profile. exploration: the
+    latest, and exploration_file: where it lies. compiled: lines on this kernel, compiled for other GPUs. records: of
+    the rounds so far, rejected ones too (RecordStore.records). masked: versions that are not named.
     """
 
     diagnosis: Diagnosis
@@ -75,6 +76,7 @@ class Parts:
     specs: Sequence[str] = ()
     utilization: Utilization | None = None
     clock: str = "measured"
+    cases: Sequence[str] = ()
     exploration: Exploration | None = None
     exploration_file: str = ""
     compiled: Sequence[str] = ()
@@ -96,6 +98,7 @@ def of_workspace(workspace: Workspace, profile: Profile, diagnosis: Diagnosis) -
         specs=[*(roof.citations() if roof else []), *clock_citations(workspace, task)],
         utilization=utilization(workspace, task, profile),
         clock="measured" if profile.recorded_us else "profiled",
+        cases=nearest_cases(workspace, task, diagnosis),
         exploration=latest,
         exploration_file=str(explorations.folder_of(workspace) / f"{latest.name}.json") if latest else "",
         compiled=compilations.lines_of(workspace, params.kernel_sha256 if params else digest(workspace.kernel)),
@@ -114,6 +117,16 @@ def clock_citations(workspace: Workspace, task: Task) -> list[str]:
     except Refused:
         return []
     return [row.citation for name in UNITS_AND_CLOCK if (row := page.known(name))]
+
+
+def nearest_cases(workspace: Workspace, task: Task, diagnosis: Diagnosis) -> list[str]:
+    """A line for each of the wiki's cases that are nearest: by the findings, then by what reference.py calls."""
+    folder = wiki.root(task.gpu_wiki_path)
+    reference = workspace.reference.read_text(encoding="utf-8", errors="replace")
+    operators = wiki_cases.operators_of(reference, wiki_cases.operator_calls(folder))
+    findings = [finding.id for finding in diagnosis.findings]
+    near = wiki_cases.nearest(wiki_cases.all_of(folder), findings, operators)
+    return [wiki_cases.citation(case, findings) for case in near]
 
 
 def profiled_source(workspace: Workspace, records: RecordStore, params: Params | None) -> str | None:
@@ -249,6 +262,11 @@ def findings_section(parts: Parts) -> str:
     return titled("Findings of the rules", lines)
 
 
+def cases_section(parts: Parts) -> str:
+    """Where rounds of other kernels are told, with what came of them there."""
+    return titled("Nearest cases, of other kernels", [f"- {line}" for line in parts.cases])
+
+
 def exploration_section(parts: Parts) -> str:
     """The best candidates of the last exploration, how many others failed, and the file with all of them."""
     exploration = parts.exploration
@@ -324,6 +342,7 @@ SECTIONS = (
     profile_section,
     metrics_section,
     findings_section,
+    cases_section,
     exploration_section,
     compiled_section,
     history_section,
