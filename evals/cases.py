@@ -18,7 +18,8 @@ CASES = Path(__file__).resolve().parent / "cases"
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is asked of an agent. kind: discipline (no GPU is needed, none is shown) or task (on a GPU).
+    """One thing that is asked of an agent. kind: discipline, knowledge (of both none is judged on a GPU, and none is
+    shown) or task (on a GPU).
 
     take: files and folders of the bundle that are laid into the agent's folder, path -> path; those of files/ go on
     top.
@@ -40,7 +41,7 @@ class Case:
 
 
 def names() -> list[str]:
-    """All cases, discipline first, each kind in alphabetical order."""
+    """All cases, by kind, each kind in alphabetical order."""
     return sorted((path.parent.name for path in CASES.glob("*/case.json")), key=lambda name: (load(name).kind, name))
 
 
@@ -91,6 +92,13 @@ def install_bundle(folder: Path, client: str) -> Path:
     skills = install.skills_folder(client, folder)
     install.install(skills, copy=True)
     return skills / install.ROUTER
+
+
+def remove_wiki(skill: Path) -> None:
+    """Take the wiki out of an installed bundle, all but the hardware values, without which its tools do not run."""
+    for path in [*(skill / "gpu-wiki").iterdir(), *(skill / "gpu-wiki" / "docs").iterdir()]:
+        if path.name not in ("docs", "hardware"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def remove_bundle(folder: Path, client: str) -> None:

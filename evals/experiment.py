@@ -26,7 +26,8 @@ from kernelopt.device.sandbox import kill_group
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.loop import agent_process
 
-ARMS = ("with", "without")
+ARMS = ("with", "no-wiki", "without")  # no-wiki: the bundle, of its wiki the hardware values alone
+BOTH = ("with", "without")
 OUTCOMES = ("passed", "failed", "timed out", "crashed", "not judged")
 JUDGED = OUTCOMES[:4]
 GUARDED = ("evals", "examples", "gpu-wiki", "reference", "scripts", "skills", "tools")
@@ -118,8 +119,10 @@ def one(agent: Agent, run: Run, kept: Path) -> dict:
     try:
         cases.prepare(case, home)
         prompt = case.prompt
-        if run.arm == "with":
+        if run.arm != "without":
             skill = cases.install_bundle(home, agent.client)
+            if run.arm == "no-wiki":
+                cases.remove_wiki(skill)
             prompt += cases.pointer(skill, home) if agent.point else ""
         (kept / "prompt.md").write_text(prompt, encoding="utf-8")
         code, wall_s = ask(agent.command, home, kept, agent.timeout_s or case.timeout_s, environment(case.kind))
@@ -159,9 +162,9 @@ def ask(command: str, home: Path, kept: Path, timeout_s: float, env: dict[str, s
 
 
 def environment(kind: str) -> dict[str, str]:
-    """What an agent gets: both arms the Python that runs this, a discipline case no GPU, nobody a wiki from outside."""
+    """What an agent gets: both arms the Python that runs this, a task case the GPU, nobody a wiki from outside."""
     own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    if kind == "discipline":
+    if kind != "task":
         own |= {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
     return {name: value for name, value in os.environ.items() if name != "GPU_WIKI"} | own
 

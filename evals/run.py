@@ -9,6 +9,7 @@ examples:
   run.py list
   run.py run --agent 'claude -p --permission-mode acceptEdits' --client claude --repeats 5
   run.py prepare noise /tmp/noise --with-bundle       # by hand: prints the prompt
+  run.py run --agent 'claude -p' --case gated_scan paged_decode --arm with no-wiki without
   run.py check noise /tmp/noise --answer answer.txt   # by hand: exit 0 is a pass
   run.py triggers --agent 'claude -p' --repeats 3
 """
@@ -43,8 +44,10 @@ def prepare(args) -> int:
     case = cases.load(args.case)
     cases.prepare(case, args.folder)
     prompt = case.prompt
-    if args.with_bundle:
+    if args.with_bundle or args.no_wiki:
         skill = cases.install_bundle(args.folder, args.client)
+        if args.no_wiki:
+            cases.remove_wiki(skill)
         prompt += cases.pointer(skill, args.folder) if args.point else ""
     folder = str(args.folder.resolve())
     cli.emit({"case": case.name, "folder": folder, "prompt": prompt}, args.json, [prompt.rstrip()])
@@ -62,7 +65,7 @@ def check(args) -> int:
 
 def run(args) -> int:
     chosen, left_out = choose(args.case or cases.names())
-    if "without" in args.arm and (found := cases.installed_for_all()):
+    if set(args.arm) != {"with"} and (found := cases.installed_for_all()):
         raise UsageError(f"{found[0]} gives the bundle to every run; uninstall it, or pass --arm with")
     out = fresh(args.out)
     agent = experiment.Agent(args.agent, args.client, args.point, args.timeout)
@@ -180,6 +183,7 @@ def arguments():
     verb.add_argument("folder", type=cli.path, metavar="DIR", help="new or empty, outside the bundle")
     arm = verb.add_mutually_exclusive_group(required=True)
     arm.add_argument("--with-bundle", action="store_true", help="with the bundle in the project's skills folder")
+    arm.add_argument("--no-wiki", action="store_true", help="the same, of the wiki the hardware values alone")
     arm.add_argument("--without", action="store_true", help="with the case's files alone")
     add_client(verb)
     finish(verb, prepare)
@@ -193,7 +197,9 @@ def arguments():
     verb = verbs.add_parser("run", help="run an agent's command on cases, and count", allow_abbrev=False)
     verb.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the prompt on stdin")
     verb.add_argument("--case", nargs="+", metavar="CASE", help="only these (default: all that can run here)")
-    verb.add_argument("--arm", nargs="+", choices=experiment.ARMS, default=list(experiment.ARMS), help="default: both")
+    verb.add_argument(
+        "--arm", nargs="+", choices=experiment.ARMS, default=list(experiment.BOTH), help="default: with without"
+    )
     verb.add_argument("--repeats", type=cli.positive_int, default=3, help="so many of each (default 3)")
     verb.add_argument("--timeout", type=cli.positive_float, help="seconds a run (default: each case's own)")
     verb.add_argument("--seed", type=cli.natural, default=0, help="of the order of runs (default 0)")

@@ -28,6 +28,7 @@ from kernelopt.session.workspace import Workspace, digest
 ALL = [cases.load(name) for name in cases.names()]
 DISCIPLINE = [case for case in ALL if case.kind == "discipline"]
 TASKS = [case for case in ALL if case.kind == "task"]
+KNOWLEDGE = [case for case in ALL if case.kind == "knowledge"]
 
 
 def samples(case: cases.Case) -> dict[str, dict]:
@@ -35,14 +36,19 @@ def samples(case: cases.Case) -> dict[str, dict]:
 
 
 def lay(case: cases.Case, sample: dict, folder: Path) -> str:
-    """Put the files of a sample into an agent's folder; its answer."""
+    """Put the files of a sample into an agent's folder; its answer. {file, changes}: a file of the case, with
+    replacements."""
     for name, content in sample.items():
         if name == "answer":
             continue
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, dict) and list(content) == ["file"]:
-            target.write_bytes((case.folder / content["file"]).read_bytes())
+        if isinstance(content, dict) and "file" in content:
+            code = (case.folder / content["file"]).read_text()
+            for before, after in content.get("changes", []):
+                assert before in code
+                code = code.replace(before, after)
+            target.write_text(code)
         else:
             target.write_text(content if isinstance(content, str) else json.dumps(content))
     return sample["answer"]
@@ -71,15 +77,15 @@ def run_evals(*arguments, **environment) -> subprocess.CompletedProcess:
 
 
 def test_there_are_enough_cases_and_all_have_the_same_layout():
-    assert len(DISCIPLINE) >= 10 and len(TASKS) >= 3
+    assert len(DISCIPLINE) >= 10 and len(TASKS) >= 3 and len(KNOWLEDGE) >= 5
     for case in ALL:
         have = {path.name for path in case.folder.iterdir()}
         assert {"case.json", "prompt.md", "check.py", "samples.json"} <= have
         assert "files" in have or case.take
-        assert case.kind in ("discipline", "task") and case.title and case.timeout_s > 0
+        assert case.kind in ("discipline", "knowledge", "task") and case.title and case.timeout_s > 0
         named = [name for name in samples(case) if name.startswith("good")]
         assert named and all(name.startswith(("good", "bad_")) for name in samples(case))
-        assert case.kind == "task" or len(samples(case)) - len(named) >= 3
+        assert case.kind != "discipline" or len(samples(case)) - len(named) >= 3
 
 
 def test_the_readme_names_every_case_and_options_that_exist():
@@ -311,6 +317,83 @@ def test_the_targets_can_be_met(case, prepared):
         assert (failures == []) == good, failures
 
 
+def compiled(**changes) -> dict:
+    """A kernel as compile_kernel.py prints it."""
+    fits = {"tensor_instructions": {"HMMA.16816.F32": 8}, "access_bits": {"global load": {"32": 1, "128": 2}}}
+    return {"name": "kernel", "spill_bytes": 0, **fits, **changes}
+
+
+PLAIN = measuring.Wanted(("small",), 1)
+DEMANDING = measuring.Wanted(("small",), 2, tensor_cores=True, wide_loads=True)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "wanted", "said"),
+    [
+        ([compiled()], DEMANDING, None),
+        ([compiled(), compiled(tensor_instructions={}, access_bits={})], DEMANDING, None),
+        ([compiled(tensor_instructions={}, access_bits={})], PLAIN, None),
+        ([], PLAIN, "1 to 1 Triton kernels a call, found 0"),
+        ([compiled(), compiled(name="second")], PLAIN, "1 to 1 Triton kernels a call, found 2"),
+        ([compiled(), compiled(name="second", spill_bytes=8)], DEMANDING, "found second"),
+        ([compiled(), compiled(), compiled(spill_bytes=8)], PLAIN, None),  # configurations of one autotuned kernel
+        ([compiled(tensor_instructions={})], DEMANDING, "tensor cores"),
+        ([compiled(access_bits={"global load": {"32": 9}, "global store": {"128": 1}})], DEMANDING, "16 bytes"),
+    ],
+)
+def test_a_knowledge_case_judges_what_was_compiled(kernels, wanted, said):
+    failures = measuring.of_compiled(kernels, wanted)
+    assert len(failures) == (said is not None) and all(said in failure for failure in failures)
+
+
+def as_compiled(status: str, kernels: list[dict]) -> dict:
+    return {"targets": [{"status": status, "error": "refused", "kernels": kernels}]}
+
+
+@pytest.mark.parametrize("case", KNOWLEDGE, ids=lambda case: case.name)
+def test_a_knowledge_case_is_judged_on_the_evaluators_files_without_a_gpu(case, prepared, monkeypatch):
+    """tool() is stood in for; test_the_samples_of_a_knowledge_case runs the tools."""
+    folder, seen = prepared(case), []
+    (folder / "reference.py").write_text("raise SystemExit")
+    (folder / "kernel.py").write_text("# the agent's\n")
+    answers = {"verify_kernel.py": {"status": "OK"}, "compile_kernel.py": as_compiled("OK", [compiled()])}
+
+    def stand_in(name, *arguments):
+        seen.append((name, *map(str, arguments), Path(arguments[1]).read_text()))
+        return answers[name]
+
+    monkeypatch.setattr(measuring, "tool", stand_in)
+    assert cases.judge(case, folder, "") == []
+    verify, compile_ = seen
+    assert "cpu-interpreter" in verify and compile_[5:7] == ("--for", "h200")
+    for call in seen:
+        assert call[-1] == "# the agent's\n" and call[4] == str(case.folder / "files" / "reference.py")
+        assert not any(word.startswith(str(folder)) for word in call)
+    workloads = verify[verify.index("--workload") + 1 : -1]
+    reference = (case.folder / "files" / "reference.py").read_text()
+    assert len(workloads) == 2 and all(f'"{name}": lambda' in reference for name in workloads)
+    for name, answer in (
+        ("compile_kernel.py", as_compiled("REFUSED", [])),
+        ("compile_kernel.py", {"status": "REFUSED", "summary": "no Triton kernel is launched"}),
+        ("verify_kernel.py", {"status": "WRONG_VALUES", "summary": "off"}),
+    ):
+        answers[name] = answer
+        assert len(cases.judge(case, folder, "passed")) == 1
+
+
+@pytest.mark.gpu  # no GPU is used; these take ten seconds each, too long for every run of the suite
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [pytest.param(case, name, id=f"{case.name}-{name}") for case in KNOWLEDGE for name in samples(case)],
+)
+def test_the_samples_of_a_knowledge_case(case, name, prepared):
+    folder = prepared(case)
+    assert cases.judge(case, folder, "")  # untouched
+    failures = cases.judge(case, folder, lay(case, samples(case)[name], folder))
+    assert (failures == []) == name.startswith("good"), failures
+
+
 # --- the runner -----------------------------------------------------------------------------------------------------
 
 AGENT = """
@@ -373,6 +456,19 @@ def test_a_good_agent_passes_every_discipline_case(agent, tmp_path):
     assert {run["case"] for run in result["runs"]} == set(names)
 
 
+def test_knowledge_cases_run_in_three_arms_and_fill_the_table(agent, tmp_path, monkeypatch):
+    """A scripted agent that leaves the good kernel; tool() is stood in for."""
+    answers = {"verify_kernel.py": {"status": "OK"}, "compile_kernel.py": as_compiled("OK", [compiled()])}
+    monkeypatch.setattr(measuring, "tool", lambda name, *_: answers[name])
+    names = [case.name for case in KNOWLEDGE]
+    arms = ("with", "no-wiki", "without")
+    result, done = outcomes(agent("good"), tmp_path, "--case", *names[:2], "--repeats", 1, "--arm", *arms)
+    assert done.returncode == 0, done.stderr
+    head, *rows = done.stdout.splitlines()[:4]
+    assert head.split() == ["case", *arms] and {row.split()[0] for row in rows} == {*names[:2], "total"}
+    assert {arm: rate["passed"] for arm, rate in result["rates"]["total"].items()} == dict.fromkeys(arms, 2)
+
+
 @pytest.mark.parametrize(
     ("mode", "outcome", "code"),
     [("useless", "failed", 0), ("cheats", "failed", 0), ("crashes", "crashed", 1), ("hangs", "timed out", 1)],
@@ -418,6 +514,19 @@ def test_with_the_bundle_an_agent_finds_it_and_no_checker(agent, tmp_path):
         assert said["env"]["PATH"].startswith(str(Path(sys.executable).parent))
         assert (folder / "project" / "ratios.csv").exists() and not (folder / "project" / skill).exists()
         assert not Path(said["cwd"]).exists()
+
+
+def test_without_the_wiki_an_agent_has_the_hardware_values_and_the_tools(agent, tmp_path):
+    options = ("--case", KNOWLEDGE[0].name, "--repeats", 1, "--arm", "with", "no-wiki")
+    result, _ = outcomes(agent("looks"), tmp_path, *options)
+    for run in result["runs"]:
+        said = json.loads((tmp_path / "out" / run["folder"] / "answer.txt").read_text())
+        wiki_files = {path.split("/gpu-wiki/", 1)[1] for path in said["found"] if "/gpu-wiki/" in path}
+        whole = run["arm"] == "with"
+        assert "docs/hardware/h200.md" in wiki_files
+        for name in ("README.md", "docs/operators/scans.md", "docs/cases/matvec.md", "baselines/scans"):
+            assert (name in wiki_files) == whole, name
+        assert said["env"]["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
 def test_the_order_is_shuffled_by_seed_and_balanced():
