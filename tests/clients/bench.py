@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from kernelopt.device.sandbox import kill_group
 from kernelopt.session.workspace import Workspace
 
 from .real_clients import FOREIGN, REAL_CLIENTS, RealClient
-from .scripted_model import Request, ScriptedModel
+from .scripted_model import Request, ScriptedModel, Step, step
 
 INSTALLED = BUNDLE / ".clients"
 PROGRAMS = INSTALLED / "node_modules" / ".bin"
@@ -27,6 +27,7 @@ SKILL_FILES = {ROUTER: BUNDLE / "SKILL.md", **SUB_SKILL_FILES}
 ALL_SKILLS = sorted(SKILL_FILES)
 BANDWIDTH = "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L"  # of gpu_specs.py lookup H200
 PYTHON = sys.executable
+WAITED = "it has ended:"
 
 
 @dataclass
@@ -104,6 +105,17 @@ def bundle_root(request: Request) -> str:
     paths = [Path(path) for path in re.findall(r"/[^\s\"'`<>|:]+", request.text)]
     folders = (folder for path in paths for folder in (path, *path.parents))
     return str(next(folder for folder in folders if (folder / "tools" / "gpu_specs.py").is_file()))
+
+
+def patient(command: Callable[[Request], str], folder: str = ".") -> list[Step]:
+    """Steps that run a command, and then say what it printed, and its exit code: Codex waits for one 30 s at the most.
+
+    folder: where that is kept meanwhile.
+    """
+    said, code = f"{folder}/said.txt", f"{folder}/code.txt"
+    run = step("shell", lambda request: f"({command(request)}) > {said} 2>&1; echo code $? > {code}")
+    waits = step("shell", f"for i in $(seq 100); do [ -f {code} ] && break; sleep 0.25; done")
+    return [run, waits, waits, waits, step("shell", f"echo {WAITED}; cat {said} {code}")]
 
 
 def wait_until(condition, seconds: float = 20.0) -> bool:

@@ -156,8 +156,9 @@ def test_the_token_of_this_machines_node_is_used_unless_the_user_has_one(tmp_pat
         monkeypatch.delenv(name)
     environment, token = nodes.environment_of(Address("127.0.0.1", 1))
     assert token.stat().st_mode & 0o777 == 0o600 and environment["RAY_AUTH_MODE"] == "token"
-    assert nodes.environment_of(Address("10.0.0.1", 1))[0].keys().isdisjoint(nodes.LOOPBACK)
-    connection.set_up(Address("10.0.0.1", 1))
+    elsewhere = Address("192.0.2.1", 1)  # RFC 5737: no machine has it
+    assert nodes.environment_of(elsewhere)[0].keys().isdisjoint(nodes.LOOPBACK)
+    connection.set_up(elsewhere)
     assert "RAY_AUTH_MODE" not in os.environ
     connection.set_up(Address("localhost", 1))
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token) and os.environ["RAY_AUTH_MODE"] == "token"

@@ -41,9 +41,10 @@ def is_private(folder: Path) -> bool:
 
 
 def token_file() -> Path | None:
-    """The token of the nodes that this user starts on this machine; None where none was started."""
-    file = place() / TOKEN_FILE
-    return file if file.is_file() and is_private(file.parent) else None
+    """The token of the nodes that this user starts on this machine; None where none was started. In /tmp too: agents
+    and their clients get a TMPDIR of their own, nodes mostly none."""
+    files = (folder / place().name / TOKEN_FILE for folder in (place().parent, Path("/tmp")))
+    return next((file for file in files if file.is_file() and is_private(file.parent)), None)
 
 
 class Mirror:
