@@ -40,12 +40,11 @@ def main() -> int:
         candidates=args.candidates,
     )
     sees_gpu = args.unconfined or args.network or not (client and client.hides_gpu)
-    gpu_of_agents = "nowhere" if not sees_gpu else "here" if args.on == "local" else "on a node"
     os.environ["KERNELOPT_ON"] = args.on if sees_gpu else "local"  # for the tools that agents call
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     wrapper = agent_process.read_only(workspace.root)
     with executors.at(args.on, workspace, args.timeout) as executor, workspace.locked():
-        steps = gpu_steps.GpuSteps(workspace, executor, cli.say, gpu_of_agents)
+        steps = gpu_steps.GpuSteps(workspace, executor, cli.say, sees_gpu)
         run = loop.Loop(workspace, command, limits, steps, executor, cli.say, strategy, wrapper, client)
         result = run.run(args.resume)
     cli.emit(result.to_json(), args.json, lines(result))

@@ -28,6 +28,7 @@ ALL_SKILLS = sorted(SKILL_FILES)
 BANDWIDTH = "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L"  # of gpu_specs.py lookup H200
 PYTHON = sys.executable
 WAITED = "it has ended:"
+WAITS = 8  # of 25 s
 
 
 @dataclass
@@ -115,7 +116,7 @@ def patient(command: Callable[[Request], str], folder: str = ".") -> list[Step]:
     said, code = f"{folder}/said.txt", f"{folder}/code.txt"
     run = step("shell", lambda request: f"({command(request)}) > {said} 2>&1; echo code $? > {code}")
     waits = step("shell", f"for i in $(seq 100); do [ -f {code} ] && break; sleep 0.25; done")
-    return [run, waits, waits, waits, step("shell", f"echo {WAITED}; cat {said} {code}")]
+    return [run, *[waits] * WAITS, step("shell", f"echo {WAITED}; cat {said} {code}")]
 
 
 def wait_until(condition, seconds: float = 20.0) -> bool:

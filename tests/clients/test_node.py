@@ -42,8 +42,8 @@ def verified(bench: Bench, problem, address: str, options: str) -> str:
 
 
 def ended(request: Request) -> str:
-    """The text of a request from the end of a command on."""
-    return request.text.rpartition(f"\n{WAITED}\n")[2]
+    """What the last command printed by such a request, and its exit code."""
+    return re.split(r"(?<=\ncode \d)\n", request.text.rpartition(f"\n{WAITED}\n")[2])[0]
 
 
 def test_a_tool_runs_on_the_node(bench, problem, address):
@@ -74,20 +74,17 @@ def test_candidates_are_packed_and_brought_home_by_the_client(bench, ready, monk
     root = shutil.move(ready.root, bench.project / "w")
     workspace = type(ready)(root)
     (root / "waiting").mkdir()
-    (root / "waiting" / "fast.py").write_text(kernel_text(RIGHT.format(40)))
+    kernel = kernel_text(RIGHT.format(40))
+    (root / "waiting" / "fast.py").write_text(kernel)
     (root / "waiting" / "fast.md").write_text(PLAN)
     carry, trip = f"{PYTHON} {BUNDLE}/tools/carry.py", bench.project / "trip.tar.gz"
     bench.model.follow(step("shell", f"{carry} pack w --out {trip}; {carry} judge {trip}"), step("say", "packed"))
     bench.run(bench.client.command)
     assert "trip.tar.gz: fast" in bench.model.said and "no NVIDIA GPU here" in bench.model.said
-    monkeypatch.setattr(rounds, "measure", lambda start, *_: stand_in(start.workspace).measure([fast(root)])[0])
+    monkeypatch.setattr(rounds, "measure", lambda start, *_: stand_in(start.workspace).measure([kernel.encode()])[0])
     done = run_script(BUNDLE / "tools" / "carry.py", "judge", trip)
     assert done.stdout.startswith("fast: v1 ACCEPTED"), done.stderr
     bench.model.follow(step("shell", f"{carry} unpack trip.judged.tar.gz w"), step("say", "home"))
     bench.run(bench.client.command)
     assert "fast: v1 ACCEPTED" in bench.model.said
-    assert RecordStore(workspace).best().version == "v1" and workspace.kernel.read_bytes() == fast(root)
-
-
-def fast(root) -> bytes:
-    return (root / "waiting" / "fast.py").read_bytes()
+    assert RecordStore(workspace).best().version == "v1" and workspace.kernel.read_text() == kernel

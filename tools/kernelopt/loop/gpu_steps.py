@@ -37,24 +37,20 @@ gpu-wiki is the folder {wiki}: a figure that comes from a page or from compiled 
 To look for more there: `{tools}/search_wiki.py WORDS`
 """
 
-BEFOREHAND = {  # where the commands of agents find a GPU: how agents verify
-    "here": """`{tools}/verify_kernel.py --workspace .`
-What it compiled to, when it has run: `{tools}/extract_asm.py .cache`""",
-    "on a node": """`{tools}/verify_kernel.py --workspace .`
-That runs on a GPU of another machine.""",
-    "nowhere": """`{tools}/verify_kernel.py --workspace . --device cpu-interpreter`
-That runs Triton kernels on the CPU, their logic only: your sandbox hides the GPU.""",
-}
+BEFOREHAND = """`{tools}/verify_kernel.py --workspace .`
+What it compiled to, when it has run: `{tools}/extract_asm.py .cache`"""
+BEFOREHAND_WITHOUT_GPU = """`{tools}/verify_kernel.py --workspace . --device cpu-interpreter`
+That runs Triton kernels on the CPU, their logic only: your sandbox hides the GPU."""
 
 
 @dataclass(frozen=True)
 class GpuSteps:
-    """asking.Steps on real GPUs, those of an executor. gpu_of_agents: a key of BEFOREHAND."""
+    """asking.Steps on real GPUs, those of an executor. agents_see_gpu: commands that agents run may use one."""
 
     workspace: Workspace
     executor: executors.Executor
     say: Callable[[str], None]
-    gpu_of_agents: str = "here"
+    agents_see_gpu: bool = True
 
     def brief(self, version: str, number: int) -> str:
         """The brief on a version, which is profiled first if it has no profile.
@@ -63,7 +59,7 @@ class GpuSteps:
         """
         folder = self.profiled(version)
         tools = f"{quote(sys.executable)} {quote(str(bundle.ROOT / 'tools'))}"
-        beforehand = BEFOREHAND[self.gpu_of_agents].format(tools=tools)
+        beforehand = (BEFOREHAND if self.agents_see_gpu else BEFOREHAND_WITHOUT_GPU).format(tools=tools)
         instructions = INSTRUCTIONS.format(bundle=bundle.ROOT, tools=tools, beforehand=beforehand, wiki=wiki.root())
         if not (folder / "metrics.json").exists():
             return f"Make the kernel in kernel.py faster. It could not be profiled here.\n{instructions}"
