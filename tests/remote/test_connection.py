@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import gpu_node, kernel_text
 from kernelopt.errors import EnvironmentLacks, UsageError
-from kernelopt.remote import connection, hand_over, nodes
+from kernelopt.remote import connection, hand_over, mirrors, nodes
 from kernelopt.remote.connection import Address
 from stand_in_node import PATH, work
 
@@ -162,6 +162,11 @@ def test_the_token_of_this_machines_node_is_used_unless_the_user_has_one(tmp_pat
     assert "RAY_AUTH_MODE" not in os.environ
     connection.set_up(Address("localhost", 1))
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token) and os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of_an_agent"))
+    monkeypatch.setattr(mirrors, "USUAL", tmp_path)
+    connection.set_up(Address("127.0.0.1", 1))
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     assert nodes.environment_of(Address("127.0.0.1", 1))[1] is None
 
