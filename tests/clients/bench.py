@@ -27,6 +27,7 @@ SKILL_FILES = {ROUTER: BUNDLE / "SKILL.md", **SUB_SKILL_FILES}
 ALL_SKILLS = sorted(SKILL_FILES)
 BANDWIDTH = "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L"  # of gpu_specs.py lookup H200
 PYTHON = sys.executable
+LONGEST_S = 240  # of a client, on a busy machine
 WAITED = "it has ended:"
 WAITS = 8  # of 25 s
 
@@ -64,7 +65,7 @@ class Bench:
             start_new_session=True,
         )
         try:
-            out, _ = process.communicate(prompt, timeout=120)
+            out, _ = process.communicate(prompt, timeout=LONGEST_S)
         finally:
             kill_group(process)
         return subprocess.CompletedProcess(command, process.returncode, out)
@@ -109,14 +110,26 @@ def bundle_root(request: Request) -> str:
 
 
 def patient(command: Callable[[Request], str], folder: str = ".") -> list[Step]:
-    """Steps that run a command, and then say what it printed, and its exit code: Codex waits for one 30 s at the most.
+    """Steps for Codex, which waits for a command 30 s at the most: run one, then say what it printed, and its exit code.
 
     folder: where that is kept meanwhile.
     """
     said, code = f"{folder}/said.txt", f"{folder}/code.txt"
     run = step("shell", lambda request: f"({command(request)}) > {said} 2>&1; echo code $? > {code}")
-    waits = step("shell", f"for i in $(seq 100); do [ -f {code} ] && break; sleep 0.25; done")
+    waits = step("shell", f"timeout 25 bash -c 'until [ -f {code} ]; do sleep 0.2; done'")
     return [run, *[waits] * WAITS, step("shell", f"echo {WAITED}; cat {said} {code}")]
+
+
+def shell(bench: Bench, command: str) -> list[Step]:
+    """Steps that run a command and say, from WAITED on, what it printed, and its exit code."""
+    if bench.name == "codex":
+        return patient(lambda _: command)
+    return [step("shell", f"echo {WAITED}; {command} 2>&1; echo code $?")]
+
+
+def ended(request: Request) -> str:
+    """What the last command of such a request printed, and its exit code."""
+    return re.split(r"(?<=\ncode \d)\n", request.text.rpartition(f"{WAITED}\n")[2])[0]
 
 
 def wait_until(condition, seconds: float = 20.0) -> bool:

@@ -13,8 +13,8 @@ from kernelopt.gate import rounds
 from kernelopt.session.record_store import RecordStore
 from scripted_agents import log_lines, outcomes, stand_in
 
-from .bench import PYTHON, WAITED, Bench, optimize, patient
-from .scripted_model import Request, step
+from .bench import PYTHON, Bench, ended, optimize, patient, shell
+from .scripted_model import step
 from .test_loop import PROFILE, RIGHT, WRITE, verification
 
 NETWORK = {"codex": " --config sandbox_workspace_write.network_access=true"}  # the others have one
@@ -36,14 +36,9 @@ def verified(bench: Bench, problem, address: str, options: str) -> str:
         shutil.copyfile(path, bench.project / f"{name}.py")
     tool = f"{PYTHON} {BUNDLE}/tools/verify_kernel.py --kernel kernel.py --reference reference.py"
     command = f"{tool} --device cpu-interpreter --only-these-shapes --on {address}"
-    bench.model.follow(*patient(lambda _: command), step("say", "done"))
+    bench.model.follow(*shell(bench, command), step("say", "done"))
     bench.run(bench.client.command + options)
     return ended(bench.model.requests[-1])
-
-
-def ended(request: Request) -> str:
-    """What the last command printed by such a request, and its exit code."""
-    return re.split(r"(?<=\ncode \d)\n", request.text.rpartition(f"\n{WAITED}\n")[2])[0]
 
 
 def test_a_tool_runs_on_the_node(bench, problem, address):

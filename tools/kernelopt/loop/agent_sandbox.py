@@ -3,6 +3,7 @@
 OUTCOMES names everything that an agent can do. Only kernel.py and the plan are taken from the clone.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -98,6 +99,8 @@ class AgentSandbox:
 
     def __exit__(self, *_) -> None:
         self.remove()
+        with contextlib.suppress(OSError):  # another agent's clone is still there
+            self.path.parent.rmdir()
 
     def remove(self) -> None:
         agent_process.end_marked(self.mark)
