@@ -130,6 +130,8 @@ class AgentSandbox:
         outcome, message = (
             ended(code, log, timeout_s) or forbidden(self.touched()) or classified(texts, original, tried)
         )
+        if watch and not watch.answered and outcome == "timed out":
+            message += "; its model answered nothing: look at the network and at the service"
         if watch and watch.refused and outcome in ("no answer", "no plan", "unchanged"):
             message += f"; the client did not allow it: {watch.refused[-1]}"
         return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)

@@ -152,20 +152,22 @@ class Trouble:
 class Watch:
     """Reads the lines of a client as they come. say: gets each new kind of trouble at once.
 
-    trouble: since the last answer of its model; None without one. refused: what it was not allowed, in its words.
+    trouble: since the last answer of its model; None without one. answered: whether there was one. refused: what it
+    was not allowed, in its words.
     """
 
     def __init__(self, client: Client, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._client, self._say, self._clock = client, say, clock
         self._since, self._lines = 0.0, 0
         self.trouble: Trouble | None = None
+        self.answered = False
         self.refused: list[str] = []
 
     def line(self, line: str) -> bool:
         """Take a line. Return whether the client is past help, so that nothing is gained by waiting for it."""
         event = parsed(line)
         if first(self._client.answers, line, event):
-            self.trouble = None
+            self.trouble, self.answered = None, True
         elif refusal := first(self._client.refusals, line, event):
             self.refused.append(refusal[0])
         elif (told := first(self._client.troubles, line, event)) and (kind := kind_of(*told)):
