@@ -1,7 +1,7 @@
 """Bring home what work elsewhere changed in a workspace: all of it or nothing, also when this process is killed.
 
-The changes are staged in .git, or in .cache, beside a journal, then copied to their places. What a kill divides,
-`finish` completes: Workspace.locked calls it.
+The changes are staged in .git beside a journal, then copied to their places. What a kill divides, `finish` completes:
+Workspace.locked calls it. Where .git is read-only they are staged in .cache, and what a kill divides stays so.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ def outside_git(root: Path, changed: Changes) -> Changes:
 
 def finish(root: Path) -> None:
     """Complete the deliveries that were killed after their journal was written, and remove the others."""
-    for folder in [path for home in (".git", ".cache") for path in (root / home).glob(f"{STAGED}*")]:
+    for folder in (root / ".git").glob(f"{STAGED}*"):  # not in .cache, where a kernel could put a journal of its own
         if (folder / JOURNAL).is_file():
             apply(folder, bundle.read_json(folder / JOURNAL))
             remove(folder)
