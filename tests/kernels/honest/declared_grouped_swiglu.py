@@ -1,5 +1,7 @@
 """Up-projections of experts: silu(x gate) * (x up) of rows that lie in the order of their experts, by offsets."""
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -8,7 +10,7 @@ import triton.language as tl
 class Model(torch.nn.Module):
     def forward(self, x, gate, up, offsets):
         y, ends = x.new_empty(len(x), gate.shape[2]), offsets.tolist()
-        for expert, (first, last) in enumerate(zip(ends, ends[1:])):
+        for expert, (first, last) in enumerate(itertools.pairwise(ends)):
             rows = x[first:last]
             y[first:last] = torch.nn.functional.silu(rows @ gate[expert]) * (rows @ up[expert])
         return y
