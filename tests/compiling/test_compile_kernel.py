@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import tool_json
-from kernelopt.compiling import choosing
-from kernelopt.device import gpu, programs
+from kernelopt.compiling import choosing, compiler
+from kernelopt.device import gpu, programs, standing
 from kernelopt.errors import EnvironmentLacks, UsageError
 
 TRITON = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
@@ -190,3 +190,12 @@ def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(s
     assert choosing.default(None, True, "--for").arch == "sm_89"
     with pytest.raises(UsageError, match="pass --card NAME"):
         choosing.default(None, False, "--card")
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [("", "died of SIGABRT, and said nothing; does it know this architecture?"), ("bad\n", "died of SIGABRT\nbad")],
+)
+def test_a_compiler_that_dies_is_named(log, message):
+    died = standing.Ended(SimpleNamespace(timed_out=False, signal="SIGABRT", log_tail=log))
+    assert compiler.fault_of(died, 1.0).message == f"the compiler {message}"
