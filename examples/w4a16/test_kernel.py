@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-TOOLS = HERE / "/work/main" / "tools"
+TOOLS = HERE / "../.." / "tools"
 
 
 def test_candidate_matches_reference():
