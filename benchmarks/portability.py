@@ -46,8 +46,6 @@ FILES = [
     "row_softmax/three_passes.py",
     "transposed_conv3d/kernel.py",
     "transposed_conv3d/versions/v0_kernel.py",
-    "w4a16/kernel.py",
-    "w4a16/versions/v0_kernel.py",
 ]
 # A text of a kernel and what to put in its place, one pair after the other, until it fits.
 ATTENTION = '"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3'

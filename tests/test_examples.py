@@ -16,7 +16,6 @@ from kernelopt.session.workspace import Workspace, digest
 EXAMPLES = sorted(path.parent for path in (BUNDLE / "examples").glob("**/git-log.txt"))
 # Kernels that name the card they were tuned on, and stay as the gate judged them (the example's lessons say so).
 JUDGED_WITH_A_CONSTANT = {"maxpool3d": ["kernel.py", "v2_kernel.py"]}
-GOAL_MISSED = {"w4a16"}  # its lessons say by how much, and where the work goes on
 RESULTS = BUNDLE / "docs" / "results.json"
 BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"
 
@@ -40,7 +39,7 @@ def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     audited = tool_json("check_citations.py", folder, run=run_here)
     assert audited["problems"] == []
     assert [Path(hint["file"]).name for hint in audited["hints"]] == JUDGED_WITH_A_CONSTANT.get(folder.name, [])
-    assert run_here("check_goal.py", folder).returncode == int(folder.name in GOAL_MISSED)
+    assert run_here("check_goal.py", folder).returncode == 0
     assert "TBD" not in workspace.readme.read_text()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert size < 1 << 20, f"{size} bytes; an example is kept under 1 MB"
