@@ -301,3 +301,33 @@ def get_inputs(*, requests=9, longest=LONGEST, width=16):
 def test_primes_just_below_and_small_ones():
     assert keyword_sizes.just_below({"rows": 300, "pair": 2}) == {"rows": 293}
     assert keyword_sizes.smallest({"a": 64, "b": 300}, lambda sizes: "b" not in sizes) == {"a": 61}
+
+
+LOSS = """
+class Model(nn.Module):
+    def forward(self, logits, target):
+        return nn.functional.cross_entropy(logits, target, reduction="none")
+def get_inputs(*, tokens=33, values=20):
+    return [torch.randn(tokens, values), torch.randint(0, values, (tokens,))]
+"""
+LOGARITHM = """
+def kernel_function(logits, target):
+    own = logits.gather(1, target[:, None])[:, 0]
+    return (torch.log(torch.exp(logits - 1).sum(-1)) - own) + 1
+"""
+
+
+def test_a_result_that_is_0_but_for_rounding_at_other_sizes_is_right(judged):
+    found = judged(LOSS, LOGARITHM)
+    assert found["status"] == "OK" and "values 20 -> 1" in {case["variant"] for case in found["cases"]}, found["summary"]
+    off = "\n    if logits.shape[1] == 1: own = own + 1e-3\n    return"
+    found = judged(LOSS, LOGARITHM.replace("\n    return", off))
+    assert found["status"] == "WRONG_VALUES" and "values 20 -> 1" in found["summary"], found["summary"]
+
+
+def test_a_verdict_names_some_of_many_workloads(judged):
+    many = PAGED + "def get_workloads(): return {f'w{n}': {'requests': n} for n in range(1, 21)}\n"
+    found = judged(many, RIGHT, only_these_shapes=True)
+    assert "workloads default, w1, w2, w3, w4, w5, w6, w7 and 13 more" in found["summary"], found["summary"]
+    assert "SIZES default: requests: 4, pages: 30" in found["summary"]
+    assert found["summary"].endswith("and those of 20 other workloads") and len(found["declared"]["sizes"]) == 21

@@ -119,7 +119,7 @@ def compare(
     oracle: torch.Tensor,
     baseline: torch.Tensor,
     tolerance: float,
-    usual_rms: float,
+    least_rms: float,
     declared: Comparison | None,
     inputs: list,
     roughly: float = 0.0,
@@ -129,7 +129,7 @@ def compare(
     inputs: of the call, before it. roughly: a share of (|reference| + rms) by which any element may be off, on values
     that the task does not have.
     """
-    usual = accuracy.compare(actual, oracle, baseline, tolerance, usual_rms)
+    usual = accuracy.compare(actual, oracle, baseline, tolerance, least_rms)
     if declared is None or "mismatches" not in usual:
         return usual
     layout = {name: usual[name] for name in accuracy.LAYOUT}
@@ -141,7 +141,7 @@ def compare(
         groups = groups_of(declared, inputs, baseline)
         groups = groups.reshape(-1) if mask is None else groups[mask]
         parts = [sorted_within(tensor, groups) for tensor in parts]
-    compared = {**accuracy.compare(*parts, tolerance, usual_rms), **layout}
+    compared = {**accuracy.compare(*parts, tolerance, least_rms), **layout}
     if mask is not None and compared["first_bad_index"] is not None:
         compared["first_bad_index"] = int(mask.reshape(-1).nonzero()[compared["first_bad_index"]])
     return {**compared, **bounded(*parts, compared, declared, roughly)} if declared.bounded else compared
