@@ -246,6 +246,7 @@ def test_ties_may_go_either_way_where_the_task_says_so(judged, at_own_sizes):
     found = judged(TOP, LAST_FIRST)
     assert found["status"] == "OK", found["summary"]
     assert found["declared"]["compare"] == {"1": {"ties": "scores"}} and "COMPARE 1: ties: scores" in found["summary"]
+    assert "worst error 0;" in found["summary"], found["summary"]
     found = at_own_sizes(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
     assert found["status"] == "WRONG_VALUES" and "point to another score" in found["summary"]
 
@@ -312,7 +313,7 @@ MUTATES = ("residual",)
 
 def test_a_hint_fits_whole_numbers(at_own_sizes):
     found = at_own_sizes(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
-    assert "look at masks, at ties and at the first and last index" in found["summary"], found["summary"]
+    assert "look at masks, at ties and rounding, and at the first and last index" in found["summary"], found["summary"]
 
 
 DRAWS = """

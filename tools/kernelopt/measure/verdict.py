@@ -283,7 +283,7 @@ def whole_numbers(failure: Failure) -> str | None:
     """Of outputs that hold no fractions: no dtype and no order of additions makes those wrong."""
     wrong = wrong_outputs(failure)
     if wrong and all("int" in output["dtype"] or "bool" in output["dtype"] for output in wrong):
-        return "look at masks, at ties and at the first and last index"
+        return "look at masks, at ties and rounding, and at the first and last index"
     return None
 
 

@@ -195,7 +195,8 @@ def ties(
     bad = int(wrong.sum())
     first = int(wrong.reshape(-1).nonzero()[0]) if bad else None
     why = f"{bad} indices are out of range, come twice or point to another score than the reference's" if bad else None
-    return {"mismatches": 0, "outside": bad, "first_bad_index": first, "refused": why, "nonfinite": 0, "lost_pct": 0.0}
+    errors = {"max_rel": 0.0, "mismatches": 0, "nonfinite": 0, "lost_pct": 0.0}  # how far two indices lie apart is none
+    return {**errors, "outside": bad, "first_bad_index": first, "refused": why}
 
 
 def pointed_to(scores: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
