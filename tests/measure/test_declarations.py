@@ -337,3 +337,8 @@ def test_each_of_equal_rows_is_drawn_for_itself_and_too_few_draws_are_said(at_ow
     assert "tl.dot" not in found["summary"]
     found = at_own_sizes(DRAWS.replace("ROWS", "64"), DRAWN)
     assert found["status"] == "OK" and "output 0: 400 draws a row, of 8000 declared" in found["summary"]
+
+
+def test_an_input_that_must_stay_is_named(at_own_sizes):
+    found = at_own_sizes(DECLARED, ADDS.replace("return", "x *= 2\n    return"))
+    assert found["status"] == "INPUT_MUTATED" and "input 'x' was changed" in found["summary"], found["summary"]

@@ -241,7 +241,9 @@ def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Ite
         yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
     undeclared = [number for number in report.mutated if number not in case.mutates]
     if undeclared:  # before the values, because it makes a second call wrong
-        yield Fault(Status.INPUT_MUTATED, f"input {undeclared[0]} was changed")
+        name = case.names[undeclared[0]] if case.names else ""
+        shown = undeclared[0] if not name or name.isdigit() else f"'{name}'"
+        yield Fault(Status.INPUT_MUTATED, f"input {shown} was changed")
     if check.changes is not None:
         for name in report.changed:
             if name not in check.changes:
