@@ -141,7 +141,9 @@ def test_an_output_that_the_task_allocates_is_poisoned(judged, at_own_sizes):
 def test_a_declared_input_that_may_stay_as_it_was_makes_no_task(at_own_sizes):
     reference = WRITE.replace("cache[slots] = values", "cache[slots] += 0 * values")
     found = at_own_sizes(reference, RIGHT)
-    assert found["status"] == "INVALID_TASK" and "MUTATES declares 'cache', and leaving it as it was" in found["summary"]
+    assert (
+        found["status"] == "INVALID_TASK" and "MUTATES declares 'cache', and leaving it as it was" in found["summary"]
+    )
 
 
 def test_arguments_that_hold_several_tensors_are_declared_as_one(judged, at_own_sizes):

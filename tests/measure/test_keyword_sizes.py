@@ -319,7 +319,9 @@ def kernel_function(logits, target):
 
 def test_a_result_that_is_0_but_for_rounding_at_other_sizes_is_right(judged):
     found = judged(LOSS, LOGARITHM)
-    assert found["status"] == "OK" and "values 20 -> 1" in {case["variant"] for case in found["cases"]}, found["summary"]
+    assert found["status"] == "OK" and "values 20 -> 1" in {case["variant"] for case in found["cases"]}, found[
+        "summary"
+    ]
     off = "\n    if logits.shape[1] == 1: own = own + 1e-3\n    return"
     found = judged(LOSS, LOGARITHM.replace("\n    return", off))
     assert found["status"] == "WRONG_VALUES" and "values 20 -> 1" in found["summary"], found["summary"]

@@ -47,6 +47,14 @@ def test_each_request_gets_a_seed_of_its_own():
     assert seeds.min() >= 0 and len(seeds.unique()) == 300
 
 
+def test_the_interpreter_draws_for_a_minute():
+    def seconds():
+        return iter(range(0, 1000, 25)).__next__
+
+    assert list(sampling.in_time(range(9), "cpu", seconds())) == [0, 1]
+    assert list(sampling.in_time(range(9), "cuda", seconds())) == list(range(9))
+
+
 EQUAL = torch.softmax(torch.arange(10.0) / 4, 0).expand(64, 10)
 
 

@@ -11,8 +11,8 @@ from .faults import OracleError, blaming, describe
 
 # Bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there.
 ROUGHLY = 0.25
-# Of the rms of an output at the task's own sizes: the least scale at other sizes. A loss over one class, or the gradient
-# of a norm over two columns, is 0 but for rounding there.
+# Of the rms of an output at the task's own sizes: the least scale at other sizes. There a loss over one class, or the
+# gradient of a norm over two columns, is 0 but for rounding.
 LEAST_SCALE = 0.01
 
 

@@ -10,6 +10,8 @@ them; each of them must then vary by itself, and apart from its neighbours.
 """
 
 import math
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +21,7 @@ from .contract import InvalidDeclaration
 MOST_TVD = 0.5
 FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
 MOST_CALLS = {"cuda": 20_000, "cpu": 400}
+INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
 SIGMAS_OF_MANY = 6  # the same where each of many rows is tested
 RARE = 1e-3  # equal draws of two seeds are no chance where so few are expected
@@ -71,6 +74,15 @@ def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, m
     often."""
     _, counts = groups(probabilities)
     return min(math.ceil(min(sampling.draws, most_draws) / int(counts.min())), MOST_CALLS[device])
+
+
+def in_time(seeds: Iterable[int], device: str, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """The seeds; on a CPU until INTERPRETED_S have passed."""
+    end = clock() + (INTERPRETED_S if device == "cpu" else math.inf)
+    for seed in seeds:
+        if clock() > end:
+            return
+        yield seed
 
 
 def groups(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,7 +164,9 @@ def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Samplin
     for number in range(len(counts)):
         members = (group == number).nonzero()[:, 0]
         expected = rows[int(members[0])] / rows[int(members[0])].sum()
-        why = wrong_together(drawn[:, members], expected, sampling) or wrong_alone(drawn[:, members], expected, sampling)
+        why = wrong_together(drawn[:, members], expected, sampling) or wrong_alone(
+            drawn[:, members], expected, sampling
+        )
         if why:
             return why
     return same_draws(drawn, rows)
