@@ -333,3 +333,22 @@ def test_a_verdict_names_some_of_many_workloads(judged):
     assert "workloads default, w1, w2, w3, w4, w5, w6, w7 and 13 more" in found["summary"], found["summary"]
     assert "SIZES default: requests: 4, pages: 30" in found["summary"]
     assert found["summary"].endswith("and those of 20 other workloads") and len(found["declared"]["sizes"]) == 21
+
+
+EMPTY = """
+class Model(nn.Module):
+    def forward(self, x, lengths):
+        return torch.stack([x[:n].logsumexp(0) for n in lengths.tolist()])
+def get_inputs(*, requests=4, longest=9):
+    lengths = torch.full((requests,), longest)
+    if requests != 4:
+        lengths[-1] = 0
+    return [torch.randn(longest, 6), lengths]
+"""
+
+
+def test_an_infinity_in_what_the_task_makes_at_other_sizes_counts(judged):
+    kernel = "def kernel_function(x, lengths):\n    return torch.stack([FIRSTx[:n].logsumexp(0) for n in lengths.tolist()])\n"
+    assert judged(EMPTY, kernel.replace("FIRST", ""))["status"] == "OK"
+    found = judged(EMPTY, kernel.replace("FIRST", "torch.zeros(6) if n == 0 else "))
+    assert found["status"] == "NONFINITE" and "primes just below" in found["summary"], found["summary"]

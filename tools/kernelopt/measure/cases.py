@@ -34,6 +34,11 @@ class Variant:
     def resized(self) -> bool:
         return bool(self.sizes or self.keywords)
 
+    @property
+    def of_task(self) -> bool:
+        """Does get_inputs make its inputs as they are?"""
+        return bool(self.keywords) and self.values is None
+
 
 @dataclass(frozen=True)
 class Case:

@@ -54,6 +54,7 @@ def compare(
         "mismatches": own.mismatches,
         "nonfinite": own.nonfinite,
         "spurious": own.spurious,
+        "infinite": own.infinite,
         "first_bad_index": own.first_bad,
         "baseline_max_rel": theirs.max_rel,
         "lost_pct": own.lost_pct(),
@@ -157,7 +158,7 @@ class Deviation:
     def __init__(self, bound: float, rms: float, tiny: float = TINY):
         self.bound, self.rms, self.tiny = bound, rms, tiny
         self.max_rel = 0.0
-        self.mismatches = self.nonfinite = self.spurious = self.lost = self.weighed = 0
+        self.mismatches = self.nonfinite = self.spurious = self.infinite = self.lost = self.weighed = 0
         self.first_bad: int | None = None
 
     def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
@@ -179,6 +180,7 @@ class Deviation:
             nonfinite_mismatch.sum()
         )  # of two numbers one alone is finite, or both are other infinities
         self.spurious += int((nonfinite_mismatch & torch.isfinite(exact)).sum())
+        self.infinite += int((nonfinite_mismatch & torch.isinf(exact)).sum())
         if self.first_bad is None and bool(wrong.any()):
             self.first_bad = offset + int(wrong.nonzero()[0])
 

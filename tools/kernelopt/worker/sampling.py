@@ -141,6 +141,7 @@ def compare(actual: torch.Tensor, probabilities: torch.Tensor) -> dict:
         "mismatches": 0,
         "nonfinite": 0,
         "spurious": 0,
+        "infinite": 0,
         "first_bad_index": int(wrong.nonzero()[0]) if bad else None,
         "baseline_max_rel": 0.0,
         "lost_pct": 0.0,
