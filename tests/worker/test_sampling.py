@@ -82,7 +82,7 @@ def test_rows_of_equal_probabilities_draw_each_for_itself(numbers, said):
 def test_too_few_draws_for_the_declared_distance_are_said():
     assert sampling.too_few(sampling.read({0: {"tvd": 0.1, "draws": 20_000}}, PARAMETERS)[0], EQUAL, 400) is None
     alone = sampling.too_few(SAMPLING, EQUAL[:1], 400)
-    assert alone.startswith("400 draws a row, of 200000 declared: a distance below 0.1")
+    assert alone.startswith("400 of 200000 declared draws, too few to see a distance below 0.1")
 
 
 def test_fewer_draws_leave_more_room_and_too_few_declared_ones_are_said():

@@ -26,8 +26,8 @@ INTERPRETED_BF16 = (
 
 HINTS = {
     Status.COMPILE_ERROR: "read the compiler's message",
-    Status.IMPORT_ERROR: "the file must load by itself, without modules beside it, and define ModelNew or "
-    "kernel_function",
+    Status.IMPORT_ERROR: "the file must load by itself, from packages that are installed beside torch and without "
+    "modules of its own, and define ModelNew or kernel_function",
     Status.LAUNCH_ERROR: "the launch asks for more than the GPU has: smaller blocks, fewer stages or warps",
     Status.ILLEGAL_ACCESS: "a load or store is out of bounds: check masks and strides",
     Status.OOM: "memory is exhausted",

@@ -231,7 +231,7 @@ def too_few(sampling: Sampling, probabilities: torch.Tensor, calls: int) -> str 
     noise = noise_of(expected, draws)
     if draws >= sampling.draws or noise <= sampling.tvd:
         return None
-    return f"{draws} draws a row, of {sampling.draws} declared: a distance below {noise:.2g} was not seen"
+    return f"{draws} of {sampling.draws} declared draws, too few to see a distance below {noise:.2g}"
 
 
 def off_by(drawn: torch.Tensor, expected: torch.Tensor) -> float:
