@@ -62,7 +62,7 @@ def test_what_is_declared_is_an_output(judged, at_own_sizes):
     found = at_own_sizes(DECLARED, ADDS.replace("residual += x", "residual += 2 * x"))
     assert found["status"] == "WRONG_VALUES" and "as it was" not in found["summary"]
     found = at_own_sizes(DECLARED, ADDS.replace("residual += x", "residual += x; x.mul_(2); x.div_(3)"))
-    assert found["status"] == "INPUT_MUTATED" and "input 0" in found["summary"]
+    assert found["status"] == "INPUT_MUTATED" and "input 'x' was changed" in found["summary"]
 
 
 def test_a_task_without_declarations_has_no_such_key(judged):
@@ -339,8 +339,3 @@ def test_each_of_equal_rows_is_drawn_for_itself_and_too_few_draws_are_said(at_ow
     assert "tl.dot" not in found["summary"]
     found = at_own_sizes(DRAWS.replace("ROWS", "64"), DRAWN)
     assert found["status"] == "OK" and "output 0: 400 of 8000 declared draws, too few" in found["summary"]
-
-
-def test_an_input_that_must_stay_is_named(at_own_sizes):
-    found = at_own_sizes(DECLARED, ADDS.replace("return", "x *= 2\n    return"))
-    assert found["status"] == "INPUT_MUTATED" and "input 'x' was changed" in found["summary"], found["summary"]

@@ -9,7 +9,7 @@ from . import correctness
 from .correctness import CaseResult
 
 INTERPRETER = "cpu-interpreter"  # the device of a run without a GPU
-MOST_NAMED = 8  # workloads and variants in one line
+MOST_NAMED = 5  # workloads and variants in one line
 HARMLESS = (Status.OK, Status.DECLINED, Status.DOUBTFUL)  # of a case: a kernel with these is still right
 
 # Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
