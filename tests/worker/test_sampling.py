@@ -38,6 +38,8 @@ def test_equal_rows_count_as_one():
     assert sampling.calls_needed(SAMPLING, rows, "cuda") == 200
     assert sampling.calls_needed(SAMPLING, torch.softmax(torch.randn(3, 40), -1), "cpu") == 400
     assert sampling.distance(drawn(rows, 200), rows, SAMPLING) is None
+    few = sampling.read({0: {"tvd": 0.1, "draws": 2_000}}, PARAMETERS)[0]
+    assert sampling.calls_needed(few, rows, "cuda") == 100 and sampling.calls_needed(few, rows, "cuda", False) == 1
 
 
 def test_each_request_gets_a_seed_of_its_own():

@@ -357,7 +357,9 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
     lenient = variant and (output["usually_finite"] or not output["finite"])
     of_variant = output["spurious"] + (output["infinite"] if variant.of_task else 0) if lenient else 0
     if count := of_variant if lenient else output["nonfinite"]:
-        fault = "are NaN or Inf where they must not be" if output["spurious"] else "differ from the reference's NaN or Inf"
+        fault = (
+            "are NaN or Inf where they must not be" if output["spurious"] else "differ from the reference's NaN or Inf"
+        )
         yield Fault(Status.NONFINITE, f"{what}: {count} elements {fault}")
     if output.get("refused"):
         yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")

@@ -147,9 +147,12 @@ class Maker:
         if not self.declarations.samples or (variant and variant["name"] != variants.JUST_BELOW):
             return []
         probabilities = judging.outputs(self._loaded, case, self._device)
-        most = sampling.FEWEST_DRAWS if variant else sampling.MOST_DRAWS
         return [
-            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device, most))
+            Draws(
+                output=at,
+                seed=one.seed,
+                calls=sampling.calls_needed(one, probabilities[at], self._device, own=not variant),
+            )
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]

@@ -20,6 +20,9 @@ from .contract import InvalidDeclaration
 
 MOST_TVD = 0.5
 FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
+FEWEST_CALLS = (
+    100  # of a right kernel's row its draws are then off by 0.45 at most, and the same index each time is not
+)
 MOST_CALLS = {"cuda": 20_000, "cpu": 400}
 INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
@@ -69,11 +72,13 @@ def read_one(output, modes, parameters: tuple[str, ...]) -> Sampling:
     return Sampling(float(tvd), draws, parameters.index(seed))
 
 
-def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, most_draws: int = MOST_DRAWS) -> int:
-    """How often a kernel must be called for the declared draws of each row, or `most_draws`; fewer where that is too
-    often."""
+def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, own: bool = True) -> int:
+    """How often a kernel must be called for the declared draws of each row, and for each of equal rows to vary; at
+    other sizes than the task's own for FEWEST_DRAWS. Fewer where that is too often."""
     _, counts = groups(probabilities)
-    return min(math.ceil(min(sampling.draws, most_draws) / int(counts.min())), MOST_CALLS[device])
+    draws = sampling.draws if own else min(sampling.draws, FEWEST_DRAWS)
+    calls = max(math.ceil(draws / int(counts.min())), FEWEST_CALLS if own else 1)
+    return min(calls, MOST_CALLS[device])
 
 
 def in_time(seeds: Iterable[int], device: str, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
