@@ -355,11 +355,11 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
     # A variance of one element, or a row with an empty mask after the cut, is not part of any task. An infinity in what
     # get_inputs makes is: the log-sum-exp of an empty request.
     lenient = variant and (output["usually_finite"] or not output["finite"])
-    of_variant = output["spurious"] + (output["infinite"] if variant.of_task else 0) if lenient else 0
-    if count := of_variant if lenient else output["nonfinite"]:
-        fault = (
-            "are NaN or Inf where they must not be" if output["spurious"] else "differ from the reference's NaN or Inf"
-        )
+    counted = ["nonfinite"] if not lenient else ["spurious", "infinite"] if variant.of_task else ["spurious"]
+    if count := sum(output[name] for name in counted):
+        fault = "are NaN or Inf where they must not be"
+        if not output["spurious"]:
+            fault = "differ from the reference's NaN or Inf"
         yield Fault(Status.NONFINITE, f"{what}: {count} elements {fault}")
     if output.get("refused"):
         yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")

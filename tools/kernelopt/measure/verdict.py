@@ -260,8 +260,8 @@ def hint(failure: Failure) -> str | None:
     if failure.fault.status not in VALUE_FAULTS:
         return usual
     telling = (unchanged_input(failure), *difference(failure), single_workload(failure), whole_numbers(failure))
-    of_draws = failure.case and failure.case.observed and not wrong_outputs(failure)
-    return next(filter(None, telling), None if of_draws else usual)
+    judged = failure.case and failure.case.observed
+    return next(filter(None, telling), None if judged and not wrong_outputs(failure) else usual)
 
 
 def wrong_outputs(failure: Failure) -> list[dict]:
