@@ -251,6 +251,7 @@ def test_ties_may_go_either_way_where_the_task_says_so(judged, at_own_sizes):
     assert "worst error 0;" in found["summary"], found["summary"]
     found = at_own_sizes(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
     assert found["status"] == "WRONG_VALUES" and "point to another score" in found["summary"]
+    assert "look at masks, at ties" in found["summary"] and "tl.dot" not in found["summary"]
 
 
 def test_a_bound_that_lets_an_empty_answer_pass_makes_no_task(at_own_sizes):
@@ -313,11 +314,6 @@ MUTATES = ("residual",)
     assert at_own_sizes(optional, kernel.replace(".add_(x)", ".add(x)"))["status"] == "WRONG_VALUES"
 
 
-def test_a_hint_fits_whole_numbers(at_own_sizes):
-    found = at_own_sizes(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
-    assert "look at masks, at ties and rounding, and at the first and last index" in found["summary"], found["summary"]
-
-
 DRAWS = """
 class Model(nn.Module):
     def forward(self, probs, seed): return probs * 1.0
@@ -331,8 +327,6 @@ def kernel_function(probs, seed):
 
 
 def test_each_of_equal_rows_is_drawn_for_itself_and_too_few_draws_are_said(at_own_sizes):
-    found = at_own_sizes(DRAWS.replace("ROWS", "1"), DRAWN)
-    assert found["status"] == "OK" and "too few to see" not in found["summary"], found["summary"]
     greedy = DRAWN.replace("[:, 0]", "[:, 0].index_fill(0, torch.tensor([63]), int(probs[63].argmax()))")
     found = at_own_sizes(DRAWS.replace("ROWS", "1"), greedy)
     assert found["status"] == "WRONG_VALUES" and "draws of row 63 alone" in found["summary"], found["summary"]

@@ -327,12 +327,14 @@ def test_a_result_that_is_0_but_for_rounding_at_other_sizes_is_right(judged):
     assert found["status"] == "WRONG_VALUES" and "values 20 -> 1" in found["summary"], found["summary"]
 
 
-def test_a_verdict_names_some_of_many_workloads(judged):
-    many = PAGED + "def get_workloads(): return {f'w{n}': {'requests': n} for n in range(1, 21)}\n"
-    found = judged(many, RIGHT, only_these_shapes=True)
-    assert "workloads default, w1, w2, w3, w4 and 16 more" in found["summary"], found["summary"]
-    assert "SIZES default: requests: 4, pages: 30" in found["summary"]
-    assert found["summary"].endswith("and those of 20 other workloads") and len(found["declared"]["sizes"]) == 21
+def test_a_verdict_names_some_of_many_workloads():
+    names = [f"w{number}" for number in range(20)]
+    assert verdict.some_of(names) == "w0, w1, w2, w3, w4 and 15 more" and verdict.some_of(names[:6]).endswith("w4, w5")
+    right = verdict.Verdict("OK", "here", "OK here")
+    found = verdict.with_task(right, {"sizes": {name: {"rows": 4, "columns": 9} for name in names}}, names)
+    assert "left out 20 variants on which the reference itself fails: w0, w1, w2, w3, w4 and 15 more" in found.summary
+    assert found.summary.endswith("SIZES w0: rows: 4, columns: 9, and those of 19 other workloads")
+    assert len(found.declared["sizes"]) == len(found.left_out) == 20
 
 
 EMPTY = """
