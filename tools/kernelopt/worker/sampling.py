@@ -20,9 +20,7 @@ from .contract import InvalidDeclaration
 
 MOST_TVD = 0.5
 FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
-FEWEST_CALLS = (
-    100  # of a right kernel's row its draws are then off by 0.45 at most, and the same index each time is not
-)
+FEWEST_CALLS = 100  # so that one of many equal rows which always draws the same index is seen
 MOST_CALLS = {"cuda": 20_000, "cpu": 400}
 INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
@@ -169,11 +167,8 @@ def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Samplin
     group, counts = groups(probabilities)
     for number in range(len(counts)):
         members = (group == number).nonzero()[:, 0]
-        expected = rows[int(members[0])] / rows[int(members[0])].sum()
-        why = wrong_together(drawn[:, members], expected, sampling) or wrong_alone(
-            drawn[:, members], expected, sampling
-        )
-        if why:
+        own, expected = drawn[:, members], rows[int(members[0])] / rows[int(members[0])].sum()
+        if why := wrong_together(own, expected, sampling) or wrong_alone(own, expected, sampling):
             return why
     return same_draws(drawn, rows)
 
