@@ -147,9 +147,12 @@ class Maker:
         if not self.declarations.samples or (variant and variant["name"] != variants.JUST_BELOW):
             return []
         probabilities = judging.outputs(self._loaded, case, self._device)
-        most = sampling.FEWEST_DRAWS if variant else sampling.MOST_DRAWS
         return [
-            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device, most))
+            Draws(
+                output=at,
+                seed=one.seed,
+                calls=sampling.calls_needed(one, probabilities[at], self._device, own=not variant),
+            )
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]
@@ -173,8 +176,8 @@ class Maker:
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
-    """Write one case: {workload, seed, variant, path, dtype, shapes, mutates}. mutates: {number of a tensor among the
-    inputs that forward is declared to change: its parameter's name}."""
+    """Write one case: {workload, seed, variant, path, dtype, shapes, names, mutates}. names: of the parameters that
+    hold the tensors. mutates: numbers of those that forward is declared to change."""
     case = maker.case(workload, seed, variant)
     path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
     case.save(path)
@@ -198,7 +201,6 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
         "shapes": shapes,
         "samples": maker.samples(case, variant),
         "repeatable": bool(declared.samples),
-        "mutates": {
-            number: declared.name_of_tensor(case.inputs, number) for number in declared.mutated_tensors(case.inputs)
-        },
+        "names": declared.names_of_tensors(case.inputs),
+        "mutates": declared.mutated_tensors(case.inputs),
     }
