@@ -264,6 +264,32 @@ def test_a_kernel_that_knows_the_tasks_seed_is_wrong(judged, seed):
     assert found["status"] == "OK" and "another seed" in {case["variant"] for case in found["cases"]}
     found = judged(reference, kernel.replace("rand(seed,", "rand(1234,"))
     assert found["status"] == "WRONG_VALUES" and "another seed" in found["summary"], found["summary"]
+    found = judged(reference, kernel.replace("x / (1 - p)", "x / 0.75"))
+    assert found["status"] == "WRONG_VALUES" and "other numbers" in found["summary"], found["summary"]
+
+
+def test_a_number_that_other_inputs_follow_from_stays(judged):
+    """A kernel may use the saved sums, which belong to the task's own scale."""
+    reference = """
+class Model(nn.Module):
+    def forward(self, x, dy, sums, scale):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad((x * scale).softmax(-1), x, dy)[0]
+def get_inputs(*, rows=6, columns=24):
+    scale = columns**-0.5
+    if columns < 3: raise ValueError("one value has no gradient but rounding")
+    x = torch.randn(rows, columns)
+    return [x, torch.randn(rows, columns), (x * scale).logsumexp(-1), scale]
+"""
+    kernel = """
+def kernel_function(x, dy, sums, scale):
+    y = torch.exp(x * scale - sums[:, None])
+    return y * (dy - (y * dy).sum(-1, keepdim=True)) * scale
+"""
+    found = judged(reference, kernel)
+    assert found["status"] == "OK", found["summary"]
+    assert "other numbers" not in {case["variant"] for case in found["cases"]}
 
 
 def test_what_a_kernel_draws_at_other_sizes_counts_too(judged):

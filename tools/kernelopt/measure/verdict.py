@@ -218,6 +218,8 @@ VALUES_IN_WORDS = {
     "nothing positive": "floating inputs without a positive element",
     "nothing negative": "floating inputs without a negative element",
     "varied constants": "other values in inputs that hold a single one",
+    "another seed": "another seed",
+    "other numbers": "other floating numbers among the arguments, three quarters as large",
     "varied zeros and ones": "random zeros and ones in inputs of whole numbers that are all 0 or all 1",
 }
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 from . import judging, problem, sampling, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .declarations import DeclaredJson
-from .drawn_values import OtherDraws
+from .drawn_values import OtherDraws, free_numbers
 from .faults import OracleError, blaming
 
 
@@ -163,7 +163,8 @@ class Maker:
         keywords = variant["keywords"] if variant else {}
         if keywords and from_the_end:
             seed, from_the_end = seed + 1, False
-        drawn = variant["values"] if keywords and variant["values"] in variant_inputs.VALUES else None
+        by_keywords = bool(self._loaded.sizes[workload])
+        drawn = variant["values"] if variant and by_keywords and variant["values"] in variant_inputs.VALUES else None
         key = workload, seed, tuple(keywords.items()), drawn
         if self._last[0] != key:
             self._last = (None, None)  # so that two do not lie in memory
@@ -172,7 +173,18 @@ class Maker:
         if not variant:
             return self._last[1]
         rest = {**variant, "values": None if drawn else variant["values"]}
-        return variant_inputs.of_case(self._last[1], rest, from_the_end, self.declarations.seeds())
+        made = variant_inputs.of_case(self._last[1], rest, from_the_end)
+        return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant["values"]))
+
+    def _other_numbers(self, inputs: list, workload: str, keywords: dict[str, int], values: str | None) -> list:
+        """The inputs, with the seeds or floating numbers that a variant wants."""
+        if values == variant_inputs.OTHER_SEED:
+            seeds = self.declarations.seeds()
+            return [variant_inputs.reseeded(value) if at in seeds else value for at, value in enumerate(inputs)]
+        if values == variant_inputs.OTHER_NUMBERS:
+            free = free_numbers(self._loaded, workload, self._dtype, keywords)
+            return variant_inputs.other_numbers(inputs, free)
+        return inputs
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
