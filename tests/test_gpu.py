@@ -192,6 +192,18 @@ def test_each_wrong_triton_kernel_lands_in_its_status_and_the_gpu_works_after_it
     assert statuses == {status: status for status in BROKEN} and right.status == "OK", right.summary
 
 
+def test_an_opponent_may_keep_a_process_that_has_the_gpu_open(card, tmp_path):
+    """torch.compile's max-autotune does. A kernel that is judged may not: kernels/cheats/torch_in_child.py."""
+    with_child = tmp_path / "with_child.py"
+    holder = "import subprocess\nholder = subprocess.Popen(['sleep', '1000'], stdin=open('/dev/nvidia-uvm'))\n"
+    with_child.write_text((EXAMPLE / "one_pass.py").read_text() + holder)
+    one = ["--reference", EXAMPLE / "reference.py", "--kernel"]
+    same = tool_json("measure_kernel_time.py", *one, EXAMPLE / "one_pass.py", "--against", with_child, code=1)
+    assert same["verdict"] == "EQUAL"
+    refused = run_tool("measure_kernel_time.py", *one, with_child, "--against", EXAMPLE / "one_pass.py")
+    assert refused.returncode == 1 and "CHEAT_SUSPECT" in refused.stdout + refused.stderr
+
+
 def test_a_kernel_is_equal_to_itself_and_faster_than_the_naive_one(card):
     one = ["--kernel", EXAMPLE / "one_pass.py", *softmax(card)]
     same = tool_json("measure_kernel_time.py", *one, "--against", EXAMPLE / "one_pass.py", code=1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, recorded, task, tool_json, with_floor_share
+from conftest import BUNDLE, recorded, run_tool, task, tool_json, with_floor_share
 from kernelopt.errors import Refused, UsageError
 from kernelopt.formats import artefact, exporting, write_flashinfer_bench, write_gpu_mode, write_hf_kernels
 from kernelopt.formats.artefact import Export, Options
@@ -344,7 +344,7 @@ def test_a_finished_workspace_without_its_history_is_exported(exported, tmp_path
 def test_a_cuda_kernel_with_weights_loads_back_on_a_gpu(tmp_path, name):
     made = shutil.copytree(BUNDLE / "examples" / "transposed_conv3d", tmp_path / "transposed_conv3d")
     place = "--workspace", made, "--out", tmp_path / "out"
-    done = tool_json("export_kernel.py", *place, "--format", name, *OPTIONS[name], timeout=300)
+    done = tool_json("export_kernel.py", *place, "--format", name, *OPTIONS[name], run=run_tool, timeout=300)
     assert done["loaded_back"]["device"].startswith("NVIDIA") and done["loaded_back"]["cases"] == 2
     assert any("takes nvcc" in one for one in done["remarks"])
 

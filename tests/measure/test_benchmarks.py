@@ -24,6 +24,8 @@ def test_the_stream_reads_and_writes_everything_whichever_is_longer():
             source, target = torch.ones(read), torch.full((written,), -1.0)
             copy_kernel.stream(source, target, block=1024, warps=4, programs=2)
             assert (target >= 0).all(), (read, written)
+        sizes = (400306554, 2), (40, 2), (10, 4), (0, 4)
+        assert [copy_kernel.elements(*size) for size in sizes] == [200153264, 16, 2, 1]  # odd counts halved the rate
     """
     done = forks_with_torch.run(code, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout

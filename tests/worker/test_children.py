@@ -25,6 +25,8 @@ def test_a_process_that_has_the_gpu_open_is_refused(tmp_path, monkeypatch, grand
         monkeypatch.setattr(children, "GPU_FILE", re.compile(r"/nvidia\d+$"))
         with pytest.raises(CheatError, match="a process that the kernel started uses the GPU"):
             children.refuse_gpu_work()
+        assert child.pid in children.running()
+        children.refuse_gpu_work(besides=children.running())  # those that the baseline of a timing started
         child.communicate(b"\n")
     children.refuse_gpu_work()
 

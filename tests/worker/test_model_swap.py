@@ -61,6 +61,22 @@ def test_gradients_are_those_of_the_original(mlp):
     assert all(torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-7) for a, b in pairs)
 
 
+def test_the_kernel_is_called_directly_where_nobody_follows_the_call(mlp):
+    operator = model_swap.Operator(mlp / "kernel.py", mlp / "reference.py")
+    model, (op, calls) = decoder()[0], (operator.op, [])
+    operator.op = lambda *arguments: (calls.append(1), op(*arguments))[1]
+    state = [model_swap.find(model.layers[0].mlp, name) for name in operator.state]
+    arguments = [torch.randn(2, 3, 32), *state]
+    with torch.no_grad():
+        expected = operator.apply(*arguments)
+        assert not calls
+        with torch.utils.flop_counter.FlopCounterMode(display=False):
+            assert torch.equal(operator.apply(*arguments), expected) and len(calls) == 1
+        with torch._subclasses.FakeTensorMode() as fake:
+            assert operator.apply(*map(fake.from_tensor, arguments)).shape == expected.shape and len(calls) == 2
+    assert torch.equal(operator.apply(*arguments), expected) and len(calls) == 3  # autograd follows it
+
+
 def test_an_operator_that_writes_in_place_says_so(tmp_path):
     folder = folder_with_cut(tmp_path, "parts.py", "norm")
     operator = model_swap.Operator(folder / "kernel.py", folder / "reference.py", "test_writes")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ..device import processes
@@ -11,13 +11,17 @@ from .faults import CheatError
 GPU_FILE = re.compile(r"/dev/nvidia(-uvm|\d+)$")
 
 
-def refuse_gpu_work() -> None:
-    """CheatError when a process that this one started has the GPU open."""
+def refuse_gpu_work(besides: Collection[int] = ()) -> None:
+    """CheatError when a process that this one started has the GPU open, unless it is one of `besides`."""
+    if any(opens(process, GPU_FILE) for process in running() if process not in besides):
+        raise CheatError("a process that the kernel started uses the GPU; all work must be done in its own process")
+
+
+def running() -> set[int]:
+    """The processes that this one started, and those that they started."""
     if not processes.has_children():  # to look through all processes takes a while
-        return
-    for process in descendants(os.getpid()):
-        if opens(process, GPU_FILE):
-            raise CheatError("a process that the kernel started uses the GPU; all work must be done in its own process")
+        return set()
+    return set(descendants(os.getpid()))
 
 
 def descendants(process: int) -> Iterator[int]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,10 +134,11 @@ class Candidate:
         with self._tripwire.judging():
             tensor_trees.save(draws, Path(path))
 
-    def check_processes(self) -> None:
-        """Raises CheatError when a process that the kernel started uses the GPU."""
+    def check_processes(self, besides: Collection[int] = ()) -> None:
+        """Raises CheatError when a process that the kernel started uses the GPU. besides: processes that others
+        started."""
         with self._tripwire.judging():
-            children.refuse_gpu_work()
+            children.refuse_gpu_work(besides)
 
     def check(self) -> None:
         """Raises CheatError when the kernel touched or replaced something that it must not."""

@@ -19,6 +19,15 @@ SHAPES = [
 ]
 
 
+ALIGNED = 16  # Triton loads and stores whole vectors below a mask only where the count is a multiple of this
+
+
+def elements(size: int, width: int) -> int:
+    """How many elements of `width` bytes `stream` moves in place of `size` bytes: at least one."""
+    count = size // width
+    return max(1, count if count < ALIGNED else count // ALIGNED * ALIGNED)
+
+
 @triton.jit
 def move(source, target, read, written, BLOCK: tl.constexpr):  # noqa: N803
     """Each program reads every n-th block of the source and writes every n-th block of the target, in turn."""

@@ -139,8 +139,8 @@ def ceiling(context: Context, bytes_in: int, bytes_out: int, dtype: str, rep_ms:
 
     kind = tensor_trees.TORCH_DTYPES.get(dtype, torch.int32)
     width = torch.empty((), dtype=kind).element_size()
-    source = torch.ones(max(1, bytes_in // width), dtype=kind, device=context.device)
-    target = torch.empty(max(1, bytes_out // width), dtype=kind, device=context.device)
+    source = torch.ones(copy_kernel.elements(bytes_in, width), dtype=kind, device=context.device)
+    target = torch.empty(copy_kernel.elements(bytes_out, width), dtype=kind, device=context.device)
     measured, start = [], time.time()
     for shape in copy_kernel.SHAPES:
         rate = rates(lambda s=shape: copy_kernel.stream(source, target, **s), (bytes_in + bytes_out) / 1e9, rep_ms)

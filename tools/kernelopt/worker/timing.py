@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from .. import intervals
-from . import accuracy, persisting, problem, tensor_trees, tracing
+from . import accuracy, children, persisting, problem, tensor_trees, tracing
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
@@ -52,20 +52,23 @@ def measure(
 ) -> "TimingAnswer":
     """The raw times per workload. Input files per workload: of one problem, other contents."""
     candidate, loaded_baseline, times = None, None, {}
+    of_baseline: set[int] = set()  # processes, such as those in which torch.compile tries its variants
     sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
     for number, name in enumerate(sets):
         paired = PairedTiming(context, name, sets[name], f"{folder}/{number}")
         if baseline:
+            before = children.running()
             with blaming_baseline():
                 loaded_baseline = loaded_baseline or Candidate(context, baseline)
                 paired.load_baseline(loaded_baseline, alone=candidate is None)
+            of_baseline |= children.running() - before
         operators = registered_operators()
         candidate = candidate or Candidate(context, kernel)
         paired.load(candidate)
         if replaced := [key for key, operator in operators.items() if registered_operators().get(key) is not operator]:
             raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
         times[name] = paired.result(rounds, budget_s, warmup_ms, rep_ms, trace)
-        candidate.check_processes()
+        candidate.check_processes(of_baseline)
         candidate.check()
     return TimingAnswer(times)
 
