@@ -29,7 +29,9 @@ SPLITS = 2
 
 
 @triton.jit
-def attend(query, cache, table, lengths, parts, tops, sums, kv_heads, group, columns, ROWS: tl.constexpr, TILE: tl.constexpr):
+def attend(
+    query, cache, table, lengths, parts, tops, sums, kv_heads, group, columns, ROWS: tl.constexpr, TILE: tl.constexpr
+):
     request, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
     length = tl.load(lengths + request)
