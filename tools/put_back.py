@@ -28,7 +28,14 @@ def main() -> int:
     workspace = Workspace(args.workspace)
     kernel = putting_back.kernel_of(workspace, args.candidate)
     wanted = putting_back.Wanted(
-        args.model, args.at, args.training, args.generate, args.tolerance, args.budget_seconds, args.timeout
+        args.model,
+        args.at,
+        args.training,
+        args.generate,
+        args.tolerance,
+        args.budget_seconds,
+        args.compile_seconds,
+        args.timeout,
     )
     with Sandbox(args.device, workspace.cache, args.sandbox) as sandbox:
         cli.say(f"putting {kernel.version or 'kernel.py'} into {args.model} on {sandbox.device_name}")
@@ -59,6 +66,7 @@ def arguments():
     parser.add_argument(
         "--budget-seconds", type=cli.positive_float, default=20, metavar="S", help="to time each way (default 20)"
     )
+    cli.add_compile_seconds(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=1800, help="seconds (default 1800)")
     cli.add_device(parser)
     cli.add_sandbox(parser)
