@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Models with random weights, from the profiled step to the kernel put back, by the bundle's own tools on a GPU.
 
-python benchmarks/models.py [NAME ...] [--json FILE]: for each model find_kernels, cut_problem, a workspace, the gate with
-the kernel of benchmarks/models/kernels/, put_back. Writes FILE after each model, keeping other models in it. `--table
-FILE` prints the Markdown table from such a file. exit 1 when a kernel is refused or a model is wrong."""
+python benchmarks/models.py [NAME ...] [--json FILE]: for each model find_kernels, cut_problem, a workspace, the gate
+with the kernel of benchmarks/models/kernels/, put_back. Writes FILE after each step, keeping what else is in it.
+`--table FILE` prints Markdown tables from such a file. MODELS_SMALL=1 tries everything but the gate on small models,
+without a GPU. exit 1 when a kernel is refused or a model is wrong."""
 
 import argparse
 import datetime
@@ -26,8 +27,8 @@ LONGEST_S = 900  # of one command
 @dataclass(frozen=True)
 class Proof:
     """A model, and the kernel that goes into it. at: the modules that it replaces. group: pattern of the group that is
-    cut; whole: with submodules, where it has some. between: a chain of its operators, as cut_problem.py takes it. tokens: how
-    many greedy ones are compared."""
+    cut; whole: with submodules, where it has some. between: a chain of its operators, as cut_problem.py takes it.
+    tokens: how many greedy ones are compared."""
 
     model: str
     kernel: str
@@ -38,6 +39,7 @@ class Proof:
     tokens: int = 0
 
 
+WAYS = ("eager", "compiled", "tuned", "graph", "compiled_graph")
 STAGE = f"stages.{1 if SMALL else 2}.*.depthwise"
 PROOFS = {
     "decode": Proof(
@@ -57,7 +59,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/kernelopt_models"), help="of profiles and workspaces")
     parser.add_argument("--budget-seconds", default="10", help="of each way of running (default 10)")
     parser.add_argument("--compile-seconds", default="300", help="of each way of running (default 300)")
-    parser.add_argument("--ways", nargs="*", default=["compiled", "tuned", "graph"], help="of find_kernels.py")
+    parser.add_argument("--ways", nargs="*", default=WAYS[1:], help="of find_kernels.py")
     parser.add_argument("--steps", nargs="*", default=list(STEPS), choices=STEPS, help="default: all, in this order")
     args = parser.parse_args()
     if args.table:
@@ -199,7 +201,7 @@ def run(command: list[str], allowed: int = 0) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LONGEST_S)
     if "--json" not in command:
         print(done.stdout, file=sys.stderr, flush=True)
-    if done.returncode > allowed:
+    if done.returncode > allowed or (allowed and not done.stdout):
         raise StepFailed(f"{Path(command[1]).name}: exit {done.returncode}: {done.stdout[-2000:]}")
     return done.stdout
 
@@ -215,8 +217,74 @@ def rows(path: Path | None) -> dict:
     return json.loads(path.read_text()) if path and path.exists() else {}
 
 
-def table(rows: dict) -> str:
-    return json.dumps(rows)[:200]
+STEP_HEAD = ("model", "eager", "GPU waits", "compile", "max-autotune", "CUDA graph", "compile in a graph")
+GAIN_HEAD = ("model", "kernel in place of", "module alone", "eager", "compile", "CUDA graph", "compile in a graph")
+
+
+def table(measured: dict) -> str:
+    """Two Markdown tables, of the steps as they were profiled and of those with a kernel, and the advice."""
+    steps = [step_row(name, row["find"]) for name, row in measured.items() if "find" in row]
+    gains = [gain_row(name, row["put_back"]) for name, row in measured.items() if "put_back" in row]
+    advice = [advised(name, row["find"]["advice"]) for name, row in measured.items() if "find" in row]
+    return "\n\n".join([markdown(STEP_HEAD, steps), markdown((*GAIN_HEAD, "at best"), gains), *advice])
+
+
+def advised(name: str, advice: list[str]) -> str:
+    lines = [f"{number}. {sentence}" for number, sentence in enumerate(advice, start=1)]
+    return "\n".join([f"{name}:", "", *lines])
+
+
+def markdown(head: tuple[str, ...], cells: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *cells))
+
+
+def step_row(name: str, step: dict) -> tuple[str, ...]:
+    ways = {way["name"]: way for way in step["ways"]}
+    times = [way_cell(ways.get(way)) for way in WAYS[1:]]
+    return name, ms(step["step_us"]), f"{step['idle_pct']:.0f} %", *times
+
+
+def way_cell(way: dict | None) -> str:
+    if way is None:
+        return "-"
+    return way["failed"] or f"{ms(way['us'])}, {way['speedup']:.2f}x"
+
+
+def gain_row(name: str, result: dict) -> tuple[str, ...]:
+    ways = {way["name"]: way for way in result["ways"]}
+    cells = [gain_cell(ways.get(way), result["promise"]) for way in WAYS if way != "tuned"]
+    return name, f"`{result['at']}`", f"{result['alone']['speedup']:.2f}x", *cells, at_best(result)
+
+
+def gain_cell(way: dict | None, promise: dict | None) -> str:
+    """Before, after, speed-up; and the promised share of that step beside what came of it."""
+    if way is None or way["failed"]:
+        return way["failed"] if way else "-"
+    text = f"{ms(way['before_us'])} to {ms(way['after_us'])}, {way['speedup']:.2f}x {way['verdict']}"
+    most = most_pct(way, promise) if promise else None
+    came = 100 * (1 - 1 / way["speedup"])
+    return text if most is None else f"{text}; promised at most {most:.1f} %, came {came:.1f} %"
+
+
+def most_pct(way: dict, promise: dict) -> float | None:
+    """The promised share of a way's step; of the eager one alone where the time was not kept."""
+    if promise["saved_us"] is not None:
+        return 100 * promise["saved_us"] / way["before_us"]
+    return promise["at_most_pct"] if way["name"] == "eager" else None
+
+
+def at_best(result: dict) -> str:
+    """The fastest step without the kernel and with it."""
+    timed = [way for way in result["ways"] if way["verdict"]]
+    if not timed:
+        return "-"
+    before, after = (min(timed, key=lambda way, side=side: way[side]) for side in ("before_us", "after_us"))
+    ratio = before["before_us"] / after["after_us"]
+    return f"{ms(before['before_us'])} ({before['name']}) to {ms(after['after_us'])} ({after['name']}), {ratio:.2f}x"
+
+
+def ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.2f} ms"
 
 
 if __name__ == "__main__":

@@ -280,3 +280,24 @@ def test_a_step_is_profiled_kept_and_read_again(tmp_path, run_here):
     (tmp_path / "other.json.gz").write_bytes(b"x")
     assert run_here("find_kernels.py", "--recorded", tmp_path / "other.json.gz").returncode == 2
     assert run_here("find_kernels.py").returncode == 2
+
+
+def on_h200(name: str) -> StepReport:
+    return finding.report(finding.Recording.load(FIXTURES / "model_step" / f"h200_{name}.json.gz"), "recorded")
+
+
+def test_a_norm_that_did_not_pay_on_a_gpu_is_no_advice():
+    """docs/model-results.md: in place of group 6 of this step a kernel made the compiled model slower."""
+    report = on_h200("prefill")
+    assert (report.kernels, round(report.idle_pct)) == (203, 61)
+    assert report.group(6).name == "layers.*.before (Norm)" and round(report.saved_pct(report.group(6)), 1) == 3.5
+    said = advice(report)
+    assert "torch.compile already fuses" in said[2] and "group 6, layers.*.before (Norm)" in said[2]
+    assert said[3].startswith("this is worth a kernel: group 1, layers.*.attention (Attention), at most 24 % of the")
+
+
+def test_attention_over_a_cache_is_worth_a_kernel_beside_a_graph():
+    said = advice(on_h200("decode"))
+    assert said[0] == "first a CUDA graph of the eager step: 4.60x (torch.compile by default gives 2.51x)"
+    assert "group 1, layers.*.attention (Attention)" in said[-1]
+    assert "at most 55 and 6 % of the step with a CUDA graph" in said[-1]

@@ -171,6 +171,7 @@ def test_a_result_is_read_again_and_a_broken_one_is_a_gap_of_the_report(ready):
     page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout
     row = "| eager | 1.001 ms | 0.901 ms | 1.111x (1.111 to 1.111) | FASTER | 3, then 2 |"
     assert row in page and "2.000x, so a step 1.111x as fast" in page
+    assert "1.001 ms (eager) without the kernel, 0.901 ms (eager) with it: 1.111x, so it pays" in page
     path = put_backs.folder_of(ready) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "ways": 3}))
     page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout
