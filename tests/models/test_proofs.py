@@ -39,11 +39,11 @@ def test_the_kernels_of_a_norm_a_scan_and_a_convolution_are_right():
         x = torch.randn(2, 3, decoder.WIDTH)
         close(kernel("norm", norm)(x), norm(x))
         scan = mamba.Scan().bfloat16()
-        u, delta = torch.randn(2, 2, 5, mamba.INNER).bfloat16().unbind(0)
-        b, c = torch.randn(2, 5, 2 * mamba.STATES).bfloat16().chunk(2, -1)
+        u, delta = torch.randn(2, 2, 3, mamba.INNER).bfloat16().unbind(0)
+        b, c = torch.randn(2, 3, 2 * mamba.STATES).bfloat16().chunk(2, -1)
         close(kernel("scan", scan)(u, delta.abs(), b, c), scan(u, delta.abs(), b, c))
         convolution = convnext.Block(16).bfloat16().depthwise
-        x = torch.randn(1, 5, 9, 16).bfloat16().permute(0, 3, 1, 2)
+        x = torch.randn(1, 3, 5, 16).bfloat16().permute(0, 3, 1, 2)
         close(kernel("depthwise", convolution)(x), convolution(x))
     """)
 
@@ -53,7 +53,7 @@ def test_attention_over_the_cache_is_right_and_writes_to_it():
     import decoder
     with torch.no_grad():
         attention = decoder.Attention(cached=True)
-        for position in (0, 37, decoder.LONGEST - 1):
+        for position in (0, 101):
             x, at = torch.randn(decoder.REQUESTS, 1, decoder.WIDTH), torch.tensor([position])
             cos, sin = torch.rand(2, 1, decoder.HEAD // 2).unbind(0)
             mask = torch.arange(decoder.LONGEST)[None] <= at[:, None]

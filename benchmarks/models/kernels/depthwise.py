@@ -1,5 +1,5 @@
-"""Depthwise convolution, 7x7, channels last. A program makes ROWS x COLUMNS outputs of some channels: each input row is
-read once for all output rows that need it."""
+"""Depthwise convolution, 7x7, channels last. A program makes two rows of some columns and channels: what it reads of an
+input row serves both."""
 
 import torch
 import torch.nn as nn
@@ -7,45 +7,43 @@ import triton
 import triton.language as tl
 
 SHAPES = {"weight": (512, 1, 7, 7), "bias": (512,)}
-ROWS, CHANNELS, WARPS = 4, 64, 4
+CHANNELS, WARPS = 64, 4
 
 
 @triton.jit
 def depthwise(
     x, weight, bias, out, height, width, channels, row_tiles, column_tiles,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     tile, channel = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    top = tile // column_tiles % row_tiles * ROWS
-    left = tile % column_tiles * COLUMNS
+    top = tile // column_tiles % row_tiles * 2
+    column = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
     image = (tile // (column_tiles * row_tiles)).to(tl.int64) * height * width
-    row, column = tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
     known = channel < channels
-    sums = tl.zeros([ROWS, COLUMNS, CHANNELS], tl.float32)
-    sums += tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None, None]
-    for above in range(ROWS + 6):
-        at_row = top + above - 3 + tl.zeros_like(column)
-        tap_row = above - row  # of each output row
-        used = (tap_row >= 0) & (tap_row < 7)
+    start = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)[None]
+    first = tl.zeros([COLUMNS, CHANNELS], tl.float32) + start
+    second = tl.zeros([COLUMNS, CHANNELS], tl.float32) + start
+    for above in range(8):
+        row = top + above - 3 + tl.zeros_like(column)
         for tap in tl.static_range(7):
-            at_column = column + tap - 3
-            inside = (at_row >= 0) & (at_row < height) & (at_column >= 0) & (at_column < width)
-            place = image + at_row * width + at_column
+            at = column + tap - 3
+            inside = (row >= 0) & (row < height) & (at >= 0) & (at < width)
+            place = image + row * width + at
             pixels = tl.load(
                 x + place[:, None] * channels + channel[None], mask=inside[:, None] & known[None], other=0.0
-            )
-            taps = tl.load(
-                weight + (tap_row[:, None] * 7 + tap) * channels + channel[None],
-                mask=used[:, None] & known[None],
-                other=0.0,
-            )
-            sums += pixels.to(tl.float32)[None] * taps.to(tl.float32)[:, None]
-    place = image + (top + row)[:, None] * width + column[None]
-    inside = ((top + row) < height)[:, None] & (column < width)[None]
+            ).to(tl.float32)
+            spot = weight + (above * 7 + tap) * channels + channel
+            taps = tl.load(spot, mask=known & (channel < channels * (7 - above)), other=0.0)  # none of an eighth row
+            first += pixels * taps.to(tl.float32)[None]
+            taps = tl.load(spot - 7 * channels, mask=known & (channel < channels * above), other=0.0)
+            second += pixels * taps.to(tl.float32)[None]
+    inside = (column < width)[:, None] & known[None]
+    place = out + (image + top * width + column)[:, None] * channels + channel[None]
+    tl.store(place, first.to(out.dtype.element_ty), mask=inside)
     tl.store(
-        out + place[:, :, None] * channels + channel[None, None],
-        sums.to(out.dtype.element_ty),
-        mask=inside[:, :, None] & known[None, None],
+        place + width * channels,
+        second.to(out.dtype.element_ty),
+        mask=inside & (top + 1 + tl.zeros_like(column) < height)[:, None],
     )
 
 
@@ -67,11 +65,10 @@ class ModelNew(nn.Module):
         images, channels, height, width = x.shape
         x = x.contiguous(memory_format=torch.channels_last)
         out = torch.empty_like(x)
-        columns = 8 if width % 16 > 8 or width <= 8 else 16
-        columns = 16 if width > 64 else columns
-        tiles = triton.cdiv(height, ROWS), triton.cdiv(width, columns)
+        columns = 16 if width > 8 else 8
+        tiles = triton.cdiv(height, 2), triton.cdiv(width, columns)
         depthwise[(images * tiles[0] * tiles[1], triton.cdiv(channels, CHANNELS))](
             x, self.taps(), self.bias, out, height, width, channels, *tiles,
-            ROWS=ROWS, COLUMNS=columns, CHANNELS=CHANNELS, num_warps=WARPS,
+            COLUMNS=columns, CHANNELS=CHANNELS, num_warps=WARPS,
         )  # fmt: skip
         return out
