@@ -17,7 +17,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import ToolError
-from kernelopt.hardware import roofline
+from kernelopt.hardware import roofline, wiki
+from kernelopt.hardware.work import Work
 from kernelopt.measure import baselines, card_rates, pairing, timing, verify
 from kernelopt.session import platforms
 from kernelopt.session.record_store import RecordStore
@@ -39,57 +40,76 @@ def main() -> int:
         rows = [row for file in args.table for row in json.loads(file.read_text())]
     else:
         names = args.name or sorted(path.parent.name for path in EXAMPLES.glob("*/git-log.txt"))
-        rows = [measured(name) for name in names]
+        rows = [row for name in names for row in measured(name)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
     return int(any(row["status"] != "OK" for row in rows))
 
 
-def measured(name: str) -> dict:
-    """One example: {name, status, shapes, ours_us, the fields of roofline.Utilization, against: {opponent: {verdict,
-    speedup, us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling}.
+def measured(name: str) -> list[dict]:
+    """One example, a row a workload: {name, status, shapes, ours_us, the fields of roofline.Utilization, against:
+    {opponent: {verdict, speedup, us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling}.
 
-    minutes: from the first verdict to the last, profiles included, exploration not. ceiling: GB/s of a kernel that only
-    moves as many bytes in and out.
+    name: "gemm", or "gemm/tall" for a workload that is not the default. minutes: from the first verdict to the last,
+    profiles included, exploration not. ceiling: GB/s of a kernel that only moves as many bytes in and out.
     """
     print(f"{name} …", file=sys.stderr, flush=True)
     workspace = Workspace(EXAMPLES / name)
     task = workspace.task()
     target = of_workspace(workspace, task)
+    records = RecordStore(workspace).records(masked=True)
     with Sandbox("cuda") as sandbox:
         verdict = verify.verify(sandbox, target)
-        row = {"name": name, "status": verdict.status, "summary": verdict.summary, "device": sandbox.device_name}
-        row |= {"shapes": task.shapes["default"], "dtype": task.dtype, "against": {}}
-        records = RecordStore(workspace).records(masked=True)
-        row |= {"rounds": len(records) - 1, "minutes": minutes(records[0].timestamp, records[-1].timestamp)}
+        about = {"status": verdict.status, "summary": verdict.summary, "device": sandbox.device_name}
+        about |= {"dtype": task.dtype, "rounds": len(records) - 1}
+        about |= {"minutes": minutes(records[0].timestamp, records[-1].timestamp)}
+        rows = {
+            workload: {"name": name if workload == "default" else f"{name}/{workload}", "shapes": shapes, **about}
+            for workload, shapes in task.shapes.items()
+        }
         if verdict.status != "OK":
-            return row
-        cases = timing.inputs(sandbox, target.reference, task.dtype, ["default"], 600)
+            return [rows["default"]]
+        cases = timing.inputs(sandbox, target.reference, task.dtype, list(rows), 600)
         for opponent, path in files(workspace, sandbox.scratch).items():
-            try:
-                timed = timing.measure(sandbox, target.kernel, path, cases, timeout_s=600)["default"]
-            except ToolError as error:
-                row["against"][opponent] = {"error": str(error)}
-                continue
-            row |= {key: timed.timing.to_json()[key] for key in ("latency_us", "gpu_us", "gpu_state")}
-            theirs = statistics.median(time for run in timed.runs for pair in run.b_us for time in pair)
-            row["against"][opponent] = {**pairing.compare(timed.runs).to_json(), "us": theirs}
-    work = task.work["default"]
-    roof = roofline.roof_for(platforms.of_task(workspace, task), work)
-    row["ours_us"] = ours_us(row["against"]["eager"])
+            time_against(sandbox, target.kernel, opponent, path, cases, rows)
+    for workload, row in rows.items():
+        add_rates(row, platforms.of_task(workspace, task), task.work[workload])
+    return list(rows.values())
+
+
+def time_against(sandbox: Sandbox, kernel: Path, opponent: str, path: Path, cases: dict, rows: dict[str, dict]) -> None:
+    """Adds to the row of each workload what came of timing the kernel in turn with an opponent."""
+    try:
+        timed = timing.measure(sandbox, kernel, path, cases, timeout_s=600)
+    except ToolError as error:
+        for row in rows.values():
+            row.setdefault("against", {})[opponent] = {"error": str(error)}
+        return
+    for workload, row in rows.items():
+        of_workload = timed[workload]
+        row |= {key: of_workload.timing.to_json()[key] for key in ("latency_us", "gpu_us", "gpu_state")}
+        theirs = statistics.median(time for run in of_workload.runs for pair in run.b_us for time in pair)
+        compared = {**pairing.compare(of_workload.runs).to_json(), "us": theirs}
+        row.setdefault("against", {})[opponent] = compared
+
+
+def add_rates(row: dict, page: wiki.Page, work: Work) -> None:
+    """Adds our time, the rates at it and the floor; where memory bounds, the rate of a kernel that only moves bytes."""
+    row["ours_us"] = ours_us(row["against"])
+    roof = roofline.roof_for(page, work)
     row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof).to_json()
     if row["bound"] == "memory":
         mix = {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
         _, ceiling = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)
         row["ceiling"] = ceiling.best.to_json()
-    return row
 
 
-def ours_us(eager: dict) -> float:
-    """Our time in the pairs with PyTorch: its median over the ratio. do_bench, which calls one kernel only, heats the
-    card more or less than two in turn do, so its median fits no ratio."""
-    return eager["us"] / eager["speedup"]["point"]
+def ours_us(against: dict[str, dict]) -> float:
+    """Our time in the pairs with PyTorch, or with the first opponent that ran: its median over the ratio. do_bench,
+    which calls one kernel only, heats the card more or less than two in turn do, so its median fits no ratio."""
+    first = next(result for result in against.values() if "us" in result)
+    return first["us"] / first["speedup"]["point"]
 
 
 def minutes(first: str, last: str) -> float:

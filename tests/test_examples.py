@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,17 @@ def test_the_table_of_results_is_what_was_measured():
     assert printed.stdout.strip() in page
     unmeasured = {folder.name for folder in EXAMPLES if folder.name != "h200"} - {row["name"] for row in rows}
     assert all(f"`{name}`" in page.split("**Not measured**")[1].split("\n\n")[0] for name in unmeasured)
+
+
+def test_the_picture_shows_the_results():
+    drawn = runpy.run_path(str(BUNDLE / "benchmarks" / "results_picture.py"))
+    rows = [row for row in json.loads(RESULTS.read_text()) if row["status"] == "OK"]
+    shares = [drawn["shares"](row) for row in rows]
+    assert drawn["picture"](shares) == (BUNDLE / "docs" / "results.svg").read_text()
+    for row, share in zip(rows, shares, strict=True):
+        assert share.of_kind["ours"] == pytest.approx(row["floor_share_pct"])
+        compiled = row["against"]["torch.compile"]["speedup"]["point"]
+        assert share.of_kind["compiled"] >= share.of_kind["ours"] / compiled * 0.9999
 
 
 def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_too(tmp_path):

@@ -16,4 +16,8 @@ def get_inputs(*, batch=4, groups=4, channels=8, length=64):
     return [torch.randn(batch, count, length), groups, torch.randn(count), torch.randn(count), 1e-5]
 
 
+def get_workloads():
+    return {"wide": {"batch": 2, "groups": 8, "channels": 16, "length": 4096}}
+
+
 LAYOUTS = "contiguous"

@@ -153,6 +153,25 @@ def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
             cut(tmp_path, "norm", between)
 
 
+def test_operators_that_could_drop_numbers_and_drop_none_are_not_random(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.cells, self.drop = nn.LSTM(4, 4, batch_first=True), nn.Dropout(0.5)\n"
+        "    def forward(self, x):\n        y = self.drop(self.cells(x[None])[0])\n"
+        "        return nn.functional.scaled_dot_product_attention(y, y, y)\n"
+        "def load(): return nn.Sequential(Own())\n"
+    )
+    assert cut(tmp_path, "0", model=write_model(tmp_path, text + ONE_INPUT)).proofs[0].equal
+    with pytest.raises(NotCut, match="draws random numbers"):
+        cut(tmp_path, "0", model=write_drawing(tmp_path, text))
+
+
+def write_drawing(folder: Path, text: str) -> str:
+    (folder / "drawing").mkdir()
+    drawing = text.replace("y, y, y)", "y, y, y, dropout_p=0.5)") + ONE_INPUT
+    return write_model(folder / "drawing", drawing)
+
+
 def write_model(folder: Path, text: str) -> str:
     (folder / "model.py").write_text("import torch, torch.nn as nn\n" + text)
     return str(folder / "model.py")
@@ -184,16 +203,35 @@ def test_a_model_that_remembers_proves_nothing(tmp_path):
 ONE_INPUT = "def inputs(): return [torch.randn(4, 4)]\ndef workloads(): return {}\n"
 
 
-def test_a_large_constant_or_a_class_of_the_users_own_is_named(tmp_path):
+OWN_CLASSES = {
+    "dataclass": "import dataclasses\n@dataclasses.dataclass\nclass Out: x: torch.Tensor\n",
+    "dict": "class Out(dict):\n    def __init__(self, x): super().__init__(x=x); self.x = x\n",
+}
+
+
+@pytest.mark.parametrize("kind", OWN_CLASSES)
+def test_results_in_a_class_of_the_users_own_are_refused(tmp_path, kind):
     text = (
-        "import dataclasses\n@dataclasses.dataclass\nclass Out: x: torch.Tensor\n"
-        "class Own(nn.Module):\n    def forward(self, x): return Out(x * 2)\n"
+        f"{OWN_CLASSES[kind]}class Own(nn.Module):\n    def forward(self, x): return Out(x * 2)\n"
         "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
         "    def forward(self, x): return self.own(x).x\n"
         "def load(): return Top()\n"
     )
     with pytest.raises(NotCut, match="returns an object of class Out"):
         cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+
+
+def test_arguments_stay_positional_or_keywords(tmp_path):
+    """A wrapper that looks at its keywords would get one twice."""
+    text = (
+        "class Own(nn.Module):\n"
+        "    def forward(self, *args, scale=None, **rest): return args[0] * args[1] * scale + rest['more']\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x): return self.own(x, x + 1, scale=x + 2, more=x + 3)\n"
+        "def load(): return Top()\n"
+    )
+    report = cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+    assert [name for name, *_ in report.inputs] == ["args_0", "args_1", "scale", "rest_more"]
 
 
 def test_real_inputs_become_workloads_that_are_never_quite_the_same(tmp_path):

@@ -366,20 +366,15 @@ def signature_text(signature: inspect.Signature) -> str:
 
 
 def returned_text(returned: object, names: list[str]) -> str:
-    """How the module returns its tensors. NotCut for classes of the user's own."""
+    """How the module returns its tensors."""
     if isinstance(returned, Place):
         return names[returned.number]
-    if type(returned) in (tuple, list):
+    if isinstance(returned, tuple | list):
         items = [returned_text(one, names) for one in returned]
-        return tupled(items) if type(returned) is tuple else f"[{', '.join(items)}]"
-    if type(returned) is dict:
+        return tupled(items) if isinstance(returned, tuple) else f"[{', '.join(items)}]"
+    if isinstance(returned, dict):
         return "{" + ", ".join(f"{key!r}: {returned_text(one, names)}" for key, one in returned.items()) + "}"
-    if returned is None or isinstance(returned, bool | int | float | str):
-        return repr(returned)
-    raise NotCut(
-        f"the module returns an object of class {type(returned).__name__}, and no tensors in lists, tuples and dicts; "
-        "cut a module inside this one"
-    )
+    return repr(returned)
 
 
 def reference_text(title: str, about: dict, mutated: list[str], parts: list[str]) -> str:

@@ -117,6 +117,8 @@ class TakenApart:
         self.module = module
         self.signature = inspect.signature(module.forward)
         self._bound = self.signature.bind(*arguments.args, **arguments.kwargs)
+        self._given = list(self._bound.arguments)
+        self._by_position = list(self.signature.bind_partial(*arguments.args).arguments)
         self._bound.apply_defaults()
         self.leaves: list[Leaf] = []
         self.conditions: list[str] = []
@@ -125,14 +127,21 @@ class TakenApart:
             self._take(name, value)
 
     def rebuilt(self, tensors: list) -> Arguments:
-        """The same arguments with other tensors."""
+        """The same arguments with other tensors, each by position or by keyword as it was."""
         given = iter(tensors)
-        values = {
-            name: tensor_trees.map_tensors(value, lambda _: next(given))
-            for name, value in self._bound.arguments.items()
-        }
-        bound = inspect.BoundArguments(self.signature, values)
-        return Arguments(bound.args, bound.kwargs)
+        args, kwargs = [], {}
+        for name, value in self._bound.arguments.items():
+            made = tensor_trees.map_tensors(value, lambda _: next(given))
+            kind = self.signature.parameters[name].kind
+            if kind == inspect.Parameter.VAR_POSITIONAL:
+                args += made
+            elif kind == inspect.Parameter.VAR_KEYWORD:
+                kwargs |= made
+            elif name in self._by_position:
+                args.append(made)
+            elif name in self._given:
+                kwargs[name] = made
+        return Arguments(tuple(args), kwargs)
 
     def _take(self, path: str, value) -> None:
         """Note what is in a value, in the order of tensor_trees.map_tensors."""

@@ -15,8 +15,8 @@ from .model_calls import Place, RecordedCall, TakenApart
 
 NO_OPERATORS = ("_assert", "sym_constrain", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 SCOPES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # how many arguments come before the part inside
-RANDOM_UNLESS = {"dropout": (2, False), "feature_dropout": (2, False), "alpha_dropout": (2, False)}
-NO_DROPOUT_IN = "scaled_dot_product_attention"
+SHARES = ("p", "dropout_p", "dropout")  # names of an operator's share of dropped numbers
+MODES = ("train", "training")  # names of what switches dropping on
 WHOLE = 2**63 - 1  # the end of a slice that has none
 
 
@@ -56,6 +56,7 @@ class Flat(torch.nn.Module):
     def forward(self, *tensors):
         arguments = self._taken.rebuilt(list(tensors))
         outputs = self.original(*arguments.args, **arguments.kwargs)
+        refuse_own_classes(outputs)
         leaves: list[torch.Tensor] = []
 
         def note(tensor: torch.Tensor) -> Place:
@@ -64,6 +65,19 @@ class Flat(torch.nn.Module):
 
         self._taken.returned = tensor_trees.map_tensors(outputs, note)
         return tuple(leaves)
+
+
+def refuse_own_classes(outputs) -> None:
+    """NotCut for results that the text of a cut could not put together again."""
+    if isinstance(outputs, torch.Tensor | bool | int | float | str | None):
+        return
+    if type(outputs) not in (tuple, list, dict):
+        raise NotCut(
+            f"the module returns an object of class {type(outputs).__name__}, and no tensors in lists, tuples and "
+            "dicts; cut a module inside this one"
+        )
+    for one in outputs.values() if isinstance(outputs, dict) else outputs:
+        refuse_own_classes(one)
 
 
 def traced(module: torch.nn.Module, call: RecordedCall, any_size: bool) -> tuple[Graph, TakenApart]:
@@ -183,13 +197,13 @@ def refuse_foreign(node: fx.Node) -> None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Does an operator that may draw random numbers draw any?"""
-    name = node.target._schema.name.removeprefix("aten::")
-    given = {argument.name: value for argument, value in arguments(node)}
-    if name == NO_DROPOUT_IN:
-        return bool(given.get("dropout_p"))
-    at, value = RANDOM_UNLESS.get(name, (0, None))
-    return not (name in RANDOM_UNLESS and node.args[at] is value)
+    """Does an operator that may draw random numbers draw any? One that drops numbers draws none where it drops none."""
+    given = {one.name: one.default_value for one in node.target._schema.arguments}
+    given |= {argument.name: value for argument, value in arguments(node)}
+    if any(given.get(name) is False for name in MODES):
+        return False
+    share = next((given[name] for name in SHARES if name in given), None)
+    return share != 0
 
 
 def arguments(node: fx.Node) -> list[tuple]:
