@@ -217,6 +217,13 @@ def test_compile_comes_first_and_what_it_fuses_is_no_reason_for_a_kernel():
     ]
 
 
+def test_a_loop_of_many_operators_is_worth_a_kernel_beside_compile():
+    scan = made_group(1, "layers.*.scan", 110.0, "mul")
+    many = replace(scan, operators=(replace(scan.operators[0], calls=4 * 256),))
+    assert "already fuses" in advice(made_report([scan], {"compiled": 1.5}))[1]
+    assert "worth a kernel: group 1, layers.*.scan" in advice(made_report([many], {"compiled": 1.5}))[1]
+
+
 def test_where_compile_is_enough_no_kernel_is_written():
     said = advice(made_report([TINY], {"compiled": 1.5, "graph": 1.1}))
     assert said[0] == "first torch.compile: 1.50x"

@@ -157,6 +157,15 @@ def test_a_kernel_that_is_faster_only_in_a_slower_way_of_running_does_not_pay(cu
     assert putting_back.is_good(result(ways=ways(compiled=(1396.0, 1858.0), graph=(1555.0, 1327.0))))
 
 
+def test_a_kernel_that_breaks_a_way_of_running_does_not_pay_yet(cut_out):
+    broken = putting_back.way_of("compiled", {**timed(1, 1), "failed": "the model with the kernel fails: no"})
+    beside = result(ways=(*ways(eager=(1000.0, 900.0)), broken))
+    assert not putting_back.is_good(beside)
+    assert "it does not pay as it is: compiled works without the kernel alone; mend that first" in list(
+        putting_back.lines(beside, cut_out)
+    )
+
+
 def test_the_exit_code_is_1_unless_some_way_of_running_is_faster():
     assert putting_back.is_good(result())
     slower = (putting_back.way_of("eager", timed(900.0, 1000.0)),)

@@ -35,20 +35,6 @@ MUTATING = {  # forward, inputs, MUTATES -> bytes read, bytes written
         3 * 8 * 4,
     ),
     "two writes to one slot": ("a[c * 0] = b[:1].expand(5, 8)", CACHE, "('a',)", 8 * 4 + SLOTS, 8 * 4),
-    "a row of a cache that is read afterwards": (
-        "a.index_copy_(0, c, b)\n        return a.sum(0)",
-        CACHE,
-        "('a',)",
-        ROWS + SLOTS + (1000 - 5) * 8 * 4,
-        ROWS + 8 * 4,
-    ),
-    "a slice of a cache that is read afterwards": (
-        "a[:5] = b\n        return a.sum(0)",
-        CACHE,
-        "('a',)",
-        ROWS + (1000 - 5) * 8 * 4,
-        ROWS + 8 * 4,
-    ),
     "a sum in place": ("a.add_(b)\n        return a * a.mean()", "[f32(6, 8), f32(6, 8), 1]", "(0,)", 2 * 192, 2 * 192),
     "a result that lies in the input": ("return a.mul_(2)", "[f32(6, 8), 1, 1]", "(0,)", 192, 192),
     "an output that the task allocates": (

@@ -60,7 +60,7 @@ def kernels(report: StepReport) -> Iterator[str]:
     best, fuses = gaining(report), any(way.is_faster and way.name in COMPILING for way in report.ways)
     step_us = best.us if best else report.step_us
     worth = apart([group for group in report.groups if (report.saved_pct(group, step_us) or 0) >= WORTH_PCT])
-    fused = [group for group in worth if fuses and not group.has_product]
+    fused = [group for group in worth if fuses and group.is_fusable]
     own = [group for group in worth if group not in fused]
     if fused:
         yield (

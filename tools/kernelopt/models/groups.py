@@ -73,8 +73,12 @@ class Group:
     saved_us: float | None
 
     @property
-    def has_product(self) -> bool:
-        return any(PRODUCT.search(one.operator) for one in self.operators)
+    def is_fusable(self) -> bool:
+        """Would torch.compile make few kernels of each call? Not of products, nor of a loop with many operators."""
+        calls = sum(one.calls for one in self.operators)
+        return calls <= MOST_OPERATORS * len(self.paths) and not any(
+            PRODUCT.search(one.operator) for one in self.operators
+        )
 
     @property
     def name(self) -> str:

@@ -202,14 +202,15 @@ def verdict_lines(result: PutBack) -> Iterator[str]:
     compiled = result.way("compiled")
     if compiled and compiled.verdict == Speed.SLOWER:
         yield (
-            "torch.compile fuses these operators with their neighbours, and cannot look into a kernel: the compiled "
-            "model is better off without it"
+            "torch.compile fuses these operators with their neighbours and spares the host their calls; it can do "
+            "neither with a kernel, so the compiled model is better off without it"
         )
     before, after = result.best_before, result.best_after
     without = f"a step takes at best {ms(before.before_us)} without the kernel ({before.name})"
     text = f"{without}, {ms(after.after_us)} with it ({after.name}): {before.before_us / after.after_us:.3f}x"
-    yield (
-        f"it pays: {text}"
-        if result.pays
-        else f"it does not pay: {text}; leave the model as it was, and run it that way"
-    )
+    if result.pays:
+        yield f"it pays: {text}"
+    elif result.broken:
+        yield f"it does not pay as it is: {result.broken[0].name} works without the kernel alone; mend that first"
+    else:
+        yield f"it does not pay: {text}; leave the model as it was, and run it that way"

@@ -9,6 +9,7 @@ from ..statuses import Speed
 from .workspace import Workspace
 
 FOLDER = "put_back"
+BROKEN = "the model with the kernel fails"  # how worker.model_steps begins to say so
 EAGER, ALONE = "eager", "the module alone"
 
 
@@ -98,9 +99,14 @@ class PutBack:
 
     @property
     def pays(self) -> bool:
-        """Is the fastest step with the kernel faster than the fastest without it?"""
+        """Is the fastest step with the kernel faster than the fastest without it, and are all ways of running left?"""
         best = self.best_after
-        return best.verdict == Speed.FASTER and best.after_us < self.best_before.before_us
+        return best.verdict == Speed.FASTER and best.after_us < self.best_before.before_us and not self.broken
+
+    @property
+    def broken(self) -> tuple[Way, ...]:
+        """The ways of running that only work without the kernel."""
+        return tuple(way for way in self.ways if way.failed and way.failed.startswith(BROKEN))
 
     def expected(self) -> float | None:
         """The speed-up of the eager step that follows from the part's share and the kernel's own speed-up; None where

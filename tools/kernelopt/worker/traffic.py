@@ -4,13 +4,11 @@ A number here may be too low, never too high: a time below it is called impossib
 
 - an input or parameter counts as read where an operation takes its elements; where an operation only picks some
   (`cache[pages]`), those count;
-- what the call itself wrote before does not count as read, since a kernel may still hold it: of a cache that one row
-  is written to, the other rows count;
+- what the call itself wrote before does not count as read, since a kernel may still hold it;
 - an input that the task declares with MUTATES counts as written where its elements differ after the call.
 """
 
 import math
-from collections import defaultdict
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -45,7 +43,7 @@ class Reads(TorchDispatchMode):
         for tensor in tensors:
             self._whole[place(tensor)] = max(spanned_bytes(tensor), self._whole.get(place(tensor), 0))
         self._parts: dict[int, dict[tuple, int]] = {at: {} for at in self._whole}  # bytes, by view or by operation
-        self._written: dict[int, int] = defaultdict(int)  # bytes at most, by storage
+        self._written: set[int] = set()
 
     def bytes_read(self) -> int:
         """Bytes of the parts; together no more than each tensor has."""
@@ -63,7 +61,7 @@ class Reads(TorchDispatchMode):
                 if not picks and not (writes and (argument.is_out or operation in WRITING)):
                     self._read(value)
                 if writes:
-                    self._write(operation, value, args)
+                    self._written |= {place(tensor) for tensor in tensor_trees.input_tensors([value])}
         result = function(*args, **kwargs)
         if operation in PICKING:
             self._picked(args[0], result.numel())
@@ -78,15 +76,10 @@ class Reads(TorchDispatchMode):
     def _picked(self, tensor: torch.Tensor, elements: int) -> None:
         self._note(tensor, (len(self._parts.get(place(tensor), ())), "picked"), elements * tensor.itemsize)
 
-    def _write(self, operation, value, args) -> None:
-        for tensor in tensor_trees.input_tensors([value]):
-            source = args[3] if operation is ATEN.index_copy_ else tensor
-            self._written[place(tensor)] += min(spanned_bytes(tensor), source.nbytes)
-
     def _note(self, tensor: torch.Tensor, part: tuple, size: int) -> None:
         at = place(tensor)
-        if at in self._whole:
-            self._parts[at][part] = max(size - self._written[at], self._parts[at].get(part, 0))
+        if at in self._whole and at not in self._written:
+            self._parts[at][part] = size
 
 
 def place(tensor: torch.Tensor) -> int:
