@@ -4,8 +4,8 @@
 The kernel becomes an operator of torch.library, in place of the modules at --at (default: where the problem was cut
 out). Compared with the original: outputs and buffers in each workload, torch.library.opcheck, torch.compile with
 dynamic sizes; with --training gradients; with --generate greedy tokens. On a GPU the step before and after is timed in
-turn, eager, compiled, and both in a CUDA graph. The result goes to W/put_back/ and the report; model_swap.py there uses the
-kernel without these tools.
+turn, eager, compiled, and both in a CUDA graph. The result goes to W/put_back/ and the report; model_swap.py there
+uses the kernel without these tools.
 Exit 1 when the model is wrong, or when its fastest step with the kernel is not faster than its fastest without."""
 
 import sys
