@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from kernelopt.device.outcomes import Fault
 from kernelopt.measure import correctness
-from kernelopt.measure.cases import Case, Variant
+from kernelopt.measure.cases import Case
 from kernelopt.measure.correctness import CallCheck, CaseReport, CaseResult, OracleCheck
 from kernelopt.statuses import Status
+from kernelopt.variant import Variant
 
 REPORT = CaseReport(
     mutated=[],

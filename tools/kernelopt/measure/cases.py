@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..device import outcomes
@@ -11,33 +11,10 @@ from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
 from ..statuses import Status
+from ..variant import Variant
 
 INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are always needed
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Sizes, a layout or values that the task does not list and that its reference takes.
-
-    sizes: [[input, dimension, new size], …]. keywords: other values of the task's keyword sizes. values: the name of a
-    change, None for the task's own. instead_of: the name of the variant whose refusal activates this one."""
-
-    name: str
-    sizes: list[list[int]]
-    layout: str
-    values: str | None
-    instead_of: str | None
-    keywords: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def resized(self) -> bool:
-        return bool(self.sizes or self.keywords)
-
-    @property
-    def of_task(self) -> bool:
-        """Does get_inputs make its inputs as they are?"""
-        return bool(self.keywords) and self.values is None
 
 
 @dataclass(frozen=True)
@@ -65,7 +42,7 @@ class Case:
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
-        return cls(**{**fields, "variant": fields["variant"] and Variant(**fields["variant"])})
+        return cls(**{**fields, "variant": Variant.from_json(fields["variant"])})
 
     @property
     def in_reserve(self) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, fields
 
 from ..device.outcomes import Fault
 from ..statuses import Status
-from .cases import Case, Variant, shown_seed
+from ..variant import Variant
+from .cases import Case, shown_seed
 
 # A kernel may raise these errors on a shape or layout that the task does not list. They are loud, so they cannot pass
 # as a result.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..variant import PLAIN
 from . import artefacts, problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
@@ -143,7 +144,7 @@ class Run:
 
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
-        layout = self.entry["variant"]["layout"] if self.entry["variant"] else "contiguous"
+        layout = self.entry["variant"]["layout"] if self.entry["variant"] else PLAIN
         tensors = tensor_trees.input_tensors(case.inputs)
         if self.guarded:
             return [

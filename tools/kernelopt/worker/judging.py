@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..variant import Variant
 from . import accuracy, comparisons, problem, sampling, state, tensor_trees, variant_inputs
 from .context import Context, load_reference
 from .contract import ContractError, InvalidDeclaration
@@ -88,11 +89,12 @@ class Check:
         variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
         self.entry, self.tolerances, self.usual = entry, tolerances, usual
+        self.variant = Variant.from_json(entry["variant"])
         self.case = self._case(entry["seed"])
 
     def _case(self, seed: int) -> problem.Case:
         with blaming(OracleError):
-            return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
+            return self.maker.case(self.entry["workload"], seed, self.variant)
 
     def result(self) -> dict:
         """{calls: [{count, structure, outputs, changed}], expected_count, expected_structure, changes, wrong_state,
@@ -135,7 +137,7 @@ class Check:
             of_output = draws.get(at, torch.empty(0)).to(self.device)
             if why := sampling.distance(of_output, wanted.oracle[at], sampled):
                 wrong.append(f"output {at}: {why}")
-            elif not self.entry["variant"] and at < len(outputs):
+            elif not self.variant and at < len(outputs):
                 outputs[at]["few_draws"] = sampling.too_few(sampled, wanted.oracle[at], len(of_output))
         return wrong
 
@@ -163,7 +165,7 @@ class Check:
 
     def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[dict]:
         bounds = self._bounds(expected.baseline)
-        workload, variant = self.entry["workload"], self.entry["variant"]
+        workload, variant = self.entry["workload"], self.variant
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
         usual = self.usual.get(workload, [Usual()] * len(bounds))
@@ -214,7 +216,7 @@ class Check:
         return wrong
 
     def _has_other_values(self) -> bool:
-        return bool(self.entry["variant"]) and self.entry["variant"]["values"] in variant_inputs.VALUES
+        return bool(self.variant) and self.variant.values in variant_inputs.VALUES
 
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
         bounds = [self.tolerances[tensor_trees.dtype_class(tensor.dtype)] for tensor in baseline]
@@ -228,7 +230,7 @@ class Check:
         case = self.case
         if inputs_seed != self.entry["seed"]:
             case = case.with_inputs(self._case(inputs_seed).inputs)
-        own = first and self.entry["variant"] is None
+        own = first and self.variant is None
         with blaming(OracleError):
             answered = answer(self.loaded, case, self.device)
             left = state.changed(answered.model, state.watched(case.state)) if own else {}
@@ -270,15 +272,14 @@ class Check:
     def _least_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
         """The least scale of each output at other sizes than the task's own: a share of its rms there, and, of few
         elements, where a sum near 0 is no scale, the rms on other contents of the same sizes; else 0."""
-        variant = self.entry["variant"] or {"sizes": [], "keywords": {}}
-        if not (variant["sizes"] or variant["keywords"]):
+        if not (self.variant and self.variant.resized):
             return [0.0] * len(oracle)
         usual = self.usual.get(self.entry["workload"], [Usual()] * len(oracle))
         least = [LEAST_SCALE * one.rms for one in usual]
         if not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return least
         try:
-            other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
+            other = self.maker.case(self.entry["workload"], seed, self.variant, from_the_end=True)
             results = [accuracy.comparable(tensor) for tensor in outputs(self.loaded, other, self.device)]
         except Exception:  # the reference may refuse contents that we made
             return least

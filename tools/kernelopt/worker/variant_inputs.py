@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 import torch
 
+from ..variant import Variant
 from . import problem, tensor_trees
 from .keyword_sizes import STRUCTURE
 
@@ -153,13 +154,13 @@ def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
     return torch.where(tensor >= 0, lowest + (tensor - lowest) % (new - lowest), tensor)
 
 
-def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False) -> problem.Case:
+def of_case(case: problem.Case, wanted: Variant, from_the_end: bool = False) -> problem.Case:
     """The case as a variant wants it; from_the_end: with the last elements of floating tensors in place of the
     first."""
-    given, values = case.inputs, wanted["values"]
+    given, values = case.inputs, wanted.values
     if from_the_end:
         given = tensor_trees.map_tensors(given, turned)
-    inputs = cut(given, wanted["sizes"])
+    inputs = cut(given, wanted.sizes)
     numbers = itertools.count()
     inputs = tensor_trees.map_tensors(inputs, lambda tensor: with_values(tensor, values, next(numbers)))
     state = case.state
