@@ -106,16 +106,6 @@ def test_the_picture_shows_the_results():
         assert share.of_kind["compiled"] >= share.of_kind["ours"] / compiled * 0.9999
 
 
-def test_the_decks_formulas_and_its_table():
-    deck = runpy.run_path(str(BUNDLE / "benchmarks" / "hard_deck.py"))
-    amounts = {name: problem.amount(**problem.shapes[0]) for name, problem in deck["DECK"].items()}
-    assert amounts["fp8_product"] == 2 * 4096**3 and amounts["top_k"] == 4 * 131072 + 12 * 64
-    assert amounts["w4a16"] == 2 * 4096 + 2048 * 12288 + 4 * 32 * 12288 + 2 * 12288
-    assert amounts["paged_decode"] == 8 * 1024 * 8 * 128 * 2 * 2 + 8 * 32 * 128 * 2 * 2
-    scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction) for fraction in (0.1, 0.4)]
-    assert deck["table"]({"kda": scores}).endswith("| 02 kda | 10.0, 10.0 | 0.100, 0.400 | 0.2000 | 0.0135 |")
-
-
 def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_too(tmp_path):
     compared = {"speedup": {"point": 1.5, "ci95": [1.4, 1.6]}, "us": 15.0}
     row = {

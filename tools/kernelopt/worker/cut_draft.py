@@ -331,6 +331,6 @@ def refuse_unproved(proof: Proof) -> None:
         raise NotCut(
             f"with the cut in place the model's outputs differ by {proof.difference:.2g} in workload "
             f"'{proof.workload}', and by {proof.noise:.2g} between two runs as it is: the operators that were recorded "
-            "are not those of the model. Does it take a fused path that torch.export leaves, as a TransformerEncoderLayer "
-            "does? torch.backends.mha.set_fastpath_enabled(False) in load() switches that off"
+            "are not those of the model. Does it take a fused path that torch.export leaves, as a "
+            "TransformerEncoderLayer does? torch.backends.mha.set_fastpath_enabled(False) in load() switches that off"
         )

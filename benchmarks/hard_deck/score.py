@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Worked examples by the clock and the formulas of a public deck of hard kernels (kernelbench.com, problems-h100).
 
-On a machine with an NVIDIA GPU: python benchmarks/hard_deck.py [NAME ...] [--json FILE]. The deck calls a kernel ten
-times, then as often as the problem says, each time after it wrote 128 MB; the time is the median of CUDA events. Its
-score is the peak fraction: achieved rate over the documented dense peak, as a geometric mean over the shapes. The peaks
-come from the wiki's page of --card. That the kernels are right is the business of run_examples.py."""
+On a machine with an NVIDIA GPU: python benchmarks/hard_deck/score.py [NAME ...] [--json FILE]. The deck calls a kernel
+ten times, then as often as the problem says, each time after it wrote 128 MB; the time is the median of CUDA events.
+Its score is the peak fraction: achieved rate over the documented dense peak, as a geometric mean over the shapes. The
+peaks come from the wiki's page of --card. That the kernels are right is the business of run_examples.py."""
 
 import argparse
 import importlib.util
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 from kernelopt import cli
 from kernelopt.hardware import wiki
