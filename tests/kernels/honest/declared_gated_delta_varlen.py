@@ -8,8 +8,8 @@ import triton.language as tl
 class Model(torch.nn.Module):
     def forward(self, query, key, value, gate, beta, states, cu_seqlens):
         out, after, ends = torch.zeros_like(value), states.clone(), cu_seqlens.tolist()
-        for sequence, (first, last) in enumerate(zip(ends, ends[1:])):
-            for token in range(first, last):
+        for sequence in range(len(states)):
+            for token in range(ends[sequence], ends[sequence + 1]):
                 state = after[sequence] * torch.exp(gate[token])
                 new = (value[token] - key[token] @ state) * beta[token]
                 after[sequence] = state + torch.outer(key[token], new)
@@ -29,9 +29,7 @@ LAYOUTS = "contiguous"
 
 
 @triton.jit
-def walk(
-    query, key, value, gate, beta, states, offsets, out, after, width, DEPTH: tl.constexpr, WIDTH: tl.constexpr
-):
+def walk(query, key, value, gate, beta, states, offsets, out, after, width, DEPTH: tl.constexpr, WIDTH: tl.constexpr):
     of, at = tl.arange(0, DEPTH), tl.arange(0, WIDTH)
     first = tl.load(offsets + tl.program_id(0))
     last = tl.load(offsets + tl.program_id(0) + 1)
