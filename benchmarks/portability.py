@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 from kernelopt import bundle
 from kernelopt.compiling import choosing, compiler, table
-from kernelopt.compiling.compiled import Compiled
+from kernelopt.compiling.compiled import Compiled, reason
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.targets import Target
 from kernelopt.session import workspace
@@ -126,8 +126,6 @@ def may_fit(one: Compiled) -> bool:
 
 def row(one: Compiled) -> dict:
     """A target in the file."""
-    lines = [line.strip() for line in (one.error or "").splitlines()]
-    error = next((line for line in lines if "error" in line or "takes" in line), lines[0] if lines else None)
     kernels = [
         {
             "name": kernel.name,
@@ -140,7 +138,11 @@ def row(one: Compiled) -> dict:
         }
         for kernel in one.chosen
     ]
-    state = {"status": str(one.status), "lacking": bool(one.lacking), "error": error and error[:ERROR_CHARACTERS]}
+    state = {
+        "status": str(one.status),
+        "lacking": bool(one.lacking),
+        "error": reason(one.error)[:ERROR_CHARACTERS] or None,
+    }
     return {**state, "kernels": kernels}
 
 
@@ -220,7 +222,7 @@ def refusals(kernels: dict[str, dict]) -> list[str]:
         told: dict[str, list[str]] = {}
         for name, row in entry["targets"].items():
             if cell(row) == "refused":
-                told.setdefault(re.sub(r"^.*?, line \d+; ", "", row["error"] or ""), []).append(name)
+                told.setdefault(row["error"], []).append(name)
         for error, names in told.items():
             lines.append(f"| {link(file)} | {', '.join(names)} | `{error.replace('|', ' ').replace('`', '')}` |")
     return lines

@@ -31,6 +31,8 @@ def main() -> int:
         targets = choosing.of_names(args.targets, kernel.workspace, "--for")
     else:
         targets = [choosing.default(kernel.workspace, kernel.workspace is None, "--for")]
+    if args.emit:
+        args.emit.mkdir(parents=True, exist_ok=True)  # before a minute of compiling, not after it
     cli.say(f"compiling {kernel.kernel} for {', '.join(target.arch for target in targets)}")
     with Sandbox("cpu-interpreter", None, args.sandbox) as sandbox:
         limits = compiler.Limits.of(args.timeout, args.configurations)

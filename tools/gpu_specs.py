@@ -121,9 +121,8 @@ def detect(products: list[wiki.Page], as_json: bool) -> int:
         page = wiki.find(device.name, products)
     except Refused as error:
         reported = ", ".join(f"{metric} {shown(value)}" for metric, value in values.items())
-        raise Refused(
-            f"{error}. The device reports: {reported or 'nothing'}. Measure it: calibrate_gpu.py --workspace W"
-        ) from None
+        measure = "" if isinstance(device, amd.AmdCard) else ". Measure it: calibrate_gpu.py --workspace W"
+        raise Refused(f"{error}. The device reports: {reported or 'nothing'}{measure}") from None
     differing = wiki.disagreements(page, values)
     result = {"platform": page.platform, **device.to_json(), "device": values}
     result["disagreements"] = [asdict(one) for one in differing]

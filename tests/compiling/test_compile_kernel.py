@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import tool_json
-from kernelopt.compiling import choosing
-from kernelopt.device import gpu, programs
+from kernelopt.compiling import choosing, compiler
+from kernelopt.device import gpu, programs, standing
 from kernelopt.errors import EnvironmentLacks, UsageError
 
 TRITON = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
@@ -60,9 +60,15 @@ def narrow(x, y, n):
     tl.store(y + at, w)
 
 
+@triton.jit
+def after(x):
+    tl.store(x + tl.arange(0, 128), 1.0)
+
+
 def kernel_function(a, b):
     c = torch.empty(128, dtype=torch.float32, device=a.device)
     narrow[(1,)](a.float(), c, 128)
+    after[(1,)](c)
     return c
 """
 CUDA = """
@@ -111,6 +117,7 @@ def test_registers_spills_and_instructions_are_those_of_the_code(folder, compile
         assert kernel["spill_bytes"] == kernel["stack_bytes"] == 0 and kernel["occupancy_pct"] > 0
     assert ampere["kernels"][2]["access_bits"] == {"global load": {"128": 2}, "global store": {"128": 2}}
     assert {opcode.split(".")[0] for opcode in ampere["kernels"][0]["tensor_instructions"]} == {"HMMA"}
+    assert [kernel["dot_types"] for kernel in ampere["kernels"]] == [["f16"], ["f16"], []]
     assert all(opcode.startswith("v_mfma_") for opcode in cdna["kernels"][0]["tensor_instructions"])
     written = {str(Path(path).relative_to(folder / "asm")) for path in answer["written"]}
     assert {"sm_80/product.cubin", "sm_80/product-1.ptx", "gfx942/double.amdgcn", "gfx942/double.hsaco"} <= written
@@ -136,11 +143,12 @@ def metadata(listing: Path) -> dict[str, int]:
 def test_what_a_target_refuses_is_said_of_it_alone(folder, compile_here):
     answer = compiled(folder, compile_here, "narrow", "--for", "sm_86,sm_89,gfx942", code=1)
     ampere, ada, cdna = (of_target(answer, arch) for arch in ("sm_86", "sm_89", "gfx942"))
-    assert ampere["status"] == cdna["status"] == "COMPILE_ERROR" and ampere["kernels"] == cdna["kernels"] == []
+    assert ampere["status"] == cdna["status"] == "COMPILE_ERROR"
+    assert [[kernel["name"] for kernel in one["kernels"]] for one in (ampere, cdna)] == [["after"], ["after"]]
     assert "type fp8e4nv not supported in this architecture" in ampere["error"]
     assert "could not allocate output register for constraint 'f'" in cdna["error"]  # it only prints this
     assert "PTX is for NVIDIA's GPUs alone" in cdna["error"]
-    assert ada["status"] == "OK" and ada["kernels"][0]["registers"] > 0
+    assert ada["status"] == "OK" and [kernel["name"] for kernel in ada["kernels"]] == ["narrow", "after"]
 
 
 @pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
@@ -163,6 +171,12 @@ def test_a_wrong_target_is_refused_with_a_sentence(folder, compile_here, targets
     assert done.returncode == code and said in done.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_compiled(folder, compile_here):
+    subject = ("--kernel", folder / "product.py", "--reference", folder / "reference.py", "--for", "sm_90")
+    done = compile_here("compile_kernel.py", *subject, "--emit", folder / "product.py/asm")
+    assert done.returncode == 3 and "product.py/asm" in done.stderr and "compiling" not in done.stderr
+
+
 def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(session, monkeypatch):
     def no_gpu():
         raise EnvironmentLacks("no NVIDIA GPU here")
@@ -176,3 +190,12 @@ def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(s
     assert choosing.default(None, True, "--for").arch == "sm_89"
     with pytest.raises(UsageError, match="pass --card NAME"):
         choosing.default(None, False, "--card")
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [("", "died of SIGABRT, and said nothing; does it know this architecture?"), ("bad\n", "died of SIGABRT\nbad")],
+)
+def test_a_compiler_that_dies_is_named(log, message):
+    died = standing.Ended(SimpleNamespace(timed_out=False, signal="SIGABRT", log_tail=log))
+    assert compiler.fault_of(died, 1.0).message == f"the compiler {message}"

@@ -1,12 +1,13 @@
 """Compiling for a card that is not here: Triton and CUDA C++, in an exploration and by verify_kernel --compile-only."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import FIXTURES, tool_json
-from kernelopt.compiling import compiled, compiler, reading
+from kernelopt.compiling import compiled, compiler, findings, reading
 from kernelopt.compiling.compiled import Compiled, CompiledKernel
 from kernelopt.device import programs
 from kernelopt.disassembly import listings
@@ -50,6 +51,7 @@ def kernel_function(x):
 ASKS = """
     assert x.is_cuda and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) == (9, 0)
     assert torch.cuda.get_device_properties(0).multi_processor_count == 132
+    assert torch.version.cuda and torch.version.hip is None
     assert torch.zeros(4, device="cuda").to(x.device).cuda().is_cuda
 """
 CUDA_KERNEL = """
@@ -147,10 +149,45 @@ def test_a_capability_that_triton_has_left_behind_is_refused():
         targets.of_architecture("6.1", [], {})
 
 
+def test_the_types_of_a_product_are_read_in_tritons_representation():
+    """Triton 3.9; what tt.dot_scaled multiplies has its types elsewhere."""
+    line = (
+        "%a = tt.dot %x, %y, %z, inputPrecision = tf32 : tensor<64x32xf8E4M3FN> * tensor<32x64xf8E4M3FN> -> t loc(#l)"
+    )
+    scaled = (
+        "%b = tt.dot_scaled %x scale %s, %y, %z lhs = e4m3 : tensor<64x64xi8>, tensor<64x2xi8> -> tensor<64x64xf32>"
+    )
+    assert worker.DOT_TYPE.findall(f"{line}\n{scaled}") == ["f8E4M3FN"]
+
+
 def test_what_the_driver_reserves_is_no_shared_memory_of_a_kernel(h100):
     """cuobjdump of CUDA 13.0 gives 1536 on sm_90a and 512 on sm_80 for a tile of 512 bytes, and 0 without one."""
     ada = targets.of_page(wiki.product("rtx-4090"))
     assert [h100.static_shared(size) for size in (0, 1536)] == [0, 512] and ada.static_shared(512) == 512
+
+
+def test_where_the_code_cannot_be_read_its_ptx_says_what_it_has(tmp_path):
+    """cuobjdump refuses this cubin; the log is a stand-in for that of ptxas."""
+    for suffix in ("cubin", "ptx"):
+        (tmp_path / f"k.{suffix}").write_bytes((FIXTURES / f"disassembly/scale_sm_70.{suffix}").read_bytes())
+    log = "Compiling entry function 'scale' for 'sm_70'\nFunction properties for scale\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 18 registers"
+    volta = targets.of_architecture("sm_70", [], wiki.limit_pages(wiki.root()))
+    entry = {"name": "scale", "configuration": None, "constants": {}, "files": {"cubin": "k.cubin", "ptx": "k.ptx"}}
+    entry |= {
+        "shared_bytes": 0,
+        "tensor_memory": None,
+        "warps": 4,
+        "threads": 128,
+        "stages": 3,
+        "has_dot": True,
+        "dot_types": [],
+    }
+    kernel = reading.triton_kernel(volta, {**entry, "log": log}, tmp_path)
+    assert (kernel.registers, kernel.spill_bytes, kernel.code_bytes, kernel.arch) == (18, 0, None, "sm_70")
+    assert reading.triton_kernel(volta, {**entry, "log": ""}, tmp_path).spill_bytes is None
+    assert kernel.access_bits == {"global load": {128: 1}, "global store": {128: 1}}
+    (told,) = findings.of(Compiled(volta, Status.OK, None, (kernel,)))
+    assert told.id == "compiled_without_tensor_instructions"
 
 
 def test_a_row_shows_the_kernel_with_the_most_registers_and_the_most_spills(h100):
@@ -268,7 +305,9 @@ def test_a_block_with_more_memory_than_the_gpu_has_is_a_launch_error(tmp_path, h
     target = replace(h100.for_worker(), tensor_memory_columns=512)
     triton = worker.TritonKernels(elsewhere.Elsewhere(target), tmp_path)
     with pytest.raises(Exception) as caught:
-        triton.in_place_of(lambda *_, **__: kernel, worker.Configurations(0))(None, grid=(1,))
+        triton.in_place_of(lambda *_, **__: kernel, worker.Configurations(0))(
+            SimpleNamespace(__name__="large"), grid=(1,)
+        )
     told = faults.describe(caught.value)
     assert told["status"] == "LAUNCH_ERROR" and said in told["message"]
     (made,) = triton.kernels
@@ -279,7 +318,15 @@ def test_a_configuration_that_does_not_fit_leaves_the_others(tmp_path, h100, mon
     monkeypatch.setattr(reading, "kernels_in", lambda file: [])
     log = "Compiling entry function 'tile' for 'sm_90a'\nFunction properties for tile\n 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 40 registers"
     entry = {"name": "tile", "hash": "a", "configuration": "BM=512", "constants": {}, "files": {"cubin": "k.cubin"}}
-    entry |= {"shared_bytes": 1 << 20, "tensor_memory": None, "warps": 4, "threads": 128, "stages": 3, "has_dot": True}
+    entry |= {
+        "shared_bytes": 1 << 20,
+        "tensor_memory": None,
+        "warps": 4,
+        "threads": 128,
+        "stages": 3,
+        "has_dot": True,
+        "dot_types": [],
+    }
     large = answered(
         tmp_path,
         status="LAUNCH_ERROR",
@@ -304,6 +351,29 @@ def test_a_configuration_that_does_not_fit_leaves_the_others(tmp_path, h100, mon
     assert result.kernels[0].occupancy_pct == 75.0 and result.kernels[0].spill_bytes == 0
     none = compiler.of_answers(h100, [large, refused])
     assert none.status == "LAUNCH_ERROR" and none.error.startswith("none of 2 configurations fits; the first: a block")
+
+
+def test_a_compilation_that_takes_long_holds_up_no_other():
+    """Before, two slow targets on two cores took all of the time, and no other target was compiled."""
+    turns = compiler.Turns(1, patience_s=0.02)
+    ended = threading.Event()
+
+    def other() -> None:
+        with turns.one():
+            ended.set()
+
+    with turns.one():
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert ended.wait(30)
+    thread.join()
+
+
+def test_who_is_done_in_time_hands_its_turn_on_once():
+    turns = compiler.Turns(1, patience_s=30)
+    with turns.one():
+        assert not turns._free.acquire(blocking=False)
+    assert turns._free.acquire(blocking=False) and not turns._free.acquire(blocking=False)
 
 
 def test_the_configurations_of_all_autotuners_are_compiled(tmp_path):

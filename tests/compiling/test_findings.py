@@ -2,13 +2,14 @@
 
 import pytest
 from kernelopt.compiling import findings, table
-from kernelopt.compiling.compiled import Compiled, CompiledKernel
+from kernelopt.compiling.compiled import Compiled, CompiledKernel, reason
 from kernelopt.hardware import targets, wiki
 from kernelopt.session import compilations
 from kernelopt.statuses import Status
 
 PRODUCT = CompiledKernel(
     name="product",
+    arch="sm_90a",
     registers=168,
     spill_bytes=0,
     stack_bytes=0,
@@ -53,6 +54,30 @@ def kernel(**changes) -> CompiledKernel:
         ),
         ("sm_90", {"tensor_instructions": {}, "has_dot": False}, []),
         (
+            "sm_80",
+            {"dot_types": ("f8E5M2",), "tensor_instructions": {"HMMA.16816.F32": 8}},
+            [("compiled_converted_operands", "tensor-cores.md", "operands of 8 bits (f8E5M2)")],
+        ),
+        (
+            "gfx942",
+            {"dot_types": ("f16", "f8E4M3FN"), "tensor_instructions": {"v_mfma_f32_32x32x8_f16": 8}},
+            [("compiled_converted_operands", "cdna.md", "code for gfx942 converts them")],
+        ),
+        *(
+            (name, {"dot_types": (type_,), "tensor_instructions": {opcode: 8}}, [])
+            for name, type_, opcode in (
+                ("sm_80", "f16", "HMMA.16816.F32"),
+                ("sm_80", "i8", "IMMA.16832.S8.S8.SAT"),
+                ("sm_89", "f8E4M3FN", "QMMA.16832.F32.E4M3.E4M3"),
+                ("sm_90", "f8E4M3FN", "QGMMA.64x128x32.F32.E4M3.E4M3"),
+                ("sm_100", "f8E4M3FN", "UTCQMMA"),
+                ("gfx90a", "i8", "v_mfma_i32_32x32x8i8"),
+                ("gfx942", "f8E4M3FNUZ", "v_mfma_f32_32x32x16_fp8_fp8"),
+                ("gfx950", "f8E5M2", "v_mfma_f32_32x32x64_f8f6f4"),
+                ("gfx1201", "i8", "v_wmma_i32_16x16x16_iu8"),
+            )
+        ),
+        (
             "sm_90",
             {"remarks": {"no_wgmma": "mma.sync (HMMA) on Hopper"}},
             [("compiled_old_tensor_instruction", "tensor-cores.md", "mma.sync of one warp")],
@@ -64,8 +89,19 @@ def kernel(**changes) -> CompiledKernel:
         ),
         (
             "gfx942",
-            {"status": Status.LAUNCH_ERROR, "error": "a block takes 98304 bytes of LDS, gfx942 has 65536"},
-            [("compiled_too_large", "occupancy.md", "98304 bytes of LDS")],
+            {"status": Status.LAUNCH_ERROR, "error": "98304 bytes of LDS, gfx942 has 65536"},
+            [
+                (
+                    "compiled_too_large",
+                    "cdna.md",
+                    "a workgroup of `product` cannot be launched on gfx942: 98304 bytes of LDS",
+                )
+            ],
+        ),
+        (
+            "sm_86",
+            {"status": Status.LAUNCH_ERROR, "error": "131072 bytes of shared memory"},
+            [("compiled_too_large", "occupancy.md", "a block of `product` cannot be launched on sm_86")],
         ),
     ],
 )
@@ -74,6 +110,23 @@ def test_each_finding(name, changes, expected):
     assert [(one.id, one.wiki.rpartition("/")[2]) for one in told] == [row[:2] for row in expected]
     for one, (_, _, said) in zip(told, expected, strict=True):
         assert said in one.inference and one.estimated_gain_pct is None and one.actions
+
+
+def test_below_ampere_no_tile_gives_triton_tensor_instructions():
+    said = [findings.of(compiled(name, kernel(tensor_instructions={})))[0].actions[0] for name in ("sm_75", "sm_80")]
+    assert "write the product in CUDA C++" in said[0] and "use 16-bit operands" in said[1]
+
+
+def test_without_occupancy_amds_compiler_is_asked():
+    unknown = {"occupancy_pct": None, "limiters": ()}
+    text = table.lines(
+        [compiled("gfx1250", kernel(**unknown, occupancy_error="no occupancy for it", waves_per_simd=5))]
+    )
+    assert "  product: no occupancy for it; by AMD's compiler the registers allow 5 waves on a SIMD" in text
+    text = table.lines(
+        [compiled("sm_90", kernel(**unknown, occupancy_error="UNKNOWN", arch=None, tensor_instructions={}))]
+    )
+    assert "  product: no occupancy: UNKNOWN" in text and text[1].split()[8] == "?"
 
 
 def test_only_the_configuration_that_fits_best_is_judged():
@@ -86,9 +139,9 @@ def test_the_table_compares_the_targets():
     refused = compiled("sm_86", status=Status.COMPILE_ERROR, error="at 4:21:\ntype fp8e4nv not supported")
     text = table.lines([compiled("sm_90", PRODUCT, kernel(name="small")), compiled("gfx942", cdna), refused])
     assert [line.split() for line in text[1:4]] == [
-        "product sm_90a 168 0 0 65536 4 3 HGMMA:20 128 16-128 5120 12 registers,shared_memory".split(),
-        "product gfx942 96+64,30 0+7s 0 65536 4 3 mfma:8 128 16-128 5120 12 lds".split(),
-        "small sm_90a 168 0 0 65536 4 3 HGMMA:20 128 16-128 5120 12 registers,shared_memory".split(),
+        "product sm_90a 168 0 0 65536 4 3 HGMMA:20 128 16-128 5120 12.5 registers,shared_memory".split(),
+        "product gfx942 96+64,30 0+7s 0 65536 4 3 mfma:8 128 16-128 5120 12.5 lds".split(),
+        "small sm_90a 168 0 0 65536 4 3 HGMMA:20 128 16-128 5120 12.5 registers,shared_memory".split(),
     ]
     assert {"compiled for sm_90a here, not run", "COMPILE_ERROR for sm_86"} <= set(text)
     assert "  type fp8e4nv not supported" in text
@@ -102,6 +155,24 @@ def test_kernels_of_one_name_are_told_apart_and_long_errors_are_cut():
     long = "\n".join(f"line {number}" for number in range(20))
     text = table.lines([compiled("sm_90", status=Status.COMPILE_ERROR, error=long)])
     assert "  line 11" in text and "  line 12" not in text and "  and 8 lines more: --json has all" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("CompilationError: at 1:0:\ndef f(a):\n^\nValueError('no fp8')\n\nmore", "ValueError('no fp8')"),
+        (
+            "none of 2 configurations fits; the first: E: at 4:21:\n  x\n  ^\nno",
+            "none of 2 configurations fits; the first: no",
+        ),
+        ("PTXASError: at last\n`ptxas` stderr:\nptxas /x.ptx, line 3; error   : no tanh", "error   : no tanh"),
+        ("OutOfResources: Required: 2, Hardware limit: 1", "OutOfResources: Required: 2, Hardware limit: 1"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_of_an_error_the_line_that_says_why_is_told(error, said):
+    assert reason(error) == said
 
 
 def test_configurations_are_counted_and_those_left_out_are_said():

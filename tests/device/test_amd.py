@@ -148,3 +148,8 @@ def test_detect_finds_the_page_of_the_gpu_and_where_the_two_disagree(programs, r
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     (odd,) = tool_json("gpu_specs.py", "detect", run=run_here)["disagreements"]
     assert odd["metric"] == "gfx_target" and odd["device"] == "gfx90a"
+    programs(amd_smi=json.dumps([entry(0, "AMD Instinct MI210", "gfx90a")]))
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    done = run_here("gpu_specs.py", "detect")
+    assert done.returncode == 1 and "The device reports: gfx_target gfx90a" in done.stderr
+    assert "calibrate_gpu" not in done.stderr  # it measures NVIDIA's GPUs alone

@@ -168,6 +168,14 @@ def test_mma_sync_is_old_on_hopper_and_blackwell_only():
     assert found == {"sm_80": set(), "sm_90": {"no_wgmma"}, "sm_100a": {"no_tcgen05"}, "sm_120": set(), None: set()}
 
 
+@pytest.mark.parametrize(("arch", "ids"), [("sm_100a", {"no_tcgen05"}), ("sm_103a", set())])
+def test_mma_sync_of_integers_is_the_newest_on_10_3(arch, ids):
+    """ptxas of CUDA 13.1: Feature '.kind::i8' not supported on .target 'sm_103a'."""
+    kernel = by_hand("IMMA.16832.S8.S8.SAT R4, R8, R10, R4")
+    kernel.arch = arch
+    assert notes(analysis.summary(kernel)) == ids
+
+
 @pytest.mark.parametrize(
     ("lines", "verdict"),
     [

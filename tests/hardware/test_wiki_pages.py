@@ -146,6 +146,7 @@ def test_what_the_cdna_page_says_of_compiled_code_is_what_was_compiled():
         return {opcode.rpartition("_")[2]: count for opcode, count in claims[name]["instructions"].items()}
 
     vgprs, spilled = ({name: claim[key] for name, claim in claims.items()} for key in ("vgprs", "spilled"))
+    code = {name: claim["code_bytes"] for name, claim in claims.items()}
     waves, large = "waves_per_eu {}".format, "large tile {}".format
     said = [
         f"16 gives `{mfma('instruction 16')}` and {vgprs['instruction 16']} VGPRs, 32 and the default give "
@@ -159,6 +160,11 @@ def test_what_the_cdna_page_says_of_compiled_code_is_what_was_compiled():
             *(claims[f"stages {count}"]["lds_kib"] for count in (1, 2, 3, 4))
         ),
         f"took {vgprs['softmax']} VGPRs and did not spill on gfx942",
+        *(
+            f"{name} gives {claims[name]['instructions'][mfma(name)]} `{mfma(name)}`, {vgprs[name]} VGPRs and {code[name]} bytes"
+            for name in ("e4m3fn", "e4m3fnuz")
+        ),
+        f"e5m2 and e5m2fnuz likewise {code['e5m2']} and {code['e5m2fnuz']} bytes",
     ]
     assert [text for text in said if text not in page] == []
     assert mfma("instruction 0") == mfma("instruction 32") and vgprs["instruction 0"] == vgprs["instruction 32"]

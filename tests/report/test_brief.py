@@ -16,7 +16,7 @@ from kernelopt.diagnosis import analysis, profile_folder
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import roofline, wiki
 from kernelopt.hardware.work import Work
-from kernelopt.profilers import metrics, ncu
+from kernelopt.profilers import metrics, ncu, rocprof
 from kernelopt.profilers.profile import Profile
 from kernelopt.report import brief
 from kernelopt.session import explorations, target_setting, workspace
@@ -24,6 +24,7 @@ from kernelopt.session.record import Record
 
 WORK = {"flops": 0, "bytes_min": 1073741824, "dtype": "bf16"}
 H200 = wiki.find("H200", wiki.pages(BUNDLE / "gpu-wiki"))
+AMD_PROFILE = FIXTURES / "rocprofv3/mi300a_valubusy_counter_collection.csv"
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 
 
@@ -67,6 +68,14 @@ def rows_of(user: str) -> dict[str, list[str]]:
         [cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines() if line.startswith("| ")
     ]
     return {cells[0]: cells for cells in rows if cells[0] != "key"}
+
+
+def test_a_profile_of_amd_has_a_brief_in_amds_metrics():
+    diagnosis = analysis.diagnose(rocprof.read(AMD_PROFILE))
+    rows = rows_of(brief.compose(brief.Parts(diagnosis)).user)
+    assert set(rows) == {metric.key for metric in metrics.rocprof()}
+    assert rows["valu_busy"][1] == "Vector units busy" and rows["mfma_busy"][2] == brief.NOT_COLLECTED
+    assert float(rows["valu_busy"][2]) == pytest.approx(diagnosis.metrics["valu_busy"], rel=0.01)
 
 
 @pytest.mark.parametrize("report", ["h200_row_softmax/three_passes.ncu-rep", "h200_matmul/bf16_4096.ncu-rep"])

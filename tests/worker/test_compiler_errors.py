@@ -56,6 +56,18 @@ def _nothing_noted():
     compiler_errors._noted.clear()
 
 
+def test_what_ptxas_tells_of_resources_is_no_part_of_an_error():
+    told = "error: could not allocate output register for constraint 'v'\n    in f"
+    log = "ptxas-blackwell info    : Compiling entry function 'f' for 'sm_90a'\n    0 bytes stack frame\nptxas info : Used 9"
+    assert compiler_errors.errors_of(f"{told}\n{log}") == told
+
+
+def test_tritons_representation_is_no_part_of_an_error():
+    """Triton 3.9 for sm_75, a product of int8, shortened."""
+    told = "k.py:19:15: error: 'arith.extf' op operand #0 must be floating-point-like\n    acc = tl.dot(x, y)\n      ^"
+    assert compiler_errors.errors_of(f"{told}\n#blocked = #ttg.blocked<{{}}>\nmodule {{\n  tt.func public @mm(") == told
+
+
 def test_all_errors_of_nvcc_are_kept_and_the_rest_is_dropped():
     assert faults.describe(RuntimeError(NINJA)) == {
         "status": "COMPILE_ERROR",

@@ -3,6 +3,7 @@
 Pure functions and types; compiler.py compiles.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from ..hardware.targets import Target
 from ..statuses import Status
 
 Key = tuple[str, tuple[tuple[str, str], ...], str | None]
+PLACE = re.compile(r"(\w+: )?at \d+:\d+:$")  # Triton's; lines of the source follow, one with a caret, and why
+COMPILERS_WORD = re.compile(r"\berror\s*: ")
+INPUT = re.compile(r"^ptxas\S* \S+, line \d+; ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,8 @@ class CompiledKernel:
 
     stages: of Triton's software pipeline. tensor_instructions: opcode -> count. access_bits: class of access -> bits
     that a thread moves -> count. bulk_copies: TMA and the like -> count. has_dot: Triton's source multiplies matrices;
-    None for CUDA C++. remarks: what stands out in the code, by id. files: what was compiled, while the sandbox is open.
+    None for CUDA C++. dot_types: of their elements in Triton's representation, as "f8E4M3FN". remarks: what stands out
+    in the code, by id. files: what was compiled, while the sandbox is open.
 
     occupancy_pct: theoretical. limiters: what allows the fewest blocks. occupancy_error: why it is unknown.
     waves_per_simd: by AMD's compiler, which knows no dynamic shared memory.
@@ -58,6 +63,7 @@ class CompiledKernel:
     occupancy_error: str | None = None
     waves_per_simd: int | None = None
     has_dot: bool | None = None
+    dot_types: tuple[str, ...] = ()
     remarks: dict[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
 
@@ -72,7 +78,18 @@ class CompiledKernel:
 
     def to_json(self) -> dict:
         own = {name: value for name, value in vars(self).items() if name != "files"}
-        return {**own, "limiters": list(self.limiters)}
+        return {**own, "limiters": list(self.limiters), "dot_types": list(self.dot_types)}
+
+
+def reason(error: str | None) -> str:
+    """The line of an error that says why: of what compilers print, the one with their first error."""
+    lines = [line.strip() for line in (error or "").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if place := PLACE.search(lines[0]):
+        after = lines[lines.index("^") + 1 :] if "^" in lines else lines
+        return lines[0][: place.start()] + (after or lines)[0]
+    return INPUT.sub("", next((line for line in lines if COMPILERS_WORD.search(line)), lines[0]))
 
 
 def fitness(kernel: CompiledKernel) -> tuple:

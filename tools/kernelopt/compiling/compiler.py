@@ -1,7 +1,7 @@
 """Compiles a kernel for GPUs that need not be here.
 
 Nothing runs on a GPU. The kernel's file is loaded in a process of its own (worker/compiling.py) for each target and for
-each configuration of its autotuners, as many at a time as the machine has cores.
+each configuration of its autotuners, as many at a time as the machine has cores, and more where some take long.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from .compiled import Compiled, CompiledKernel, ranked
 
 NOTHING = "it launched no Triton kernel and built no CUDA C++, so nothing was compiled"
 MOST_CONFIGURATIONS = 64  # of an autotuner, for each target
+PATIENCE_S = 20.0  # a compilation that takes longer lets the next begin beside it: some take ptxas many minutes
 LONGEST_S = 3600.0
 
 
@@ -68,7 +69,7 @@ class Compiler:
 
     def __init__(self, sandbox: Sandbox):
         self._sandbox = sandbox
-        self._cores = threading.Semaphore(os.cpu_count() or 1)
+        self._turns = Turns(os.cpu_count() or 1)
 
     def __enter__(self) -> "Compiler":
         self._server = start_server(self._sandbox)
@@ -84,15 +85,40 @@ class Compiler:
         job = Job(self._sandbox, self._server, kernel, case, target, folder)
         answers = {0: self._answer(job, 0, limits)}
         while numbers := [n for n in range(most(answers, limits)) if n not in answers]:
-            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            with ThreadPoolExecutor(len(numbers)) as pool:
                 answers |= dict(zip(numbers, pool.map(lambda n: self._answer(job, n, limits), numbers), strict=True))
         result = of_answers(target, [answers[number] for number in sorted(answers)])
         left_out = sum(max(0, number - limits.configurations) for number in configurations(answers).values())
         return replace(result, left_out=result.left_out + left_out, wall_s=round(time.monotonic() - began, 2))
 
     def _answer(self, job: "Job", configuration: int, limits: Limits) -> "Answer":
-        with self._cores:
+        with self._turns.one():
             return job.answer(configuration, limits.left_s)
+
+
+class Turns:
+    """So many may work at a time. Who takes longer than `patience_s` goes on and no longer counts."""
+
+    def __init__(self, number: int, patience_s: float = PATIENCE_S):
+        self._free, self._patience_s = threading.Semaphore(number), patience_s
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        self._free.acquire()
+        ours = threading.Lock()  # taken by whoever hands the turn on, the timer or the end
+
+        def hand_on() -> None:
+            if ours.acquire(blocking=False):
+                self._free.release()
+
+        timer = threading.Timer(self._patience_s, hand_on)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            hand_on()
 
 
 @dataclass(frozen=True)
@@ -172,14 +198,15 @@ def fault_of(ended: standing.Ended, seconds: float) -> Fault:
     if ended.outcome.timed_out:
         return Fault(Status.TIMEOUT, f"it was not compiled in {seconds:.0f} s")
     if ended.outcome.signal:
-        last = "\n".join(ended.outcome.log_tail.strip().splitlines()[-3:])
-        return Fault(Status.COMPILE_ERROR, f"the compiler died of {ended.outcome.signal}:\n{last}")
+        last = ended.outcome.log_tail.strip().splitlines()[-3:]
+        silent = "" if last else ", and said nothing; does it know this architecture?"
+        return Fault(Status.COMPILE_ERROR, "\n".join([f"the compiler died of {ended.outcome.signal}{silent}", *last]))
     return outcomes.failure(ended.outcome) or Fault(Status.RUNTIME_ERROR, "the process ended early")
 
 
 def start_server(sandbox: Sandbox) -> Server:
     """The server of processes that compile: Triton's compiler works there in place of its interpreter."""
-    return sandbox.fork_server(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    return sandbox.fork_server(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore")
 
 
 def of_answers(target: Target, answers: Sequence[Answer]) -> Compiled:
@@ -240,8 +267,8 @@ def assumption(target: Target) -> str:
     """What was answered to a kernel that asks how many SMs there are, where no card is named."""
     unit = "SMs" if target.is_nvidia else "compute units"
     told = target.for_worker()
-    answered = f"{told.units}, as {told.units_of} has" if told.units else "a number that stands for any"
-    return f"the kernel asks for the number of {unit}; it was told {answered}"
+    why = f"as {told.units_of} has" if told.units else "because the wiki knows no such card"
+    return f"the kernel asks for the number of {unit}; it was told {told.told_units}, {why}"
 
 
 def emit(results: Sequence[Compiled], folder: Path) -> list[Path]:

@@ -28,12 +28,13 @@ def triton_kernel(target: Target, entry: dict, folder: Path) -> CompiledKernel:
         configuration=entry["configuration"],
         constants=entry["constants"],
         status=Status.LAUNCH_ERROR if too_large else Status.OK,
-        error=f"a block takes {shared} bytes of {memory_of(target)}, {target.arch} has {most}" if too_large else None,
+        error=f"{what_takes(target, shared)}, {target.arch} has {most}" if too_large else None,
         shared_bytes=shared,
         tensor_memory_columns=entry["tensor_memory"],
         warps=entry["warps"],
         stages=entry["stages"],
         has_dot=entry["has_dot"],
+        dot_types=tuple(entry["dot_types"]),
         files=tuple(str(folder / Path(file).name) for file in entry["files"].values()),
         **resources,
         **contents_of(summary, entry["log"]),
@@ -62,13 +63,14 @@ def cuda_kernels(target: Target, file: Path, log: str) -> list[CompiledKernel]:
 
 
 def kernels_in(file: Path) -> list[listings.Kernel]:
-    """The kernels of machine code in a file; empty where cuobjdump is not here or cannot read it (compute capability
-    7.0)."""
+    """The kernels of a file of machine code; where cuobjdump cannot read it (compute capability 7.0), those of the PTX
+    in or beside it, which has no registers. Empty where there is neither, or no cuobjdump."""
     try:
-        (listing,) = [one for one in listing_files.read(file) if one.kind != "ptx"]
+        read = listing_files.read(file)
     except (EnvironmentLacks, UsageError, Refused):
         return []
-    return listing.kernels
+    code = [kernel for one in read if one.kind != "ptx" for kernel in one.kernels]
+    return code or [kernel for one in read for kernel in one.kernels]
 
 
 def summary_of(file: Path, name: str) -> analysis.Summary | None:
@@ -101,7 +103,7 @@ def spills_of(summary: analysis.Summary | None, usage: ptxas_log.PtxasUsage | No
     """Are registers spilled? None: not known."""
     if usage:
         return bool(usage.spill_store_bytes or usage.spill_load_bytes)
-    if summary is None or summary.local_memory == "spill or array":
+    if summary is None or summary.kind == "ptx" or summary.local_memory == "spill or array":
         return None
     return summary.local_memory not in ("none", "array")
 
@@ -143,5 +145,6 @@ def occupancy_of(target: Target, resources: dict, threads: int, shared_bytes: in
     return {"occupancy_pct": result.occupancy_pct, "limiters": result.limiters}
 
 
-def memory_of(target: Target) -> str:
-    return "shared memory" if target.is_nvidia else "LDS"
+def what_takes(target: Target, shared_bytes: int) -> str:
+    block, memory = ("block", "shared memory") if target.is_nvidia else ("workgroup", "LDS")
+    return f"a {block} takes {shared_bytes} bytes of {memory}"

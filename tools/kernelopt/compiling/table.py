@@ -6,7 +6,7 @@ from ..diagnosis.diagnosis import Finding
 from ..disassembly.listings import tensor_family
 from ..statuses import Status
 from . import findings
-from .compiled import Compiled, CompiledKernel
+from .compiled import Compiled, CompiledKernel, reason
 
 HEADER = "kernel target reg spill stack shared warps stages tensor load store code occ% limited_by".split()
 CONFIGURATIONS = 10  # of a kernel for a target, shown
@@ -38,7 +38,7 @@ def of_target(one: Compiled) -> list[str]:
     text += [f"  and {len(error) - ERROR_LINES} lines more: --json has all"] if len(error) > ERROR_LINES else []
     text += [f"  {one.assumed}"] if one.assumed else []
     for kernel in one.chosen:
-        text += [f"  {kernel.name}: no occupancy: {kernel.occupancy_error}"] if kernel.occupancy_error else []
+        text += [f"  {kernel.name}: {without_occupancy(kernel)}"] if kernel.occupancy_error else []
         remarks = {name: remark for name, remark in kernel.remarks.items() if name not in findings.COVERED}
         text += [f"  {kernel.name}: {remark}" for remark in remarks.values()]
     text += [f"  ! {one_line(finding)}" for finding in findings.of(one)]
@@ -49,14 +49,21 @@ def of_target(one: Compiled) -> list[str]:
     return text
 
 
+def without_occupancy(kernel: CompiledKernel) -> str:
+    """Why the occupancy is unknown, and what AMD's compiler says in its place."""
+    why, waves = kernel.occupancy_error, kernel.waves_per_simd if kernel.status == Status.OK else None
+    by_compiler = f"; by AMD's compiler the registers allow {waves} waves on a SIMD" if waves else ""
+    return ("" if why.startswith("no occupancy") else "no occupancy: ") + why + by_compiler
+
+
 def brief_lines(results: Sequence[Compiled]) -> list[str]:
     """The same for a language model: a line for each kernel and target, and below it what the code proves."""
     text = []
     for one in results:
         if one.status != Status.OK:
-            text.append(f"- {one.target.title}: {one.status}: {first_line(one.error)}")
+            text.append(f"- {one.target.title}: {one.status}: {reason(one.error)}")
         for kernel in one.chosen:
-            occupancy = f"{kernel.occupancy_pct:.0f} %" if kernel.occupancy_pct is not None else "unknown"
+            occupancy = f"{kernel.occupancy_pct:.3g} %" if kernel.occupancy_pct is not None else "unknown"
             text.append(
                 f"- {one.target.label}: `{name_of(kernel, one)}`: {registers(kernel)} registers, "
                 f"{shown(kernel.spill_bytes)} bytes spilled, {shown(kernel.shared_bytes)} bytes of a block, "
@@ -80,9 +87,9 @@ def of_configurations(name: str, one: Compiled) -> list[str]:
 
 def of_configuration(kernel: CompiledKernel) -> str:
     if kernel.registers is None:
-        return f"{kernel.configuration}: {kernel.status}: {first_line(kernel.error)}"
-    occupancy = "" if kernel.occupancy_pct is None else f", {kernel.occupancy_pct:.0f} % occupancy"
-    refused = "" if kernel.status == Status.OK else f"; {kernel.status}: {first_line(kernel.error)}"
+        return f"{kernel.configuration}: {kernel.status}: {reason(kernel.error)}"
+    occupancy = "" if kernel.occupancy_pct is None else f", {kernel.occupancy_pct:.3g} % occupancy"
+    refused = "" if kernel.status == Status.OK else f"; {kernel.status}: {reason(kernel.error)}"
     return (
         f"{kernel.configuration}: {kernel.registers} registers, {shown(kernel.spill_bytes)} bytes spilled, "
         f"{shown(kernel.shared_bytes)} bytes shared{occupancy}{refused}"
@@ -91,10 +98,6 @@ def of_configuration(kernel: CompiledKernel) -> str:
 
 def more(count: int) -> list[str]:
     return [f"  and {count - CONFIGURATIONS} more: --json has all"] if count > CONFIGURATIONS else []
-
-
-def first_line(text: str | None) -> str:
-    return (text or "").splitlines()[0] if text else ""
 
 
 def name_of(kernel: CompiledKernel, one: Compiled) -> str:
@@ -122,7 +125,7 @@ def cells(kernel: CompiledKernel, one: Compiled) -> list[str]:
         bits(loads, kernel.bulk_copies, "load", "bulk copy"),
         bits(kernel.access_bits.get("global store", {}), kernel.bulk_copies, "store"),
         shown(kernel.code_bytes),
-        "?" if kernel.occupancy_pct is None else f"{kernel.occupancy_pct:.0f}",
+        "?" if kernel.occupancy_pct is None else f"{kernel.occupancy_pct:.3g}",
         ",".join(kernel.limiters) or "-",
     ]
 
@@ -136,11 +139,11 @@ def registers(kernel: CompiledKernel) -> str:
 
 
 def tensor(kernel: CompiledKernel) -> str:
-    """ "HGMMA:32", or a dash for none."""
+    """ "HGMMA:32", or a dash for none; where the code could not be read, "?"."""
     families: dict[str, int] = {}
     for opcode, count in kernel.tensor_instructions.items():
         families[tensor_family(opcode)] = families.get(tensor_family(opcode), 0) + count
-    return ",".join(f"{name}:{count}" for name, count in families.items()) or "-"
+    return ",".join(f"{name}:{count}" for name, count in families.items()) or ("-" if kernel.arch else "?")
 
 
 def bits(widths: dict[int, int], bulk: dict[str, int], *classes: str) -> str:

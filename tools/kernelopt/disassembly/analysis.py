@@ -257,12 +257,15 @@ def narrow_accesses(summary: Summary) -> Iterator[Remark]:
 
 
 def old_tensor_instructions(summary: Summary) -> Iterator[Remark]:
-    """mma.sync of one warp on an architecture with faster tensor instructions. fp64 has nothing newer."""
+    """mma.sync of one warp on an architecture with faster tensor instructions. fp64 has none, and integers have none
+    on compute capability 10.3, where ptxas refuses tcgen05 of .kind::i8."""
     opcodes = [row.opcode for row in of_classes(summary, "tensor")]
     of_a_warp = [o for o in opcodes if re.match(r"[BHIOQ]MMA|w?mma\.", o) and ".f64" not in o]
     if not of_a_warp or len(of_a_warp) < len(opcodes):
         return
     name = f"mma.sync ({of_a_warp[0].partition('.')[0]})" if summary.kind == "sass" else "mma.sync"
+    if capability(summary.arch) == 103 and all(re.match(r"IMMA|mma\..*\.s32\.", o) for o in of_a_warp):
+        return
     if (generation := capability(summary.arch) // 10) == 9:
         better = "wgmma (HGMMA) is not used; a tile of at least 64 rows and 4 warps is needed"
         yield Remark("no_wgmma", f"{name} on Hopper: {better}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 READINGS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")  # fields of a GpuState that are a Spread
+UNKNOWN_UNITS = 128  # SMs or compute units, where the wiki knows no card
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,11 @@ class CompileTarget:
     @property
     def is_nvidia(self) -> bool:
         return self.arch.startswith("sm_")
+
+    @property
+    def told_units(self) -> int:
+        """The number of SMs or compute units that a kernel is told."""
+        return self.units or UNKNOWN_UNITS
 
     @classmethod
     def from_json(cls, value: dict) -> "CompileTarget":

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .. import bundle
@@ -42,8 +42,11 @@ class Architectures:
 class RocprofMetric:
     """One metric of reference/rocprof_metrics.json: factor x sum(counters), over sum(of) where `of` names counters."""
 
+    section: str
     key: str
+    label: str
     unit: str
+    meaning: str
     counters: tuple[str, ...]
     of: tuple[str, ...] = ()
     factor: float = 1
@@ -165,9 +168,20 @@ def rocprof() -> list[RocprofMetric]:
     """All metrics of AMD, in the order of the report."""
     rows = bundle.read_json(bundle.REFERENCE / "rocprof_metrics.json")["metrics"]
     return [
-        RocprofMetric(row["key"], row["unit"], tuple(row["counters"]), tuple(row.get("of", ())), row.get("factor", 1))
+        RocprofMetric(
+            *(row[name] for name in ("section", "key", "label", "unit", "meaning")),
+            tuple(row["counters"]),
+            tuple(row.get("of", ())),
+            row.get("factor", 1),
+        )
         for row in rows
     ]
+
+
+def schema_of(keys: Iterable[str]) -> list[Metric] | list[RocprofMetric]:
+    """The metrics of AMD where they hold all of these keys, or else those of Nsight Compute."""
+    amd = rocprof()
+    return amd if set(keys) <= {metric.key for metric in amd} else schema()
 
 
 def thresholds() -> dict[str, float]:

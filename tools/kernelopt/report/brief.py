@@ -35,6 +35,7 @@ from ..session.workspace import Workspace, digest
 RESPONSE_SCHEMA = "diagnosis_response.schema.json"
 ANSWERS = {"bottlenecks", "abstain"}  # an object with one of these keys is meant as the answer
 NOT_COLLECTED = "not collected"
+UNITS_AND_CLOCK = ("sm_count", "cu_count", "boost_clock")  # of a page; one of NVIDIA's has no compute units
 BEST_ROWS = 5  # of an exploration
 
 SYSTEM = """You are a GPU performance engineer. From one profile you say what limits a kernel, and the one change to
@@ -112,7 +113,7 @@ def clock_citations(workspace: Workspace, task: Task) -> list[str]:
         page = platforms.of_task(workspace, task)
     except Refused:
         return []
-    return [row.citation for name in ("sm_count", "boost_clock") if (row := page.known(name))]
+    return [row.citation for name in UNITS_AND_CLOCK if (row := page.known(name))]
 
 
 def profiled_source(workspace: Workspace, records: RecordStore, params: Params | None) -> str | None:
@@ -155,7 +156,7 @@ def compose(parts: Parts, answer: str | None = None) -> Prompts:
     silently.
     """
     values = parts.diagnosis.metrics
-    if unknown := sorted(set(values) - {metric.key for metric in metrics.schema()}):
+    if unknown := sorted(set(values) - {metric.key for metric in metrics.schema_of(values)}):
         raise UsageError(
             f"the profile holds metrics that the metric schema does not: {', '.join(unknown)}; profile again"
         )
@@ -235,7 +236,7 @@ def metrics_section(parts: Parts) -> str:
     """Every metric of the schema with key, label, value and unit, by section."""
     values = parts.diagnosis.metrics
     lines = [f"Of `{parts.diagnosis.longest}`, the longest kernel."]
-    for name, group in groupby(metrics.schema(), key=lambda metric: metric.section):
+    for name, group in groupby(metrics.schema_of(values), key=lambda metric: metric.section):
         lines += ["", f"### {name}", "", "| key | metric | value | unit | reading |", "|---|---|---|---|---|"]
         for m in group:
             value = metric_value(parts.diagnosis, m.key, values.get(m.key), figure)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ERROR_LINE = re.compile(r"\berror\b[^'\"]*: |: (fatal )?error:|\bfatal +: |: undefined reference to |\bld: (?!warning)")
 SUMMARY_LINE = re.compile(r"^\d+ errors? detected")
-WARNING_LINE = re.compile(r": (warning|note)\b|^Remark: ")
+WARNING_LINE = re.compile(r": (warning|note)\b|^Remark: |^ptxas\S* info |^module\b|^#\w+ = ")  # or Triton's whole IR
 NOISE = re.compile(r"^\[\d+/\d+\] |^FAILED: |^ninja: |^(\S*/)?(nvcc|c\+\+|g\+\+|gcc|clang(\+\+)?|ccache) .*-")
 CHARACTERS = 2000  # of errors; the first may be longer
 FIRST_CHARACTERS = 8000

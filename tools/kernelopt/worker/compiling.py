@@ -29,6 +29,8 @@ PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
 ROCM_LINKER = re.compile(r"ROCm linker \S+ not found")
 NO_ROCM_LINKER = "this version of Triton takes ROCm's linker for AMD: install ROCm, or triton 3.6 or newer"
 PTX_ON_AMD = "the file has inline assembly; PTX is for NVIDIA's GPUs alone"
+DOT_TYPE = re.compile(r"tt\.dot .*? : tensor<(?:\d+x)+(\w+)")
+REFUSED = (Status.COMPILE_ERROR, Status.LAUNCH_ERROR)
 META = "meta"
 LARGE_BYTES = 1 << 30
 CONSTANT_CHARACTERS = 60
@@ -68,14 +70,34 @@ def compile_only(
     Autotuner.run = tuning.in_place_of(Autotuner.run)
     if compiler_errors.uses_extensions(Path(kernel)):
         extensions.install()
-    status, message = called(context, kernel, case)
-    if status == Status.COMPILE_ERROR and not wanted.is_nvidia and b"inline_asm" in Path(kernel).read_bytes():
+    (status, *others), message = called_past_refusals(
+        lambda: called(context, kernel, case), lambda: not (tuning.failed or extensions.files) and triton.pass_over()
+    )
+    if (
+        Status.COMPILE_ERROR in (status, *others)
+        and not wanted.is_nvidia
+        and b"inline_asm" in Path(kernel).read_bytes()
+    ):
         message += f"\n{PTX_ON_AMD}"
     lacking = NO_ROCM_LINKER if ROCM_LINKER.search(message) else extensions.lacking
     answer = {"status": Status.OK if lacking else status, "message": message, "kernels": triton.kernels}
     answer |= {"failed": tuning.failed if message else None, "configurations": tuning.numbers}
     answer |= {"has_cuda": bool(extensions.files or extensions.lacking), "cuda": extensions.files}
     context.answer({**answer, "log": extensions.log, "lacking": lacking, "asked": sorted(gpu.asked)})
+
+
+def called_past_refusals(
+    call: Callable[[], tuple[Status, str]], pass_over: Callable[[], bool]
+) -> tuple[list[Status], str]:
+    """(the status of each call, their messages): after a refused launch it is called again, as long as its kernel can
+    be passed over."""
+    status, message = call()
+    statuses, messages = [status], [message]
+    while statuses[-1] in REFUSED and pass_over():
+        status, message = call()
+        statuses.append(status)
+        messages += [message] if status in REFUSED else []
+    return statuses, "\n".join(messages)
 
 
 def called(context: Context, kernel: str, case: dict) -> tuple[Status, str]:
@@ -119,7 +141,8 @@ class TritonKernelJson(TypedDict):
     """A kernel that Triton compiled. hash: Triton's, of what was compiled. configuration: that of an autotuner, None
     for a kernel without one. constants: its compile-time arguments, as text. files: stage -> name of a file.
     shared_bytes, warps, threads: of a block. tensor_memory: columns, None where it has none. stages: of the software
-    pipeline. has_dot: the source asks for a product of matrices. log: what the compiler printed."""
+    pipeline. has_dot: the source asks for a product of matrices. dot_types: of the operands of its products, as
+    Triton's representation has them: "f16", "f8E4M3FN". log: what the compiler printed."""
 
     name: str
     hash: str
@@ -132,6 +155,7 @@ class TritonKernelJson(TypedDict):
     threads: int
     stages: int | None
     has_dot: bool
+    dot_types: list[str]
     log: str
 
 
@@ -185,17 +209,23 @@ def left_by_pruning(tuner: Autotuner, options: dict) -> list:
 
 
 class TritonKernels:
-    """Triton's kernels that were compiled, each once."""
+    """Triton's kernels that were compiled, each once. A launch that is refused raises, as on the GPU; once its kernel
+    is passed over, it does nothing."""
 
     def __init__(self, gpu: Elsewhere, folder: Path):
         self._gpu, self._target, self._folder = gpu, gpu.target, folder
         self._seen: set[str] = set()
+        self._last: str | None = None
+        self._passed_over: set[str] = set()
         self.kernels: list[TritonKernelJson] = []
 
     def in_place_of(self, run: Callable, tuning: Configurations) -> Callable:
         """JITFunction.run that compiles and does not launch. OutOfResources where a launch would raise it."""
 
         def compiled(function, *arguments, grid=None, warmup=True, **options):
+            self._last = function.__name__
+            if self._last in self._passed_over:
+                return None
             kernel = run(function, *arguments, grid=grid, warmup=True, **options)
             if kernel is None:
                 return None
@@ -211,9 +241,15 @@ class TritonKernels:
 
         return compiled
 
+    def pass_over(self) -> bool:
+        """Leave out the kernel that was launched last, so that a new call reaches the others. False: it is left out."""
+        new = self._last is not None and self._last not in self._passed_over
+        self._passed_over.add(self._last)
+        return new
+
     def _refuse_too_large(self, about) -> None:
         for name, wanted, most in (
-            ("shared memory", about.shared, self._target.shared_bytes),
+            ("shared memory" if self._target.is_nvidia else "LDS", about.shared, self._target.shared_bytes),
             ("tensor memory", getattr(about, "tmem_size", None), self._target.tensor_memory_columns),
         ):
             if most and wanted and wanted > most:
@@ -238,6 +274,7 @@ class TritonKernels:
             "threads": about.num_warps * self._gpu.threads_of_a_warp,
             "stages": getattr(about, "num_stages", None),
             "has_dot": "tt.dot" in kernel.asm.get("ttir", ""),
+            "dot_types": sorted(set(DOT_TYPE.findall(kernel.asm.get("ttir", "")))),
             "log": printed[-LOG_CHARACTERS:],
         }
 

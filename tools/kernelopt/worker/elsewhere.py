@@ -17,8 +17,8 @@ from .interpreter import HostDriver
 
 WARP = 32  # threads; AMD's wave is as wide as Triton's backend for AMD says
 GPU = torch.device("cuda", 0)
-UNKNOWN_UNITS = 128  # answered to kernels that ask how many SMs a card has that the wiki does not know
-HIP_VERSION = "7.0.0"  # torch.version.hip of a kernel that is compiled for AMD: kernels ask whether it is there
+# Kernels ask torch.version which of the two is there; this torch may be built for the other vendor, or for none.
+HIP_VERSION, CUDA_VERSION = "7.0.0", "13.0"
 UNITS = "multi_processor_count"
 
 
@@ -48,13 +48,13 @@ class Elsewhere:
         """The number of SMs or compute units."""
         if self.target.units_of != self.target.name:
             self.asked.add(UNITS)
-        return self.target.units or UNKNOWN_UNITS
+        return self.target.told_units
 
     def install(self) -> None:
         """Answer for this GPU from here on, in Triton's driver and in torch."""
         driver.set_active(ElsewhereDriver(self))
         if self.target.is_nvidia:
-            torch.version.hip = None  # where this torch is a build for AMD
+            torch.version.hip, torch.version.cuda = None, torch.version.cuda or CUDA_VERSION
         else:
             torch.version.hip, torch.version.cuda = HIP_VERSION, None
         for name, answer in self._answers().items():

@@ -41,8 +41,10 @@ class Extensions:
     of AMD's code; `log`: what it printed."""
 
     def __init__(self, target: CompileTarget, compiler: str | None, folder: Path):
-        """compiler: the path of nvcc, for AMD of hipcc; None where there is none."""
+        """compiler: the path of nvcc, for AMD of hipcc; None where there is none. Made before torch answers for the
+        target: whether it can link with CUDA is asked of torch itself."""
         self._target, self._compiler, self._folder = target, compiler, folder
+        self._links_with_cuda = torch.version.cuda is not None
         self.files: list[str] = []
         self.log = ""
         self.lacking: str | None = None
@@ -68,7 +70,7 @@ class Extensions:
         if self._compiler is None:
             self.lacking = NO_NVCC if self._target.is_nvidia else NO_HIPCC
             raise Stop(self.lacking)
-        if self._target.is_nvidia and torch.version.cuda:
+        if self._target.is_nvidia and self._links_with_cuda:
             build(**given)  # for TORCH_CUDA_ARCH_LIST, which the parent sets
             built = Path(given["build_directory"]).glob("*.so")
             self.files += [str(path.relative_to(self._folder)) for path in built]
