@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import tool_json
+from conftest import BUNDLE, tool_json
 from kernelopt.compiling import choosing, compiler
 from kernelopt.device import gpu, programs, standing
 from kernelopt.errors import EnvironmentLacks, UsageError
@@ -80,6 +80,13 @@ def kernel_function(a, b):
     return extension.double_it(a)
 """
 
+FP8_REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, weight, scale_x, scale_w): return (x.float() @ weight.float().t() * scale_x * scale_w).bfloat16()
+def get_inputs(): return [torch.ones(16, 64).to(torch.float8_e4m3fn), torch.ones(16, 64).to(torch.float8_e4m3fn), torch.ones(()), torch.ones(())]
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -137,6 +144,20 @@ def registers_by_cuobjdump(cubin: Path) -> int:
 
 def metadata(listing: Path) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"^ +\.(\w+): +(\d+)$", listing.read_text(), re.MULTILINE)}
+
+
+@needs_linker
+def test_a_product_in_bf16_is_told_from_one_in_fp8_by_its_instructions(tmp_path, compile_here):
+    kernel = (BUNDLE / "benchmarks/hard_deck/fp8_product/v0.py").read_text()
+    kernel = kernel.replace("BM=128, BN=128, BK=128, num_warps=8", "BM=64, BN=16, BK=32, num_warps=4")
+    widened = kernel.replace("tl.dot(a, b, acc)", "tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)")
+    for name, text in {"reference": FP8_REFERENCE, "fp8": kernel, "bf16": widened}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    used = {}
+    for name in ("fp8", "bf16"):
+        (one,) = compiled(tmp_path, compile_here, name, "--for", "sm_90")["targets"]
+        used[name] = {opcode.split(".")[0] for opcode in one["kernels"][0]["tensor_instructions"]}
+    assert used == {"fp8": {"QGMMA"}, "bf16": {"HGMMA"}}
 
 
 @needs_linker

@@ -26,6 +26,7 @@ OUTPUT = {
     "usually_finite": True,
     "nonfinite": 0,
     "spurious": 0,
+    "infinite": 0,
     "mismatches": 0,
     "elements": 4,
     "finite": 4,

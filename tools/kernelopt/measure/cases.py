@@ -34,15 +34,20 @@ class Variant:
     def resized(self) -> bool:
         return bool(self.sizes or self.keywords)
 
+    @property
+    def of_task(self) -> bool:
+        """Does get_inputs make its inputs as they are?"""
+        return bool(self.keywords) and self.values is None
+
 
 @dataclass(frozen=True)
 class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
-    mutates: {number of a tensor among the inputs that forward is declared to change: its parameter's name}. samples:
-    worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among them, must give
-    equal results. other: another case of the workload, on whose contents the kernel is called in between. first: of its
-    workload.
+    names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
+    change. samples: worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among
+    them, must give equal results. other: another case of the workload, on whose contents the kernel is called in
+    between. first: of its workload.
     """
 
     workload: str
@@ -51,7 +56,8 @@ class Case:
     path: str
     dtype: str
     shapes: list[list[int]]
-    mutates: dict[int, str] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    mutates: Sequence[int] = ()
     samples: Sequence[dict[str, int]] = ()
     repeatable: bool = False
     other: "Case | None" = None
@@ -59,8 +65,7 @@ class Case:
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
-        mutates = {int(number): name for number, name in fields["mutates"].items()}
-        return cls(**{**fields, "mutates": mutates, "variant": fields["variant"] and Variant(**fields["variant"])})
+        return cls(**{**fields, "variant": fields["variant"] and Variant(**fields["variant"])})
 
     @property
     def in_reserve(self) -> bool:

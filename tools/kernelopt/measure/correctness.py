@@ -241,7 +241,9 @@ def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Ite
         yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
     undeclared = [number for number in report.mutated if number not in case.mutates]
     if undeclared:  # before the values, because it makes a second call wrong
-        yield Fault(Status.INPUT_MUTATED, f"input {undeclared[0]} was changed")
+        name = case.names[undeclared[0]] if case.names else ""
+        shown = undeclared[0] if not name or name.isdigit() else f"'{name}'"
+        yield Fault(Status.INPUT_MUTATED, f"input {shown} was changed")
     if check.changes is not None:
         for name in report.changed:
             if name not in check.changes:
@@ -350,10 +352,15 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
         expected = output[f"expected_{name}"]
         if output[name] != expected:
             yield Fault(MEMORY_LAYOUT[name], f"{what} has {name} {output[name]}, expected {expected}")
-    # A variance of one element, or a row with an empty mask after the cut, is not part of any task.
+    # A variance of one element, or a row with an empty mask after the cut, is not part of any task. An infinity in what
+    # get_inputs makes is: the log-sum-exp of an empty request.
     lenient = variant and (output["usually_finite"] or not output["finite"])
-    if count := output["spurious" if lenient else "nonfinite"]:
-        yield Fault(Status.NONFINITE, f"{what}: {count} elements are NaN or Inf where they must not be")
+    counted = ["nonfinite"] if not lenient else ["spurious", "infinite"] if variant.of_task else ["spurious"]
+    if count := sum(output[name] for name in counted):
+        fault = "are NaN or Inf where they must not be"
+        if not output["spurious"]:
+            fault = "differ from the reference's NaN or Inf"
+        yield Fault(Status.NONFINITE, f"{what}: {count} elements {fault}")
     if output.get("refused"):
         yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")
     share = 100 * output["mismatches"] / max(output["elements"], 1)

@@ -129,7 +129,7 @@ class Run:
         drawn: dict[int, torch.Tensor] = {}
         for wanted in self.entry["samples"]:
             draws = []
-            for seed in wanted["seeds"]:
+            for seed in sampling.in_time(wanted["seeds"], self.context.device):
                 fill(memory, contents)
                 arguments = sampling.reseeded(self._arguments(memory, self.case), wanted["seed"], seed)
                 draws += [one.clone() for one in returned(problem.call(self.kernel, arguments))[wanted["output"] :][:1]]

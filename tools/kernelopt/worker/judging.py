@@ -11,6 +11,9 @@ from .faults import OracleError, blaming, describe
 
 # Bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there.
 ROUGHLY = 0.25
+# Of the rms of an output at the task's own sizes: the least scale at other sizes. There a loss over one class, or the
+# gradient of a norm over two columns, is 0 but for rounding.
+LEAST_SCALE = 0.01
 
 
 def check(context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]) -> dict:
@@ -24,19 +27,27 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
 
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
-    finite: dict[str, list[bool]] = {}
-    return {"cases": [checked(context, loaded, maker, entry, tolerances, finite) for entry in cases]}
+    usual: dict[str, list[Usual]] = {}
+    return {"cases": [checked(context, loaded, maker, entry, tolerances, usual) for entry in cases]}
 
 
-def checked(context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, finite: dict) -> dict:
+def checked(context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, usual: dict) -> dict:
     """`Check.result`; {broken: message} for a variant on which the reference fails and leaves the device as it was."""
     try:
-        return Check(context, loaded, maker, entry, tolerances, finite).result()
+        return Check(context, loaded, maker, entry, tolerances, usual).result()
     except OracleError as error:
         if not entry["variant"]:
             raise
         context.synchronize()  # it fails where the device is lost, and then the process ends
         return {"broken": str(error)}
+
+
+@dataclass(frozen=True)
+class Usual:
+    """An output on the task's own inputs: did it hold no NaN and no infinity, and its rms."""
+
+    finite: bool = True
+    rms: float = 0.0
 
 
 @dataclass
@@ -45,7 +56,7 @@ class Expected:
     change, in the task's own dtype and (oracle) in the highest precision.
 
     returned: how many of them forward returns. inputs, before: the arguments, and the tensors to be changed, as they
-    were before the call. state: parameters and buffers that the reference changes. usual_rms: see Check. random,
+    were before the call. state: parameters and buffers that the reference changes. least_rms: see Check. random,
     trivial_answers: found for the first call alone."""
 
     baseline: list[torch.Tensor]
@@ -56,7 +67,7 @@ class Expected:
     inputs: list
     before: list[torch.Tensor]
     state: dict[str, torch.Tensor]
-    usual_rms: list[float] = field(default_factory=list)
+    least_rms: list[float] = field(default_factory=list)
     random: bool = False
     trivial_answers: list[str] = field(default_factory=list)
 
@@ -71,12 +82,12 @@ class Check:
         maker,
         entry: dict,
         tolerances: dict[str, float],
-        finite: dict[str, list[bool]],
+        usual: dict[str, list[Usual]],
     ):
-        """maker: an oracle.Maker. finite: by workload, whether each output held no NaN and no infinity on the task's
-        own inputs, which cases leave for the variants after them."""
+        """maker: an oracle.Maker. usual: by workload, each output on the task's own inputs, which cases leave for the
+        variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
-        self.entry, self.tolerances, self.finite = entry, tolerances, finite
+        self.entry, self.tolerances, self.usual = entry, tolerances, usual
         self.case = self._case(entry["seed"])
 
     def _case(self, seed: int) -> problem.Case:
@@ -106,23 +117,26 @@ class Check:
             wanted = known[call["inputs_seed"]]
             if not calls:  # the same for all calls
                 once = self._once(wanted, stored["state"])
-            if self.entry.get("draws") and not calls:
-                once["wrong_draws"] = self._wrong_draws(wanted)
             actual = stored["outputs"]
             left = self._left(wanted, stored["inputs"]) if len(actual) == wanted.returned else []
             outputs = self._compared([*actual, *left], wanted)
+            if self.entry.get("draws") and not calls:
+                once["wrong_draws"] = self._wrong_draws(wanted, outputs)
             calls.append({"count": len(actual), "structure": stored["structure"], "outputs": outputs})
             del wanted
         return {"calls": calls, **once}
 
-    def _wrong_draws(self, wanted: Expected) -> list[str]:
-        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output."""
+    def _wrong_draws(self, wanted: Expected, outputs: list[dict]) -> list[str]:
+        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output; on the
+        task's own inputs `few_draws` of an output in `outputs` says what they are too few to tell."""
         draws = tensor_trees.load(self.entry["draws"])
         wrong = []
         for at, sampled in self.loaded.declarations.samples.items():
             of_output = draws.get(at, torch.empty(0)).to(self.device)
             if why := sampling.distance(of_output, wanted.oracle[at], sampled):
                 wrong.append(f"output {at}: {why}")
+            elif not self.entry["variant"] and at < len(outputs):
+                outputs[at]["few_draws"] = sampling.too_few(sampled, wanted.oracle[at], len(of_output))
         return wrong
 
     def _stored(self, path: str) -> dict:
@@ -152,11 +166,13 @@ class Check:
         workload, variant = self.entry["workload"], self.entry["variant"]
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
-        finite = self.finite.get(workload, [True] * len(bounds))
+        usual = self.usual.get(workload, [Usual()] * len(bounds))
         if variant:
-            return [{**output, "usually_finite": own} for output, own in zip(compared, finite, strict=False)]
-        all_finite = (output.get("finite") == output.get("elements") for output in compared)
-        self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
+            return [{**output, "usually_finite": own.finite} for output, own in zip(compared, usual, strict=False)]
+        self.usual[workload] = [
+            Usual(own.finite and output.get("finite") == output.get("elements"), max(own.rms, output.get("rms", 0.0)))
+            for own, output in zip(usual, compared, strict=False)
+        ]
         return compared
 
     def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
@@ -169,7 +185,7 @@ class Check:
             expected.oracle[at],
             expected.baseline[at],
             bounds[at],
-            expected.usual_rms[at] if expected.usual_rms else 0.0,
+            expected.least_rms[at] if expected.least_rms else 0.0,
             declared,
             expected.inputs,
             ROUGHLY if self._has_other_values() else 0.0,
@@ -228,7 +244,7 @@ class Check:
             left,
         )
         del answered
-        expected.usual_rms = self._usual_rms(inputs_seed, oracle)
+        expected.least_rms = self._least_rms(inputs_seed, oracle)
         for at, sampled in self.loaded.declarations.samples.items():
             if at >= expected.returned:
                 raise InvalidDeclaration(f"SAMPLES names output {at}, and forward returns {expected.returned}")
@@ -251,19 +267,24 @@ class Check:
         declared = self.loaded.declarations.comparison(expected.inputs, expected.returned, at)
         return comparisons.compare(again, first, first, bounds[at], 0.0, declared, expected.inputs)
 
-    def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
-        """The rms of each output on other contents of the same sizes, where a single one, a sum near 0, is no scale;
-        else 0."""
+    def _least_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
+        """The least scale of each output at other sizes than the task's own: a share of its rms there, and, of few
+        elements, where a sum near 0 is no scale, the rms on other contents of the same sizes; else 0."""
         variant = self.entry["variant"] or {"sizes": [], "keywords": {}}
-        few = any(tensor.numel() < accuracy.FEW for tensor in oracle)
-        if not few or not (variant["sizes"] or variant["keywords"]):
+        if not (variant["sizes"] or variant["keywords"]):
             return [0.0] * len(oracle)
+        usual = self.usual.get(self.entry["workload"], [Usual()] * len(oracle))
+        least = [LEAST_SCALE * one.rms for one in usual]
+        if not any(tensor.numel() < accuracy.FEW for tensor in oracle):
+            return least
         try:
             other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
-            usual = map(accuracy.comparable, outputs(self.loaded, other, self.device))
+            results = [accuracy.comparable(tensor) for tensor in outputs(self.loaded, other, self.device)]
         except Exception:  # the reference may refuse contents that we made
-            return [0.0] * len(oracle)
-        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in usual]
+            return least
+        others = [accuracy.root_mean_square(torch.where(torch.isfinite(one), one, 0)) for one in results]
+        few = (tensor.numel() < accuracy.FEW for tensor in oracle)
+        return [max(own, rms) if alone else own for own, rms, alone in zip(least, others, few, strict=True)]
 
     def _trivial_answers(self, expected: Expected, bounds: list[float]) -> list[str]:
         """Answers that compute nothing and would pass on this workload (see accuracy.bland_answers), and inputs that
@@ -280,13 +301,22 @@ class Check:
         nothing = "anything as output {}, of which COMPARE's `valid` selects nothing,"
         answers = list(map(nothing.format, self._unseen(expected)))
         for at, before in enumerate(expected.before, start=expected.returned):
-            if before.numel() and passes(before, at):
-                answers.append(f"MUTATES declares '{self._parameter(expected, at)}', and its contents before the call")
+            if before.numel() and passes(before, at) and not self._stays_beside_another(expected, at):
+                answers.append(f"MUTATES declares '{self._parameter(expected, at)}', and leaving it as it was")
         if len(twins) == len(expected.baseline):
             given = tensor_trees.input_tensors(expected.inputs)
             bland = accuracy.bland_answers(expected.baseline, given, twins)
             answers += accuracy.passing(bland, expected.oracle, passes)
         return answers
+
+    def _stays_beside_another(self, expected: Expected, at: int) -> bool:
+        """Is this one of several tensors of an argument, which the reference leaves alone while it changes another?"""
+
+        def stays(one: int) -> bool:
+            return state.identical(expected.before[one - expected.returned], expected.baseline[one])
+
+        own, places = self._parameter(expected, at), range(expected.returned, len(expected.baseline))
+        return stays(at) and not all(stays(one) for one in places if self._parameter(expected, one) == own)
 
     def _unseen(self, expected: Expected) -> list[int]:
         """The outputs of which no element is compared."""

@@ -8,7 +8,7 @@ from typing import TypedDict
 from . import judging, problem, sampling, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .declarations import DeclaredJson
-from .drawn_values import OtherDraws
+from .drawn_values import OtherDraws, free_numbers
 from .faults import OracleError, blaming
 
 
@@ -147,9 +147,12 @@ class Maker:
         if not self.declarations.samples or (variant and variant["name"] != variants.JUST_BELOW):
             return []
         probabilities = judging.outputs(self._loaded, case, self._device)
-        most = sampling.FEWEST_DRAWS if variant else sampling.MOST_DRAWS
         return [
-            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device, most))
+            Draws(
+                output=at,
+                seed=one.seed,
+                calls=sampling.calls_needed(one, probabilities[at], self._device, own=not variant),
+            )
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]
@@ -160,7 +163,8 @@ class Maker:
         keywords = variant["keywords"] if variant else {}
         if keywords and from_the_end:
             seed, from_the_end = seed + 1, False
-        drawn = variant["values"] if keywords and variant["values"] in variant_inputs.VALUES else None
+        by_keywords = bool(self._loaded.sizes[workload])
+        drawn = variant["values"] if variant and by_keywords and variant["values"] in variant_inputs.VALUES else None
         key = workload, seed, tuple(keywords.items()), drawn
         if self._last[0] != key:
             self._last = (None, None)  # so that two do not lie in memory
@@ -169,12 +173,23 @@ class Maker:
         if not variant:
             return self._last[1]
         rest = {**variant, "values": None if drawn else variant["values"]}
-        return variant_inputs.of_case(self._last[1], rest, from_the_end, self.declarations.seeds())
+        made = variant_inputs.of_case(self._last[1], rest, from_the_end)
+        return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant["values"]))
+
+    def _other_numbers(self, inputs: list, workload: str, keywords: dict[str, int], values: str | None) -> list:
+        """The inputs, with the seeds or floating numbers that a variant wants."""
+        if values == variant_inputs.OTHER_SEED:
+            seeds = self.declarations.seeds()
+            return [variant_inputs.reseeded(value) if at in seeds else value for at, value in enumerate(inputs)]
+        if values == variant_inputs.OTHER_NUMBERS:
+            free = free_numbers(self._loaded, workload, self._dtype, keywords)
+            return variant_inputs.other_numbers(inputs, free)
+        return inputs
 
 
 def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
-    """Write one case: {workload, seed, variant, path, dtype, shapes, mutates}. mutates: {number of a tensor among the
-    inputs that forward is declared to change: its parameter's name}."""
+    """Write one case: {workload, seed, variant, path, dtype, shapes, names, mutates}. names: of the parameters that
+    hold the tensors. mutates: numbers of those that forward is declared to change."""
     case = maker.case(workload, seed, variant)
     path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
     case.save(path)
@@ -198,7 +213,6 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
         "shapes": shapes,
         "samples": maker.samples(case, variant),
         "repeatable": bool(declared.samples),
-        "mutates": {
-            number: declared.name_of_tensor(case.inputs, number) for number in declared.mutated_tensors(case.inputs)
-        },
+        "names": declared.names_of_tensors(case.inputs),
+        "mutates": declared.mutated_tensors(case.inputs),
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from . import blank, keyword_sizes, problem, tensor_trees, variant_inputs
+from . import blank, drawn_values, keyword_sizes, problem, tensor_trees, variant_inputs
 from .keyword_sizes import beyond, prime_below, small_prime
 
 JUST_BELOW = "primes just below"
@@ -72,6 +72,8 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
             made.append(variant(name, [], keywords=keywords))
     layouts_too = reference.declarations.layouts is None
     others = [one for one in at_small_sizes(shapes, case, [], layouts_too) if one["values"] != variant_inputs.FLAGS]
+    if drawn_values.free_numbers(reference, workload, case.dtype, small):
+        others.append(variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS))
     made += [{**one, "keywords": small} for one in others]
     if small and shapes.tiny():
         made += [{**one, "name": f"{one['name']}, own sizes", "instead_of": one["name"]} for one in others]
