@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from kernelopt.case_types import CallCheck, OracleCheck, Variant
 from kernelopt.device.outcomes import Fault
 from kernelopt.measure import correctness
 from kernelopt.measure.cases import Case
-from kernelopt.measure.correctness import CallCheck, CaseReport, CaseResult, OracleCheck
+from kernelopt.measure.correctness import CaseReport, CaseResult
 from kernelopt.statuses import Status
-from kernelopt.variant import Variant
 
 REPORT = CaseReport(
     mutated=[],

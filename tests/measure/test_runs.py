@@ -4,13 +4,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from kernelopt.case_types import Variant
 from kernelopt.device import standing
 from kernelopt.device.sandbox import Outcome
 from kernelopt.measure import runs, verify
 from kernelopt.measure.cases import Case, slow_in_interpreter
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
-from kernelopt.variant import Variant
 
 CONTIGUOUS = Variant("3 rows", [[0, 0, 3]], "contiguous", None, None)
 

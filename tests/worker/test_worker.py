@@ -4,7 +4,7 @@ import forks_with_torch
 import pytest
 import torch
 from kernelopt import intervals
-from kernelopt.variant import Variant
+from kernelopt.case_types import Variant
 from kernelopt.worker import accuracy, faults, oracle, problem, server, state, tensor_trees, variant_inputs, variants
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards

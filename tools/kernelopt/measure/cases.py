@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..case_types import Variant
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
 from ..statuses import Status
-from ..variant import Variant
 
 INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are always needed
 KNOWN_SEEDS = 1 << 16  # seeds from here on are secret

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
+from ..case_types import CallCheck, OracleCheck, Variant
 from ..device.outcomes import Fault
 from ..statuses import Status
-from ..variant import Variant
 from .cases import Case, shown_seed
 
 # A kernel may raise these errors on a shape or layout that the task does not list. They are loud, so they cannot pass
@@ -61,52 +61,6 @@ class CaseReport:
 
 
 REPORT_KEYS = {field.name for field in fields(CaseReport)}
-
-
-@dataclass(frozen=True)
-class CallCheck:
-    """The oracle's findings on one call: the number of outputs, their structure, and each compared with the expected
-    one.
-
-    outputs: of worker.accuracy.compare, {shape, dtype, stride, expected_…, mismatches, max_rel, …}.
-    """
-
-    count: int
-    structure: str | None
-    outputs: list[dict]
-
-
-@dataclass(frozen=True)
-class OracleCheck:
-    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs, or broken: the error
-    of the reference on a variant; then the rest is empty.
-
-    changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
-    wrong_draws: why what the kernel draws does not follow the reference's probabilities.
-    trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
-    different results on the same inputs.
-    """
-
-    unreadable: str | None = None
-    broken: str | None = None
-    calls: Sequence[CallCheck] = ()
-    expected_count: int = 0
-    expected_structure: str = ""
-    changes: Sequence[str] | None = None
-    wrong_state: Sequence[str] = ()
-    wrong_draws: Sequence[str] = ()
-    trivial_answers: Sequence[str] = ()
-    oracle: str | None = None
-    random: bool = False
-
-    @classmethod
-    def from_json(cls, check: dict) -> "OracleCheck":
-        return cls(**{**check, "calls": tuple(CallCheck(**call) for call in check.get("calls", ()))})
-
-    @property
-    def outputs(self) -> list[dict]:
-        """Of all calls."""
-        return [output for call in self.calls for output in call.outputs]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The job that judges outputs: the reference runs here, and a candidate is never loaded."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..variant import Variant
+from ..case_types import CallCheck, OracleCheck, Variant
 from . import accuracy, comparisons, problem, sampling, state, tensor_trees, variant_inputs
 from .context import Context, load_reference
 from .contract import ContractError, InvalidDeclaration
@@ -17,7 +17,16 @@ ROUGHLY = 0.25
 LEAST_SCALE = 0.01
 
 
-def check(context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]) -> dict:
+@dataclass(frozen=True)
+class CheckAnswer:
+    """One for each case, in their order."""
+
+    cases: list[OracleCheck]
+
+
+def check(
+    context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]
+) -> CheckAnswer:
     """Compare stored outputs with the reference, which runs only here and only now.
 
     cases: [{workload, seed, variant, first, calls}], calls being [{inputs_seed, output}]: the seed whose inputs a call
@@ -29,18 +38,38 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
     usual: dict[str, list[Usual]] = {}
-    return {"cases": [checked(context, loaded, maker, entry, tolerances, usual) for entry in cases]}
+    return CheckAnswer([checked(context, loaded, maker, entry, tolerances, usual) for entry in cases])
 
 
-def checked(context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, usual: dict) -> dict:
-    """`Check.result`; {broken: message} for a variant on which the reference fails and leaves the device as it was."""
+def checked(
+    context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, usual: dict
+) -> OracleCheck:
+    """`Check.result`; `broken` for a variant on which the reference fails and leaves the device as it was."""
     try:
         return Check(context, loaded, maker, entry, tolerances, usual).result()
     except OracleError as error:
         if not entry["variant"]:
             raise
         context.synchronize()  # it fails where the device is lost, and then the process ends
-        return {"broken": str(error)}
+        return OracleCheck(broken=str(error))
+
+
+@dataclass(frozen=True)
+class StoredOutputs:
+    """What a call left: its outputs, their tensor_trees.structure, the inputs that it changed, by number, and the
+    parameters and buffers that it changed, None where these were not recorded."""
+
+    outputs: list[torch.Tensor]
+    structure: str | None
+    inputs: dict[int, torch.Tensor]
+    state: dict[str, torch.Tensor] | None
+
+    @classmethod
+    def load(cls, path: str, device: str) -> "StoredOutputs":
+        stored = tensor_trees.load(path)
+        outputs = [tensor.to(device) for tensor in stored["outputs"]]
+        inputs = {int(number): tensor.to(device) for number, tensor in (stored["inputs"] or {}).items()}
+        return cls(outputs, stored["structure"], inputs, stored["state"])
 
 
 @dataclass(frozen=True)
@@ -96,37 +125,44 @@ class Check:
         with blaming(OracleError):
             return self.maker.case(self.entry["workload"], seed, self.variant)
 
-    def result(self) -> dict:
-        """{calls: [{count, structure, outputs, changed}], expected_count, expected_structure, changes, wrong_state,
-        trivial_answers, oracle, random} or {unreadable}. changes: the parameters and buffers that the reference
-        changes; wrong_state: those that the kernel left otherwise. changed: by number of an input, why its contents
-        after the call are wrong; they come last among the outputs as well."""
+    def result(self) -> OracleCheck:
+        """Of all calls. The contents of changed inputs after a call come last among its outputs."""
         return self.compared_with(self.entry["calls"], {}, keep=False)
 
-    def compared_with(self, entries: list[dict], known: dict[int, Expected], keep: bool = True) -> dict:
+    def compared_with(self, entries: list[dict], known: dict[int, Expected], keep: bool = True) -> OracleCheck:
         """`result` of the calls in `entries`. known: results of `expected` by seed. `keep` is False when only one seed
         fits in memory."""
-        calls, once = [], {}
+        of_case, calls = OracleCheck(), []
         for call in entries:
             try:
-                stored = self._stored(call["output"])
+                stored = StoredOutputs.load(call["output"], self.device)
             except Exception as error:
-                return {"unreadable": describe(error)["message"]}
+                return OracleCheck(unreadable=describe(error)["message"])
             if call["inputs_seed"] not in known:
                 if not keep:
                     known.clear()
                 known[call["inputs_seed"]] = self.expected(call["inputs_seed"], first=not calls)
             wanted = known[call["inputs_seed"]]
+            left = self._left(wanted, stored.inputs) if len(stored.outputs) == wanted.returned else []
+            outputs = self._compared([*stored.outputs, *left], wanted)
             if not calls:  # the same for all calls
-                once = self._once(wanted, stored["state"])
-            actual = stored["outputs"]
-            left = self._left(wanted, stored["inputs"]) if len(actual) == wanted.returned else []
-            outputs = self._compared([*actual, *left], wanted)
-            if self.entry.get("draws") and not calls:
-                once["wrong_draws"] = self._wrong_draws(wanted, outputs)
-            calls.append({"count": len(actual), "structure": stored["structure"], "outputs": outputs})
+                of_case = self._of_case(wanted, stored.state, outputs)
+            calls.append(CallCheck(len(stored.outputs), stored.structure, outputs))
             del wanted
-        return {"calls": calls, **once}
+        return replace(of_case, calls=calls)
+
+    def _of_case(self, wanted: Expected, left: dict | None, outputs: list[dict]) -> OracleCheck:
+        """What the first call tells of the case."""
+        return OracleCheck(
+            trivial_answers=wanted.trivial_answers,
+            random=wanted.random,
+            oracle=wanted.precision,
+            expected_count=wanted.returned,
+            expected_structure=wanted.structure,
+            changes=sorted(wanted.state),
+            wrong_state=self._wrong_state(left, wanted.state),
+            wrong_draws=self._wrong_draws(wanted, outputs) if self.entry.get("draws") else (),
+        )
 
     def _wrong_draws(self, wanted: Expected, outputs: list[dict]) -> list[str]:
         """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output; on the
@@ -140,23 +176,6 @@ class Check:
             elif not self.variant and at < len(outputs):
                 outputs[at]["few_draws"] = sampling.too_few(sampled, wanted.oracle[at], len(of_output))
         return wrong
-
-    def _stored(self, path: str) -> dict:
-        stored = tensor_trees.load(path)
-        outputs = [tensor.to(self.device) for tensor in stored["outputs"]]
-        inputs = {int(number): tensor.to(self.device) for number, tensor in (stored["inputs"] or {}).items()}
-        return {"outputs": outputs, "inputs": inputs, "structure": stored["structure"], "state": stored["state"]}
-
-    def _once(self, wanted: Expected, left: dict | None) -> dict:
-        return {
-            "trivial_answers": wanted.trivial_answers,
-            "random": wanted.random,
-            "oracle": wanted.precision,
-            "expected_count": wanted.returned,
-            "expected_structure": wanted.structure,
-            "changes": sorted(wanted.state),
-            "wrong_state": self._wrong_state(left, wanted.state),
-        }
 
     def _left(self, wanted: Expected, changed: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """The contents of the declared inputs after the kernel's call. changed: those that it changed."""

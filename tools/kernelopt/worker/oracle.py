@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
-from ..variant import Variant
+from ..case_types import Variant
 from . import judging, problem, sampling, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .declarations import DeclaredJson

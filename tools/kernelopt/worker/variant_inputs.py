@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import torch
 
-from ..variant import Variant
+from ..case_types import Variant
 from . import problem, tensor_trees
 from .keyword_sizes import STRUCTURE
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ..variant import PLAIN, Variant
+from ..case_types import PLAIN, Variant
 from . import blank, drawn_values, keyword_sizes, problem, tensor_trees, variant_inputs
 from .keyword_sizes import beyond, prime_below, small_prime
 
