@@ -159,15 +159,17 @@ def measured_cells(row: dict, names: list[str]) -> list[str]:
     others = [f"{name}: {cell(result)}" for name, result in row["against"].items() if name not in names]
     rate, share = f"{row['tflops']:.0f} TFLOPS", "–"
     if row["bound"] == "memory":
-        reached, ceiling = row["bandwidth_gbps"], row["ceiling"]["median"]
-        rate, share = f"{reached:.0f} GB/s", f"{100 * reached / ceiling:.1f} % of {ceiling:.0f} GB/s"
+        reached = row["bandwidth_gbps"]
+        rate = f"{reached:.0f} GB/s"
+        if ceiling := row.get("ceiling"):
+            share = f"{100 * reached / ceiling['median']:.1f} % of {ceiling['median']:.0f} GB/s"
     return [
         f"{row['ours_us']:.1f}",
         f"{row['latency_us']['median']:.1f}",
         f"{row['floor_share_pct']:.1f} % of {row['floor_us']:.1f} us",
         rate,
         share,
-        *(cell(row["against"][name]) for name in names),
+        *(cell(row["against"].get(name, {"error": "no measurement"})) for name in names),
         "; ".join(others) or "–",
         str(row["rounds"]),
         f"{row['minutes']:.0f}",

@@ -12,6 +12,7 @@ from judging import BUNDLE, load_check
 sys.path.insert(0, str(BUNDLE / "scripts"))
 import install
 from kernelopt.errors import UsageError
+from kernelopt.session.workspace import run_git, start_git
 
 CASES = Path(__file__).resolve().parent / "cases"
 
@@ -60,6 +61,14 @@ def prepare(case: Case, folder: Path) -> None:
     for source, target in case.take.items():
         copy(BUNDLE / source, folder / target)
     copy(case.folder / "files", folder)
+
+
+def commit(folder: Path) -> None:
+    """Make an agent's folder a git repository with one commit: some clients work in no other, and agents look there
+    for what they changed."""
+    start_git(folder, "--template=")
+    run_git(folder, "add", "--all")
+    run_git(folder, "commit", "--quiet", "--allow-empty", "--message", "The task")
 
 
 def copy(source: Path, target: Path) -> None:

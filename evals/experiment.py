@@ -30,6 +30,13 @@ ARMS = ("with", "no-wiki", "without")  # no-wiki: the bundle, of its wiki the ha
 BOTH = ("with", "without")
 OUTCOMES = ("passed", "failed", "timed out", "crashed", "not judged")
 JUDGED = OUTCOMES[:4]
+# How each client answers a prompt on stdin without a person, in words.
+COMMANDS = {
+    "claude": "claude -p --permission-mode acceptEdits --allowedTools Bash Read",
+    "codex": "codex exec --sandbox workspace-write",
+    "gemini": "gemini --approval-mode=yolo --skip-trust",
+    "opencode": "opencode run --auto",
+}
 GUARDED = ("evals", "examples", "gpu-wiki", "reference", "scripts", "skills", "tools")
 Z95 = 1.959964  # the normal distribution's 97.5 % quantile
 
@@ -118,6 +125,7 @@ def one(agent: Agent, run: Run, kept: Path) -> dict:
     home = Path(tempfile.mkdtemp(prefix="project_"))
     try:
         cases.prepare(case, home)
+        cases.commit(home)
         prompt = case.prompt
         if run.arm != "without":
             skill = cases.install_bundle(home, agent.client)
@@ -190,6 +198,14 @@ def fingerprint(root: Path) -> str:
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def version(client: str) -> str | None:
+    """What a client of COMMANDS says of its version; None where it is not installed."""
+    if client not in COMMANDS or not shutil.which(client):
+        return None
+    done = subprocess.run([client, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.stdout.strip() or None
 
 
 def commit() -> str | None:

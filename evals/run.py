@@ -7,9 +7,11 @@ leaves.
 
 examples:
   run.py list
-  run.py run --agent 'claude -p --permission-mode acceptEdits' --client claude --repeats 5
+  run.py run --client claude --repeats 5
+  run.py run --agent './my_agent -' --case noise
+  run.py run --client codex --case gated_scan paged_decode --arm with no-wiki without
+  run.py table run1/results.json run2/results.json
   run.py prepare noise /tmp/noise --with-bundle       # by hand: prints the prompt
-  run.py run --agent 'claude -p' --case gated_scan paged_decode --arm with no-wiki without
   run.py check noise /tmp/noise --answer answer.txt   # by hand: exit 0 is a pass
   run.py triggers --agent 'claude -p' --repeats 3
 """
@@ -21,9 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
 import experiment
+import tables
 import triggers
 from judging import text
-from kernelopt import cli
+from kernelopt import bundle, cli
 from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks, UsageError
 
@@ -43,6 +46,7 @@ def show_list(args) -> int:
 def prepare(args) -> int:
     case = cases.load(args.case)
     cases.prepare(case, args.folder)
+    cases.commit(args.folder)
     prompt = case.prompt
     if args.with_bundle or args.no_wiki:
         skill = cases.install_bundle(args.folder, args.client)
@@ -68,10 +72,12 @@ def run(args) -> int:
     if set(args.arm) != {"with"} and (found := cases.installed_for_all()):
         raise UsageError(f"{found[0]} gives the bundle to every run; uninstall it, or pass --arm with")
     out = fresh(args.out)
-    agent = experiment.Agent(args.agent, args.client, args.point, args.timeout)
+    agent = experiment.Agent(command(args), args.client, args.point, args.timeout)
     head = {
-        "agent": args.agent,
+        "agent": agent.command,
         "client": args.client,
+        "client_version": experiment.version(args.client),
+        "plumbing": args.plumbing,
         "pointed_at_skill": args.point,
         "bundle_commit": experiment.commit(),
         "seed": args.seed,
@@ -86,8 +92,24 @@ def run(args) -> int:
         runs.append(result)
         experiment.write(out, head, runs)  # after each, so that a killed experiment keeps what it has
     result = experiment.write(out, head, runs)
-    cli.emit(result, args.json, [*table(result["rates"], args.arm), *notes(result), f"{out / 'results.json'}"])
+    cli.emit(result, args.json, [*tables.table([result]), *tables.notes(result), f"{out / 'results.json'}"])
     return 0 if any(run["outcome"] in ("passed", "failed") for run in runs) else 1
+
+
+def command(args) -> str:
+    """The agent's command, as given or as the client's is known."""
+    if not (chosen := args.agent or experiment.COMMANDS.get(args.client)):
+        known = ", ".join(experiment.COMMANDS)
+        raise UsageError(f"name the agent's command with --agent, or with --client one of {known}")
+    return chosen
+
+
+def show_table(args) -> int:
+    results = [bundle.read_json(file) for file in args.results]
+    if bad := [file for file, result in zip(args.results, results, strict=True) if "plumbing" not in result]:
+        raise UsageError(f"{bad[0]} is no results.json of run.py run")
+    cli.emit({"results": results}, args.json, tables.table(results))
+    return 0
 
 
 def choose(names: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -118,25 +140,6 @@ def tell(result: dict) -> None:
     cli.say(f"{result['case']} {result['arm']} {result['repeat']}: {result['outcome']}{why} ({result['wall_s']:.0f} s)")
 
 
-def table(rates: dict, arms: list[str]) -> list[str]:
-    """Passed of judged runs and the 95 % interval, a row a case."""
-    head = f"{'case':20}" + "".join(f"{arm:>28}" for arm in arms)
-    return [head, *(f"{name:20}" + "".join(f"{cell(own.get(arm)):>28}" for arm in arms) for name, own in rates.items())]
-
-
-def cell(rate: dict | None) -> str:
-    if not rate or not rate["judged"]:
-        return "not judged"
-    low, high = rate["ci95"]
-    return f"{rate['passed']}/{rate['judged']} ({100 * low:.0f} to {100 * high:.0f} %)"
-
-
-def notes(result: dict) -> list[str]:
-    outcomes = [run["outcome"] for run in result["runs"]]
-    counted = ", ".join(f"{outcomes.count(name)} {name}" for name in experiment.OUTCOMES if name in outcomes)
-    return [f"runs: {counted}", *(f"left out: {name}: {why}" for name, why in result["left_out"].items())]
-
-
 def judge_triggers(args) -> int:
     queries = triggers.load()["queries"]
     if args.agent:
@@ -162,6 +165,7 @@ def asked(args, queries: list[dict]) -> list[dict]:
         chosen: dict[str, str] = {}
         for query in queries:
             with tempfile.TemporaryDirectory(prefix="project_") as home, tempfile.TemporaryDirectory() as kept:
+                cases.commit(Path(home))
                 (Path(kept) / "prompt.md").write_text(triggers.prompt([query]), encoding="utf-8")
                 env = experiment.environment("discipline")
                 code, _ = experiment.ask(args.agent, Path(home), Path(kept), args.timeout, env)
@@ -173,7 +177,7 @@ def asked(args, queries: list[dict]) -> list[dict]:
 
 def arguments():
     parser = cli.parser(__doc__)
-    verbs = parser.add_subparsers(required=True, metavar="list|prepare|check|run|triggers")
+    verbs = parser.add_subparsers(required=True, metavar="list|prepare|check|run|table|triggers")
 
     verb = verbs.add_parser("list", help="the cases", allow_abbrev=False)
     finish(verb, show_list)
@@ -195,7 +199,9 @@ def arguments():
     finish(verb, check)
 
     verb = verbs.add_parser("run", help="run an agent's command on cases, and count", allow_abbrev=False)
-    verb.add_argument("--agent", type=cli.filled, required=True, metavar="COMMAND", help="gets the prompt on stdin")
+    verb.add_argument(
+        "--agent", type=cli.filled, metavar="COMMAND", help="gets the prompt on stdin (default: --client's)"
+    )
     verb.add_argument("--case", nargs="+", metavar="CASE", help="only these (default: all that can run here)")
     verb.add_argument(
         "--arm", nargs="+", choices=experiment.ARMS, default=list(experiment.BOTH), help="default: with without"
@@ -204,8 +210,13 @@ def arguments():
     verb.add_argument("--timeout", type=cli.positive_float, help="seconds a run (default: each case's own)")
     verb.add_argument("--seed", type=cli.natural, default=0, help="of the order of runs (default 0)")
     verb.add_argument("--out", type=cli.path, metavar="DIR", help="new or empty (default: a new one in /tmp)")
+    verb.add_argument("--plumbing", action="store_true", help="a scripted model answers the client: note it as such")
     add_client(verb)
     finish(verb, run)
+
+    verb = verbs.add_parser("table", help="the results of several runs side by side", allow_abbrev=False)
+    verb.add_argument("results", nargs="+", type=cli.path, metavar="FILE", help="results.json of run")
+    finish(verb, show_table)
 
     verb = verbs.add_parser("triggers", help="which skill would be read? prints the question", allow_abbrev=False)
     how = verb.add_mutually_exclusive_group()

@@ -321,14 +321,21 @@ def run_tool(name: str, *arguments, cwd=None, env=None, timeout=120) -> subproce
     return done
 
 
+def free_port(first: int) -> int:
+    """The first port from that one on at which nobody listens. Ray gives 10002 to 19999 to its workers by default."""
+    for port in range(first, first + 500):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port is free from {first} on")
+
+
 @contextlib.contextmanager
 def gpu_node(gpus: int, **environment: str) -> Iterator[tuple[subprocess.Popen, str, list[str]]]:
     """A GPU node of this machine, which believes us how many GPUs there are: (process, address, what it printed)."""
     if not all(importlib.util.find_spec(name) for name in ("ray", "grpc")):  # Ray reads its settings at its import
         pytest.skip("ray[client] is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port(10002 + os.getpid() % 9000)
     command = [sys.executable, BUNDLE / "tools" / "gpu_node.py", "--port", str(port), "--gpus", str(gpus)]
     options = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
     with subprocess.Popen(command, **options) as process:

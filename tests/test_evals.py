@@ -463,8 +463,11 @@ def test_knowledge_cases_run_in_three_arms_and_fill_the_table(agent, tmp_path, m
     name, arms = KNOWLEDGE[0].name, ("with", "no-wiki", "without")
     result, done = outcomes(agent("good"), tmp_path, "--case", name, "--repeats", 1, "--arm", *arms)
     assert done.returncode == 0, done.stderr
-    head, row, total = done.stdout.splitlines()[:3]
-    assert head.split() == ["case", *arms] and [row.split()[0], total.split()[0]] == [name, "total"]
+    _, head, row, total = done.stdout.splitlines()[:4]
+    assert head.split() == ["case", *(word for arm in arms for word in ("agents", arm))] and [
+        row.split()[0],
+        total.split()[0],
+    ] == [name, "total"]
     assert {arm: rate["passed"] for arm, rate in result["rates"][name].items()} == dict.fromkeys(arms, 1)
 
 
@@ -523,6 +526,35 @@ def test_without_the_wiki_an_agent_has_the_hardware_values_and_the_tools(tmp_pat
     assert not any((skill / "gpu-wiki" / name).exists() for name in advice)
     assert wiki.find("H200", wiki.pages(skill / "gpu-wiki")).known("memory_bandwidth")
     assert (skill / "SKILL.md").is_file() and (skill / "tools/search_wiki.py").is_file()
+
+
+def test_an_agent_works_in_a_git_folder_and_the_clients_command_is_known(tmp_path, monkeypatch):
+    """As Codex wants it; git shows what the agent changed, and not the bundle."""
+    look = "git status --short --untracked-files=all -- . ':!.agents'; git log --format=%s"
+    monkeypatch.setitem(experiment.COMMANDS, "agents", f"echo new > note.md; {look}")
+    done = run_evals("run", "--case", "noise", "--repeats", 1, "--out", tmp_path / "out", HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for run in ("000", "001"):
+        assert (tmp_path / "out" / "runs" / run / "answer.txt").read_text() == "?? note.md\nThe task\n"
+    monkeypatch.delitem(experiment.COMMANDS, "agents")
+    done = run_evals("run", "--case", "noise", HOME=str(tmp_path))
+    assert done.returncode == 2 and "--agent, or with --client one of claude, codex, gemini, opencode" in done.stderr
+
+
+def test_runs_with_a_scripted_model_stand_apart(agent, tmp_path):
+    files = []
+    for name, options in {"a": [], "b": ["--plumbing"]}.items():
+        (tmp_path / name).mkdir()
+        options += ["--case", "noise", "--arm", "without", "--repeats", 1]
+        _, done = outcomes(agent("useless"), tmp_path / name, *options)
+        assert ("plumbing: a scripted model" in done.stdout) == (name == "b")
+        files.append(tmp_path / name / "out" / "results.json")
+    lines = run_evals("table", *files).stdout.splitlines()
+    rows = ["case", "noise", "total"]
+    assert [line.split()[0] for line in lines] == ["agents", *rows, "plumbing:", *rows]
+    assert all(line.split()[1] == "0/1" for line in lines if line.startswith(("noise", "total")))
+    (tmp_path / "other.json").write_text("{}")
+    assert run_evals("table", tmp_path / "other.json").returncode == 2
 
 
 def test_the_order_is_shuffled_by_seed_and_balanced():

@@ -20,6 +20,7 @@ def session() -> dict:
 def test_a_problem_has_what_its_session_takes(session, folder):
     problem = session["Problem"].read(folder.name)
     assert problem.framework in ("triton", "cuda") and problem.notes and 10 <= problem.explore_seconds <= 120
+    assert 0 < problem.share_pct <= 100
     files = [folder / "reference.py", folder / "v0.py", *problem.files("candidates"), *problem.files("opponents")]
     assert problem.files("candidates") and problem.files("opponents")
     for file in files:
@@ -35,7 +36,8 @@ def test_the_leader_is_the_first_right_candidate(session):
         {"name": "wrong", "status": "WRONG_VALUES", "opponent": False, "against_best": None},
         {"name": "a[B=64]", "status": "OK", "opponent": False, "against_best": {"point": 1.5}},
     ]
-    assert session["leader"](rows) == ("a[B=64]", 1.5)
+    assert session["leader"](rows) == ("a[B=64]", "1.50x")
+    assert session["leader"]([{**rows[2], "against_best": None}]) == ("a[B=64]", "an unknown multiple")
     with pytest.raises(SystemExit, match="no candidate of the exploration is right"):
         session["leader"](rows[:2])
 
@@ -43,7 +45,7 @@ def test_the_leader_is_the_first_right_candidate(session):
 @pytest.mark.parametrize(("rejected", "last"), [("v1", "report"), ("v0", "gate v0")])
 def test_a_session_goes_on_after_a_refused_v1_alone(session, monkeypatch, tmp_path, rejected, last):
     """Stand-ins for the tools, which need a GPU."""
-    run = session["Session"](session["Problem"](DECK, "triton", "-", 45), tmp_path)
+    run = session["Session"](session["Problem"](DECK, "triton", "-", 45, 90), tmp_path)
     run.workspace.mkdir()
 
     def tool(command):

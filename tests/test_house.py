@@ -117,6 +117,13 @@ def test_the_router_names_every_sub_skill_and_every_gate():
         assert tool in router
 
 
+def test_skills_name_no_command_that_gemini_refuses():
+    """Gemini CLI 0.61.0 runs no shell command with a substitution: "Command injection detected"."""
+    texts = [BUNDLE / "SKILL.md", *BUNDLE.glob("skills/*/SKILL.md"), *BUNDLE.glob("reference/*.md")]
+    lines = [line for path in texts for line in path.read_text().splitlines() if "$(" in line or "<(" in line]
+    assert len(texts) > 6 and lines == []
+
+
 def test_no_program_holds_a_figure_of_the_wiki():
     """Distinctive hardware values (three significant digits or more) stand in no program."""
     from kernelopt.hardware import wiki

@@ -42,9 +42,9 @@ def part_of(args) -> cutting.Part:
     between = args.between and tuple(args.between)
     if args.group is None:
         return cutting.Part(args.model, args.module, between, args.workload, {})
-    if args.module or between or not args.groups:
-        raise UsageError("--group N goes with --groups FILE, without --module and --between")
-    return cutting.part_of_group(args.model, bundle.read_json(args.groups), args.group)
+    if args.module or not args.groups:
+        raise UsageError("--group N goes with --groups FILE, without --module")
+    return cutting.part_of_group(args.model, bundle.read_json(args.groups), args.group, between)
 
 
 def arguments():

@@ -17,7 +17,7 @@ from kernelopt.models import finding
 from kernelopt.models.advice import WAYS, advice
 from kernelopt.report import step_page
 
-BY_DEFAULT = ("compiled", "tuned", "graph")
+BY_DEFAULT = ("compiled", "tuned", "graph", "compiled_graph")
 
 
 def main() -> int:
@@ -41,7 +41,13 @@ def measured(args) -> finding.Recording:
     if unknown := [way for way in args.ways if way not in WAYS]:
         raise UsageError(f"--ways: {unknown[0]} is none of {', '.join(WAYS)}")
     wanted = finding.Wanted(
-        args.model, args.workload, args.training, tuple(args.ways), args.budget_seconds, args.timeout
+        args.model,
+        args.workload,
+        args.training,
+        tuple(args.ways),
+        args.budget_seconds,
+        args.compile_seconds,
+        args.timeout,
     )
     with Sandbox(args.device, None, args.sandbox) as sandbox:
         cli.say(f"profiling {args.model} on {sandbox.device_name}")
@@ -63,6 +69,7 @@ def arguments():
     parser.add_argument(
         "--budget-seconds", type=cli.positive_float, default=10, metavar="S", help="to time each way (default 10)"
     )
+    cli.add_compile_seconds(parser)
     parser.add_argument("--timeout", type=cli.positive_float, default=1800, help="seconds (default 1800)")
     parser.add_argument("--all", action="store_true", help="all groups, the small ones too")
     parser.add_argument("--save", type=cli.path, metavar="FILE", help="keep the profile, a gzipped Chrome trace")

@@ -39,7 +39,7 @@ def main() -> int:
         agent_timeout_s=args.agent_timeout,
         candidates=args.candidates,
     )
-    sees_gpu = args.unconfined or not (client and client.hides_gpu)
+    sees_gpu = args.unconfined or args.network or not (client and client.hides_gpu)
     os.environ["KERNELOPT_ON"] = args.on if sees_gpu else "local"  # for the tools that agents call
     strategy = strategies.Beam(args.beam) if args.beam else strategies.Greedy()
     wrapper = agent_process.read_only(workspace.root)
@@ -54,14 +54,17 @@ def main() -> int:
 def agent(args) -> tuple[clients.Client | None, str]:
     """(the known client, if it is one; the agent's command)"""
     if args.client is None:
-        for option in ("model", "unconfined"):
+        for option in ("model", "unconfined", "network"):
             if getattr(args, option):
                 raise UsageError(f"--{option} goes with --client; put it into the command of --agent")
         return None, args.agent
     client = clients.CLIENTS[args.client]
-    if args.unconfined and not client.unconfined:
-        raise UsageError(f"--unconfined: {args.client} runs without a sandbox of its own anyway; leave it out")
-    return client, client.command_line(args.model, args.unconfined)
+    for option in ("unconfined", "network"):
+        if getattr(args, option) and not getattr(client, option):
+            raise UsageError(f"--{option}: {args.client} runs without a sandbox of its own anyway; leave it out")
+    if args.network and args.on == "local":
+        raise UsageError("--network lets agents reach a GPU node; name it with --on")
+    return client, client.command_line(args.model, args.unconfined, args.network)
 
 
 def opened(root: Path) -> Workspace:
@@ -92,7 +95,9 @@ def arguments():
     who.add_argument("--client", choices=clients.CLIENTS, help="its command line is known")
     who.add_argument("--agent", type=cli.filled, metavar="COMMAND", help="reads the brief on stdin")
     add("--model", type=cli.filled, metavar="M", help="of the client (default: its own choice)")
-    add("--unconfined", action="store_true", help="codex without its sandbox, which hides the GPU")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--unconfined", action="store_true", help="codex without its sandbox, which hides the GPU")
+    where.add_argument("--network", action="store_true", help="codex with a network, so that agents use the node too")
     add("--rounds", **number, metavar="N", default=10, help="the most rounds (default 10)")
     add("--candidates", **number, metavar="N", default=1, help="side by side in a round (default 1)")
     add("--beam", **number, metavar="N", help="start from the N fastest right versions in turn")

@@ -21,12 +21,14 @@ from kernelopt import cli
 
 @dataclass(frozen=True)
 class Problem:
-    """A folder here: reference.py, v0.py, v1_plan.md, candidates/, opponents/ and about.json."""
+    """A folder here: reference.py, v0.py, v1_plan.md, candidates/, opponents/ and about.json. share_pct: of the
+    attainable rate, the target; at small sizes launch and ramp-up take most of the time."""
 
     folder: Path
     framework: str
     notes: str
     explore_seconds: int
+    share_pct: int
 
     @classmethod
     def read(cls, name: str) -> "Problem":
@@ -60,7 +62,8 @@ class Session:
         root = ("--root", self.workspace.parent)
         self.step("start", "reference/workspace_init.sh", name, files[0], "--reference", files[1], *task, *root)
         self.step("least work", "tools/estimate_work.py", "--workspace", self.workspace)
-        self.step("targets", "tools/compute_utilization.py", "--workspace", self.workspace, "--set-targets")
+        targets = ("--set-targets", "--share", self.problem.share_pct)
+        self.step("targets", "tools/compute_utilization.py", "--workspace", self.workspace, *targets)
 
     def judge(self, version: str) -> None:
         at = ("--workspace", self.workspace, "--version", version)
@@ -77,7 +80,7 @@ class Session:
         name, ratio = leader(json.loads((self.workspace / "explore" / "e1.json").read_text())["rows"])
         self.step("keep the leader", "tools/explore_kernels.py", *at, "--keep", name)
         plan = (self.problem.folder / "v1_plan.md").read_text()
-        plan = plan.replace("NAME", name).replace("RATIO", f"{ratio:.2f}x")
+        plan = plan.replace("NAME", name).replace("RATIO", ratio)
         (self.workspace / "plans" / "v1_plan.md").write_text(plan)
 
     def end(self) -> None:
@@ -85,11 +88,12 @@ class Session:
         (self.workspace / "seconds.json").write_text(json.dumps(self.seconds, indent=1) + "\n")
 
 
-def leader(rows: list[dict]) -> tuple[str, float]:
+def leader(rows: list[dict]) -> tuple[str, str]:
     """(name, speed-up over the best version) of the fastest right candidate of an exploration."""
     for row in rows:
         if row["status"] == "OK" and not row["opponent"]:
-            return row["name"], row["against_best"]["point"]
+            against = row["against_best"]  # None where the best version was dropped before this one was timed
+            return row["name"], f"{against['point']:.2f}x" if against else "an unknown multiple"
     sys.exit("session.py: no candidate of the exploration is right; its table says why")
 
 

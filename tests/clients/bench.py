@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from kernelopt.device.sandbox import kill_group
 from kernelopt.session.workspace import Workspace
 
 from .real_clients import FOREIGN, REAL_CLIENTS, RealClient
-from .scripted_model import Request, ScriptedModel
+from .scripted_model import Request, ScriptedModel, Step, step
 
 INSTALLED = BUNDLE / ".clients"
 PROGRAMS = INSTALLED / "node_modules" / ".bin"
@@ -27,6 +27,9 @@ SKILL_FILES = {ROUTER: BUNDLE / "SKILL.md", **SUB_SKILL_FILES}
 ALL_SKILLS = sorted(SKILL_FILES)
 BANDWIDTH = "memory_bandwidth: 4800 GB/s <- <gpu-wiki>/docs/hardware/h200.md:L"  # of gpu_specs.py lookup H200
 PYTHON = sys.executable
+LONGEST_S = 240  # of a client, on a busy machine
+WAITED = "it has ended:"
+WAITS = 8  # of 25 s
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Bench:
             start_new_session=True,
         )
         try:
-            out, _ = process.communicate(prompt, timeout=120)
+            out, _ = process.communicate(prompt, timeout=LONGEST_S)
         finally:
             kill_group(process)
         return subprocess.CompletedProcess(command, process.returncode, out)
@@ -104,6 +107,29 @@ def bundle_root(request: Request) -> str:
     paths = [Path(path) for path in re.findall(r"/[^\s\"'`<>|:]+", request.text)]
     folders = (folder for path in paths for folder in (path, *path.parents))
     return str(next(folder for folder in folders if (folder / "tools" / "gpu_specs.py").is_file()))
+
+
+def patient(command: Callable[[Request], str], folder: str = ".") -> list[Step]:
+    """Steps for Codex, which waits for a command 30 s at the most: run one, then say what it printed, and its exit code.
+
+    folder: where that is kept meanwhile.
+    """
+    said, code = f"{folder}/said.txt", f"{folder}/code.txt"
+    run = step("shell", lambda request: f"({command(request)}) > {said} 2>&1; echo code $? > {code}")
+    waits = step("shell", f"timeout 25 bash -c 'until [ -f {code} ]; do sleep 0.2; done'")
+    return [run, *[waits] * WAITS, step("shell", f"echo {WAITED}; cat {said} {code}")]
+
+
+def shell(bench: Bench, command: str) -> list[Step]:
+    """Steps that run a command and say, from WAITED on, what it printed, and its exit code."""
+    if bench.name == "codex":
+        return patient(lambda _: command)
+    return [step("shell", f"echo {WAITED}; {command} 2>&1; echo code $?")]
+
+
+def ended(request: Request) -> str:
+    """What the last command of such a request printed, and its exit code."""
+    return re.split(r"(?<=\ncode \d)\n", request.text.rpartition(f"{WAITED}\n")[2])[0]
 
 
 def wait_until(condition, seconds: float = 20.0) -> bool:

@@ -44,14 +44,13 @@ def verification(request: Request) -> str:
     return re.search(r"`(\S+ \S+/verify_kernel\.py --workspace \.[^`]*)`", request.text)[1]
 
 
-ANSWER = (
+WRITE = (
     step("read", in_desk("kernel.py")),
     step("read", f"{BUNDLE}/reference/plan.md"),
     step("write", in_desk("kernel.py"), faster_kernel),
     step("shell", f"printf '{PLAN}' > plan.md"),
-    step("shell", verification),
-    step("say", "kernel.py and plan.md are there"),
 )
+ANSWER = (*WRITE, step("shell", verification), step("say", "kernel.py and plan.md are there"))
 
 
 def test_two_rounds_are_accepted_with_the_command_line_that_the_loop_knows(bench, ready, measured_here):

@@ -31,6 +31,14 @@ def test_a_used_up_quota_and_a_missing_network_are_named(bench, ready, measured_
     assert done.returncode == 3 and "the agent gets no answer: it does not reach its model" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("home", ["claude", "codex"], indirect=True)  # which are quick
+def test_a_model_that_never_answers_is_told_at_the_time_out(bench, ready, measured_here):
+    bench.model.follow(step("hang"))
+    optimize(bench, ready, "--rounds", "1", "--agent-timeout", str(bench.client.starts_s))
+    line = log_lines(ready)[0]
+    assert line["outcome"] == "timed out" and "its model answered nothing" in line["message"], line
+
+
 @pytest.mark.parametrize("home", ["claude", "gemini"], indirect=True)  # the others write there, or ask nobody
 def test_a_write_that_the_client_refuses_is_told(bench, ready, measured_here, tmp_path):
     bench.model.follow(step("write", str(tmp_path / "kernel.py"), "x = 1\n"), step("say", "done"))

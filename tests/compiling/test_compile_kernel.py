@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import tool_json
-from kernelopt.compiling import choosing
-from kernelopt.device import gpu, programs
+from conftest import BUNDLE, tool_json
+from kernelopt.compiling import choosing, compiler
+from kernelopt.device import gpu, programs, standing
 from kernelopt.errors import EnvironmentLacks, UsageError
 
 TRITON = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
@@ -80,6 +80,13 @@ def kernel_function(a, b):
     return extension.double_it(a)
 """
 
+FP8_REFERENCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, weight, scale_x, scale_w): return (x.float() @ weight.float().t() * scale_x * scale_w).bfloat16()
+def get_inputs(): return [torch.ones(16, 64).to(torch.float8_e4m3fn), torch.ones(16, 64).to(torch.float8_e4m3fn), torch.ones(()), torch.ones(())]
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -140,6 +147,20 @@ def metadata(listing: Path) -> dict[str, int]:
 
 
 @needs_linker
+def test_a_product_in_bf16_is_told_from_one_in_fp8_by_its_instructions(tmp_path, compile_here):
+    kernel = (BUNDLE / "benchmarks/hard_deck/fp8_product/v0.py").read_text()
+    kernel = kernel.replace("BM=128, BN=128, BK=128, num_warps=8", "BM=64, BN=16, BK=32, num_warps=4")
+    widened = kernel.replace("tl.dot(a, b, acc)", "tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)")
+    for name, text in {"reference": FP8_REFERENCE, "fp8": kernel, "bf16": widened}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    used = {}
+    for name in ("fp8", "bf16"):
+        (one,) = compiled(tmp_path, compile_here, name, "--for", "sm_90")["targets"]
+        used[name] = {opcode.split(".")[0] for opcode in one["kernels"][0]["tensor_instructions"]}
+    assert used == {"fp8": {"QGMMA"}, "bf16": {"HGMMA"}}
+
+
+@needs_linker
 def test_what_a_target_refuses_is_said_of_it_alone(folder, compile_here):
     answer = compiled(folder, compile_here, "narrow", "--for", "sm_86,sm_89,gfx942", code=1)
     ampere, ada, cdna = (of_target(answer, arch) for arch in ("sm_86", "sm_89", "gfx942"))
@@ -190,3 +211,12 @@ def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(s
     assert choosing.default(None, True, "--for").arch == "sm_89"
     with pytest.raises(UsageError, match="pass --card NAME"):
         choosing.default(None, False, "--card")
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [("", "died of SIGABRT, and said nothing; does it know this architecture?"), ("bad\n", "died of SIGABRT\nbad")],
+)
+def test_a_compiler_that_dies_is_named(log, message):
+    died = standing.Ended(SimpleNamespace(timed_out=False, signal="SIGABRT", log_tail=log))
+    assert compiler.fault_of(died, 1.0).message == f"the compiler {message}"

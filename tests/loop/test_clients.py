@@ -96,6 +96,13 @@ def test_a_call_that_the_client_did_not_allow_is_told(ready):
     assert outcomes(lines)[-2:] == ["accepted", "stop"]
 
 
+@pytest.mark.parametrize(("printed", "told"), [([], True), ([ANSWER], False)])
+def test_a_model_that_never_answers_is_told_apart_from_a_slow_agent(ready, printed, told):
+    limits = replace(LIMITS, rounds=1, agent_timeout_s=0.5)
+    _, lines = run(ready, prints(*printed), client=CLIENTS["claude"], limits=limits)
+    assert outcomes(lines)[0] == "timed out" and ("its model answered nothing" in lines[0]["message"]) == told
+
+
 @pytest.mark.parametrize(
     ("log", "says"),
     [

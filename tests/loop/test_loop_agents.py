@@ -89,7 +89,7 @@ def test_an_agents_temporary_files_go_with_it(ready, tmp_path):
     _, lines = run(ready, agent(f"{writes}; {kernel(50)}"), limits=replace(LIMITS, rounds=1))
     temporary = Path((tmp_path / "where").read_text().strip())
     assert outcomes(lines) == ["accepted", "stop"] and len((tmp_path / "names").read_text().split()) == 2
-    assert temporary.parent == agent_sandbox.run_folder(ready) and not temporary.exists()
+    assert temporary.parent == agent_sandbox.run_folder(ready) and not temporary.parent.exists()
 
 
 def test_masked_rounds_are_not_in_the_clone(ready, tmp_path):

@@ -95,6 +95,9 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
         (["--agent", "true", "--model", "m"], "--model goes with --client"),
         (["--agent", "true", "--unconfined"], "--unconfined goes with --client"),
         (["--client", "claude", "--unconfined"], "claude runs without a sandbox of its own"),
+        (["--client", "gemini", "--network"], "gemini runs without a sandbox of its own"),
+        (["--client", "codex", "--network"], "name it with --on"),
+        (["--client", "codex", "--network", "--unconfined"], "not allowed with argument"),
         (["--client", "claude", "--agent", "true"], "not allowed with argument"),
         ([], "one of the arguments --client --agent is required"),
     ],
@@ -104,11 +107,14 @@ def test_options_that_do_not_go_together_are_refused(ready, run_here, options, s
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("client", "on"), [("claude", "ray://127.0.0.1:9"), ("codex", "local")])
-def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, client, on):
-    """Codex's sandbox has no network, so its agents check kernels here."""
+@pytest.mark.parametrize(
+    ("options", "on"),
+    [(["claude"], "ray://127.0.0.1:9"), (["codex"], "local"), (["codex", "--network"], "ray://127.0.0.1:9")],
+)
+def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, options, on):
+    """Codex's sandbox has no network by itself, so its agents check kernels here."""
     monkeypatch.setenv("KERNELOPT_ON", "")
-    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--client", client, "--on", "ray://127.0.0.1:9")
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--on", "ray://127.0.0.1:9", "--client", *options)
     assert done.returncode == 3 and os.environ["KERNELOPT_ON"] == on
 
 
@@ -116,6 +122,7 @@ def test_a_known_client_has_its_command_line():
     codex = CLIENTS["codex"]
     assert codex.command_line().startswith("codex exec --json --skip-git-repo-check --sandbox workspace-write ")
     assert codex.command_line("a b", True).endswith("--sandbox danger-full-access --model 'a b'")
+    assert codex.command_line(network=True).endswith("tmp=true --config sandbox_workspace_write.network_access=true")
     assert CLIENTS["gemini"].command_line().endswith(f"--include-directories {quote(str(BUNDLE))}")
 
 

@@ -4,10 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from kernelopt.case_types import CallCheck, OracleCheck, Variant
 from kernelopt.device.outcomes import Fault
 from kernelopt.measure import correctness
-from kernelopt.measure.cases import Case, Variant
-from kernelopt.measure.correctness import CallCheck, CaseReport, CaseResult, OracleCheck
+from kernelopt.measure.cases import Case
+from kernelopt.measure.correctness import CaseReport, CaseResult
 from kernelopt.statuses import Status
 
 REPORT = CaseReport(
@@ -26,6 +27,7 @@ OUTPUT = {
     "usually_finite": True,
     "nonfinite": 0,
     "spurious": 0,
+    "infinite": 0,
     "mismatches": 0,
     "elements": 4,
     "finite": 4,

@@ -62,7 +62,7 @@ def test_what_is_declared_is_an_output(judged, at_own_sizes):
     found = at_own_sizes(DECLARED, ADDS.replace("residual += x", "residual += 2 * x"))
     assert found["status"] == "WRONG_VALUES" and "as it was" not in found["summary"]
     found = at_own_sizes(DECLARED, ADDS.replace("residual += x", "residual += x; x.mul_(2); x.div_(3)"))
-    assert found["status"] == "INPUT_MUTATED" and "input 0" in found["summary"]
+    assert found["status"] == "INPUT_MUTATED" and "input 'x' was changed" in found["summary"]
 
 
 def test_a_task_without_declarations_has_no_such_key(judged):
@@ -141,7 +141,9 @@ def test_an_output_that_the_task_allocates_is_poisoned(judged, at_own_sizes):
 def test_a_declared_input_that_may_stay_as_it_was_makes_no_task(at_own_sizes):
     reference = WRITE.replace("cache[slots] = values", "cache[slots] += 0 * values")
     found = at_own_sizes(reference, RIGHT)
-    assert found["status"] == "INVALID_TASK" and "its contents before the call" in found["summary"]
+    assert (
+        found["status"] == "INVALID_TASK" and "MUTATES declares 'cache', and leaving it as it was" in found["summary"]
+    )
 
 
 def test_arguments_that_hold_several_tensors_are_declared_as_one(judged, at_own_sizes):
@@ -156,6 +158,23 @@ MUTATES = ("states",)
     kernel = "def kernel_function(states, x):\n    for state in states[:LAST]: state.copy_(state / 2 + x)\n"
     assert judged(reference, kernel.replace("LAST", ""))["status"] == "OK"
     assert at_own_sizes(reference, kernel.replace("LAST", "1"))["status"] == "WRONG_VALUES"
+
+
+def test_one_of_several_tensors_of_a_declared_argument_may_stay(at_own_sizes):
+    pairs = """
+class Model(nn.Module):
+    def forward(self, pairs):
+        for x, sums in pairs: sums.add_(x)
+def get_inputs(): return [[(torch.randn(6, 8), torch.randn(6, 8)), (torch.randn(5), torch.randn(5))]]
+MUTATES = ("pairs",)
+"""
+    adds = "def kernel_function(pairs):\n    for x, sums in pairs: sums += x\n"
+    assert at_own_sizes(pairs, adds)["status"] == "OK"
+    assert at_own_sizes(pairs, adds.replace("in pairs", "in pairs[:1]"))["status"] == "WRONG_VALUES"
+    found = at_own_sizes(pairs, adds.replace("sums += x", "sums += x; x *= 1.00001"))
+    assert found["status"] == "WRONG_VALUES" and "leaves as they were" in found["summary"]
+    found = at_own_sizes(pairs.replace("add_(x)", "add_(x * 1e-9)"), adds)
+    assert found["status"] == "INVALID_TASK" and "leaving it as it was" in found["summary"]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +248,10 @@ def test_ties_may_go_either_way_where_the_task_says_so(judged, at_own_sizes):
     found = judged(TOP, LAST_FIRST)
     assert found["status"] == "OK", found["summary"]
     assert found["declared"]["compare"] == {"1": {"ties": "scores"}} and "COMPARE 1: ties: scores" in found["summary"]
+    assert "worst error 0;" in found["summary"], found["summary"]
     found = at_own_sizes(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
     assert found["status"] == "WRONG_VALUES" and "point to another score" in found["summary"]
+    assert "look at masks, at ties" in found["summary"] and "tl.dot" not in found["summary"]
 
 
 def test_a_bound_that_lets_an_empty_answer_pass_makes_no_task(at_own_sizes):
@@ -291,3 +312,24 @@ MUTATES = ("residual",)
     found = at_own_sizes(optional, kernel)
     assert found["status"] == "OK" and "first layer" in found["summary"], found["summary"]
     assert at_own_sizes(optional, kernel.replace(".add_(x)", ".add(x)"))["status"] == "WRONG_VALUES"
+
+
+DRAWS = """
+class Model(nn.Module):
+    def forward(self, probs, seed): return probs * 1.0
+def get_inputs(): return [torch.softmax(torch.randn(ROWS, 9), -1).repeat(64 // ROWS, 1), 17]
+SAMPLES = {0: {"tvd": 0.06, "draws": 8_000}}
+"""
+DRAWN = """
+def kernel_function(probs, seed):
+    return torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(int(seed)))[:, 0]
+"""
+
+
+def test_each_of_equal_rows_is_drawn_for_itself_and_too_few_draws_are_said(at_own_sizes):
+    greedy = DRAWN.replace("[:, 0]", "[:, 0].index_fill(0, torch.tensor([63]), int(probs[63].argmax()))")
+    found = at_own_sizes(DRAWS.replace("ROWS", "1"), greedy)
+    assert found["status"] == "WRONG_VALUES" and "draws of row 63 alone" in found["summary"], found["summary"]
+    assert "tl.dot" not in found["summary"]
+    found = at_own_sizes(DRAWS.replace("ROWS", "64"), DRAWN)
+    assert found["status"] == "OK" and "output 0: 400 of 8000 declared draws, too few" in found["summary"]

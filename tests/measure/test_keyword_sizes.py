@@ -264,6 +264,32 @@ def test_a_kernel_that_knows_the_tasks_seed_is_wrong(judged, seed):
     assert found["status"] == "OK" and "another seed" in {case["variant"] for case in found["cases"]}
     found = judged(reference, kernel.replace("rand(seed,", "rand(1234,"))
     assert found["status"] == "WRONG_VALUES" and "another seed" in found["summary"], found["summary"]
+    found = judged(reference, kernel.replace("x / (1 - p)", "x / 0.75"))
+    assert found["status"] == "WRONG_VALUES" and "other numbers" in found["summary"], found["summary"]
+
+
+def test_a_number_that_other_inputs_follow_from_stays(judged):
+    """A kernel may use the saved sums, which belong to the task's own scale."""
+    reference = """
+class Model(nn.Module):
+    def forward(self, x, dy, sums, scale):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad((x * scale).softmax(-1), x, dy)[0]
+def get_inputs(*, rows=6, columns=24):
+    scale = columns**-0.5
+    if columns < 3: raise ValueError("one value has no gradient but rounding")
+    x = torch.randn(rows, columns)
+    return [x, torch.randn(rows, columns), (x * scale).logsumexp(-1), scale]
+"""
+    kernel = """
+def kernel_function(x, dy, sums, scale):
+    y = torch.exp(x * scale - sums[:, None])
+    return y * (dy - (y * dy).sum(-1, keepdim=True)) * scale
+"""
+    found = judged(reference, kernel)
+    assert found["status"] == "OK", found["summary"]
+    assert "other numbers" not in {case["variant"] for case in found["cases"]}
 
 
 def test_what_a_kernel_draws_at_other_sizes_counts_too(judged):
@@ -301,3 +327,57 @@ def get_inputs(*, requests=9, longest=LONGEST, width=16):
 def test_primes_just_below_and_small_ones():
     assert keyword_sizes.just_below({"rows": 300, "pair": 2}) == {"rows": 293}
     assert keyword_sizes.smallest({"a": 64, "b": 300}, lambda sizes: "b" not in sizes) == {"a": 61}
+
+
+LOSS = """
+class Model(nn.Module):
+    def forward(self, logits, target):
+        return nn.functional.cross_entropy(logits, target, reduction="none")
+def get_inputs(*, tokens=33, values=20):
+    return [torch.randn(tokens, values), torch.randint(0, values, (tokens,))]
+"""
+LOGARITHM = """
+def kernel_function(logits, target):
+    own = logits.gather(1, target[:, None])[:, 0]
+    return (torch.log(torch.exp(logits - 1).sum(-1)) - own) + 1
+"""
+
+
+def test_a_result_that_is_0_but_for_rounding_at_other_sizes_is_right(judged):
+    found = judged(LOSS, LOGARITHM)
+    assert found["status"] == "OK" and "values 20 -> 1" in {case["variant"] for case in found["cases"]}, found[
+        "summary"
+    ]
+    off = "\n    if logits.shape[1] == 1: own = own + 1e-3\n    return"
+    found = judged(LOSS, LOGARITHM.replace("\n    return", off))
+    assert found["status"] == "WRONG_VALUES" and "values 20 -> 1" in found["summary"], found["summary"]
+
+
+def test_a_verdict_names_some_of_many_workloads():
+    names = [f"w{number}" for number in range(20)]
+    assert verdict.some_of(names) == "w0, w1, w2, w3, w4 and 15 more" and verdict.some_of(names[:6]).endswith("w4, w5")
+    right = verdict.Verdict("OK", "here", "OK here")
+    found = verdict.with_task(right, {"sizes": {name: {"rows": 4, "columns": 9} for name in names}}, names)
+    assert "left out 20 variants on which the reference itself fails: w0, w1, w2, w3, w4 and 15 more" in found.summary
+    assert found.summary.endswith("SIZES w0: rows: 4, columns: 9, and those of 19 other workloads")
+    assert len(found.declared["sizes"]) == len(found.left_out) == 20
+
+
+EMPTY = """
+class Model(nn.Module):
+    def forward(self, x, lengths):
+        return torch.stack([x[:n].logsumexp(0) for n in lengths.tolist()])
+def get_inputs(*, requests=4, longest=9):
+    lengths = torch.full((requests,), longest)
+    if requests != 4:
+        lengths[-1] = 0
+    return [torch.randn(longest, 6), lengths]
+"""
+
+
+def test_an_infinity_in_what_the_task_makes_at_other_sizes_counts(judged):
+    kernel = "def kernel_function(x, lengths):\n    return torch.stack([FIRSTx[:n].logsumexp(0) for n in lengths.tolist()])\n"
+    assert judged(EMPTY, kernel.replace("FIRST", ""))["status"] == "OK"
+    found = judged(EMPTY, kernel.replace("FIRST", "torch.zeros(6) if n == 0 else "))
+    assert found["status"] == "NONFINITE" and "primes just below" in found["summary"], found["summary"]
+    assert "differ from the reference's NaN or Inf" in found["summary"]

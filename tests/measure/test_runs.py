@@ -4,10 +4,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from kernelopt.case_types import Variant
 from kernelopt.device import standing
 from kernelopt.device.sandbox import Outcome
 from kernelopt.measure import runs, verify
-from kernelopt.measure.cases import Case, Variant, slow_in_interpreter
+from kernelopt.measure.cases import Case, slow_in_interpreter
 from kernelopt.session.target import KernelUnderTest
 from kernelopt.statuses import Status
 

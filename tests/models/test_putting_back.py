@@ -119,7 +119,7 @@ def result(**changes) -> PutBack:
             putting_back.way_of("graph", {**timed(1, 1), "failed": "the original fails: no"}),
         ),
         alone=putting_back.way_of(put_backs.ALONE, timed(20.0, 10.0)),
-        promise=Promise(20.0, 12.0),
+        promise=Promise(20.0, 12.0, 120.12),
     )
     return replace(made, **changes)
 
@@ -131,10 +131,39 @@ def test_the_promise_is_held_against_what_came_of_it(cut_out):
     )
     assert lines[4] == "graph: not timed: the original fails: no"
     assert lines[6:9] == [
-        "promised: at most 12.0 % of the step, of 20.0 % that the part took",
+        "promised: at most 12.0 % of the eager step, of 20.0 % that the part took",
         "expected of the kernel's own 2.000x: a step 1.111x as fast",
-        "came of it: 10.0 % of the eager step, 1.111x",
+        "came of it, eager: 10.0 % of the step, where at most 12.0 % could come",
     ]
+    assert lines[9].startswith("it pays: a step takes at best 1.001 ms without the kernel (eager), 0.901 ms with it")
+
+
+def ways(**times: tuple[float, float]) -> tuple:
+    return tuple(putting_back.way_of(name, timed(*both)) for name, both in times.items())
+
+
+def test_a_kernel_that_is_faster_only_in_a_slower_way_of_running_does_not_pay(cut_out):
+    """As measured on an H200: torch.compile without the kernel was faster than a graph with it."""
+    beaten = result(ways=ways(eager=(4083.0, 4642.0), compiled=(1396.0, 1858.0), graph=(1555.0, 1427.0)))
+    assert not putting_back.is_good(beaten)
+    lines = list(putting_back.lines(beaten, cut_out))
+    assert any(line.startswith("torch.compile fuses these operators with their neighbours") for line in lines)
+    assert any(
+        line.startswith(
+            "it does not pay: a step takes at best 1.397 ms without the kernel (compiled), 1.428 ms with it"
+        )
+        for line in lines
+    )
+    assert putting_back.is_good(result(ways=ways(compiled=(1396.0, 1858.0), graph=(1555.0, 1327.0))))
+
+
+def test_a_kernel_that_breaks_a_way_of_running_does_not_pay_yet(cut_out):
+    broken = putting_back.way_of("compiled", {**timed(1, 1), "failed": "the model with the kernel fails: no"})
+    beside = result(ways=(*ways(eager=(1000.0, 900.0)), broken))
+    assert not putting_back.is_good(beside)
+    assert "it does not pay as it is: compiled works without the kernel alone; mend that first" in list(
+        putting_back.lines(beside, cut_out)
+    )
 
 
 def test_the_exit_code_is_1_unless_some_way_of_running_is_faster():
@@ -151,6 +180,7 @@ def test_a_result_is_read_again_and_a_broken_one_is_a_gap_of_the_report(ready):
     page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout
     row = "| eager | 1.001 ms | 0.901 ms | 1.111x (1.111 to 1.111) | FASTER | 3, then 2 |"
     assert row in page and "2.000x, so a step 1.111x as fast" in page
+    assert "1.001 ms (eager) without the kernel, 0.901 ms (eager) with it: 1.111x, so it pays" in page
     path = put_backs.folder_of(ready) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "ways": 3}))
     page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout

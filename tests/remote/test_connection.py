@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import gpu_node, kernel_text
 from kernelopt.errors import EnvironmentLacks, UsageError
-from kernelopt.remote import connection, hand_over, nodes
+from kernelopt.remote import connection, hand_over, mirrors, nodes
 from kernelopt.remote.connection import Address
 from stand_in_node import PATH, work
 
@@ -156,11 +156,17 @@ def test_the_token_of_this_machines_node_is_used_unless_the_user_has_one(tmp_pat
         monkeypatch.delenv(name)
     environment, token = nodes.environment_of(Address("127.0.0.1", 1))
     assert token.stat().st_mode & 0o777 == 0o600 and environment["RAY_AUTH_MODE"] == "token"
-    assert nodes.environment_of(Address("10.0.0.1", 1))[0].keys().isdisjoint(nodes.LOOPBACK)
-    connection.set_up(Address("10.0.0.1", 1))
+    elsewhere = Address("192.0.2.1", 1)  # RFC 5737: no machine has it
+    assert nodes.environment_of(elsewhere)[0].keys().isdisjoint(nodes.LOOPBACK)
+    connection.set_up(elsewhere)
     assert "RAY_AUTH_MODE" not in os.environ
     connection.set_up(Address("localhost", 1))
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token) and os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of_an_agent"))
+    monkeypatch.setattr(mirrors, "USUAL", tmp_path)
+    connection.set_up(Address("127.0.0.1", 1))
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
     assert nodes.environment_of(Address("127.0.0.1", 1))[1] is None
 

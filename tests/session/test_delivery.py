@@ -1,9 +1,11 @@
 """Changes that were made elsewhere come home in one step, or not at all."""
 
+import errno
 import os
+import tempfile
 
 import pytest
-from kernelopt.errors import UsageError
+from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.session import delivery, trees
 
 
@@ -36,6 +38,27 @@ def test_without_a_content_nothing_is_changed(session):
     with pytest.raises(UsageError, match="1 changed files did not arrive; nothing was changed"):
         delivery.deliver(session.root, changed, contents[:1])
     assert tree_of(session) == before and not list((session.root / ".git").glob("kernelopt-incoming*"))
+
+
+def test_where_git_is_read_only_the_rest_comes_home(session, monkeypatch):
+    """As in Codex's sandbox, for its working folder. The index is derived; a commit is not."""
+    make = tempfile.mkdtemp
+
+    def refuses(prefix: str, dir) -> str:
+        if dir.name == ".git":
+            raise OSError(errno.EROFS, "Read-only file system", str(dir))
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuses)
+    changed, contents = changes_of(session, kernel="new")
+    changed |= {f"{session.root}/.git": "folder", f"{session.root}/.git/index": f"file 644 {contents[0][0]}"}
+    index = (session.root / ".git" / "index").read_bytes()
+    delivery.deliver(session.root, changed, contents)
+    assert session.kernel.read_text() == "new" and (session.root / ".git" / "index").read_bytes() == index
+    changed, contents = changes_of(session, kernel="newer")
+    with pytest.raises(EnvironmentLacks, match=r"\.git is read-only here, and .*/HEAD was changed elsewhere"):
+        delivery.deliver(session.root, {**changed, f"{session.root}/.git/HEAD": None}, contents)
+    assert session.kernel.read_text() == "new" and not list(session.root.glob(".*/kernelopt-incoming*"))
 
 
 @pytest.mark.parametrize("number", [0, 1])

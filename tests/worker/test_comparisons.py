@@ -64,6 +64,13 @@ def test_whole_numbers_may_be_off_by_one():
     assert not right(actual, expected, {"atol": 1, "share": 0.99})
 
 
+def test_one_of_few_elements_may_be_off_where_a_share_may():
+    expected = torch.tensor([5, -7, 100], dtype=torch.int8)
+    modes = {"atol": 0, "share": 0.98, "cap": 1}
+    assert right(expected + torch.tensor([0, 1, 0], dtype=torch.int8), expected, modes)
+    assert not right(expected + 1, expected, modes) and not right(expected * 0, expected, modes)
+
+
 def test_an_element_near_the_reference_in_the_tasks_dtype_is_right_too():
     baseline = EXPECTED + 0.3
     assert right(baseline.clone(), EXPECTED, {"atol": 0.01}, baseline=baseline)

@@ -181,7 +181,7 @@ WRONG_FILES = {
     "x = 1": "defines no load()",
     "def load(): return 3": "returns no torch.nn.Module but 3",
     "def load(): return nn.ReLU()": r"must define inputs\(\), or workloads\(\)",
-    "def load(): return nn.ReLU()\ndef inputs(): return torch.ones(3)": "are of class Tensor; return a list",
+    "def load(): return nn.ReLU()\ndef inputs(): return torch.ones(3)": "returns a Tensor; return a list",
     "def load(): return nn.Linear(3, 3)\ndef inputs(): return [torch.ones(4)]": "the model failed: RuntimeError",
     "def load(): raise OSError('no weights')": r"load\(\) failed: OSError: no weights",
 }

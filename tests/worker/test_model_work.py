@@ -44,6 +44,19 @@ def test_attention_counts_without_the_half_that_the_mask_spares(counted):
     assert counted["layers.0.attention", False].flops == pairs * 2 * (8 + 8)
 
 
+def test_attention_counts_in_the_dtype_that_it_is_called_with(tmp_path):
+    """torch's plain attention widens bf16 to fp32, where the card is much slower."""
+    (tmp_path / "model.py").write_text(
+        "import torch, torch.nn as nn\n"
+        "class Top(nn.Module):\n"
+        "    def forward(self, q): return nn.functional.scaled_dot_product_attention(q, q, q)\n"
+        "def load(): return Top()\n"
+        "def inputs(): return [torch.randn(1, 2, 5, 16).bfloat16()]\n"
+    )
+    (whole,) = [one for one in model_work.of_step(ModelFile(tmp_path / "model.py", "cpu"), "default") if one.whole]
+    assert (whole.dtype, whole.flops) == ("bf16", 2 * 5 * 5 * 2 * (16 + 16))
+
+
 def test_a_write_in_place_goes_out_and_a_look_at_values_leaves_the_work_unknown(tmp_path):
     (tmp_path / "model.py").write_text(
         "import torch, torch.nn as nn\n"

@@ -38,6 +38,53 @@ def test_equal_rows_count_as_one():
     assert sampling.calls_needed(SAMPLING, rows, "cuda") == 200
     assert sampling.calls_needed(SAMPLING, torch.softmax(torch.randn(3, 40), -1), "cpu") == 400
     assert sampling.distance(drawn(rows, 200), rows, SAMPLING) is None
+    few = sampling.read({0: {"tvd": 0.1, "draws": 2_000}}, PARAMETERS)[0]
+    assert sampling.calls_needed(few, rows, "cuda") == 100 and sampling.calls_needed(few, rows, "cuda", False) == 1
+
+
+def test_each_request_gets_a_seed_of_its_own():
+    assert sampling.reseeded([None, 5], 1, 9) == [None, 9]
+    assert sampling.reseeded([torch.tensor([5])], 0, 9)[0].tolist() == [9]
+    seeds = sampling.reseeded([torch.zeros(3, 100, dtype=torch.int32)], 0, 2**31 - 2)[0]
+    assert seeds.min() >= 0 and len(seeds.unique()) == 300
+
+
+def test_the_interpreter_draws_for_a_minute():
+    def seconds():
+        return iter(range(0, 1000, 25)).__next__
+
+    assert list(sampling.in_time(range(9), "cpu", seconds())) == [0, 1]
+    assert list(sampling.in_time(range(9), "cuda", seconds())) == list(range(9))
+
+
+EQUAL = torch.softmax(torch.arange(10.0) / 4, 0).expand(64, 10)
+
+
+def by_numbers(numbers: torch.Tensor) -> torch.Tensor:
+    """What numbers between 0 and 1, (calls, rows), draw from EQUAL."""
+    return torch.searchsorted(EQUAL[0].cumsum(0), numbers.contiguous()).clamp(max=9)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (lambda calls: torch.rand(calls, 64), None),
+        (lambda calls: torch.rand(calls, 1).expand(calls, 64), "neighbouring rows"),  # one number for all rows
+        (lambda calls: torch.linspace(0.01, 0.99, 64).expand(calls, 64), "draws of row 0 alone"),  # no seed
+        (lambda calls: torch.rand(300, 64)[torch.arange(calls) % 300], "seeds gave the same draws"),  # its last bits
+    ],
+)
+def test_rows_of_equal_probabilities_draw_each_for_itself(numbers, said):
+    torch.manual_seed(0)
+    loose = sampling.read({0: {"tvd": 0.1, "draws": 20_000}}, PARAMETERS)[0]
+    why = sampling.distance(by_numbers(numbers(400)), EQUAL, loose)
+    assert said in why if said else why is None, why
+
+
+def test_too_few_draws_for_the_declared_distance_are_said():
+    assert sampling.too_few(sampling.read({0: {"tvd": 0.1, "draws": 20_000}}, PARAMETERS)[0], EQUAL, 400) is None
+    alone = sampling.too_few(SAMPLING, EQUAL[:1], 400)
+    assert alone.startswith("400 of 200000 declared draws, too few to see a distance below 0.1")
 
 
 def test_fewer_draws_leave_more_room_and_too_few_declared_ones_are_said():

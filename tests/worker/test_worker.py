@@ -4,6 +4,7 @@ import forks_with_torch
 import pytest
 import torch
 from kernelopt import intervals
+from kernelopt.case_types import Variant
 from kernelopt.worker import accuracy, faults, oracle, problem, server, state, tensor_trees, variant_inputs, variants
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
@@ -90,16 +91,16 @@ def test_what_torch_allocates_is_guarded_and_what_it_fills_stays_filled():
     assert guards.broken()
 
 
-def found_variants(tmp_path, text: str) -> dict[str, dict]:
+def found_variants(tmp_path, text: str) -> dict[str, Variant]:
     path = tmp_path / f"reference_{len(list(tmp_path.iterdir()))}.py"  # a file is loaded once in a process
     path.write_text(text)
     reference = problem.Reference(path)
     case = reference.case("default", 0, None, "cpu")
-    return {v["name"]: v for v in variants.of_workload(reference, "default", case, full=True)}
+    return {v.name: v for v in variants.of_workload(reference, "default", case, full=True)}
 
 
-def sizes_of(variant: dict) -> set[tuple]:
-    return {tuple(change) for change in variant["sizes"]}
+def sizes_of(variant: Variant) -> set[tuple]:
+    return {tuple(change) for change in variant.sizes}
 
 
 def test_sizes_change_in_the_dimensions_that_hang_together(tmp_path):
@@ -141,8 +142,8 @@ def test_a_size_that_the_reference_needs_stays_and_indices_stay_within_theirs(tm
     changed = {change[:2] for variant in found_variants(tmp_path, index).values() for change in sizes_of(variant)}
     assert changed == {(0, 0), (0, 1), (1, 0)}
     case = problem.Case([torch.zeros(300, 64), torch.tensor([299, 127, 5, -100])], [], {}, None)
-    assert variant_inputs.of_case(case, variants.variant("small", [[0, 0, 127]])).inputs[1].tolist() == [55, 5, 5, -100]
-    assert variant_inputs.of_case(case, variants.variant("small", [[0, 1, 61]])).inputs[1].tolist() == [
+    assert variant_inputs.of_case(case, Variant("small", [[0, 0, 127]])).inputs[1].tolist() == [55, 5, 5, -100]
+    assert variant_inputs.of_case(case, Variant("small", [[0, 1, 61]])).inputs[1].tolist() == [
         299,
         127,
         5,
@@ -163,14 +164,14 @@ def test_rows_with_an_index_each_change_however_large_they_are_together(tmp_path
 
 def test_a_case_is_cut_to_its_first_elements_and_gets_other_values():
     case = problem.Case([torch.arange(12.0).view(4, 3), 7], [], {}, None)
-    cut = variant_inputs.of_case(case, variants.variant("small", [[0, 0, 2]]))
+    cut = variant_inputs.of_case(case, Variant("small", [[0, 0, 2]]))
     assert cut.inputs[0].tolist() == [[0, 1, 2], [3, 4, 5]] and cut.inputs[1] == 7
-    signs = variant_inputs.of_case(case, variants.variant("signs", [], values="mixed signs")).inputs[0]
+    signs = variant_inputs.of_case(case, Variant("signs", [], values="mixed signs")).inputs[0]
     assert signs.abs().equal(case.inputs[0]) and (signs < 0).any() and (signs > 0).any()
-    below = variant_inputs.of_case(case, variants.variant("below", [], values="nothing positive")).inputs[0]
-    above = variant_inputs.of_case(case, variants.variant("above", [], values="nothing negative")).inputs[0]
+    below = variant_inputs.of_case(case, Variant("below", [], values="nothing positive")).inputs[0]
+    above = variant_inputs.of_case(case, Variant("above", [], values="nothing negative")).inputs[0]
     assert below.equal(-case.inputs[0].abs()) and above.equal(case.inputs[0].abs())
-    large = variant_inputs.of_case(case, variants.variant("large", [], values="64 times the inputs")).inputs[0]
+    large = variant_inputs.of_case(case, Variant("large", [], values="64 times the inputs")).inputs[0]
     assert large.equal(64 * case.inputs[0])
 
 
@@ -206,7 +207,7 @@ def test_sizes_grow_beyond_a_tile_and_equal_sizes_part_where_the_reference_allow
 
 def test_what_is_more_than_the_inputs_comes_again_with_other_values():
     case = problem.Case([torch.tensor([[1.0], [2.0]]), torch.tensor([3, 4])], [], {}, None)
-    grown = variant_inputs.of_case(case, variants.variant("grown", [[0, 0, 5], [1, 0, 3]])).inputs
+    grown = variant_inputs.of_case(case, Variant("grown", [[0, 0, 5], [1, 0, 3]])).inputs
     assert grown[0].flatten().tolist() == [1, 2, 0.75, 1.5, 0.5625] and grown[1].tolist() == [3, 4, 3]
 
 
@@ -247,11 +248,11 @@ def test_sizes_are_varied_in_another_dtype_too(tmp_path):
     model, *_ = reference.build("default", 0, "bf16", "cpu")
     assert model.again.weight is model.layer.weight and model.layer.weight.dtype == torch.bfloat16
     found = variants.of_workload(reference, "default", reference.case("default", 0, "bf16", "cpu"), full=True)
-    assert any(variant["sizes"] for variant in found)
+    assert any(variant.sizes for variant in found)
 
 
 def cut_case(inputs: list, sizes: list, **options) -> list:
-    return variant_inputs.of_case(problem.Case(inputs, [], {}, None), variants.variant("cut", sizes, **options)).inputs
+    return variant_inputs.of_case(problem.Case(inputs, [], {}, None), Variant("cut", sizes, **options)).inputs
 
 
 def test_offsets_rise_to_the_total_at_every_size():
@@ -300,7 +301,7 @@ def test_edges_stay_sorted_and_permutations_permutations():
 
 def test_only_floats_without_an_order_are_taken_from_their_end():
     case = problem.Case([torch.randn(5), torch.arange(6), torch.linspace(0, 1, 7)], [], {}, None)
-    found = variant_inputs.of_case(case, variants.variant("turned", []), from_the_end=True).inputs
+    found = variant_inputs.of_case(case, Variant("turned", []), from_the_end=True).inputs
     assert found[0].equal(case.inputs[0].flip(0)) and all(map(torch.equal, found[1:], case.inputs[1:]))
 
 
@@ -316,10 +317,10 @@ def test_zeros_and_ones_are_varied_and_single_floats_too():
         {"keep": torch.ones(40, dtype=torch.bool), "zeros": torch.zeros(40, dtype=torch.int8), "w": torch.ones(1)},
         None,
     )
-    flags = variant_inputs.of_case(case, variants.variant("flags", [], values=variant_inputs.FLAGS))
+    flags = variant_inputs.of_case(case, Variant("flags", [], values=variant_inputs.FLAGS))
     assert flags.inputs[0].unique().tolist() == [0, 1] and flags.inputs[1:3] == case.inputs[1:3]
     assert flags.state["zeros"].unique().tolist() == [0, 1] and flags.state["keep"].all()
-    constants = variant_inputs.of_case(case, variants.variant("constants", [], values=variant_inputs.CONSTANTS))
+    constants = variant_inputs.of_case(case, Variant("constants", [], values=variant_inputs.CONSTANTS))
     assert constants.inputs[2] > 1 and constants.inputs[3] > 0 and constants.inputs[2] - 1 != constants.inputs[3]
     assert not constants.state["keep"].all() and constants.state["w"] == 1 and not constants.inputs[0].any()
 
@@ -336,7 +337,7 @@ def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp
         maker = oracle.Maker(loaded, None, "cpu")
         found = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
         found = oracle.seeded(found, 0)
-        names = [one["name"] for one, _ in oracle.taken(found, loaded, maker, "default", [])]
+        names = [one.name for one, _ in oracle.taken(found, loaded, maker, "default", [])]
         assert (variant_inputs.FLAGS in names) == asked
 
 
@@ -356,9 +357,9 @@ def test_a_reference_that_looks_at_values_gets_other_sizes_where_inputs_are_smal
 def test_what_is_declined_at_other_sizes_is_asked_at_the_tasks_own(tmp_path):
     found = found_variants(tmp_path, PRODUCT)
     apart = found["transposed inputs, own sizes"]
-    assert apart["instead_of"] == "transposed inputs" and not apart["sizes"]
-    assert not any(one["values"] == variant_inputs.SCALED for one in found.values() if one["instead_of"])
-    assert not any(one["instead_of"] for one in found_variants(tmp_path, PRODUCT.replace("300", "9000")).values())
+    assert apart.instead_of == "transposed inputs" and not apart.sizes
+    assert not any(one.values == variant_inputs.SCALED for one in found.values() if one.instead_of)
+    assert not any(one.instead_of for one in found_variants(tmp_path, PRODUCT.replace("300", "9000")).values())
 
 
 def test_a_number_that_is_a_dimensions_size_follows_it(tmp_path):

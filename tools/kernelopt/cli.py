@@ -113,6 +113,16 @@ def add_device(target) -> None:
     )
 
 
+def add_compile_seconds(target) -> None:
+    target.add_argument(
+        "--compile-seconds",
+        type=positive_float,
+        default=300,
+        metavar="S",
+        help="leave a way of running out that is not ready after S seconds (default 300)",
+    )
+
+
 def add_sandbox(target) -> None:
     """How kernels, which nobody has vetted, are kept apart."""
     target.add_argument(

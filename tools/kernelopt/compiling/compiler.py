@@ -199,7 +199,8 @@ def fault_of(ended: standing.Ended, seconds: float) -> Fault:
         return Fault(Status.TIMEOUT, f"it was not compiled in {seconds:.0f} s")
     if ended.outcome.signal:
         last = ended.outcome.log_tail.strip().splitlines()[-3:]
-        return Fault(Status.COMPILE_ERROR, "\n".join([f"the compiler died of {ended.outcome.signal}", *last]))
+        silent = "" if last else ", and said nothing; does it know this architecture?"
+        return Fault(Status.COMPILE_ERROR, "\n".join([f"the compiler died of {ended.outcome.signal}{silent}", *last]))
     return outcomes.failure(ended.outcome) or Fault(Status.RUNTIME_ERROR, "the process ended early")
 
 

@@ -22,12 +22,12 @@ from ..hardware.card import READINGS, Card, GpuState, MaxClocks, Spread, all_pro
 from . import amd
 
 NO_GPU = (
-    "no NVIDIA GPU here ({}); run this on a machine with one (without one, verify_kernel.py and explore_kernels.py "
-    "check a Triton kernel with --device cpu-interpreter)"
+    "no NVIDIA GPU here ({}); run this on a machine with one, or on a GPU node by --on (docs/remote-gpu.md); without "
+    "one, verify_kernel.py and explore_kernels.py check a Triton kernel with --device cpu-interpreter"
 )
 HIDDEN = (
-    "a sandbox hides the GPU of this machine ({}); docs/install.md says what to allow, or verify_kernel.py and "
-    "explore_kernels.py check a Triton kernel with --device cpu-interpreter"
+    "a sandbox hides the GPU of this machine ({}); docs/install.md says what to allow, docs/remote-gpu.md how a GPU "
+    "node outside is used; verify_kernel.py and explore_kernels.py check a Triton kernel with --device cpu-interpreter"
 )
 DRIVER, DEVICE = Path("/proc/driver/nvidia"), Path("/dev/nvidiactl")  # of a loaded driver; sandboxes hide the second
 AMD_GPU = (

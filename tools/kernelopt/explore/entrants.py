@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from ..case_types import OracleCheck
 from ..compiling.compiled import Compiled
 from ..device import outcomes, standing
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox, Server
 from ..measure import correctness
 from ..measure.cases import Case
-from ..measure.correctness import CaseReport, OracleCheck
+from ..measure.correctness import CaseReport
 from ..statuses import Status
 from .candidates import Constants
 from .resources import CompiledCall, Resources

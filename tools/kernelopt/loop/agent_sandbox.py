@@ -3,6 +3,7 @@
 OUTCOMES names everything that an agent can do. Only kernel.py and the plan are taken from the clone.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -98,6 +99,8 @@ class AgentSandbox:
 
     def __exit__(self, *_) -> None:
         self.remove()
+        with contextlib.suppress(OSError):  # another agent's clone is still there
+            self.path.parent.rmdir()
 
     def remove(self) -> None:
         agent_process.end_marked(self.mark)
@@ -127,6 +130,8 @@ class AgentSandbox:
         outcome, message = (
             ended(code, log, timeout_s) or forbidden(self.touched()) or classified(texts, original, tried)
         )
+        if watch and not watch.answered and outcome == "timed out":
+            message += "; its model answered nothing: look at the network and at the service"
         if watch and watch.refused and outcome in ("no answer", "no plan", "unchanged"):
             message += f"; the client did not allow it: {watch.refused[-1]}"
         return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)

@@ -43,9 +43,9 @@ class Sign:
 
 @dataclass(frozen=True)
 class Client:
-    """command: {bundle} is the bundle's folder, {confined} the option `confined` or `unconfined`. hides_gpu: its own
-    sandbox does. troubles, refusals: lines that tell that it gets no answer of its model, and that a tool was not
-    allowed. answers: lines that show an answer."""
+    """command: {bundle} is the bundle's folder, {confined} the option `confined` or `unconfined`. network: an option
+    that opens the client's own sandbox to the network. hides_gpu: that sandbox does. troubles, refusals: lines that
+    tell that it gets no answer of its model, and that a tool was not allowed. answers: lines that show an answer."""
 
     command: str
     troubles: tuple[Sign, ...]
@@ -53,13 +53,13 @@ class Client:
     answers: tuple[Sign, ...]
     confined: str = ""
     unconfined: str = ""
+    network: str = ""
     hides_gpu: bool = False
 
-    def command_line(self, model: str | None = None, unconfined: bool = False) -> str:
+    def command_line(self, model: str | None = None, unconfined: bool = False, network: bool = False) -> str:
         """The command, for bash."""
-        command = self.command.format(
-            bundle=quote(str(bundle.ROOT)), confined=self.unconfined if unconfined else self.confined
-        )
+        confined = self.unconfined if unconfined else f"{self.confined} {self.network}" if network else self.confined
+        command = self.command.format(bundle=quote(str(bundle.ROOT)), confined=confined)
         return f"{command} --model {quote(model)}" if model else command
 
 
@@ -82,6 +82,7 @@ CLIENTS = {
         # Without /tmp: it would leave empty folders there, .git among them, when it is killed.
         confined="--sandbox workspace-write --config sandbox_workspace_write.exclude_slash_tmp=true",
         unconfined="--sandbox danger-full-access",
+        network="--config sandbox_workspace_write.network_access=true",
         hides_gpu=True,  # its sandbox has a /dev without it
     ),
     "gemini": Client(
@@ -151,20 +152,22 @@ class Trouble:
 class Watch:
     """Reads the lines of a client as they come. say: gets each new kind of trouble at once.
 
-    trouble: since the last answer of its model; None without one. refused: what it was not allowed, in its words.
+    trouble: since the last answer of its model; None without one. answered: whether there was one. refused: what it
+    was not allowed, in its words.
     """
 
     def __init__(self, client: Client, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self._client, self._say, self._clock = client, say, clock
         self._since, self._lines = 0.0, 0
         self.trouble: Trouble | None = None
+        self.answered = False
         self.refused: list[str] = []
 
     def line(self, line: str) -> bool:
         """Take a line. Return whether the client is past help, so that nothing is gained by waiting for it."""
         event = parsed(line)
         if first(self._client.answers, line, event):
-            self.trouble = None
+            self.trouble, self.answered = None, True
         elif refusal := first(self._client.refusals, line, event):
             self.refused.append(refusal[0])
         elif (told := first(self._client.troubles, line, event)) and (kind := kind_of(*told)):

@@ -3,9 +3,10 @@
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ..case_types import Variant
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
@@ -17,32 +18,13 @@ KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Sizes, a layout or values that the task does not list and that its reference takes.
-
-    sizes: [[input, dimension, new size], …]. keywords: other values of the task's keyword sizes. values: the name of a
-    change, None for the task's own. instead_of: the name of the variant whose refusal activates this one."""
-
-    name: str
-    sizes: list[list[int]]
-    layout: str
-    values: str | None
-    instead_of: str | None
-    keywords: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def resized(self) -> bool:
-        return bool(self.sizes or self.keywords)
-
-
-@dataclass(frozen=True)
 class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
-    mutates: {number of a tensor among the inputs that forward is declared to change: its parameter's name}. samples:
-    worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among them, must give
-    equal results. other: another case of the workload, on whose contents the kernel is called in between. first: of its
-    workload.
+    names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
+    change. samples: worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among
+    them, must give equal results. other: another case of the workload, on whose contents the kernel is called in
+    between. first: of its workload.
     """
 
     workload: str
@@ -51,7 +33,8 @@ class Case:
     path: str
     dtype: str
     shapes: list[list[int]]
-    mutates: dict[int, str] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    mutates: Sequence[int] = ()
     samples: Sequence[dict[str, int]] = ()
     repeatable: bool = False
     other: "Case | None" = None
@@ -59,8 +42,7 @@ class Case:
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
-        mutates = {int(number): name for number, name in fields["mutates"].items()}
-        return cls(**{**fields, "mutates": mutates, "variant": fields["variant"] and Variant(**fields["variant"])})
+        return cls(**{**fields, "variant": Variant.from_json(fields["variant"])})
 
     @property
     def in_reserve(self) -> bool:

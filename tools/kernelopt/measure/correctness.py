@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
+from ..case_types import CallCheck, OracleCheck, Variant
 from ..device.outcomes import Fault
 from ..statuses import Status
-from .cases import Case, Variant, shown_seed
+from .cases import Case, shown_seed
 
 # A kernel may raise these errors on a shape or layout that the task does not list. They are loud, so they cannot pass
 # as a result.
@@ -60,52 +61,6 @@ class CaseReport:
 
 
 REPORT_KEYS = {field.name for field in fields(CaseReport)}
-
-
-@dataclass(frozen=True)
-class CallCheck:
-    """The oracle's findings on one call: the number of outputs, their structure, and each compared with the expected
-    one.
-
-    outputs: of worker.accuracy.compare, {shape, dtype, stride, expected_…, mismatches, max_rel, …}.
-    """
-
-    count: int
-    structure: str | None
-    outputs: list[dict]
-
-
-@dataclass(frozen=True)
-class OracleCheck:
-    """The oracle's findings on one case. unreadable: the reason why it could not read the outputs, or broken: the error
-    of the reference on a variant; then the rest is empty.
-
-    changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
-    wrong_draws: why what the kernel draws does not follow the reference's probabilities.
-    trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
-    different results on the same inputs.
-    """
-
-    unreadable: str | None = None
-    broken: str | None = None
-    calls: Sequence[CallCheck] = ()
-    expected_count: int = 0
-    expected_structure: str = ""
-    changes: Sequence[str] | None = None
-    wrong_state: Sequence[str] = ()
-    wrong_draws: Sequence[str] = ()
-    trivial_answers: Sequence[str] = ()
-    oracle: str | None = None
-    random: bool = False
-
-    @classmethod
-    def from_json(cls, check: dict) -> "OracleCheck":
-        return cls(**{**check, "calls": tuple(CallCheck(**call) for call in check.get("calls", ()))})
-
-    @property
-    def outputs(self) -> list[dict]:
-        """Of all calls."""
-        return [output for call in self.calls for output in call.outputs]
 
 
 @dataclass(frozen=True)
@@ -241,7 +196,9 @@ def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Ite
         yield Fault(Status.WRONG_DEVICE, f"an output is on {report.device}")
     undeclared = [number for number in report.mutated if number not in case.mutates]
     if undeclared:  # before the values, because it makes a second call wrong
-        yield Fault(Status.INPUT_MUTATED, f"input {undeclared[0]} was changed")
+        name = case.names[undeclared[0]] if case.names else ""
+        shown = undeclared[0] if not name or name.isdigit() else f"'{name}'"
+        yield Fault(Status.INPUT_MUTATED, f"input {shown} was changed")
     if check.changes is not None:
         for name in report.changed:
             if name not in check.changes:
@@ -350,10 +307,15 @@ def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iter
         expected = output[f"expected_{name}"]
         if output[name] != expected:
             yield Fault(MEMORY_LAYOUT[name], f"{what} has {name} {output[name]}, expected {expected}")
-    # A variance of one element, or a row with an empty mask after the cut, is not part of any task.
+    # A variance of one element, or a row with an empty mask after the cut, is not part of any task. An infinity in what
+    # get_inputs makes is: the log-sum-exp of an empty request.
     lenient = variant and (output["usually_finite"] or not output["finite"])
-    if count := output["spurious" if lenient else "nonfinite"]:
-        yield Fault(Status.NONFINITE, f"{what}: {count} elements are NaN or Inf where they must not be")
+    counted = ["nonfinite"] if not lenient else ["spurious", "infinite"] if variant.of_task else ["spurious"]
+    if count := sum(output[name] for name in counted):
+        fault = "are NaN or Inf where they must not be"
+        if not output["spurious"]:
+            fault = "differ from the reference's NaN or Inf"
+        yield Fault(Status.NONFINITE, f"{what}: {count} elements {fault}")
     if output.get("refused"):
         yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")
     share = 100 * output["mismatches"] / max(output["elements"], 1)

@@ -1,6 +1,6 @@
 """The verdict on a kernel: the results of its cases, and the line that a reader sees first. Pure functions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from ..device.outcomes import Fault
@@ -9,6 +9,7 @@ from . import correctness
 from .correctness import CaseResult
 
 INTERPRETER = "cpu-interpreter"  # the device of a run without a GPU
+MOST_NAMED = 5  # workloads and variants in one line
 HARMLESS = (Status.OK, Status.DECLINED, Status.DOUBTFUL)  # of a case: a kernel with these is still right
 
 # Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
@@ -25,8 +26,8 @@ INTERPRETED_BF16 = (
 
 HINTS = {
     Status.COMPILE_ERROR: "read the compiler's message",
-    Status.IMPORT_ERROR: "the file must load by itself, without modules beside it, and define ModelNew or "
-    "kernel_function",
+    Status.IMPORT_ERROR: "the file must load by itself, from packages that are installed beside torch and without "
+    "modules of its own, and define ModelNew or kernel_function",
     Status.LAUNCH_ERROR: "the launch asks for more than the GPU has: smaller blocks, fewer stages or warps",
     Status.ILLEGAL_ACCESS: "a load or store is out of bounds: check masks and strides",
     Status.OOM: "memory is exhausted",
@@ -120,11 +121,24 @@ def with_task(verdict: Verdict, declared: dict, left_out: list[str]) -> Verdict:
     remarks = [verdict.summary]
     if left_out:
         count = f"{len(left_out)} variant{'s' * (len(left_out) > 1)}"
-        remarks.append(f"left out {count} on which the reference itself fails: {', '.join(left_out)}")
+        remarks.append(f"left out {count} on which the reference itself fails: {some_of(left_out)}")
     if declared:
-        named = "; ".join(f"{name.upper()} {shown(value)}" for name, value in declared.items())
-        remarks.append(f"the task declares {named}")
+        named = (f"{key.upper()} {sizes(value) if key == 'sizes' else shown(value)}" for key, value in declared.items())
+        remarks.append(f"the task declares {'; '.join(named)}")
     return replace(verdict, declared=declared, left_out=tuple(left_out), summary="; ".join(remarks))
+
+
+def some_of(names: Sequence[str]) -> str:
+    """ "a, b, c": an imported task may have a hundred workloads, and JSON has all of their names."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names) if more < 2 else f"{', '.join(names[:MOST_NAMED])} and {more} more"
+
+
+def sizes(of_workloads: dict[str, dict[str, int]]) -> str:
+    """The sizes of the first workload, for a summary."""
+    name, own = next(iter(of_workloads.items()))
+    others = len(of_workloads) - 1
+    return f"{name}: {shown(own)}" + f", and those of {others} other workload{'s' * (others > 1)}" * bool(others)
 
 
 def shown(value) -> str:
@@ -141,7 +155,7 @@ def bad_case(cases: list[CaseResult]) -> CaseResult | None:
 
 def right(device: str, cases: list[CaseResult], own_work: str, varied: bool = True) -> str:
     """The summary of a kernel that is right. varied: other sizes were asked for."""
-    names = ", ".join(dict.fromkeys(case.workload for case in cases))
+    names = some_of(list(dict.fromkeys(case.workload for case in cases)))
     resized = any(case.resized and case.status == Status.OK for case in cases)
     alone = f"OK, at its own sizes alone, on {device}" if varied and not resized else f"OK on {device}"
     declined = sum(case.status == Status.DECLINED for case in cases)
@@ -204,6 +218,8 @@ VALUES_IN_WORDS = {
     "nothing positive": "floating inputs without a positive element",
     "nothing negative": "floating inputs without a negative element",
     "varied constants": "other values in inputs that hold a single one",
+    "another seed": "another seed",
+    "other numbers": "other floating numbers among the arguments, three quarters as large",
     "varied zeros and ones": "random zeros and ones in inputs of whole numbers that are all 0 or all 1",
 }
 
@@ -242,9 +258,19 @@ TELLING: tuple[tuple[Callable[[CaseResult], bool], str], ...] = (
 
 def hint(failure: Failure) -> str | None:
     """Where to look: by what tells the wrong cases from the right ones, else by the status alone."""
-    telling = (unchanged_input(failure), *difference(failure), single_workload(failure))
     usual = HINTS.get(failure.fault.status)
-    return next(filter(None, telling), usual) if failure.fault.status in VALUE_FAULTS else usual
+    if failure.fault.status not in VALUE_FAULTS:
+        return usual
+    telling = (unchanged_input(failure), *difference(failure), single_workload(failure), whole_numbers(failure))
+    judged = failure.case and failure.case.observed
+    return next(filter(None, telling), None if judged and not wrong_outputs(failure) else usual)
+
+
+def wrong_outputs(failure: Failure) -> list[dict]:
+    """The outputs of the wrong case that are wrong by themselves, not by a seed or a parameter."""
+    outputs = failure.case.observed.outputs if failure.case and failure.case.observed else []
+    signs = ("refused", "mismatches", "nonfinite", "disturbed")
+    return [output for output in outputs if any(output.get(sign) for sign in signs)]
 
 
 def unchanged_input(failure: Failure) -> str | None:
@@ -252,6 +278,14 @@ def unchanged_input(failure: Failure) -> str | None:
     for output in outputs:
         if output.get("unchanged") and output["mismatches"]:
             return f"the call left '{output['input']}' as it was, and MUTATES declares it as an output: write into it"
+    return None
+
+
+def whole_numbers(failure: Failure) -> str | None:
+    """Of outputs that hold no fractions: no dtype and no order of additions makes those wrong."""
+    wrong = wrong_outputs(failure)
+    if wrong and all("int" in output["dtype"] or "bool" in output["dtype"] for output in wrong):
+        return "look at masks, at ties and rounding, and at the first and last index"
     return None
 
 
@@ -271,7 +305,7 @@ def single_workload(failure: Failure) -> str | None:
     if len(wrong) != 1 or not others:
         return None
     shapes = " and ".join(str(list(shape)) for shape in failure.case.shapes)
-    return f"it is right on {', '.join(others)}: look for what {wrong[0]} alone has, inputs of {shapes}"
+    return f"it is right on {some_of(others)}: look for what {wrong[0]} alone has, inputs of {shapes}"
 
 
 def slow_interpreter_advice(failure: Failure) -> str | None:
@@ -312,7 +346,7 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
     served = {case.variant for case in judged}
     refused = dict.fromkeys(case.variant for case in cases if case.status == Status.DECLINED)
     if refused:
-        yield "declines " + ", ".join(f"{variant}{' in part' * (variant in served)}" for variant in refused)
+        yield "declines " + some_of([f"{variant}{' in part' * (variant in served)}" for variant in refused])
     for case in cases:
         if case.status == Status.DOUBTFUL:
             yield f"NOT RIGHT on {case.variant} ({case.message[:120]})"
@@ -320,6 +354,8 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
         yield "two calls on the same contents differ"
     if any(case.variant for case in cases) and not any(case.resized for case in cases):
         yield "no size could be varied, so only the task's own were tried; keyword sizes of get_inputs allow others"
+    outputs = (pair for case in judged for pair in enumerate(case.observed.outputs))
+    yield from dict.fromkeys(f"output {at}: {one['few_draws']}" for at, one in outputs if one.get("few_draws"))
     if bare := sum(case.observed.fails_guarded for case in judged):
         yield f"{bare} cases without guard bands around the outputs, with which the kernel fails"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..case_types import OracleCheck
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
@@ -28,7 +29,7 @@ from .cases import (
     slow_in_interpreter,
     with_others,
 )
-from .correctness import CaseResult, OracleCheck
+from .correctness import CaseResult
 from .memcheck import Memcheck
 from .verdict import (
     NO_KERNEL_NAMED,

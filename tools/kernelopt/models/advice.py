@@ -13,7 +13,10 @@ WAYS = {
     "tuned": 'torch.compile(mode="max-autotune")',
     "reduced": 'torch.compile(mode="reduce-overhead")',
     "graph": "a CUDA graph of the eager step",
+    "compiled_graph": "torch.compile in a CUDA graph",
 }
+COMPILING = ("compiled", "tuned", "reduced", "compiled_graph")
+GRAPHS = ("graph", "tuned", "reduced", "compiled_graph")
 
 
 def advice(report: StepReport) -> list[str]:
@@ -43,7 +46,7 @@ def gaining(report: StepReport) -> WayTime | None:
 def launch_bound(report: StepReport) -> Iterator[str]:
     if report.idle_pct < IDLE_PCT:
         return
-    graphs = [way for way in report.ways if way.name in ("graph", "tuned", "reduced") and way.is_faster]
+    graphs = [way for way in report.ways if way.name in GRAPHS and way.is_faster]
     known = max(graphs, key=lambda way: way.speedup, default=None)
     gain = f": {WAYS[known.name]} gives {known.speedup:.2f}x" if known else ""
     yield (
@@ -53,10 +56,11 @@ def launch_bound(report: StepReport) -> Iterator[str]:
 
 
 def kernels(report: StepReport) -> Iterator[str]:
-    """The groups that are worth a kernel, and those that torch.compile fuses."""
-    worth = apart([group for group in report.groups if (report.saved_pct(group) or 0) >= WORTH_PCT])
-    best = gaining(report)
-    fused = [group for group in worth if best and best.name != "graph" and not group.has_product]
+    """The groups that are worth a kernel beside the best way of running, and those that torch.compile fuses."""
+    best, fuses = gaining(report), any(way.is_faster and way.name in COMPILING for way in report.ways)
+    step_us = best.us if best else report.step_us
+    worth = apart([group for group in report.groups if (report.saved_pct(group, step_us) or 0) >= WORTH_PCT])
+    fused = [group for group in worth if fuses and group.is_fusable]
     own = [group for group in worth if group not in fused]
     if fused:
         yield (
@@ -64,17 +68,23 @@ def kernels(report: StepReport) -> Iterator[str]:
             "before you write a kernel for them"
         )
     if own:
-        shares = [f"{report.saved_pct(group):.0f}" for group in own]
         subject = "this is" if len(own) == 1 else f"these {len(own)} are"
-        yield f"{subject} worth a kernel: {listed(own)}, at most {joined(shares)} % of the eager step"
-        if best:
-            shares = [f"{report.saved_pct(group, best.us):.0f}" for group in own]
-            yield f"beside {WAYS[best.name]} the same would be at most {joined(shares)} % of the step"
+        yield f"{subject} worth a kernel: {listed(own)}, {at_most(report, own, best)}"
     if any(group.floor.library_rate for group in own):
         yield "a floor that is a library's rate bounds no gain; measure_ceiling.py measures one for a problem"
     if not own:
         enough = f"{WAYS[best.name]} is enough" if best else "the step is near what the card gives"
-        yield f"no kernel is worth writing: no group could save {WORTH_PCT:.0f} % of the step; {enough}"
+        less = f"no group could save {WORTH_PCT:.0f} % of the step" if not fused else "no other group saves enough"
+        yield f"no kernel is worth writing: {less}; {enough}"
+
+
+def at_most(report: StepReport, groups: list[Group], best: WayTime | None) -> str:
+    """What the groups could save, of the step as one would run it."""
+    eager = [f"{report.saved_pct(group):.0f}" for group in groups]
+    if best is None:
+        return f"at most {joined(eager)} % of the eager step"
+    shares = [f"{report.saved_pct(group, best.us):.0f}" for group in groups]
+    return f"at most {joined(shares)} % of the step with {WAYS[best.name]} ({joined(eager)} % of the eager step)"
 
 
 def apart(worth: list[Group]) -> list[Group]:
@@ -90,11 +100,11 @@ def overlap(a: Group, b: Group) -> bool:
     """Do two groups share operators?"""
     if a.backward != b.backward:
         return False
-    inside = (
-        a.whole and f"{b.pattern}.".startswith(f"{a.pattern}."),
-        b.whole and f"{a.pattern}.".startswith(f"{b.pattern}."),
-    )
-    return a.pattern == b.pattern or any(inside)
+    return a.pattern == b.pattern or (a.whole and lies_in(b, a)) or (b.whole and lies_in(a, b))
+
+
+def lies_in(inner: Group, outer: Group) -> bool:
+    return any(path.startswith(f"{around}.") for path in inner.paths for around in outer.paths)
 
 
 def listed(groups: list[Group]) -> str:

@@ -80,9 +80,9 @@ class CutProblem:
         return {**vars(self), "proofs": [vars(proof) for proof in self.proofs]}
 
 
-def part_of_group(model: Path, listed: dict, number: int) -> Part:
-    """The part that a group of find_kernels.py stands for. listed: its JSON output. UsageError where the file is none,
-    or the group is no part that can be cut out."""
+def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, str] | None = None) -> Part:
+    """The part that a group of find_kernels.py stands for, or a chain of its operators. listed: its JSON output.
+    UsageError where the file is none, or the group is no part that can be cut out."""
     try:
         group = next((one for one in listed["groups"] if one["number"] == number), None)
         known, workload = len(listed["groups"]), listed["workload"]
@@ -93,17 +93,21 @@ def part_of_group(model: Path, listed: dict, number: int) -> Part:
     path = group["paths"][0]
     if group["backward"]:
         raise UsageError(f"group {number} is a backward pass; cut the module itself: --module {path}")
-    if group["has_submodules"] and not group["whole"]:
+    if group["has_submodules"] and not group["whole"] and not between:
         raise UsageError(
             f"group {number} is the own operators of a module with others inside: cut it whole (--module {path}), or a "
-            f"chain (--module {path} --operators lists them)"
+            f"chain: add --between A B (--module {path} --operators lists them)"
         )
-    about = {"share_pct": round(group["share_of_step_pct"], 3), "at_most_pct": rounded(group["saved_pct"])}
-    return Part(model, path, None, workload, about)
+    about = {
+        "share_pct": round(group["share_of_step_pct"], 3),
+        "at_most_pct": rounded(group["saved_pct"]),
+        "saved_us": rounded(group["saved_us"]),
+    }
+    return Part(model, path, between, workload, about)
 
 
-def rounded(percent: float | None) -> float | None:
-    return None if percent is None else round(percent, 3)
+def rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 3)
 
 
 def operators(sandbox: Sandbox, part: Part, timeout_s: float) -> list[dict]:

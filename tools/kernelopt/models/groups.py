@@ -5,7 +5,7 @@ as a whole where it is small enough to be one kernel.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -73,8 +73,12 @@ class Group:
     saved_us: float | None
 
     @property
-    def has_product(self) -> bool:
-        return any(PRODUCT.search(one.operator) for one in self.operators)
+    def is_fusable(self) -> bool:
+        """Would torch.compile make few kernels of each call? Not of products, nor of a loop with many operators."""
+        calls = sum(one.calls for one in self.operators)
+        return calls <= MOST_OPERATORS * len(self.paths) and not any(
+            PRODUCT.search(one.operator) for one in self.operators
+        )
 
     @property
     def name(self) -> str:
@@ -91,18 +95,20 @@ def groups(
     units: Sequence[Unit], work: Iterable[ModuleWork], floor_of: Callable[[list[ModuleWork]], Floor | None]
 ) -> list[Group]:
     """The groups, the longest first. work: of the calls in a forward pass. floor_of: the floor of some calls."""
-    kinds = {pattern_of(unit.place.module): unit.place.kind for unit in units}
-    parents = {above for pattern in kinds for above in above_of(pattern)}
+    work = list(work)
+    names, called = patterns(units, work), {one.path for one in work}  # a list of modules is never called
+    kinds = {names[unit.place.module]: unit.place.kind for unit in units}
+    parents = {names[above] for unit in units for above in above_of(unit.place.module)}
     members: dict[Key, list[Unit]] = defaultdict(list)
     for unit in units:
-        pattern, backward = pattern_of(unit.place.module), unit.place.backward
-        members[pattern, False, backward].append(unit)
-        for above in (*above_of(pattern), pattern):
-            if above in parents:
-                members[above, True, backward].append(unit)
+        path, backward = unit.place.module, unit.place.backward
+        members[names[path], False, backward].append(unit)
+        for around in (*above_of(path), path):
+            if names[around] in parents and (around in called or not called):
+                members[names[around], True, backward].append(unit)
     counted: dict[tuple[str, bool], list[ModuleWork]] = defaultdict(list)
     for one in work:
-        counted[pattern_of(one.path), one.whole].append(one)
+        counted[names[one.path], one.whole].append(one)
     total = sum(unit.us for unit in units)
     made = [
         group_of(key, own, kinds, key[0] in parents, counted[key[0], key[1]], floor_of, total)
@@ -111,6 +117,33 @@ def groups(
     ]
     made.sort(key=lambda group: -group.us)
     return [replace(group, number=number) for number, group in enumerate(made, start=1)]
+
+
+def patterns(units: Iterable[Unit], work: Iterable[ModuleWork]) -> dict[str, str]:
+    """The pattern of each module's path. Modules of another class or with more parameters are another problem, so they
+    get a pattern of their own, unless they take turns."""
+    kinds = {unit.place.module: unit.place.kind for unit in units}
+    paths = {above for path in kinds for above in (*above_of(path), path)} | {one.path for one in work}
+    state = {one.path: one.bytes_state for one in work if one.whole}
+    alike: dict[tuple, list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        alike[pattern_of(path), kinds.get(path), state.get(path)].append(path)
+    meanings: dict[str, set[str]] = defaultdict(set)  # names by pattern
+    for (pattern, *_), together in alike.items():
+        meanings[pattern].add(common(together))
+    kinds_of = Counter(pattern for pattern, *_ in alike)
+    apart = {pattern for pattern, names in meanings.items() if 1 < len(names) == kinds_of[pattern]}
+    return {
+        path: common(together) if pattern in apart else pattern
+        for (pattern, *_), together in alike.items()
+        for path in together
+    }
+
+
+def common(paths: list[str]) -> str:
+    """stages.2.* for stages.2.0 and stages.2.1"""
+    columns = zip(*(path.split(".") for path in paths), strict=True)
+    return ".".join(column[0] if len({*column}) == 1 else "*" for column in columns)
 
 
 def group_of(

@@ -38,7 +38,7 @@ class Kernel:
 @dataclass(frozen=True)
 class Wanted:
     """What to check. at: a pattern of module paths; None takes the path that the problem was cut at. tolerance: None
-    takes that of the model's dtype. budget_s: of each way of running."""
+    takes that of the model's dtype. budget_s: of each way of running. ready_s: how long each may take to compile."""
 
     model: Path
     at: str | None
@@ -46,6 +46,7 @@ class Wanted:
     generate: int
     tolerance: float | None
     budget_s: float
+    ready_s: float
     timeout_s: float
 
 
@@ -77,6 +78,7 @@ def put_back(sandbox: Sandbox, workspace: Workspace, kernel: Kernel, wanted: Wan
             "generate": wanted.generate,
             "tolerances": verify.tolerances(wanted.tolerance),
             "budget_s": wanted.budget_s,
+            "ready_s": wanted.ready_s,
         }
         report = jobs.run(sandbox, "put_back", arguments, wanted.timeout_s)
     result = PutBack(
@@ -125,7 +127,7 @@ def cut_facts(reference: Path) -> dict:
 
 def promise_of(facts: dict) -> Promise | None:
     share = facts.get("share_pct")
-    return Promise(share, facts.get("at_most_pct")) if isinstance(share, int | float) else None
+    return Promise(share, facts.get("at_most_pct"), facts.get("saved_us")) if isinstance(share, int | float) else None
 
 
 def way_of(name: str, times: dict) -> Way:
@@ -139,9 +141,8 @@ def way_of(name: str, times: dict) -> Way:
 
 
 def is_good(result: PutBack) -> bool:
-    """All checks passed, and where the step was timed, it is faster in some way of running."""
-    timed = [way for way in result.ways if way.verdict]
-    return result.is_right and (not timed or any(way.verdict == Speed.FASTER for way in timed))
+    """All checks passed, and where the step was timed, the kernel pays."""
+    return result.is_right and (not result.timed or result.pays)
 
 
 def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
@@ -158,6 +159,7 @@ def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
     for way in (*result.ways, *([result.alone] if result.alone else [])):
         yield way_line(way)
     yield from promise_lines(result)
+    yield from verdict_lines(result)
     if result.is_right:
         yield f"to use it: {put_backs.folder_of(workspace)}/{SWAP.name}, into(model, {result.at!r})"
 
@@ -183,8 +185,32 @@ def promise_lines(result: PutBack) -> Iterator[str]:
     if result.promise is None or eager is None or eager.speedup is None:
         return
     most = result.promise.at_most_pct
-    promised = f"at most {most:.1f} % of the step" if most is not None else "no figure, for want of a floor"
+    promised = f"at most {most:.1f} % of the eager step" if most is not None else "no figure, for want of a floor"
     yield f"promised: {promised}, of {result.promise.share_pct:.1f} % that the part took"
     if expected := result.expected():
         yield f"expected of the kernel's own {result.alone.speedup:.3f}x: a step {expected:.3f}x as fast"
-    yield f"came of it: {100 * (1 - 1 / eager.speedup):.1f} % of the eager step, {eager.speedup:.3f}x"
+    for way in result.timed:
+        most = result.promise.most_pct(way)
+        bound = f", where at most {most:.1f} % could come" if most is not None else ""
+        yield f"came of it, {way.name}: {way.gain_pct:.1f} % of the step{bound}"
+
+
+def verdict_lines(result: PutBack) -> Iterator[str]:
+    """Whether the kernel pays, whatever way of running is the best with it and without."""
+    if not result.timed:
+        return
+    compiled = result.way("compiled")
+    if compiled and compiled.verdict == Speed.SLOWER:
+        yield (
+            "torch.compile fuses these operators with their neighbours and spares the host their calls; it can do "
+            "neither with a kernel, so the compiled model is better off without it"
+        )
+    before, after = result.best_before, result.best_after
+    without = f"a step takes at best {ms(before.before_us)} without the kernel ({before.name})"
+    text = f"{without}, {ms(after.after_us)} with it ({after.name}): {before.before_us / after.after_us:.3f}x"
+    if result.pays:
+        yield f"it pays: {text}"
+    elif result.broken:
+        yield f"it does not pay as it is: {result.broken[0].name} works without the kernel alone; mend that first"
+    else:
+        yield f"it does not pay: {text}; leave the model as it was, and run it that way"

@@ -71,8 +71,15 @@ class Address:
     def __str__(self) -> str:
         return f"ray://{self.host}:{self.port}"
 
-    def is_here(self) -> bool:
+    def is_loopback(self) -> bool:
         return self.host == "localhost" or self.host.startswith("127.")
+
+    def is_here(self) -> bool:
+        """Whether it is an address of this machine: only there can a socket be bound to it."""
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((self.host, 0))
+            return True
+        return False
 
 
 @contextlib.contextmanager

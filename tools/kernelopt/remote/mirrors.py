@@ -14,6 +14,7 @@ from ..session import delivery, trees
 from ..session.trees import Changes, Tree
 
 TOKEN_FILE = "token"  # in node_folder
+USUAL = Path("/tmp")  # where that lies without TMPDIR
 UNUSED_S = 7 * 24 * 3600  # after that, a mirror is removed
 
 
@@ -41,9 +42,10 @@ def is_private(folder: Path) -> bool:
 
 
 def token_file() -> Path | None:
-    """The token of the nodes that this user starts on this machine; None where none was started."""
-    file = place() / TOKEN_FILE
-    return file if file.is_file() and is_private(file.parent) else None
+    """The token of the nodes that this user starts on this machine; None where none was started. Agents have a TMPDIR
+    of their own, nodes mostly none."""
+    files = (folder / place().name / TOKEN_FILE for folder in (place().parent, USUAL))
+    return next((file for file in files if file.is_file() and is_private(file.parent)), None)
 
 
 class Mirror:

@@ -79,6 +79,8 @@ def command(address: Address, gpus: int | None) -> list[str]:
         "--node-ip-address": address.host,
         "--ray-client-server-port": str(address.port),
         "--port": "0",  # any that is free
+        "--min-worker-port": "0",  # these too: Ray's own range, 10002 to 19999, would take the node's port
+        "--max-worker-port": "0",
         "--include-dashboard": "false",
         "--temp-dir": str(folder_of(address)),
     } | ({} if gpus is None else {"--num-gpus": str(gpus)})
@@ -88,7 +90,7 @@ def command(address: Address, gpus: int | None) -> list[str]:
 
 def environment_of(address: Address) -> tuple[dict[str, str], Path | None]:
     """(the environment of a node, the file of its token: None where the user gave one)."""
-    environment = {**os.environ, **SETTINGS, **(LOOPBACK if address.is_here() else {})}
+    environment = {**os.environ, **SETTINGS, **(LOOPBACK if address.is_loopback() else {})}
     environment.pop("KERNELOPT_ON", None)
     if connection.has_token():
         return environment, None

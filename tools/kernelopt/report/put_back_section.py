@@ -38,7 +38,14 @@ def gain_rows(result: PutBack) -> list[tuple[str, str]]:
         rows.append(("Kernel by itself", f"{result.alone.speedup:.3f}x{expected}"))
     eager = result.way(EAGER)
     if eager and eager.speedup:
-        rows.append(("Step of the model", f"{eager.speedup:.3f}x, {100 * (1 - 1 / eager.speedup):.1f} % of the time"))
+        rows.append(("Eager step of the model", f"{eager.speedup:.3f}x, {eager.gain_pct:.1f} % of the time"))
+    if result.timed:
+        before, after = result.best_before, result.best_after
+        best = f"{before.before_us / 1000:.3f} ms ({before.name}) without the kernel, {after.after_us / 1000:.3f} ms"
+        pays = "so it pays" if result.pays else "so it does not pay"
+        rows.append(
+            ("Step at best", f"{best} ({after.name}) with it: {before.before_us / after.after_us:.3f}x, {pays}")
+        )
     return rows
 
 

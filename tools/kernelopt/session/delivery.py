@@ -1,7 +1,7 @@
 """Bring home what work elsewhere changed in a workspace: all of it or nothing, also when this process is killed.
 
 The changes are staged in .git beside a journal, then copied to their places. What a kill divides, `finish` completes:
-Workspace.locked calls it.
+Workspace.locked calls it. Where .git is read-only they are staged in .cache, and what a kill divides stays so.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import bundle
-from ..errors import UsageError
+from ..errors import IN_A_SANDBOX, EnvironmentLacks, UsageError
 from . import trees
 from .trees import Changes, Tree
 
@@ -44,12 +44,13 @@ def counts(name: str, workspace: str) -> bool:
 def deliver(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) -> None:
     """Apply the changes, whose names are paths below `root`, and give each file the content with its digest.
 
-    UsageError, and nothing is changed, when a path leads out of the workspace or a content is missing.
+    UsageError, and nothing is changed, when a path leads out of the workspace or a content is missing. EnvironmentLacks
+    when .git is read-only and something was changed there.
     """
     check_safe(root, changed)
     if not changed:
         return
-    folder = staged(root, changed, contents)
+    folder, changed = staged(root, changed, contents)
     try:
         apply(folder, changed)
     except (KeyboardInterrupt, SystemExit):  # what has begun is completed
@@ -59,12 +60,12 @@ def deliver(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]])
     remove(folder)
 
 
-def staged(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) -> Path:
-    """A new folder with the contents of the changes and their journal."""
-    home = root / ".git" if (root / ".git").is_dir() else root / ".cache"
-    home.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=STAGED, dir=home))
+def staged(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) -> tuple[Path, Changes]:
+    """(a new folder with the contents of the changes and their journal, the changes that can be made)."""
+    folder = new_folder(root)
     try:
+        if (root / ".git").is_dir() and folder.parent.name != ".git":
+            changed = outside_git(root, changed)
         for digest, content in contents:
             bundle.write_bytes(folder / digest, content)
         if lacking := [one for one in trees.digests(changed.values()) if not (folder / one).is_file()]:
@@ -73,12 +74,29 @@ def staged(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) 
     except BaseException:
         remove(folder)
         raise
-    return folder
+    return folder, changed
+
+
+def new_folder(root: Path) -> Path:
+    """In .git, or in .cache where .git is absent, or read-only as in Codex's sandbox."""
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix=STAGED, dir=root / ".git"))
+    (root / ".cache").mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=STAGED, dir=root / ".cache"))
+
+
+def outside_git(root: Path, changed: Changes) -> Changes:
+    """The changes that need no .git, without what is derived there."""
+    git = f"{root}/.git"
+    inside = {name for name in changed if trees.is_below(name, git)}
+    if lacking := sorted(name for name in inside - {git} if counts(name, str(root))):
+        raise EnvironmentLacks(f"{git} is read-only here, and {lacking[0]} was changed elsewhere; {IN_A_SANDBOX}")
+    return {name: kind for name, kind in changed.items() if name not in inside}
 
 
 def finish(root: Path) -> None:
     """Complete the deliveries that were killed after their journal was written, and remove the others."""
-    for folder in (root / ".git").glob(f"{STAGED}*"):
+    for folder in (root / ".git").glob(f"{STAGED}*"):  # not in .cache, where a kernel could put a journal of its own
         if (folder / JOURNAL).is_file():
             apply(folder, bundle.read_json(folder / JOURNAL))
             remove(folder)

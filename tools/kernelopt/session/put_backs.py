@@ -5,9 +5,11 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import ToolError, UsageError
+from ..statuses import Speed
 from .workspace import Workspace
 
 FOLDER = "put_back"
+BROKEN = "the model with the kernel fails"  # how worker.model_steps begins to say so
 EAGER, ALONE = "eager", "the module alone"
 
 
@@ -35,14 +37,24 @@ class Way:
     before_bytes: int | None
     after_bytes: int | None
 
+    @property
+    def gain_pct(self) -> float:
+        """How much less time a step takes, in percent."""
+        return 100 * (1 - 1 / self.speedup)
+
 
 @dataclass(frozen=True)
 class Promise:
-    """What find_kernels.py said of the part, of an eager step. share_pct: of the step that it takes. at_most_pct: of
-    the step that could be saved, if the part ran at its floor; None without a floor."""
+    """What find_kernels.py said of the part, of an eager step. share_pct: of the step that it takes. at_most_pct,
+    saved_us: of the step that could be saved, if the part ran at its floor; None without a floor."""
 
     share_pct: float
     at_most_pct: float | None
+    saved_us: float | None = None
+
+    def most_pct(self, way: Way) -> float | None:
+        """The same of the step in a way of running."""
+        return None if self.saved_us is None else 100 * self.saved_us / way.before_us
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,31 @@ class PutBack:
 
     def way(self, name: str) -> Way | None:
         return next((way for way in self.ways if way.name == name), None)
+
+    @property
+    def timed(self) -> tuple[Way, ...]:
+        return tuple(way for way in self.ways if way.verdict)
+
+    @property
+    def best_before(self) -> Way:
+        """The way of running that is the fastest without the kernel."""
+        return min(self.timed, key=lambda way: way.before_us)
+
+    @property
+    def best_after(self) -> Way:
+        """The way of running that is the fastest with it."""
+        return min(self.timed, key=lambda way: way.after_us)
+
+    @property
+    def pays(self) -> bool:
+        """Is the fastest step with the kernel faster than the fastest without it, and are all ways of running left?"""
+        best = self.best_after
+        return best.verdict == Speed.FASTER and best.after_us < self.best_before.before_us and not self.broken
+
+    @property
+    def broken(self) -> tuple[Way, ...]:
+        """The ways of running that only work without the kernel."""
+        return tuple(way for way in self.ways if way.failed and way.failed.startswith(BROKEN))
 
     def expected(self) -> float | None:
         """The speed-up of the eager step that follows from the part's share and the kernel's own speed-up; None where

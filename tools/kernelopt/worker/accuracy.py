@@ -16,7 +16,7 @@ FEW = 32  # no share is reported for fewer elements
 
 
 def compare(
-    actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, usual_rms: float = 0.0
+    actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, least_rms: float = 0.0
 ) -> dict:
     """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in the task's
     own dtype, whose shape, dtype and stride are the ones expected.
@@ -24,8 +24,8 @@ def compare(
     An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the scale
     of the result is. bound: the tolerance, or twice the baseline's own worst error where PyTorch is less exact than
     that (at most BASELINE_CAP tolerances). An element that agrees with the baseline within the tolerance is right too:
-    rounding decides an argmax, and fp16 overflows. usual_rms: replaces the rms of an output with few elements, because
-    a single sum near 0 is no scale.
+    rounding decides an argmax, and fp16 overflows. least_rms: replaces a smaller rms, because a single sum near 0, or a
+    result that is 0 but for rounding, is no scale.
     """
     layout = {
         "shape": list(actual.shape),
@@ -39,12 +39,11 @@ def compare(
         return layout
     actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
     finite = torch.isfinite(exact)
-    rms = root_mean_square(torch.where(finite, exact, 0))
-    if exact.numel() < FEW:
-        rms = max(rms, usual_rms)
-    theirs = deviation(baseline, exact, tolerance, rms)
+    rms = max(root_mean_square(torch.where(finite, exact, 0)), least_rms)
+    tiny = max(TINY, tolerance * least_rms)
+    theirs = deviation(baseline, exact, tolerance, rms, tiny=tiny)
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
-    own = deviation(actual, exact, bound, rms, baseline)
+    own = deviation(actual, exact, bound, rms, baseline, tiny)
     return {
         **layout,
         "elements": exact.numel(),
@@ -55,6 +54,7 @@ def compare(
         "mismatches": own.mismatches,
         "nonfinite": own.nonfinite,
         "spurious": own.spurious,
+        "infinite": own.infinite,
         "first_bad_index": own.first_bad,
         "baseline_max_rel": theirs.max_rel,
         "lost_pct": own.lost_pct(),
@@ -129,13 +129,19 @@ def comparable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def deviation(
-    actual: torch.Tensor, exact: torch.Tensor, bound: float, rms: float, also: torch.Tensor | None = None
+    actual: torch.Tensor,
+    exact: torch.Tensor,
+    bound: float,
+    rms: float,
+    also: torch.Tensor | None = None,
+    tiny: float = TINY,
 ) -> "Deviation":
-    """Error statistics of flat tensors against `exact`; an element within the bound of `also` has no error.
+    """Error statistics of flat tensors against `exact`; an element within the bound of `also` has no error, and one
+    below `tiny` cannot be lost.
 
     The work is done in chunks, so that float64 copies of large outputs fit.
     """
-    statistics = Deviation(bound, rms)
+    statistics = Deviation(bound, rms, tiny)
     step = 1 << 26
     whole = not any(t.dtype == torch.bool or t.is_floating_point() for t in (actual, exact, also) if t is not None)
     for start in range(0, exact.numel(), step):
@@ -149,10 +155,10 @@ def deviation(
 class Deviation:
     """Running error statistics of one tensor against the oracle."""
 
-    def __init__(self, bound: float, rms: float):
-        self.bound, self.rms = bound, rms
+    def __init__(self, bound: float, rms: float, tiny: float = TINY):
+        self.bound, self.rms, self.tiny = bound, rms, tiny
         self.max_rel = 0.0
-        self.mismatches = self.nonfinite = self.spurious = self.lost = self.weighed = 0
+        self.mismatches = self.nonfinite = self.spurious = self.infinite = self.lost = self.weighed = 0
         self.first_bad: int | None = None
 
     def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
@@ -166,7 +172,7 @@ class Deviation:
             )
         wrong = (error > self.bound) | nonfinite_mismatch
         self.max_rel = max(self.max_rel, float(error.max()))
-        weighed = torch.isfinite(exact) & (exact.abs() >= TINY)
+        weighed = torch.isfinite(exact) & (exact.abs() >= self.tiny)
         self.weighed += int(weighed.sum())
         self.lost += int((weighed & ((actual - exact).abs() > LOST * exact.abs())).sum())
         self.mismatches += int((wrong & ~nonfinite_mismatch).sum())
@@ -174,6 +180,7 @@ class Deviation:
             nonfinite_mismatch.sum()
         )  # of two numbers one alone is finite, or both are other infinities
         self.spurious += int((nonfinite_mismatch & torch.isfinite(exact)).sum())
+        self.infinite += int((nonfinite_mismatch & torch.isinf(exact)).sum())
         if self.first_bad is None and bool(wrong.any()):
             self.first_bad = offset + int(wrong.nonzero()[0])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..case_types import PLAIN
 from . import artefacts, problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
@@ -129,7 +130,7 @@ class Run:
         drawn: dict[int, torch.Tensor] = {}
         for wanted in self.entry["samples"]:
             draws = []
-            for seed in wanted["seeds"]:
+            for seed in sampling.in_time(wanted["seeds"], self.context.device):
                 fill(memory, contents)
                 arguments = sampling.reseeded(self._arguments(memory, self.case), wanted["seed"], seed)
                 draws += [one.clone() for one in returned(problem.call(self.kernel, arguments))[wanted["output"] :][:1]]
@@ -143,7 +144,7 @@ class Run:
 
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
-        layout = self.entry["variant"]["layout"] if self.entry["variant"] else "contiguous"
+        layout = self.entry["variant"]["layout"] if self.entry["variant"] else PLAIN
         tensors = tensor_trees.input_tensors(case.inputs)
         if self.guarded:
             return [

@@ -90,9 +90,13 @@ class Declarations:
         """The positions of forward's parameters that hold a seed, by their names."""
         return [at for at, name in enumerate(self.parameters) if "seed" in name.lower().split("_")]
 
+    def names_of_tensors(self, inputs: list) -> list[str]:
+        """For each tensor of the inputs the name of the parameter that holds it."""
+        return [self.name(at) for at, value in enumerate(inputs) for _ in tensor_trees.input_tensors([value])]
+
     def name_of_tensor(self, inputs: list, number: int) -> str:
         """The name of the parameter that holds this tensor of the inputs."""
-        return self.name(next(at for at in range(len(inputs)) if number in tensors_at(inputs, at)))
+        return self.names_of_tensors(inputs)[number]
 
     def comparison(self, inputs: list, returned: int, at: int) -> Comparison | None:
         """How output `at` is compared. returned: how many tensors forward returns; the mutated ones follow."""

@@ -5,11 +5,12 @@ Imported by worker processes only.
 """
 
 import itertools
+import math
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import tensor_trees, variant_inputs
+from . import problem, tensor_trees, variant_inputs
 
 RANDOM = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
 RANDOM |= {torch.Tensor.normal_, torch.Tensor.uniform_}
@@ -31,6 +32,33 @@ class OtherDraws(TorchFunctionMode):
         if is_drawn(function, arguments, made):
             made.copy_(variant_inputs.with_values(made, self._values, next(self._numbers)))
         return made
+
+
+class NumbersUsed(TorchFunctionMode):
+    """Inside, `numbers` gets the floating numbers that torch's functions are called with. What get_inputs computes from
+    a number that is an argument too, a scale say, would not follow another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers: set[float] = set()
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        tensor_trees.map_leaves([*arguments, keywords], self._note)
+        return function(*arguments, **(keywords or {}))
+
+    def _note(self, leaf) -> None:
+        if type(leaf) is float:
+            self.numbers.add(leaf)
+
+
+def free_numbers(reference: problem.Reference, workload: str, dtype: str | None, sizes: dict[str, int]) -> list[int]:
+    """The places, among the leaves of inputs of these sizes, of floating numbers other than 0 that no tensor is
+    computed with."""
+    used = NumbersUsed()
+    _, inputs, _ = reference.build(workload, 0, dtype, "cpu", sizes, used)
+    leaves = enumerate(tensor_trees.leaves(inputs))
+    floats = ((place, leaf) for place, leaf in leaves if type(leaf) is float and math.isfinite(leaf) and leaf)
+    return [place for place, leaf in floats if leaf not in used.numbers]
 
 
 def is_drawn(function, arguments: tuple, made) -> bool:

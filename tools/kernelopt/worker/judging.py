@@ -1,9 +1,10 @@
 """The job that judges outputs: the reference runs here, and a candidate is never loaded."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from ..case_types import CallCheck, OracleCheck, Variant
 from . import accuracy, comparisons, problem, sampling, state, tensor_trees, variant_inputs
 from .context import Context, load_reference
 from .contract import ContractError, InvalidDeclaration
@@ -11,9 +12,21 @@ from .faults import OracleError, blaming, describe
 
 # Bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there.
 ROUGHLY = 0.25
+# Of the rms of an output at the task's own sizes: the least scale at other sizes. There a loss over one class, or the
+# gradient of a norm over two columns, is 0 but for rounding.
+LEAST_SCALE = 0.01
 
 
-def check(context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]) -> dict:
+@dataclass(frozen=True)
+class CheckAnswer:
+    """One for each case, in their order."""
+
+    cases: list[OracleCheck]
+
+
+def check(
+    context: Context, reference: str, dtype: str | None, cases: list[dict], tolerances: dict[str, float]
+) -> CheckAnswer:
     """Compare stored outputs with the reference, which runs only here and only now.
 
     cases: [{workload, seed, variant, first, calls}], calls being [{inputs_seed, output}]: the seed whose inputs a call
@@ -24,19 +37,47 @@ def check(context: Context, reference: str, dtype: str | None, cases: list[dict]
 
     loaded = load_reference(reference)
     maker = Maker(loaded, dtype, context.device)
-    finite: dict[str, list[bool]] = {}
-    return {"cases": [checked(context, loaded, maker, entry, tolerances, finite) for entry in cases]}
+    usual: dict[str, list[Usual]] = {}
+    return CheckAnswer([checked(context, loaded, maker, entry, tolerances, usual) for entry in cases])
 
 
-def checked(context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, finite: dict) -> dict:
-    """`Check.result`; {broken: message} for a variant on which the reference fails and leaves the device as it was."""
+def checked(
+    context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, usual: dict
+) -> OracleCheck:
+    """`Check.result`; `broken` for a variant on which the reference fails and leaves the device as it was."""
     try:
-        return Check(context, loaded, maker, entry, tolerances, finite).result()
+        return Check(context, loaded, maker, entry, tolerances, usual).result()
     except OracleError as error:
         if not entry["variant"]:
             raise
         context.synchronize()  # it fails where the device is lost, and then the process ends
-        return {"broken": str(error)}
+        return OracleCheck(broken=str(error))
+
+
+@dataclass(frozen=True)
+class StoredOutputs:
+    """What a call left: its outputs, their tensor_trees.structure, the inputs that it changed, by number, and the
+    parameters and buffers that it changed, None where these were not recorded."""
+
+    outputs: list[torch.Tensor]
+    structure: str | None
+    inputs: dict[int, torch.Tensor]
+    state: dict[str, torch.Tensor] | None
+
+    @classmethod
+    def load(cls, path: str, device: str) -> "StoredOutputs":
+        stored = tensor_trees.load(path)
+        outputs = [tensor.to(device) for tensor in stored["outputs"]]
+        inputs = {int(number): tensor.to(device) for number, tensor in (stored["inputs"] or {}).items()}
+        return cls(outputs, stored["structure"], inputs, stored["state"])
+
+
+@dataclass(frozen=True)
+class Usual:
+    """An output on the task's own inputs: did it hold no NaN and no infinity, and its rms."""
+
+    finite: bool = True
+    rms: float = 0.0
 
 
 @dataclass
@@ -45,7 +86,7 @@ class Expected:
     change, in the task's own dtype and (oracle) in the highest precision.
 
     returned: how many of them forward returns. inputs, before: the arguments, and the tensors to be changed, as they
-    were before the call. state: parameters and buffers that the reference changes. usual_rms: see Check. random,
+    were before the call. state: parameters and buffers that the reference changes. least_rms: see Check. random,
     trivial_answers: found for the first call alone."""
 
     baseline: list[torch.Tensor]
@@ -56,7 +97,7 @@ class Expected:
     inputs: list
     before: list[torch.Tensor]
     state: dict[str, torch.Tensor]
-    usual_rms: list[float] = field(default_factory=list)
+    least_rms: list[float] = field(default_factory=list)
     random: bool = False
     trivial_answers: list[str] = field(default_factory=list)
 
@@ -71,76 +112,70 @@ class Check:
         maker,
         entry: dict,
         tolerances: dict[str, float],
-        finite: dict[str, list[bool]],
+        usual: dict[str, list[Usual]],
     ):
-        """maker: an oracle.Maker. finite: by workload, whether each output held no NaN and no infinity on the task's
-        own inputs, which cases leave for the variants after them."""
+        """maker: an oracle.Maker. usual: by workload, each output on the task's own inputs, which cases leave for the
+        variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
-        self.entry, self.tolerances, self.finite = entry, tolerances, finite
+        self.entry, self.tolerances, self.usual = entry, tolerances, usual
+        self.variant = Variant.from_json(entry["variant"])
         self.case = self._case(entry["seed"])
 
     def _case(self, seed: int) -> problem.Case:
         with blaming(OracleError):
-            return self.maker.case(self.entry["workload"], seed, self.entry["variant"])
+            return self.maker.case(self.entry["workload"], seed, self.variant)
 
-    def result(self) -> dict:
-        """{calls: [{count, structure, outputs, changed}], expected_count, expected_structure, changes, wrong_state,
-        trivial_answers, oracle, random} or {unreadable}. changes: the parameters and buffers that the reference
-        changes; wrong_state: those that the kernel left otherwise. changed: by number of an input, why its contents
-        after the call are wrong; they come last among the outputs as well."""
+    def result(self) -> OracleCheck:
+        """Of all calls. The contents of changed inputs after a call come last among its outputs."""
         return self.compared_with(self.entry["calls"], {}, keep=False)
 
-    def compared_with(self, entries: list[dict], known: dict[int, Expected], keep: bool = True) -> dict:
+    def compared_with(self, entries: list[dict], known: dict[int, Expected], keep: bool = True) -> OracleCheck:
         """`result` of the calls in `entries`. known: results of `expected` by seed. `keep` is False when only one seed
         fits in memory."""
-        calls, once = [], {}
+        of_case, calls = OracleCheck(), []
         for call in entries:
             try:
-                stored = self._stored(call["output"])
+                stored = StoredOutputs.load(call["output"], self.device)
             except Exception as error:
-                return {"unreadable": describe(error)["message"]}
+                return OracleCheck(unreadable=describe(error)["message"])
             if call["inputs_seed"] not in known:
                 if not keep:
                     known.clear()
                 known[call["inputs_seed"]] = self.expected(call["inputs_seed"], first=not calls)
             wanted = known[call["inputs_seed"]]
+            left = self._left(wanted, stored.inputs) if len(stored.outputs) == wanted.returned else []
+            outputs = self._compared([*stored.outputs, *left], wanted)
             if not calls:  # the same for all calls
-                once = self._once(wanted, stored["state"])
-            if self.entry.get("draws") and not calls:
-                once["wrong_draws"] = self._wrong_draws(wanted)
-            actual = stored["outputs"]
-            left = self._left(wanted, stored["inputs"]) if len(actual) == wanted.returned else []
-            outputs = self._compared([*actual, *left], wanted)
-            calls.append({"count": len(actual), "structure": stored["structure"], "outputs": outputs})
+                of_case = self._of_case(wanted, stored.state, outputs)
+            calls.append(CallCheck(len(stored.outputs), stored.structure, outputs))
             del wanted
-        return {"calls": calls, **once}
+        return replace(of_case, calls=calls)
 
-    def _wrong_draws(self, wanted: Expected) -> list[str]:
-        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output."""
+    def _of_case(self, wanted: Expected, left: dict | None, outputs: list[dict]) -> OracleCheck:
+        """What the first call tells of the case."""
+        return OracleCheck(
+            trivial_answers=wanted.trivial_answers,
+            random=wanted.random,
+            oracle=wanted.precision,
+            expected_count=wanted.returned,
+            expected_structure=wanted.structure,
+            changes=sorted(wanted.state),
+            wrong_state=self._wrong_state(left, wanted.state),
+            wrong_draws=self._wrong_draws(wanted, outputs) if self.entry.get("draws") else (),
+        )
+
+    def _wrong_draws(self, wanted: Expected, outputs: list[dict]) -> list[str]:
+        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output; on the
+        task's own inputs `few_draws` of an output in `outputs` says what they are too few to tell."""
         draws = tensor_trees.load(self.entry["draws"])
         wrong = []
         for at, sampled in self.loaded.declarations.samples.items():
             of_output = draws.get(at, torch.empty(0)).to(self.device)
             if why := sampling.distance(of_output, wanted.oracle[at], sampled):
                 wrong.append(f"output {at}: {why}")
+            elif not self.variant and at < len(outputs):
+                outputs[at]["few_draws"] = sampling.too_few(sampled, wanted.oracle[at], len(of_output))
         return wrong
-
-    def _stored(self, path: str) -> dict:
-        stored = tensor_trees.load(path)
-        outputs = [tensor.to(self.device) for tensor in stored["outputs"]]
-        inputs = {int(number): tensor.to(self.device) for number, tensor in (stored["inputs"] or {}).items()}
-        return {"outputs": outputs, "inputs": inputs, "structure": stored["structure"], "state": stored["state"]}
-
-    def _once(self, wanted: Expected, left: dict | None) -> dict:
-        return {
-            "trivial_answers": wanted.trivial_answers,
-            "random": wanted.random,
-            "oracle": wanted.precision,
-            "expected_count": wanted.returned,
-            "expected_structure": wanted.structure,
-            "changes": sorted(wanted.state),
-            "wrong_state": self._wrong_state(left, wanted.state),
-        }
 
     def _left(self, wanted: Expected, changed: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """The contents of the declared inputs after the kernel's call. changed: those that it changed."""
@@ -149,14 +184,16 @@ class Check:
 
     def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[dict]:
         bounds = self._bounds(expected.baseline)
-        workload, variant = self.entry["workload"], self.entry["variant"]
+        workload, variant = self.entry["workload"], self.variant
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
-        finite = self.finite.get(workload, [True] * len(bounds))
+        usual = self.usual.get(workload, [Usual()] * len(bounds))
         if variant:
-            return [{**output, "usually_finite": own} for output, own in zip(compared, finite, strict=False)]
-        all_finite = (output.get("finite") == output.get("elements") for output in compared)
-        self.finite[workload] = [before and now for before, now in zip(finite, all_finite, strict=False)]
+            return [{**output, "usually_finite": own.finite} for output, own in zip(compared, usual, strict=False)]
+        self.usual[workload] = [
+            Usual(own.finite and output.get("finite") == output.get("elements"), max(own.rms, output.get("rms", 0.0)))
+            for own, output in zip(usual, compared, strict=False)
+        ]
         return compared
 
     def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
@@ -169,7 +206,7 @@ class Check:
             expected.oracle[at],
             expected.baseline[at],
             bounds[at],
-            expected.usual_rms[at] if expected.usual_rms else 0.0,
+            expected.least_rms[at] if expected.least_rms else 0.0,
             declared,
             expected.inputs,
             ROUGHLY if self._has_other_values() else 0.0,
@@ -198,7 +235,7 @@ class Check:
         return wrong
 
     def _has_other_values(self) -> bool:
-        return bool(self.entry["variant"]) and self.entry["variant"]["values"] in variant_inputs.VALUES
+        return bool(self.variant) and self.variant.values in variant_inputs.VALUES
 
     def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
         bounds = [self.tolerances[tensor_trees.dtype_class(tensor.dtype)] for tensor in baseline]
@@ -212,7 +249,7 @@ class Check:
         case = self.case
         if inputs_seed != self.entry["seed"]:
             case = case.with_inputs(self._case(inputs_seed).inputs)
-        own = first and self.entry["variant"] is None
+        own = first and self.variant is None
         with blaming(OracleError):
             answered = answer(self.loaded, case, self.device)
             left = state.changed(answered.model, state.watched(case.state)) if own else {}
@@ -228,7 +265,7 @@ class Check:
             left,
         )
         del answered
-        expected.usual_rms = self._usual_rms(inputs_seed, oracle)
+        expected.least_rms = self._least_rms(inputs_seed, oracle)
         for at, sampled in self.loaded.declarations.samples.items():
             if at >= expected.returned:
                 raise InvalidDeclaration(f"SAMPLES names output {at}, and forward returns {expected.returned}")
@@ -251,19 +288,23 @@ class Check:
         declared = self.loaded.declarations.comparison(expected.inputs, expected.returned, at)
         return comparisons.compare(again, first, first, bounds[at], 0.0, declared, expected.inputs)
 
-    def _usual_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
-        """The rms of each output on other contents of the same sizes, where a single one, a sum near 0, is no scale;
-        else 0."""
-        variant = self.entry["variant"] or {"sizes": [], "keywords": {}}
-        few = any(tensor.numel() < accuracy.FEW for tensor in oracle)
-        if not few or not (variant["sizes"] or variant["keywords"]):
+    def _least_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
+        """The least scale of each output at other sizes than the task's own: a share of its rms there, and, of few
+        elements, where a sum near 0 is no scale, the rms on other contents of the same sizes; else 0."""
+        if not (self.variant and self.variant.resized):
             return [0.0] * len(oracle)
+        usual = self.usual.get(self.entry["workload"], [Usual()] * len(oracle))
+        least = [LEAST_SCALE * one.rms for one in usual]
+        if not any(tensor.numel() < accuracy.FEW for tensor in oracle):
+            return least
         try:
-            other = self.maker.case(self.entry["workload"], seed, self.entry["variant"], from_the_end=True)
-            usual = map(accuracy.comparable, outputs(self.loaded, other, self.device))
+            other = self.maker.case(self.entry["workload"], seed, self.variant, from_the_end=True)
+            results = [accuracy.comparable(tensor) for tensor in outputs(self.loaded, other, self.device)]
         except Exception:  # the reference may refuse contents that we made
-            return [0.0] * len(oracle)
-        return [accuracy.root_mean_square(torch.where(torch.isfinite(tensor), tensor, 0)) for tensor in usual]
+            return least
+        others = [accuracy.root_mean_square(torch.where(torch.isfinite(one), one, 0)) for one in results]
+        few = (tensor.numel() < accuracy.FEW for tensor in oracle)
+        return [max(own, rms) if alone else own for own, rms, alone in zip(least, others, few, strict=True)]
 
     def _trivial_answers(self, expected: Expected, bounds: list[float]) -> list[str]:
         """Answers that compute nothing and would pass on this workload (see accuracy.bland_answers), and inputs that
@@ -280,13 +321,22 @@ class Check:
         nothing = "anything as output {}, of which COMPARE's `valid` selects nothing,"
         answers = list(map(nothing.format, self._unseen(expected)))
         for at, before in enumerate(expected.before, start=expected.returned):
-            if before.numel() and passes(before, at):
-                answers.append(f"MUTATES declares '{self._parameter(expected, at)}', and its contents before the call")
+            if before.numel() and passes(before, at) and not self._stays_beside_another(expected, at):
+                answers.append(f"MUTATES declares '{self._parameter(expected, at)}', and leaving it as it was")
         if len(twins) == len(expected.baseline):
             given = tensor_trees.input_tensors(expected.inputs)
             bland = accuracy.bland_answers(expected.baseline, given, twins)
             answers += accuracy.passing(bland, expected.oracle, passes)
         return answers
+
+    def _stays_beside_another(self, expected: Expected, at: int) -> bool:
+        """Is this one of several tensors of an argument, which the reference leaves alone while it changes another?"""
+
+        def stays(one: int) -> bool:
+            return state.identical(expected.before[one - expected.returned], expected.baseline[one])
+
+        own, places = self._parameter(expected, at), range(expected.returned, len(expected.baseline))
+        return stays(at) and not all(stays(one) for one in places if self._parameter(expected, one) == own)
 
     def _unseen(self, expected: Expected) -> list[int]:
         """The outputs of which no element is compared."""

@@ -4,6 +4,7 @@
     inputs()       its arguments: a list or tuple of positional ones, or a dict of keywords
     workloads()    optional: {name: a function like inputs}; the first is the default where there is no inputs()
     loss(outputs)  optional, for training: a number to minimise
+    advance(inputs, tokens)  optional, for a model with a cache: the inputs of the next step, after tokens (requests,)
 
 The file is the user's own and is trusted. Files beside it can be imported.
 """
@@ -83,16 +84,19 @@ class ModelFile:
 
     def arguments(self, workload: str) -> Arguments:
         """Fresh arguments of a workload, the same each time."""
-        with self._seeded(), self._blamed(f"what makes the inputs of workload '{workload}'"):
-            made = self.workloads[workload]()
+        return self._as_arguments(self.workloads[workload], f"what makes the inputs of workload '{workload}'")
+
+    def _as_arguments(self, make: Callable, part: str) -> Arguments:
+        with self._seeded(), self._blamed(part):
+            made = make()
         if isinstance(made, dict):
             arguments = Arguments((), made)
         elif isinstance(made, list | tuple):
             arguments = Arguments(tuple(made), {})
         else:
             raise WrongModelFile(
-                f"{self.name}: the inputs of workload '{workload}' are of class {type(made).__name__}; return a list "
-                "of positional arguments, or a dict of keywords"
+                f"{self.name}: {part} returns a {type(made).__name__}; return a list of positional arguments, or a "
+                "dict of keywords"
             )
         return arguments.mapped(lambda tensor: tensor.to(self.device))
 
@@ -105,6 +109,21 @@ class ModelFile:
         """The outputs of a call, with gradients only in training."""
         with torch.set_grad_enabled(self.training), self._blamed("the model"):
             return module(*arguments.args, **arguments.kwargs)
+
+    def advanced(self, arguments: Arguments, tokens: torch.Tensor) -> Arguments:
+        """The arguments of the next step of a language model: by advance() of the file, or else with tokens (requests,)
+        at the end of the one input of tokens."""
+        if hasattr(self._file, "advance"):
+            given = arguments.kwargs or list(arguments.args)
+            return self._as_arguments(lambda: self._file.advance(given, tokens), "advance()")
+        whole = [one for one in arguments.tensors() if not one.is_floating_point() and one.ndim == 2]
+        if len(whole) != 1:
+            raise WrongModelFile(
+                "--generate needs one 2-d input of whole numbers, the tokens, or advance(inputs, tokens) in "
+                f"{self.name}"
+            )
+        longer = torch.cat([whole[0], tokens[:, None].to(whole[0].dtype)], 1)
+        return arguments.mapped(lambda one: longer if one is whole[0] else one)
 
     @contextlib.contextmanager
     def buffers_restored(self) -> Iterator[None]:

@@ -36,15 +36,23 @@ class ProfiledStep:
 
 
 def profile_step(
-    context: Context, model: str, workload: str | None, training: bool, ways: list[str], budget_s: float, folder: str
+    context: Context,
+    model: str,
+    workload: str | None,
+    training: bool,
+    ways: list[str],
+    budget_s: float,
+    ready_s: float,
+    folder: str,
 ) -> ProfiledStep:
-    """ways: names of model_steps.Steps that are held against the eager step; they need a GPU. budget_s: for each."""
+    """ways: names of model_steps.Steps that are held against the eager step; they need a GPU. budget_s: for each.
+    ready_s: how long each may take to compile."""
     file = ModelFile(Path(model), context.device, training)
     chosen = file.chosen(workload)
     steps = Steps(file, chosen)
     eager = model_steps.warmed_up(steps.eager(file.module))
     step_us = [model_steps.host_us(eager) for _ in range(2 * model_steps.LEAST_ROUNDS)]
-    compared = {way: against_eager(steps, way, eager, file.module, budget_s) for way in ways}
+    compared = {way: against_eager(steps, way, eager, file.module, budget_s, ready_s) for way in ways}
     path = Path(folder, "step.json.gz")
     path.write_bytes(gzip.compress(json.dumps(trace_of(file, eager, folder)).encode()))
     own = list(file.module.parameters())
@@ -60,11 +68,14 @@ def profile_step(
     )
 
 
-def against_eager(steps: Steps, way: str, eager: Callable, module: torch.nn.Module, budget_s: float) -> StepTimes:
+def against_eager(
+    steps: Steps, way: str, eager: Callable, module: torch.nn.Module, budget_s: float, ready_s: float
+) -> StepTimes:
     """The eager step and another way of running it, in turn."""
     try:
-        other = model_steps.warmed_up(getattr(steps, way)(module))
-    except Exception as error:
+        with model_steps.within(ready_s):
+            other = model_steps.warmed_up(getattr(steps, way)(module))
+    except (Exception, model_steps.TookTooLong) as error:
         return StepTimes([], [], (str(error) or type(error).__name__).strip().splitlines()[0])
     return StepTimes(*model_steps.in_turn(eager, other, budget_s, model_steps.host_us))
 

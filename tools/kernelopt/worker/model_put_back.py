@@ -11,7 +11,7 @@ from .context import Context
 from .contract import NotCut, WrongModelFile
 from .faults import shortened
 from .model_file import Arguments, ModelFile
-from .model_steps import StepTimes
+from .model_steps import StepTimes, TookTooLong, within
 
 DYNAMIC = "torch.compile, dynamic sizes"
 
@@ -46,10 +46,11 @@ def put_back(
     generate: int,
     tolerances: dict[str, float],
     budget_s: float,
+    ready_s: float,
 ) -> PutBackReport:
     """Check, and on a GPU time, a model with the kernel of `folder` (kernel.py, reference.py) in place of the modules
     at `at`. training: also compare gradients. generate: how many greedy tokens are compared. tolerances: by dtype, on
-    |error| / (|original| + rms). budget_s: for the times of each way of running a step."""
+    |error| / (|original| + rms). budget_s: for the times of each way of running a step; ready_s: to compile it."""
     file = ModelFile(Path(model), context.device, training)
     try:
         operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
@@ -65,10 +66,10 @@ def put_back(
         checks.append(judge.operator(operator))
         checks += [judge.gradients()] if training else []
         checks += [judge.tokens(generate)] if generate else []
-        checks.append(judge.compiled())
+        checks.append(judge.compiled(ready_s))
     if context.device != "cuda" or any(check.passed is False for check in checks):
         return PutBackReport(paths, judge.calls, checks, {}, None)
-    times = model_steps.compared(file, judge.after, budget_s)
+    times = model_steps.compared(file, judge.after, budget_s, ready_s)
     alone = model_steps.alone(file, paths[0], made[paths[0]], budget_s / 4)
     return PutBackReport(paths, judge.calls, checks, times, alone)
 
@@ -196,40 +197,57 @@ class Judge:
 
     def tokens(self, count: int) -> Check:
         """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
-        arguments = self._file.arguments(self._file.chosen(None))
-        whole = [one for one in arguments.tensors() if not one.is_floating_point() and one.ndim == 2]
-        if len(whole) != 1:
-            raise WrongModelFile("--generate needs one 2-d input of whole numbers, the tokens")
-        tokens, equal, ties = whole[0], 0, 0
-        for _ in range(count):
-            given = arguments.mapped(lambda one, now=tokens: now if one is whole[0] else one)
-            first, second = (last_logits(self._file.run(module, given)) for module in (self._file.module, self.after))
-            best = first.argmax(-1)
+        plain, tokens = self._greedy(self._file.module, count, [])
+        replaced, _ = self._greedy(self.after, count, tokens)
+        equal = ties = 0
+        for first, second, best in zip(plain, replaced, tokens, strict=True):
             same = best == second.argmax(-1)
             top = first.topk(2, -1).values
             near = top[:, 0] - top[:, 1] <= 2 * self._tolerance * (top[:, 0].abs() + accuracy.root_mean_square(first))
             equal += int(same.all())
             ties += int(not same.all() and bool((same | near).all()))
-            tokens = torch.cat([tokens, best[:, None].to(tokens.dtype)], 1)
         detail = f"{equal} of {count} equal" + (f", {ties} of the others near ties" if ties else "")
         return Check("greedy tokens", equal + ties == count, detail)
 
-    def compiled(self) -> Check:
+    def _greedy(
+        self, module: torch.nn.Module, count: int, given: list[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """(the last logits, the best tokens) of `count` steps. given: tokens that go on in place of the best ones."""
+        arguments = self._file.arguments(self._file.chosen(None))
+        logits, tokens = [], []
+        with self._file.buffers_restored():
+            for number in range(count):
+                logits.append(last_logits(self._file.run(module, arguments)))
+                tokens.append(logits[-1].argmax(-1))
+                arguments = self._file.advanced(arguments, given[number] if given else tokens[-1])
+        return logits, tokens
+
+    def compiled(self, ready_s: float) -> Check:
         """All workloads through one torch.compile with dynamic sizes."""
         backend = "inductor" if self._file.device == "cuda" else "aot_eager"
-        for module, is_original in ((self._file.module, True), (self.after, False)):
-            try:
-                made = torch.compile(module, backend=backend, dynamic=True)
-                results = {workload: self._left_by(made, workload) for workload in self._file.workloads}
-            except Exception as error:
-                passed = None if is_original else False
-                return Check(DYNAMIC, passed, f"{'the original fails: ' if is_original else ''}{first_line(error)}")
+        try:
+            results = self._left_compiled(self.after, backend, ready_s)
+        except (Exception, TookTooLong) as error:
+            return Check(DYNAMIC, *self._blame(backend, ready_s, error))
         checks = [
             self._compared(DYNAMIC, left, self._left_by(self._file.module, workload), self._exact_outputs(workload))
             for workload, left in results.items()
         ]
         wrong = next((check for check in checks if not check.passed), None)
         return wrong or Check(DYNAMIC, True, f"backend {backend}, {len(checks)} workloads: {checks[0].detail}")
+
+    def _left_compiled(self, module: torch.nn.Module, backend: str, ready_s: float) -> dict[str, list[torch.Tensor]]:
+        made = torch.compile(module, backend=backend, dynamic=True)
+        with within(ready_s):
+            return {workload: self._left_by(made, workload) for workload in self._file.workloads}
+
+    def _blame(self, backend: str, ready_s: float, error: BaseException) -> tuple[bool | None, str]:
+        """(passed, detail) of a model that torch.compile does not get through, as it may not through the original."""
+        try:
+            self._left_compiled(self._file.module, backend, ready_s)
+        except (Exception, TookTooLong) as other:
+            return None, f"the original fails: {first_line(other)}"
+        return False, first_line(error)
 
 
 def deviation_of(

@@ -1,6 +1,8 @@
 """Times of a step of a model, before and after a change, in turn; and of one module by itself."""
 
-from collections.abc import Callable
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -24,6 +26,26 @@ class StepTimes:
     failed: str | None = None
     before_bytes: int | None = None
     after_bytes: int | None = None
+
+
+class TookTooLong(BaseException):
+    """Not an Exception: torch.compile catches those."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """TookTooLong when what is inside takes longer, as torch.compile may with a loop of many operators."""
+
+    def stop(*_):
+        raise TookTooLong(f"it was not ready after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Steps:
@@ -62,35 +84,46 @@ class Steps:
 
     def graph(self, module: torch.nn.Module) -> Callable[[], object]:
         """Replayed from a CUDA graph."""
-        call = self.step(module)
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UP_STEPS):
-                call()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        return captured(self.step(module))
+
+    def compiled_graph(self, module: torch.nn.Module) -> Callable[[], object]:
+        """As torch.compile makes it by default, replayed from a CUDA graph."""
+        return captured(self.compiled(module))
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """A step as a CUDA graph."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_UP_STEPS):
             call()
-        return graph.replay
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
-WAYS = ("eager", "compiled", "graph")
+WAYS = ("eager", "compiled", "graph", "compiled_graph")
 
 
-def compared(file: ModelFile, after: torch.nn.Module, budget_s: float) -> dict[str, StepTimes]:
-    """The step of the original and of the model after the change, in turn, by way of running."""
+def compared(file: ModelFile, after: torch.nn.Module, budget_s: float, ready_s: float) -> dict[str, StepTimes]:
+    """The step of the original and of the model after the change, in turn. ready_s: to compile one of them."""
     steps = Steps(file, file.chosen(None))
-    ways = [way for way in WAYS if not (file.training and way == "graph")]
-    return {way: compared_way(getattr(steps, way), file.module, after, budget_s) for way in ways}
+    ways = [way for way in WAYS if not (file.training and "graph" in way)]
+    return {way: compared_way(getattr(steps, way), file.module, after, budget_s, ready_s) for way in ways}
 
 
-def compared_way(way: Callable, before: torch.nn.Module, after: torch.nn.Module, budget_s: float) -> StepTimes:
+def compared_way(
+    way: Callable, before: torch.nn.Module, after: torch.nn.Module, budget_s: float, ready_s: float
+) -> StepTimes:
     calls = []
     for module, name in ((before, "original"), (after, "model with the kernel")):
         try:
-            calls.append(warmed_up(way(module)))
-        except Exception as error:
+            with within(ready_s):
+                calls.append(warmed_up(way(module)))
+        except (Exception, TookTooLong) as error:
             return StepTimes([], [], f"the {name} fails: {(str(error) or type(error).__name__).splitlines()[0]}")
     before_us, after_us = in_turn(*calls, budget_s, host_us)
     return StepTimes(before_us, after_us, None, *(most_bytes(call) for call in calls))

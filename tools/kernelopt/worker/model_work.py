@@ -88,6 +88,7 @@ class WorkLog(TorchDispatchMode):
         self._writes: dict[Account, dict[int, int]] = defaultdict(dict)  # by place
         self._makers: dict[int, frozenset[Account]] = {}  # by place
         self._kept: list[torch.Tensor] = []
+        self.attention_in: str | None = None  # the dtype of attention that is being called
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -108,7 +109,8 @@ class WorkLog(TorchDispatchMode):
         if operation in self._flops_of:
             first = 1 if operation in work.ADDED_FIRST else 0
             names = [work.number_name(tensor.dtype) or "fp32" for tensor in given[first : first + 2]]
-            self.add_flops(int(self._flops_of[operation](*args, **kwargs, out_val=result)), work.widest(names))
+            dtype = self.attention_in or work.widest(names)  # torch's plain attention computes in fp32
+            self.add_flops(int(self._flops_of[operation](*args, **kwargs, out_val=result)), dtype)
 
     def _count_bytes(self, function, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         operation, accounts = function._overloadpacket, self._inside.accounts()
@@ -168,7 +170,7 @@ class WorkLog(TorchDispatchMode):
 
 
 class Spared(torch.overrides.TorchFunctionMode):
-    """Takes the half that a causal mask spares off the FLOPs."""
+    """Counts attention in the dtype that it is called with, less the FLOPs that a causal mask spares."""
 
     def __init__(self, log: WorkLog):
         super().__init__()
@@ -176,10 +178,15 @@ class Spared(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            dtype = work.number_name(args[0].dtype if args else kwargs["query"].dtype) or "fp32"
-            self._log.add_flops(-work.CausalAttention.spared_by(*args, **kwargs), dtype)
-        return function(*args, **kwargs)
+        if function is not torch.nn.functional.scaled_dot_product_attention:
+            return function(*args, **kwargs)
+        dtype = work.number_name(args[0].dtype if args else kwargs["query"].dtype) or "fp32"
+        self._log.add_flops(-work.CausalAttention.spared_by(*args, **kwargs), dtype)
+        self._log.attention_in = dtype
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._log.attention_in = None
 
 
 def of_step(file: ModelFile, workload: str) -> list[ModuleWork] | None:

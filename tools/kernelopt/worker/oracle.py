@@ -2,13 +2,15 @@
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
+from ..case_types import Variant
 from . import judging, problem, sampling, tensor_trees, variant_inputs, variants, work
 from .context import Context, load_reference
 from .declarations import DeclaredJson
-from .drawn_values import OtherDraws
+from .drawn_values import OtherDraws, free_numbers
 from .faults import OracleError, blaming
 
 
@@ -76,15 +78,15 @@ def declared_by(loaded: problem.Reference) -> DeclaredJson:
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
 
 
-def seeded(possible: list[dict], seed: int) -> list[tuple[dict, int]]:
+def seeded(possible: list[Variant], seed: int) -> list[tuple[Variant, int]]:
     """Each variant with the seed of its inputs: those that are cut out of the task's own inputs with their seed, each
     that get_inputs makes with another one, so that they hold other lengths and indices too."""
-    return [(one, seed + number if one["keywords"] else seed) for number, one in enumerate(possible, start=1)]
+    return [(one, seed + number if one.keywords else seed) for number, one in enumerate(possible, start=1)]
 
 
 def taken(
-    possible: list[tuple[dict, int]], loaded: problem.Reference, maker: "Maker", workload: str, left_out: list[str]
-) -> list[tuple[dict, int]]:
+    possible: list[tuple[Variant, int]], loaded: problem.Reference, maker: "Maker", workload: str, left_out: list[str]
+) -> list[tuple[Variant, int]]:
     """The variants whose contents the reference takes: probabilities within 0 and 1, indices within a buffer. Each
     comes with its seed.
 
@@ -97,19 +99,19 @@ def taken(
             case = maker.case(workload, seed, variant)
         except Exception as error:
             answers[number] = False
-            left_out += [variant["name"]] if own_making(variant) and not isinstance(error, ValueError) else []
+            left_out += [variant.name] if variant.of_task and not isinstance(error, ValueError) else []
             continue
         size = sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
-        if variant["keywords"] and size > variants.LARGE_BYTES:
+        if variant.keywords and size > variants.LARGE_BYTES:
             answers[number] = False
         elif size <= TRIED_BYTES:
             cases[number] = runs(loaded, case)
-    if any(cases[number] and possible[number][0]["values"] is None for number in cases):  # it can run on a CPU
+    if any(cases[number] and possible[number][0].values is None for number in cases):  # it can run on a CPU
         answers |= cases
         broken = (possible[number][0] for number in cases if not cases[number])
-        left_out += [variant["name"] for variant in broken if own_making(variant)]
+        left_out += [variant.name for variant in broken if variant.of_task]
     flags = variant_inputs.FLAGS
-    return [pair for number, pair in enumerate(possible) if answers.get(number, pair[0]["values"] != flags)]
+    return [pair for number, pair in enumerate(possible) if answers.get(number, pair[0].values != flags)]
 
 
 def runs(loaded: problem.Reference, case: problem.Case) -> bool:
@@ -118,11 +120,6 @@ def runs(loaded: problem.Reference, case: problem.Case) -> bool:
         return all(sampling.are_distributions(results[at]) for at in loaded.declarations.samples)
     except Exception:
         return False
-
-
-def own_making(variant: dict) -> bool:
-    """Does get_inputs make the variant's inputs as they are?"""
-    return bool(variant["keywords"]) and variant["values"] is None
 
 
 class Draws(TypedDict):
@@ -141,26 +138,32 @@ class Maker:
         self._last: tuple = (None, None)
         self.declarations = loaded.declarations
 
-    def samples(self, case: problem.Case, variant: dict | None) -> list[Draws]:
+    def samples(self, case: problem.Case, variant: Variant | None) -> list[Draws]:
         """The outputs of a case that are drawn at random, over many seeds on the task's own inputs, over few at one
         other set of sizes, and not at all on other variants."""
-        if not self.declarations.samples or (variant and variant["name"] != variants.JUST_BELOW):
+        if not self.declarations.samples or (variant and variant.name != variants.JUST_BELOW):
             return []
         probabilities = judging.outputs(self._loaded, case, self._device)
-        most = sampling.FEWEST_DRAWS if variant else sampling.MOST_DRAWS
         return [
-            Draws(output=at, seed=one.seed, calls=sampling.calls_needed(one, probabilities[at], self._device, most))
+            Draws(
+                output=at,
+                seed=one.seed,
+                calls=sampling.calls_needed(one, probabilities[at], self._device, own=not variant),
+            )
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]
 
-    def case(self, workload: str, seed: int, variant: dict | None = None, from_the_end: bool = False) -> problem.Case:
+    def case(
+        self, workload: str, seed: int, variant: Variant | None = None, from_the_end: bool = False
+    ) -> problem.Case:
         """The inputs and parameters of a seed, made or cut to the sizes of a variant. from_the_end: other elements of
         them."""
-        keywords = variant["keywords"] if variant else {}
+        keywords = variant.keywords if variant else {}
         if keywords and from_the_end:
             seed, from_the_end = seed + 1, False
-        drawn = variant["values"] if keywords and variant["values"] in variant_inputs.VALUES else None
+        by_keywords = bool(self._loaded.sizes[workload])
+        drawn = variant.values if variant and by_keywords and variant.values in variant_inputs.VALUES else None
         key = workload, seed, tuple(keywords.items()), drawn
         if self._last[0] != key:
             self._last = (None, None)  # so that two do not lie in memory
@@ -168,13 +171,24 @@ class Maker:
             self._last = key, self._loaded.case(workload, seed, self._dtype, self._device, keywords, within)
         if not variant:
             return self._last[1]
-        rest = {**variant, "values": None if drawn else variant["values"]}
-        return variant_inputs.of_case(self._last[1], rest, from_the_end, self.declarations.seeds())
+        rest = replace(variant, values=None) if drawn else variant
+        made = variant_inputs.of_case(self._last[1], rest, from_the_end)
+        return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant.values))
+
+    def _other_numbers(self, inputs: list, workload: str, keywords: dict[str, int], values: str | None) -> list:
+        """The inputs, with the seeds or floating numbers that a variant wants."""
+        if values == variant_inputs.OTHER_SEED:
+            seeds = self.declarations.seeds()
+            return [variant_inputs.reseeded(value) if at in seeds else value for at, value in enumerate(inputs)]
+        if values == variant_inputs.OTHER_NUMBERS:
+            free = free_numbers(self._loaded, workload, self._dtype, keywords)
+            return variant_inputs.other_numbers(inputs, free)
+        return inputs
 
 
-def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: str) -> dict:
-    """Write one case: {workload, seed, variant, path, dtype, shapes, mutates}. mutates: {number of a tensor among the
-    inputs that forward is declared to change: its parameter's name}."""
+def store(maker: Maker, workload: str, seed: int, variant: Variant | None, folder: str) -> dict:
+    """Write one case: {workload, seed, variant, path, dtype, shapes, names, mutates}. names: of the parameters that
+    hold the tensors. mutates: numbers of those that forward is declared to change."""
     case = maker.case(workload, seed, variant)
     path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
     case.save(path)
@@ -198,7 +212,6 @@ def store(maker: Maker, workload: str, seed: int, variant: dict | None, folder: 
         "shapes": shapes,
         "samples": maker.samples(case, variant),
         "repeatable": bool(declared.samples),
-        "mutates": {
-            number: declared.name_of_tensor(case.inputs, number) for number in declared.mutated_tensors(case.inputs)
-        },
+        "names": declared.names_of_tensors(case.inputs),
+        "mutates": declared.mutated_tensors(case.inputs),
     }

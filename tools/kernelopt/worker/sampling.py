@@ -6,10 +6,12 @@ The reference returns probabilities over the last dimension; the kernel returns 
 forward holds the seed: "seed", or the one that {"seed": name} states. Every index must be in range and possible, and
 the same seed must give the same result. Over secret seeds the total variation distance of the draws of a row to its
 probabilities may be `tvd`. Rows of equal probabilities count as one, so few calls suffice where get_inputs repeats
-them.
+them; each of them must then vary by itself, and apart from its neighbours.
 """
 
 import math
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +20,13 @@ from .contract import InvalidDeclaration
 
 MOST_TVD = 0.5
 FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
+FEWEST_CALLS = 100  # so that one of many equal rows which always draws the same index is seen
 MOST_CALLS = {"cuda": 20_000, "cpu": 400}
+INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
+SIGMAS_OF_MANY = 6  # the same where each of many rows is tested
+RARE = 1e-3  # equal draws of two seeds are no chance where so few are expected
+BETWEEN_SEEDS, MOST_SEED = 1_000_003, 2**31 - 1  # of the seeds of one call
 SUM_TOLERANCE = 1e-2  # of probabilities of a row, in the task's dtype
 
 
@@ -63,11 +70,22 @@ def read_one(output, modes, parameters: tuple[str, ...]) -> Sampling:
     return Sampling(float(tvd), draws, parameters.index(seed))
 
 
-def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, most_draws: int = MOST_DRAWS) -> int:
-    """How often a kernel must be called for the declared draws of each row, or `most_draws`; fewer where that is too
-    often."""
+def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, own: bool = True) -> int:
+    """How often a kernel must be called for the declared draws of each row, and for each of equal rows to vary; at
+    other sizes than the task's own for FEWEST_DRAWS. Fewer where that is too often."""
     _, counts = groups(probabilities)
-    return min(math.ceil(min(sampling.draws, most_draws) / int(counts.min())), MOST_CALLS[device])
+    draws = sampling.draws if own else min(sampling.draws, FEWEST_DRAWS)
+    calls = max(math.ceil(draws / int(counts.min())), FEWEST_CALLS if own else 1)
+    return min(calls, MOST_CALLS[device])
+
+
+def in_time(seeds: Iterable[int], device: str, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
+    """The seeds; on a CPU until INTERPRETED_S have passed."""
+    end = clock() + (INTERPRETED_S if device == "cpu" else math.inf)
+    for seed in seeds:
+        if clock() > end:
+            return
+        yield seed
 
 
 def groups(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,10 +96,12 @@ def groups(probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reseeded(inputs: list, position: int, seed: int) -> list:
-    """The arguments of a call with another seed, as a number or in its tensor's memory."""
+    """The arguments of a call with another seed, as a number or in its tensor's memory; a tensor of several seeds, such
+    as one for each request, gets as many."""
     held = inputs[position]
     if isinstance(held, torch.Tensor):
-        held.fill_(seed)
+        each = torch.arange(held.numel(), device=held.device) * BETWEEN_SEEDS
+        held.copy_(((seed + each) % MOST_SEED).view(held.shape))
         return inputs
     return [*inputs[:position], seed, *inputs[position + 1 :]]
 
@@ -124,6 +144,7 @@ def compare(actual: torch.Tensor, probabilities: torch.Tensor) -> dict:
         "mismatches": 0,
         "nonfinite": 0,
         "spurious": 0,
+        "infinite": 0,
         "first_bad_index": int(wrong.nonzero()[0]) if bad else None,
         "baseline_max_rel": 0.0,
         "lost_pct": 0.0,
@@ -145,25 +166,81 @@ def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Samplin
         return f"{impossible} of {drawn.numel()} draws are of probability 0"
     group, counts = groups(probabilities)
     for number in range(len(counts)):
-        own = drawn[:, group == number].reshape(-1)
-        expected = rows[int((group == number).nonzero()[0])]
-        shares = torch.bincount(own, minlength=values).double() / len(own)
-        found, limit = float((shares - expected / expected.sum()).abs().sum() / 2), sampling.tvd
-        noise = noise_of(expected, len(own))
-        if noise > limit and len(own) >= sampling.draws:
-            raise InvalidDeclaration(
-                f"SAMPLES: {len(own)} draws of {values} values are off by up to {noise:.3g} by chance alone, more than "
-                f"the declared {limit:g}; state more draws, or fewer values"
-            )
-        if found > max(limit, noise):
-            return (
-                f"the draws of a row have a total variation distance of {found:.3g} to its probabilities over "
-                f"{len(own)} draws, more than {max(limit, noise):.3g}"
-            )
+        members = (group == number).nonzero()[:, 0]
+        own, expected = drawn[:, members], rows[int(members[0])] / rows[int(members[0])].sum()
+        if why := wrong_together(own, expected, sampling) or wrong_alone(own, expected, sampling):
+            return why
+    return same_draws(drawn, rows)
+
+
+def wrong_together(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling) -> str | None:
+    """Why the draws of rows of equal probabilities, taken together, do not follow them. drawn: (calls, rows)."""
+    own, limit = drawn.reshape(-1), sampling.tvd
+    distance, noise = off_by(own, expected), noise_of(expected, len(own))
+    if noise > limit and len(own) >= sampling.draws:
+        needed = math.ceil(len(own) * (noise / limit) ** 2)
+        raise InvalidDeclaration(
+            f"SAMPLES: {len(own)} draws of {len(expected)} values are off by up to {noise:.3g} by chance alone, more "
+            f"than the declared {limit:g}; state {needed} draws or more, or fewer values"
+        )
+    if distance > max(limit, noise):
+        return (
+            f"the draws of a row have a total variation distance of {distance:.3g} to its probabilities over "
+            f"{len(own)} draws, more than {max(limit, noise):.3g}"
+        )
     return None
 
 
-def noise_of(expected: torch.Tensor, draws: int) -> float:
-    """The distance that the draws of a right kernel stay within: its mean and SIGMAS standard deviations."""
+def wrong_alone(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling) -> str | None:
+    """Why one of several rows of equal probabilities does not follow them by itself, or draws with its neighbour."""
+    calls, count = drawn.shape
+    limit = max(sampling.tvd, noise_of(expected, calls, SIGMAS_OF_MANY))
+    for row in range(count if count > 1 and limit < 1 else 0):
+        if (distance := off_by(drawn[:, row], expected)) > limit:
+            return (
+                f"the draws of row {row} alone have a total variation distance of {distance:.3g} to its probabilities "
+                f"over {calls} seeds, more than {limit:.3g}"
+            )
+    if count < 2:
+        return None
+    alike, by_chance = float((drawn[:, 1:] == drawn[:, :-1]).double().mean()), float(expected.square().sum())
+    if abs(alike - by_chance) > max(sampling.tvd, SIGMAS_OF_MANY * math.sqrt(0.75 / (calls * (count - 1)))):
+        return (
+            f"neighbouring rows of equal probabilities draw the same index in {alike:.0%} of the calls, by chance "
+            f"{by_chance:.0%}: each row needs random numbers of its own"
+        )
+    return None
+
+
+def same_draws(drawn: torch.Tensor, rows: torch.Tensor) -> str | None:
+    """Why seeds do not count: two of them gave the same draws in all rows, which chance does not explain."""
+    calls = len(drawn)
+    by_chance = calls * (calls - 1) / 2 * math.exp(float(rows.square().sum(-1).log().sum()))
+    repeated = calls - len(drawn.unique(dim=0))
+    if repeated and by_chance < RARE:
+        return f"{repeated} of {calls} seeds gave the same draws as another one: all of the seed must count"
+    return None
+
+
+def too_few(sampling: Sampling, probabilities: torch.Tensor, calls: int) -> str | None:
+    """What so many calls cannot tell of the declared distance; None where they suffice."""
+    rows = probabilities.double().reshape(-1, probabilities.shape[-1])
+    group, counts = groups(probabilities)
+    fewest = int(counts.argmin())
+    draws, expected = calls * int(counts[fewest]), rows[int((group == fewest).nonzero()[0])]
+    noise = noise_of(expected, draws)
+    if draws >= sampling.draws or noise <= sampling.tvd:
+        return None
+    return f"{draws} of {sampling.draws} declared draws, too few to see a distance below {noise:.2g}"
+
+
+def off_by(drawn: torch.Tensor, expected: torch.Tensor) -> float:
+    """The total variation distance of draws to probabilities."""
+    shares = torch.bincount(drawn, minlength=len(expected)).double() / len(drawn)
+    return float((shares - expected).abs().sum() / 2)
+
+
+def noise_of(expected: torch.Tensor, draws: int, sigmas: int = SIGMAS) -> float:
+    """The distance that the draws of a right kernel stay within: its mean and some standard deviations."""
     mean = float((expected * (1 - expected)).clamp(min=0).sqrt().sum()) / math.sqrt(2 * math.pi * draws)
-    return mean + SIGMAS * 0.5 / math.sqrt(draws)
+    return mean + sigmas * 0.5 / math.sqrt(draws)

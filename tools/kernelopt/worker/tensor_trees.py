@@ -216,6 +216,13 @@ def input_tensors(values: list) -> list[torch.Tensor]:
     return leaves
 
 
+def leaves(value) -> list:
+    """The values in lists, tuples, dicts and dataclasses that are none of these."""
+    held = []
+    map_leaves(value, held.append)
+    return held
+
+
 def input_numbers(values: list) -> list[int]:
     """The whole Python numbers among arguments."""
     numbers = []

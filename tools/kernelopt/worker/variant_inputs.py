@@ -6,10 +6,11 @@ Order that has a meaning is kept: offsets rise from 0 to the total, sorted data 
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 
+from ..case_types import Variant
 from . import problem, tensor_trees
 from .keyword_sizes import STRUCTURE
 
@@ -18,6 +19,7 @@ SCALED = "64 times the inputs"
 VALUES = ("mixed signs", SCALED, "nothing positive", "nothing negative")
 CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros, one scale: a kernel may ignore them
 OTHER_SEED = "another seed"  # in the parameters of forward that are called so
+OTHER_NUMBERS = "other numbers"  # floating ones, three quarters as large
 FLAGS = "varied zeros and ones"  # of whole numbers: a mask of ones, token types or zero points of zeros
 
 
@@ -152,15 +154,13 @@ def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
     return torch.where(tensor >= 0, lowest + (tensor - lowest) % (new - lowest), tensor)
 
 
-def of_case(case: problem.Case, wanted: dict, from_the_end: bool = False, seeds: Iterable[int] = ()) -> problem.Case:
+def of_case(case: problem.Case, wanted: Variant, from_the_end: bool = False) -> problem.Case:
     """The case as a variant wants it; from_the_end: with the last elements of floating tensors in place of the
-    first. seeds: positions of the inputs that hold a seed."""
-    given, values = case.inputs, wanted["values"]
-    if values == OTHER_SEED:
-        given = [reseeded(value) if at in seeds else value for at, value in enumerate(given)]
+    first."""
+    given, values = case.inputs, wanted.values
     if from_the_end:
         given = tensor_trees.map_tensors(given, turned)
-    inputs = cut(given, wanted["sizes"])
+    inputs = cut(given, wanted.sizes)
     numbers = itertools.count()
     inputs = tensor_trees.map_tensors(inputs, lambda tensor: with_values(tensor, values, next(numbers)))
     state = case.state
@@ -179,6 +179,12 @@ def may_be_seed(value) -> bool:
 def reseeded(value):
     """Another seed of the same kind; anything that can be no seed as it is."""
     return (7 * value + 12_345) % (1 << 31) if may_be_seed(value) else value
+
+
+def other_numbers(inputs: list, free: Collection[int]) -> list:
+    """The inputs with other numbers at these places among their leaves."""
+    places = itertools.count()
+    return tensor_trees.map_leaves(inputs, lambda leaf: 0.75 * leaf if next(places) in free else leaf)
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:

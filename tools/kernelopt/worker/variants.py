@@ -1,17 +1,19 @@
 """Shapes, layouts and values beyond the task's own on which a kernel must be right or decline the call.
 
-A variant: {name, sizes, layout, values}; sizes is [[input, dimension, new size], …]. The reference decides which
-dimensions may change, and which only together: its shapes are tried without data. Imported by worker processes only.
+The reference decides which dimensions may change, and which only together: its shapes are tried without data.
+Imported by worker processes only.
 """
 
 import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
-from . import blank, keyword_sizes, problem, tensor_trees, variant_inputs
+from ..case_types import PLAIN, Variant
+from . import blank, drawn_values, keyword_sizes, problem, tensor_trees, variant_inputs
 from .keyword_sizes import beyond, prime_below, small_prime
 
 JUST_BELOW = "primes just below"
@@ -22,7 +24,6 @@ TINY_BYTES = 1 << 20  # of inputs: one more case costs almost nothing
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # the largest changed inputs on which the reference runs on the CPU
 FIRST = 2  # variants of values, and one more of layouts, where each file is nearly as large as the task's own
-PLAIN = "contiguous"
 LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
 ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
 
@@ -33,7 +34,7 @@ Named = tuple[str, Sizes]
 
 def of_workload(
     reference: problem.Reference, workload: str, case: problem.Case, full: bool, own_sizes: bool = False
-) -> list[dict]:
+) -> list[Variant]:
     """Variants of the workload of this case.
 
     There are always primes just below the workload's own sizes. full: adds other sizes, layouts and values. own_sizes:
@@ -54,12 +55,12 @@ def of_workload(
     return made + (in_reserve(made, small) if small and shapes.tiny() else [])
 
 
-def of_keywords(reference: problem.Reference, workload: str, case: problem.Case, full: bool) -> list[dict]:
+def of_keywords(reference: problem.Reference, workload: str, case: problem.Case, full: bool) -> list[Variant]:
     """Variants of a workload whose sizes are keyword arguments. Whole numbers keep their values, for they may be
     indices. Some of the sizes may be no case of the task (oracle.taken)."""
     sizes = reference.sizes[workload]
     below = keyword_sizes.just_below(sizes)
-    made = [variant(JUST_BELOW, [], keywords=below)] if below else []
+    made = [Variant(JUST_BELOW, [], keywords=below)] if below else []
     if not full:
         return made
     possible = keyword_sizes.trial(reference, workload, case.dtype, LARGE_BYTES)
@@ -68,24 +69,26 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     larger = keyword_sizes.larger(sizes, possible) if shapes.tiny() else {}
     named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]))
     for name, keywords in [*named, ("larger sizes", larger)]:
-        if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one["keywords"]} for one in made)]:
-            made.append(variant(name, [], keywords=keywords))
+        if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one.keywords} for one in made)]:
+            made.append(Variant(name, [], keywords=keywords))
     layouts_too = reference.declarations.layouts is None
-    others = [one for one in at_small_sizes(shapes, case, [], layouts_too) if one["values"] != variant_inputs.FLAGS]
-    made += [{**one, "keywords": small} for one in others]
+    others = [one for one in at_small_sizes(shapes, case, [], layouts_too) if one.values != variant_inputs.FLAGS]
+    if drawn_values.free_numbers(reference, workload, case.dtype, small):
+        others.append(Variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS))
+    made += [replace(one, keywords=small) for one in others]
     if small and shapes.tiny():
-        made += [{**one, "name": f"{one['name']}, own sizes", "instead_of": one["name"]} for one in others]
+        made += map(at_own, others)
     return made
 
 
-def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[dict]:
+def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[Variant]:
     """A variant for each of these sizes that the reference takes. Equal sizes give one variant, whatever its name."""
     made, seen = [], []
     for name, sizes in dict(wanted).items():
         sizes = shapes.possible(sizes)
         if sizes and sizes not in seen:
             seen.append(sizes)
-            made.append(variant(name, sizes))
+            made.append(Variant(name, sizes))
     return made
 
 
@@ -131,29 +134,29 @@ def batch_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator
         yield f"batch of {one_more(group[0][2])} (input {group[0][0]})", small + resized([group], one_more)
 
 
-def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes, layouts_too: bool = True) -> Iterator[dict]:
+def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes, layouts_too: bool = True) -> Iterator[Variant]:
     """Other values and layouts. There are only a few whose files are nearly as large as the task's own."""
     few = not shapes.small(small)
     values = list(variant_inputs.VALUES) if shapes.floating() else []
     for name in values[: FIRST if few else None]:
-        yield variant(name, small, values=name)
+        yield Variant(name, small, values=name)
     held = [*shapes.inputs, *(tensor for tensor in case.state.values() if not tensor.is_floating_point())]
     if any(map(variant_inputs.constant, held)):
-        yield variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)
+        yield Variant(variant_inputs.CONSTANTS, small, values=variant_inputs.CONSTANTS)
     if any(map(variant_inputs.constant_flags, held)):
-        yield variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)
+        yield Variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)
     if any(variant_inputs.may_be_seed(case.inputs[at]) for at in shapes.seeds() if at < len(case.inputs)):
-        yield variant(variant_inputs.OTHER_SEED, small, values=variant_inputs.OTHER_SEED)
+        yield Variant(variant_inputs.OTHER_SEED, small, values=variant_inputs.OTHER_SEED)
     for layout in layouts(shapes.inputs)[: FIRST + 1 if few else None] if layouts_too else []:
-        yield variant(layout, small, layout)
+        yield Variant(layout, small, layout)
 
 
-def at_own_sizes(shapes: "Shapes", layouts_too: bool = True) -> Iterator[dict]:
+def at_own_sizes(shapes: "Shapes", layouts_too: bool = True) -> Iterator[Variant]:
     """One layout and, for floating inputs, one change of values."""
     if layouts_too and may_be_strided(shapes.inputs):
-        yield variant("transposed inputs, own sizes", [], "transposed inputs")
+        yield Variant("transposed inputs, own sizes", [], "transposed inputs")
     if shapes.floating():
-        yield variant("nothing positive, own sizes", [], values="nothing positive")
+        yield Variant("nothing positive, own sizes", [], values="nothing positive")
 
 
 def largest(groups: list[Group]) -> list[Group]:
@@ -167,20 +170,17 @@ def alone(group: Group, size_of) -> str:
     return f"{size} -> {size_of(size)} (input {number}, dimension {dimension})"
 
 
-def variant(
-    name: str, sizes: list, layout: str = PLAIN, values: str | None = None, keywords: dict[str, int] | None = None
-) -> dict:
-    rest = {"instead_of": None, "keywords": keywords or {}}
-    return {"name": name, "sizes": sizes, "layout": layout, "values": values, **rest}
-
-
-def in_reserve(made: list[dict], small: Sizes) -> list[dict]:
+def in_reserve(made: list[Variant], small: Sizes) -> list[Variant]:
     """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other
     (`instead_of`)."""
-    names = {one["name"] for one in made}
-    other = [one for one in made if one["sizes"] == small and (one["layout"] != PLAIN or one["values"])]
-    copies = [{**one, "name": f"{one['name']}, own sizes", "sizes": [], "instead_of": one["name"]} for one in other]
-    return [one for one in copies if one["name"] not in names and one["values"] != variant_inputs.SCALED]
+    names = {one.name for one in made}
+    other = [one for one in made if one.sizes == small and (one.layout != PLAIN or one.values)]
+    return [one for one in map(at_own, other) if one.name not in names and one.values != variant_inputs.SCALED]
+
+
+def at_own(one: Variant) -> Variant:
+    """The variant at the workload's own sizes, for a kernel that declines it at others."""
+    return replace(one, name=f"{one.name}, own sizes", sizes=[], keywords={}, instead_of=one.name)
 
 
 def resized(groups: list[Group], size_of) -> Sizes:

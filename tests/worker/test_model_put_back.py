@@ -1,0 +1,71 @@
+"""The checks of a model with a kernel in it, and the limit on what torch.compile may take."""
+
+import contextlib
+import copy
+import time
+from types import SimpleNamespace
+
+import pytest
+from kernelopt.worker import model_profile, model_put_back, model_steps
+from kernelopt.worker.contract import WrongModelFile
+from kernelopt.worker.model_file import ModelFile
+
+CACHED = """
+import torch, torch.nn as nn
+
+class Cached(nn.Module):
+    writes = True
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
+        self.register_buffer("cache", torch.zeros(2, 20, 16))
+    def forward(self, tokens, position):
+        new = self.embedding(tokens)
+        if self.writes:
+            self.cache.index_copy_(1, position, new)
+        return self.head(self.cache.sum(1, keepdim=True) + new)
+
+def load(): return Cached()
+def inputs(): return [torch.randint(0, 50, (2, 1)), torch.tensor([3])]
+"""
+ADVANCE = "def advance(inputs, tokens): return [tokens[:, None], inputs[1] + 1]\n"
+TOLERANCES = {"fp32": 1e-4}
+
+
+def cached(tmp_path, text: str, name: str = "model.py") -> ModelFile:
+    (tmp_path / name).write_text(text)
+    return ModelFile(tmp_path / name, "cpu")
+
+
+def test_greedy_tokens_of_a_model_with_a_cache_come_from_a_cache_of_its_own(tmp_path):
+    """A kernel that leaves the cache as it was must not profit from what the original wrote there."""
+    file = cached(tmp_path, CACHED + ADVANCE)
+    before = file.module.cache.clone()
+    same, forgetful = copy.copy(file.module), copy.copy(file.module)
+    forgetful.writes = False
+    assert model_put_back.Judge(file, same, {}, TOLERANCES).tokens(6).detail == "6 of 6 equal"
+    assert model_put_back.Judge(file, forgetful, {}, TOLERANCES).tokens(6).passed is False
+    assert file.module.cache.equal(before)
+
+
+def test_without_advance_the_tokens_grow(tmp_path):
+    text = CACHED.replace("self.cache.index_copy_(1, position, new)", "pass").replace("[3])]", "[3.0])]")
+    file = cached(tmp_path, text)
+    assert model_put_back.Judge(file, file.module, {}, TOLERANCES).tokens(2).passed
+    file = cached(tmp_path, text.replace("[3.0]", "[[3, 4]]"), "two.py")
+    with pytest.raises(WrongModelFile, match=r"or advance\(inputs, tokens\) in two\.py"):
+        model_put_back.Judge(file, file.module, {}, TOLERANCES).tokens(2)
+
+
+def stubborn(module):
+    """Like a compiler that goes on after any exception."""
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(0.01)
+
+
+def test_a_way_of_running_that_is_not_ready_in_time_is_left_out():
+    times = model_profile.against_eager(SimpleNamespace(slow=stubborn), "slow", lambda: None, None, 1, 0.1)
+    assert times.failed == "it was not ready after 0 s" and times.after_us == []
+    times = model_steps.compared_way(stubborn, None, None, 1, 0.1)
+    assert times.failed == "the original fails: it was not ready after 0 s"
