@@ -70,7 +70,7 @@ WRONG = {  # what is replaced in which page, by what: a part of the sentence tha
     ),
     "a record that is not there": ("matvec", "memory/v4.json", "memory/v9.json", "v9.json does not exist"),
     "a first version": ("rmsnorm", "memory/v2.json", "memory/v0.json", "v0.json has no comparison"),
-    "a share": ("gemm_fused", "rose to 87.0 %", "rose to 87.2 %", "87.2 stands in no record"),
+    "a share": ("gemm_fused", "rose to 87.0 %", "rose to 87.2 %", "87.2 stands in no plan"),
     "a decimal": ("transposed_conv3d", "0.19 instructions a cycle", "0.21 instructions a cycle", "0.21 stands in no"),
     "an operator": ("matvec", "`dense-products`", "`dense-sums`", "there is no page docs/operators/dense-sums.md"),
     "an item": ("rmsnorm", "- **Counter-signal:**", "- **Warning:**", "they must be Record, Findings"),

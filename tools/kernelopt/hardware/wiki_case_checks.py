@@ -54,9 +54,10 @@ def differences(found: Round, home: Path) -> Iterator[str]:
     if not (home / name).is_file():
         yield f"{name} does not exist"
         return
-    pair = bundle.read_json(home / name)["performance"]["comparison_with_previous"] or {}
+    pair = bundle.read_json(home / name)["performance"]["comparison_with_previous"]
     if not pair:
-        yield f"{name} has no comparison"
+        if found.figures:
+            yield f"{name} has no comparison; the case has {', '.join(found.figures)}"
         return
     recorded = pair["verdict"], *(f"{value:.3f}" for value in (pair["speedup"], *pair["ci95"])), pair["against"]
     written = found.verdict, *found.figures, found.against
@@ -65,13 +66,13 @@ def differences(found: Round, home: Path) -> Iterator[str]:
 
 
 def unrecorded(case: Case, home: Path) -> Iterator[str]:
-    """Yield the figures of a case that none of its example's texts has: records, plans, lessons, profiles."""
+    """Yield the figures of a case that none of the texts on its rounds has."""
     known = {number for found in case.rounds for number in numbers_of(found, home)}
     prose = " ".join(text for name, text in case.items.items() if name != "Record")
     figures = [*wiki_figures.FIGURE.findall(prose), *DECIMAL.findall(prose)]
     for number in dict.fromkeys(IN_TEXTS.search(figure)[0] for figure in figures):
         if number not in known:
-            yield f"{number} stands in no record, plan, lesson or profile of the round"
+            yield f"{number} stands in no plan, lesson or profile of the round"
 
 
 def numbers_of(found: Round, home: Path) -> set[str]:
@@ -91,7 +92,7 @@ def uncovered(cases: list[Case], wiki: Path, home: Path) -> list[str]:
         said = page.read_text(encoding="utf-8").partition("\nNothing new: ")[2].partition("\n\n")[0]
         covered |= {(found.example, found.version) for found in wiki_cases.rounds_in(said)}
     records = sorted((home / "examples").glob("**/memory/v*.json"))
-    judged = [file for file in records if bundle.read_json(file)["performance"]["comparison_with_previous"]]
+    judged = [file for file in records if file.stem != "v0" and bundle.read_json(file)["quality_gate"]["result"]]
     rounds = {file: (str(file.parent.parent.relative_to(home)), file.stem) for file in judged}
     return [
         f"{wiki_cases.FOLDER}: no case has {file.relative_to(home)}" for file in judged if rounds[file] not in covered

@@ -126,13 +126,14 @@ def answer(index: Index, question: str) -> Answer:
 
 
 def arranged(hits: list[Hit], cases_first: bool) -> tuple[Hit, ...]:
-    """Return hits in the order in which they are shown, each kind in the order that it has: a case is never missing
-    among the first SECTIONS_SHOWN because there is much advice, and never stands in its place."""
+    """Return hits in the order in which they are shown, each kind in the order that it has: much advice hides no case,
+    and a case stands before none of the best advice."""
     cases = [hit for hit in hits if hit.section.is_case]
-    advice = [hit for hit in hits if not hit.section.is_case]
+    index = [hit for hit in hits if hit.section.is_index]
+    advice = [hit for hit in hits if not (hit.section.is_case or hit.section.is_index)]
     before = 0 if cases_first else ADVICE_BEFORE_CASES
     shown = len(cases) if cases_first else CASES_SHOWN
-    return (*advice[:before], *cases[:shown], *advice[before:], *cases[shown:])
+    return (*advice[:before], *cases[:shown], *advice[before:], *cases[shown:], *index)
 
 
 def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:
