@@ -87,7 +87,7 @@ if [ -n "$clients" ]; then
 fi
 
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
-workers=$(($(nproc) * 3 / 2)) # more than cores, for tests that wait
+workers=$(($(nproc) * 5 / 2)) # more than cores: half of a test is waiting
 case " ${arguments[*]} " in *" -m gpu"*) workers=0 ;; esac
 echo "== pytest"
 result=$(mktemp)
