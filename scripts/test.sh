@@ -67,6 +67,7 @@ test_clients() { # pytest arguments: where there are rights for it, with loopbac
   "${alone[@]}" "$python" -m pytest -q -m clients -n 0 "$@"
 }
 
+unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
 if [ -n "$oldest" ]; then
   if [ -z "${PYTHON:-}" ]; then PYTHON=$(python3.10 -c '' 2>/dev/null && echo python3.10 || echo python3); fi
   export PYTHON KERNELOPT_VENV="$PWD/.venv-oldest" CUDA_VISIBLE_DEVICES=-1
@@ -76,7 +77,11 @@ else
   export KERNELOPT_VENV="${KERNELOPT_VENV:-$PWD/.venv}" # a clone is for its developer: all stays in it
   python=$(bash scripts/setup.sh test checks) || exit 3
   PATH=$(dirname "$python"):$PATH # programs of the environment that setup.sh built upon are found too
-  [ -n "$clients" ] || all_checks
+  if [ -z "$clients" ]; then
+    "$python" -m pytest -q --collect-only >/dev/null 2>&1 & # compiles the tests while the checks run, once for all workers
+    all_checks
+    wait
+  fi
 fi
 
 if [ -n "$clients" ]; then
@@ -86,7 +91,6 @@ if [ -n "$clients" ]; then
   exit
 fi
 
-unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
 workers=$(($(nproc) * 5 / 2)) # more than cores: half of a test is waiting
 case " ${arguments[*]} " in *" -m gpu"*) workers=0 ;; esac
 echo "== pytest"

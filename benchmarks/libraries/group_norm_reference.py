@@ -17,7 +17,7 @@ def get_inputs(*, batch=4, groups=4, channels=8, length=64):
 
 
 def get_workloads():
-    return {"wide": {"batch": 2, "groups": 8, "channels": 16, "length": 4096}}
+    return {"wide": {"batch": 1, "groups": 2, "channels": 16, "length": 4096}}
 
 
 LAYOUTS = "contiguous"

@@ -16,7 +16,7 @@ class Model(torch.nn.Module):
         return y
 
 
-def get_inputs(*, rows=11, width=12, columns=20, experts=4):
+def get_inputs(*, rows=11, width=5, columns=12, experts=4):
     counts = torch.multinomial(torch.tensor([1.0] * experts), rows, replacement=True).bincount(minlength=experts)
     counts[-1] += counts[0]  # the first expert has no rows
     counts[0] = 0 if experts > 1 else rows

@@ -14,7 +14,7 @@ class Model(torch.nn.Module):
         return y, dx, dw
 
 
-def get_inputs(*, rows=10, columns=48):
+def get_inputs(*, rows=7, columns=40):
     if columns < 2:
         raise ValueError("the gradient of x is a difference of equal numbers, 0 but for rounding")
     return [torch.randn(rows, columns), torch.randn(columns), torch.randn(rows, columns)]
@@ -65,7 +65,7 @@ class RMSNorm(torch.autograd.Function):
         dx, dw, (rows, columns) = torch.empty_like(x), torch.empty_like(weight), x.shape
         BLOCK = triton.next_power_of_2(columns)
         backward_x[(rows,)](x, weight, dy.contiguous(), scale, dx, columns, BLOCK=BLOCK)
-        backward_weight[(triton.cdiv(columns, 16),)](x, dy.contiguous(), scale, dw, rows, columns, BLOCK=16)
+        backward_weight[(triton.cdiv(columns, 32),)](x, dy.contiguous(), scale, dw, rows, columns, BLOCK=32)
         return dx, dw
 
 
