@@ -19,12 +19,14 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch.utils.serialization  # (which each torch.save and torch.load needs)
 import triton.testing  # noqa: F401  (so that the children start quickly; nothing that most jobs need imports torch._dynamo)
 
 from ..device import landlock, processes
 from . import interpreter, jobs
 from .faults import NoGpuError, describe
+
+with contextlib.suppress(ImportError):  # torch 2.6 lacks it
+    import torch.utils.serialization  # (which each torch.save and torch.load needs)
 
 FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large problems are large
 HOST_MEMORY_SHARE = 0.6
