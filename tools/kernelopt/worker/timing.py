@@ -52,16 +52,16 @@ def measure(
 ) -> "TimingAnswer":
     """The raw times per workload. Input files per workload: of one problem, other contents."""
     candidate, loaded_baseline, times = None, None, {}
-    of_baseline: set[int] = set()  # processes, such as those in which torch.compile tries its variants
+    of_baseline: set[int] = set()  # its processes, such as those in which torch.compile tries its variants
     sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
     for number, name in enumerate(sets):
         paired = PairedTiming(context, name, sets[name], f"{folder}/{number}")
         if baseline:
-            before = children.running()
             with blaming_baseline():
                 loaded_baseline = loaded_baseline or Candidate(context, baseline)
                 paired.load_baseline(loaded_baseline, alone=candidate is None)
-            of_baseline |= children.running() - before
+            if candidate is None:  # later ones may be the kernel's
+                of_baseline = children.running()
         operators = registered_operators()
         candidate = candidate or Candidate(context, kernel)
         paired.load(candidate)
