@@ -78,7 +78,8 @@ else
   python=$(bash scripts/setup.sh test checks) || exit 3
   PATH=$(dirname "$python"):$PATH # programs of the environment that setup.sh built upon are found too
   if [ -z "$clients" ]; then
-    "$python" -m pytest -q --collect-only >/dev/null 2>&1 & # compiles the tests while the checks run, once for all workers
+    # All tests are compiled while the checks run, once for all workers.
+    [ -n "${arguments[*]}" ] || "$python" -m pytest -q --collect-only >/dev/null 2>&1 &
     all_checks
     wait
   fi
