@@ -9,9 +9,10 @@ import pytest
 from conftest import BUNDLE, FIXTURES, tool_json
 from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline, wiki
+from kernelopt.hardware.work import ModuleWork
 from kernelopt.models import cutting, finding, floors, step_report, step_trace
 from kernelopt.models.advice import advice
-from kernelopt.models.groups import Floor, Group, ModuleWork, OperatorShare, groups, pattern_of
+from kernelopt.models.groups import Floor, Group, OperatorShare, groups, pattern_of
 from kernelopt.models.step_report import StepReport, WayTime
 from kernelopt.models.step_trace import Place, Unit
 

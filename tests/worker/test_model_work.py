@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BUNDLE
+from kernelopt.hardware.work import ModuleWork
 from kernelopt.worker import model_work
 from kernelopt.worker.model_file import ModelFile
 
@@ -13,7 +14,7 @@ TOKENS, WIDTH, FP32 = 14, 32, 4
 
 
 @pytest.fixture(scope="module")
-def counted() -> dict[tuple[str, bool], model_work.ModuleWork]:
+def counted() -> dict[tuple[str, bool], ModuleWork]:
     file = ModelFile(MODELS / "decoder.py", "cpu")
     return {(one.path, one.whole): one for one in model_work.of_step(file, "default")}
 

@@ -1,4 +1,4 @@
-"""The least work of one workload: the FLOPs and bytes that any kernel needs for it."""
+"""The least work of one workload, or of a call of a module in a model: the FLOPs and bytes that any kernel needs."""
 
 from dataclasses import MISSING, asdict, dataclass, fields
 
@@ -96,3 +96,18 @@ def present(instance) -> dict[str, object]:
         for field in fields(instance)
         if field.default is MISSING or values[field.name] != field.default
     }
+
+
+@dataclass(frozen=True)
+class ModuleWork:
+    """One call of a module. path: "" for the model. whole: with its submodules, else its own operators alone.
+    bytes_state: of parameters and buffers. bytes_in, bytes_out: of other tensors. dtype: of most of the FLOPs, or else
+    of most bytes."""
+
+    path: str
+    whole: bool
+    flops: int
+    bytes_state: int
+    bytes_in: int
+    bytes_out: int
+    dtype: str

@@ -11,11 +11,12 @@ from .. import bundle
 from ..device.sandbox import Sandbox
 from ..errors import UsageError
 from ..hardware import wiki
+from ..hardware.work import ModuleWork
 from ..session import platforms
 from . import jobs, step_trace
 from .advice import WAYS, advice
 from .floors import floor_on
-from .groups import Group, ModuleWork
+from .groups import Group
 from .step_report import StepReport, WayTime, step_report, way_time
 
 FORM = "kernelopt step 1"  # of a recorded file: a Chrome trace with one more key

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from ..errors import Refused
 from ..hardware import roofline, wiki
-from ..hardware.work import COUNTED, Work
-from .groups import Floor, ModuleWork
+from ..hardware.work import COUNTED, ModuleWork, Work
+from .groups import Floor
 
 
 def floor_on(page: wiki.Page, parameter_bytes: int) -> Callable[[list[ModuleWork]], Floor | None]:

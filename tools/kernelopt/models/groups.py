@@ -9,25 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ..hardware.work import ModuleWork
 from .step_trace import Unit
 
 REPEATED = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a path that is a number
 # Products and attention, which torch.compile leaves to libraries, or tunes.
 PRODUCT = re.compile(r"linear|mm\b|matmul|conv|attention|addmv|\bmv\b|\bdot\b|einsum|lstm|gru")
 MOST_OPERATORS = 24  # of one call of a module that could be a single kernel
-
-
-@dataclass(frozen=True)
-class ModuleWork:
-    """worker.model_work.ModuleWork"""
-
-    path: str
-    whole: bool
-    flops: int
-    bytes_state: int
-    bytes_in: int
-    bytes_out: int
-    dtype: str
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from ..hardware.work import ModuleWork
 from ..intervals import busy_us
 from ..measure import pairing
 from ..statuses import Speed
-from .groups import Floor, Group, ModuleWork, groups, pattern_of
+from .groups import Floor, Group, groups, pattern_of
 from .step_trace import StepTrace, Unit
 
 LEAST_KERNELS = 8  # of a launch-bound stretch

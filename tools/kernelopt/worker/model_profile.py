@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..hardware.work import ModuleWork
 from . import model_steps, model_work, tracing
 from .context import Context
 from .model_file import ModelFile
@@ -30,7 +31,7 @@ class ProfiledStep:
     workload: str
     step_us: list[float]
     ways: dict[str, StepTimes]
-    work: list[model_work.ModuleWork] | None
+    work: list[ModuleWork] | None
     parameters: int
     parameter_bytes: int
 

@@ -9,24 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..hardware.work import ModuleWork
 from . import blank, tensor_trees, traffic, work
 from .model_file import Arguments, ModelFile
 from .traffic import place, spanned_bytes
-
-
-@dataclass(frozen=True)
-class ModuleWork:
-    """One call of a module. path: "" for the model. whole: with its submodules, else its own operators alone.
-    bytes_state: of parameters and buffers. bytes_in, bytes_out: of other tensors. dtype: of most of the FLOPs, or else
-    of most bytes."""
-
-    path: str
-    whole: bool
-    flops: int
-    bytes_state: int
-    bytes_in: int
-    bytes_out: int
-    dtype: str
 
 
 @dataclass(frozen=True)
