@@ -158,9 +158,10 @@ def gpu_cases() -> dict:
     x, weight = torch.randn(128, 256, device="cuda") / 8, torch.randn(256, 256, device="cuda") / 8
     x8, w8, one = x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn), torch.ones((), device="cuda")
     product = x8.double() @ w8.double().t()
-    blocks = (torch.rand(128, 2, device="cuda") + 0.5, torch.rand(2, 2, device="cuda") + 0.5)
-    scaled_x = x8.double() * blocks[0].repeat_interleave(128, 1)
-    scaled_w = w8.double() * blocks[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    blocks = (torch.rand(128, 4, device="cuda") + 0.5, torch.rand(2, 4, device="cuda") + 0.5)
+    x_long, w_long = (torch.randn(rows, 512, device="cuda").to(torch.float8_e4m3fn) for rows in (128, 256))
+    scaled_x = x_long.double() * blocks[0].repeat_interleave(128, 1)
+    scaled_w = w_long.double() * blocks[1].repeat_interleave(128, 0).repeat_interleave(128, 1)
     whole = torch.randint(0, 16, (256, 256), device="cuda", dtype=torch.int32)
     packed = torch.ops.aten._convert_weight_to_int4pack((whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8), 8)
     scales = torch.stack([torch.full((2, 256), 0.1), torch.zeros(2, 256)], -1).cuda().bfloat16()
@@ -169,7 +170,7 @@ def gpu_cases() -> dict:
     scores = (q.double() @ k.double().transpose(2, 3) / 8).masked_fill(above, float("-inf"))
     return {
         "dense-products/fp8_matmul_torch": ((x8, w8, one, one), product),
-        "dense-products/fp8_block_matmul_torch": ((x8, w8, *blocks), scaled_x @ scaled_w.t()),
+        "dense-products/fp8_block_matmul_torch": ((x_long, w_long, *blocks), scaled_x @ scaled_w.t()),
         "dense-products/int4_matmul_torch": (
             (x.bfloat16(), packed, scales),
             x.double() @ ((whole - 8) * 0.1).double().t(),

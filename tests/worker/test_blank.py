@@ -98,6 +98,48 @@ def test_a_reference_that_adds_a_real_tensor_is_tried_on_fake_ones(tmp_path):
     assert work.estimate(mixed, "default", None, "cpu").work.bytes_min == 2 * 4 * 300 * 64
 
 
+OFFSETS = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, x, weights, offsets):
+        y = x.new_empty(len(x), weights.shape[2])
+        for expert, (first, last) in enumerate(zip(offsets.tolist(), offsets[1:].tolist())):
+            y[first:last] = x[first:last] @ weights[expert]
+        return y
+def get_inputs():
+    counts = torch.randint(1, 5, (8,))
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return [torch.randn(int(offsets[-1]), 1 << 20), torch.randn(8, 1 << 20, 1 << 20), offsets]
+"""
+
+
+def test_a_reference_that_loops_over_offsets_needs_no_contents_of_other_numbers(tmp_path):
+    """Its weights would take 32 TB."""
+    loops = reference(tmp_path / "loops.py", OFFSETS)
+    counted = work.estimate(loops, "default", None, "cpu")
+    rows = counted.shapes["inputs"][0][0]
+    assert counted.work.flops == 2 * rows << 40 and 8 <= rows <= 32
+
+
+WRITES = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, x, slots):
+        taken = slots.tolist()  # on shapes alone this cannot be
+        slots[: len(x)] = x.argmax(1)
+        return x[slots.tolist()[0] :]
+def get_inputs():
+    return [torch.eye(4).flip(1), torch.zeros(6, dtype=torch.int64)]
+"""
+
+
+def test_whole_numbers_that_take_unknown_ones_are_counted_for_real(tmp_path):
+    written = reference(tmp_path / "written.py", WRITES)
+    assert work.estimate(written, "default", None, "cpu").shapes["outputs"] == [[1, 4]]
+
+
 def test_no_operation_on_meta_tensors_loads_a_compiler():
     """In a process of its own: others of this suite have loaded them."""
     code = f"""if True:

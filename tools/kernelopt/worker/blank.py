@@ -2,6 +2,7 @@
 
 There are two kinds. Meta tensors cost nothing. Fake tensors also know their device and take real ones beside them,
 but their first use imports torch._dynamo, which takes as long as importing torch. So fake tensors are the second try.
+The third is for references that loop over offsets or lengths: fake tensors beside real whole numbers.
 """
 
 import contextlib
@@ -10,8 +11,9 @@ import types
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import problem
+from . import problem, tensor_trees
 
 
 def on_meta(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
@@ -31,6 +33,45 @@ def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: 
         return do(model, inputs)
 
 
+def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
+    """`do(model, inputs)` on fake tensors of the CPU, with the contents of what whole numbers alone decide. Raises what
+    the reference raises, and where it needs the contents of other numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbers():
+        model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
+        return do(model, inputs)
+
+
+class WholeNumbers(TorchDispatchMode):
+    """Inside a FakeTensorMode: a new tensor of whole numbers is a real one, and so is what real tensors give."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+        kwargs = kwargs or {}
+        tensors = tensor_trees.input_tensors([*args, *kwargs.values()])
+        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            new = None if tensors else function(*args, **kwargs)
+            if tensors or not (isinstance(new, torch.Tensor) and new.is_floating_point()):
+                with unset_fake_temporarily():
+                    return function(*args, **kwargs)
+            return new
+        if any(not isinstance(tensor, FakeTensor) for tensor in written(function, args, kwargs)):
+            raise NotImplementedError(f"{function} writes unknown numbers into a real tensor")
+        return function(*args, **kwargs)
+
+
+def written(function, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that an operation writes, by its schema."""
+    given = dict(zip((each.name for each in function._schema.arguments), args, strict=False)) | kwargs
+    names = [each.name for each in function._schema.arguments if each.alias_info and each.alias_info.is_write]
+    return tensor_trees.input_tensors([given[name] for name in names if name in given])
+
+
+BLANK = (on_meta, on_fake, beside_whole_numbers)
+
+
 def on_shapes(
     reference: problem.Reference,
     workload: str,
@@ -39,9 +80,9 @@ def on_shapes(
     do: Callable,
     decisive: tuple[type[Exception], ...] = (),
 ):
-    """`do(model, inputs)` on meta tensors, else on fake ones, else on real ones on `device`. decisive: exceptions that
-    are raised at once, since no other tensors help."""
-    for on_blank in (on_meta, on_fake):
+    """`do(model, inputs)` on the first blank tensors that it can run on, else on real ones on `device`. decisive:
+    exceptions that are raised at once, since no other tensors help."""
+    for on_blank in BLANK:
         try:
             return on_blank(reference, workload, dtype, do)
         except decisive:
