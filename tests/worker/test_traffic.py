@@ -51,6 +51,20 @@ MUTATING = {  # forward, inputs, MUTATES -> bytes read, bytes written
         192,
         192,
     ),
+    "a tensor that is written over piece by piece": (
+        "for part in a.split(2): part.copy_(part.exp())",
+        "[f32(6, 8), 1, 1]",
+        "(0,)",
+        192,
+        192,
+    ),
+    "a part that overlaps a written one": (
+        "a[:4].copy_(b)\n        a[2:].mul_(2)",
+        "[f32(6, 8), f32(4, 8), 1]",
+        "(0,)",
+        128,
+        192,
+    ),
     "some elements stay as they were": (
         "a.clamp_(min=0)",
         "[torch.tensor([1.0, -1.0, 2.0, -0.5]), 1, 1]",

@@ -4,7 +4,8 @@ A number here may be too low, never too high: a time below it is called impossib
 
 - an input or parameter counts as read where an operation takes its elements; where an operation only picks some
   (`cache[pages]`), those count;
-- what the call itself wrote before does not count as read, since a kernel may still hold it;
+- what the call itself wrote before does not count as read, since a kernel may still hold it, nor does anything between
+  the first and the last element of what it wrote;
 - an input that the task declares with MUTATES counts as written where its elements differ after the call.
 """
 
@@ -43,7 +44,7 @@ class Reads(TorchDispatchMode):
         for tensor in tensors:
             self._whole[place(tensor)] = max(spanned_bytes(tensor), self._whole.get(place(tensor), 0))
         self._parts: dict[int, dict[tuple, int]] = {at: {} for at in self._whole}  # bytes, by view or by operation
-        self._written: set[int] = set()
+        self._written: dict[int, list[range]] = {at: [] for at in self._whole}  # bytes of each storage
 
     def bytes_read(self) -> int:
         """Bytes of the parts; together no more than each tensor has."""
@@ -61,7 +62,7 @@ class Reads(TorchDispatchMode):
                 if not picks and not (writes and (argument.is_out or operation in WRITING)):
                     self._read(value)
                 if writes:
-                    self._written |= {place(tensor) for tensor in tensor_trees.input_tensors([value])}
+                    self._write(value)
         result = function(*args, **kwargs)
         if operation in PICKING:
             self._picked(args[0], result.numel())
@@ -73,12 +74,17 @@ class Reads(TorchDispatchMode):
         for tensor in tensor_trees.input_tensors([value]):
             self._note(tensor, extent(tensor), spanned_bytes(tensor))
 
+    def _write(self, value) -> None:
+        for tensor in tensor_trees.input_tensors([value]):
+            if place(tensor) in self._written:
+                self._written[place(tensor)].append(stretch(tensor))
+
     def _picked(self, tensor: torch.Tensor, elements: int) -> None:
         self._note(tensor, (len(self._parts.get(place(tensor), ())), "picked"), elements * tensor.itemsize)
 
     def _note(self, tensor: torch.Tensor, part: tuple, size: int) -> None:
-        at = place(tensor)
-        if at in self._whole and at not in self._written:
+        at, here = place(tensor), stretch(tensor)
+        if at in self._whole and not any(overlap(here, written) for written in self._written[at]):
             self._parts[at][part] = size
 
 
@@ -96,6 +102,18 @@ def extent(tensor: torch.Tensor) -> tuple:
         else:
             merged.append([stride, size])
     return tensor.storage_offset(), *map(tuple, merged)
+
+
+def stretch(tensor: torch.Tensor) -> range:
+    """Bytes of its storage from a tensor's first element to its last, with those of others between them."""
+    start, elements = tensor.storage_offset() * tensor.itemsize, 0
+    if tensor.numel():
+        elements = 1 + sum((n - 1) * s for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    return range(start, start + elements * tensor.itemsize)
+
+
+def overlap(a: range, b: range) -> bool:
+    return max(a.start, b.start) < min(a.stop, b.stop)
 
 
 def spanned_bytes(tensor: torch.Tensor) -> int:
