@@ -19,14 +19,16 @@ import triton.language as tl
 from torch.utils.cpp_extension import load_inline
 
 SPACE = [
-    {"LINES": 1008, "WARPS": 16, "FIRST_OUT": 0},
-    {"LINES": 1008, "WARPS": 16, "FIRST_OUT": 1},
-    {"LINES": 504, "WARPS": 16, "FIRST_OUT": 0},
-    {"LINES": 1008, "WARPS": 32, "FIRST_OUT": 0},
+    {"LINES": 1008, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 0},
+    {"LINES": 1008, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 1},
+    {"LINES": 504, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 0},
+    {"LINES": 1008, "WARPS": 16, "KEEP": 0, "FIRST_OUT": 0},
+    {"LINES": 1008, "WARPS": 32, "KEEP": 0, "FIRST_OUT": 0},
 ]
 IGNORED = -100
 LINES = 1008  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
 WARPS = 16  # that compute
+KEEP = 1  # 1: exponentials are kept in bf16 between the walks, and rounded twice; 0: computed twice
 FIRST_OUT = 0  # 1: the L2 shall drop logits and gradients before other lines
 MOST_BYTES = 232448  # of shared memory of a block
 ROWS_OF_A_PAIR = 512
@@ -118,6 +120,12 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
 __device__ __forceinline__ u32 larger_of_pairs(u32 a, u32 b) {
     u32 pair; asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b)); return pair;
 }
+// a * (high + low), rounded once
+__device__ __forceinline__ u32 product_of_pairs(u32 a, u32 high, u32 low) {
+    u32 pair;
+    asm("{\n.reg .b32 rest;\nmul.rn.bf16x2 rest, %1, %3;\nfma.rn.bf16x2 %0, %1, %2, rest;\n}" : "=r"(pair) : "r"(a), "r"(high), "r"(low));
+    return pair;
+}
 """
 
 KERNEL = r"""
@@ -129,6 +137,7 @@ constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 constexpr float LOWEST = -1e30f;      // below all numbers, and finite: differences are no NaN
 constexpr float MOST_ABOVE = 32.f;    // an exponential is 2**32 at most, so that sums of them fit fp32
 constexpr u32 NOTHING = 0xff80ff80u;  // -inf twice
+constexpr float NOT_HERE = 3.4028235e38f;   // no bf16
 
 struct Row { u32 row, own; };
 struct Shared {
@@ -234,66 +243,92 @@ __device__ void copy(const Half& half, u32 turns, unsigned char* ring, Shared& s
     stores_done();
 }
 
-// Add the exponentials of 16 bytes to the thread's sum.
-__device__ __forceinline__ void add(float2& sum, uint4 x) {
-    const u32 top = larger_of_pairs(larger_of_pairs(x.x, x.y), larger_of_pairs(x.z, x.w));
-    const float highest = fmaxf(low_of(top), high_of(top)) * LOG2E;
-    if (highest > sum.x + MOST_ABOVE) {
-        sum.y *= exp2_of(sum.x - highest);
-        sum.x = highest;
-    }
-    const u32 pairs[4] = {x.x, x.y, x.z, x.w};
-    float low = 0, high = 0;
+// The larger of each of the pairs' two numbers, of all of them.
+template <int N> __device__ __forceinline__ float largest(const uint4 (&x)[N]) {
+    u32 top = NOTHING;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        low += exp2_of(fmaf(low_of(pairs[i]), LOG2E, -sum.x));
-        high += exp2_of(fmaf(high_of(pairs[i]), LOG2E, -sum.x));
-    }
-    sum.y += low + high;
+    for (int v = 0; v < N; ++v)
+        top = larger_of_pairs(top, larger_of_pairs(larger_of_pairs(x[v].x, x[v].y), larger_of_pairs(x[v].z, x[v].w)));
+    return fmaxf(low_of(top), high_of(top));
 }
-__device__ __forceinline__ u32 gradients(u32 x, float off) {
-    return pair_of(exp2_of(fmaf(low_of(x), LOG2E, -off)), exp2_of(fmaf(high_of(x), LOG2E, -off)));
+// 2**(x log2(e) - off) of both numbers, and added to `sum`.
+__device__ __forceinline__ u32 powers(u32 x, float off, float2& sum) {
+    const float low = exp2_of(fmaf(low_of(x), LOG2E, -off)), high = exp2_of(fmaf(high_of(x), LOG2E, -off));
+    sum.x += low;
+    sum.y += high;
+    return pair_of(low, high);
+}
+__device__ __forceinline__ uint4 powers(uint4 x, float off, float2& sum) {
+    return make_uint4(powers(x.x, off, sum), powers(x.y, off, sum), powers(x.z, off, sum), powers(x.w, off, sum));
+}
+// A factor as two numbers in bf16, each twice: what its rounding leaves over comes second.
+struct Factor {
+    u32 high, low;
+    __device__ explicit Factor(float x) { high = pair_of(x, x); const float rest = x - low_of(high); low = pair_of(rest, rest); }
+    __device__ u32 times(u32 x) const { return product_of_pairs(x, high, low); }
+    __device__ uint4 times(uint4 x) const { return make_uint4(times(x.x), times(x.y), times(x.z), times(x.w)); }
+};
+
+// Multiply the exponentials that this thread wrote over the pieces from `at` on, to refer them to a new shift.
+__device__ __noinline__ void rescale(Half half, Cursor at, u32 pieces, float factor, unsigned char* ring) {
+    const Factor by(factor);
+    for (; at.piece < pieces; at.next(half.pieces())) {
+        uint4* lines = reinterpret_cast<uint4*>(ring + at.slot * PIECE);
+        for (u32 line = threadIdx.x; line < half.lines_of(at.piece); line += THREADS) lines[line] = by.times(lines[line]);
+    }
 }
 
-// The thread's sum over a row's half, as its pieces arrive.
-__device__ __forceinline__ float2 sum_of_half(const Half& half, Cursor at, const unsigned char* ring, Shared& s) {
+// The thread's sum over a row's half, as its pieces arrive. KEEP: the exponentials are written over the logits, in bf16.
+// own: a number of the half, whose logit is put into own_logit by the thread that meets it.
+__device__ __forceinline__ float2 sum_of_half(const Half& half, const Cursor& row, u32 own, float& own_logit,
+                                              unsigned char* ring, Shared& s) {
     float2 sum = make_float2(LOWEST, 0);
+    Cursor at = row;
     for (u32 piece = 0, pieces = half.pieces(); piece < pieces; ++piece, at.next(pieces)) {
-        const uint4* lines = reinterpret_cast<const uint4*>(ring + at.slot * PIECE);
-        const u32 count = half.lines_of(piece);
+        uint4* lines = reinterpret_cast<uint4*>(ring + at.slot * PIECE);
+        const u32 count = half.lines_of(piece), own_line = own / 8 - piece * LINES;
         uint4 x[VECTORS];
         wait(&s.full[at.slot], at.parity);
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const u32 line = v * THREADS + threadIdx.x;
             x[v] = line < count ? lines[line] : make_uint4(NOTHING, NOTHING, NOTHING, NOTHING);
+            if (line < count && line == own_line) own_logit = low_of(reinterpret_cast<unsigned short*>(lines + line)[own % 8]);
         }
+        const float highest = largest(x) * LOG2E;
+        if (highest > sum.x + MOST_ABOVE) {
+            const float factor = exp2_of(sum.x - highest);
+            if (KEEP && sum.y > 0) rescale(half, row, piece, factor, ring);
+            sum = make_float2(highest, sum.y * factor);
+        }
+        float2 both = make_float2(0, 0);
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) add(sum, x[v]);
+        for (int v = 0; v < VECTORS; ++v) {
+            const u32 line = v * THREADS + threadIdx.x;
+            const uint4 power = powers(x[v], sum.x, both);
+            if (KEEP && line < count) lines[line] = power;
+        }
+        sum.y += both.x + both.y;
     }
     return sum;
 }
 
-// Write 2**(x log2(e) - off) over each number x of a row's half in the ring, but the target's gradient over number `own`,
-// if the half has that many. `at` ends at the next row.
-__device__ __forceinline__ void write_gradient(const Half& half, Cursor& at, u32 own, float shift, float count, float off,
-                                               unsigned char* ring, Shared& s) {
+// Write the gradient over a row's half in the ring: 2**(x log2(e) - off), but `own_gradient` at number `own`, if the half
+// has that many. KEEP: of what is there, `factor` times as much. `at` ends at the next row.
+__device__ __forceinline__ void write_gradient(const Half& half, Cursor& at, float off, float factor, u32 own,
+                                               float own_gradient, unsigned char* ring, Shared& s) {
+    const Factor by(factor);
     for (u32 piece = 0, pieces = half.pieces(); piece < pieces; ++piece, at.next(pieces)) {
         uint4* lines = reinterpret_cast<uint4*>(ring + at.slot * PIECE);
-        const u32 lines_here = half.lines_of(piece);
-        const u32 own_line = own / 8 - piece * LINES;   // a large number where it is in a piece before
+        const u32 count = half.lines_of(piece), own_line = own / 8 - piece * LINES;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const u32 line = v * THREADS + threadIdx.x;
-            if (line < lines_here) {
-                const uint4 x = lines[line];
-                unsigned short* of_own = reinterpret_cast<unsigned short*>(lines + line) + own % 8;
-                const float own_logit = line == own_line ? low_of(*of_own) : 0.f;
-                lines[line] = make_uint4(gradients(x.x, off), gradients(x.y, off), gradients(x.z, off), gradients(x.w, off));
-                if (line == own_line) {
-                    const float gradient = (exp2_of(fmaf(own_logit, LOG2E, -shift)) - 1.f) / count;
-                    *of_own = (unsigned short)pair_of(gradient, 0.f);
-                }
+            if (line < count) {
+                float2 unused = make_float2(0, 0);
+                lines[line] = KEEP ? by.times(lines[line]) : powers(lines[line], off, unused);
+                if (line == own_line)
+                    reinterpret_cast<unsigned short*>(lines + line)[own % 8] = (unsigned short)pair_of(own_gradient, 0.f);
             }
         }
         written_for_copies();
@@ -302,36 +337,36 @@ __device__ __forceinline__ void write_gradient(const Half& half, Cursor& at, u32
     }
 }
 
-// The threads that compute. Returns, in thread 0, the sum of the losses whose target is in this half.
-__device__ float compute(const Half& half, u32 turns, float count, u32 rank, unsigned char* ring, Shared& s) {
+// The sum of all warps of the pair. buffer, parity: of the row's turn.
+__device__ __forceinline__ float2 sum_of_row(float2 own, u32 rank, u32 buffer, u32 parity, Shared& s) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    own = together(own);
+    if (threadIdx.x == 0) arrive_and_expect(&s.sums_are_here[buffer], sizeof s.sums[0]);
+    if (lane < 2) send(&s.sums[buffer][rank * WARPS + warp], own, &s.sums_are_here[buffer], lane);
+    wait(&s.sums_are_here[buffer], parity);
+    float2 all = lane < 2 * WARPS ? s.sums[buffer][lane] : make_float2(LOWEST, 0);
+    if (2 * WARPS > 32) {
+        const float2 more = s.sums[buffer][(lane + 32) % (2 * WARPS)];
+        const float higher = fmaxf(all.x, more.x);
+        all = make_float2(higher, all.y * exp2_of(all.x - higher) + more.y * exp2_of(more.x - higher));
+    }
+    return together(all);
+}
+
+// The threads that compute. Returns the sum of the losses whose targets this thread has met.
+__device__ float compute(const Half& half, u32 turns, float count, u32 rank, unsigned char* ring, Shared& s) {
     const float log_count = log2f(count);
     float losses = 0;
     Cursor at;
     for (u32 turn = 0; turn < turns; ++turn) {
         const u32 own = s.list[turn].own - half.first;   // a large number where it is in the other half
-        const u32 buffer = turn & 1;
-        const float2 sum = together(sum_of_half(half, at, ring, s));
-        float own_logit = 0;
-        if (threadIdx.x == 0) {
-            if (own < 8 * half.lines) {   // before anyone writes over it: they wait for this thread, too
-                const u32 slot = (at.slot + own / (8 * LINES)) % SLOTS;
-                own_logit = low_of(reinterpret_cast<unsigned short*>(ring + slot * PIECE)[own % (8 * LINES)]);
-            }
-            arrive_and_expect(&s.sums_are_here[buffer], sizeof s.sums[0]);
-        }
-        if (lane < 2) send(&s.sums[buffer][rank * WARPS + warp], sum, &s.sums_are_here[buffer], lane);
-        wait(&s.sums_are_here[buffer], turn / 2 & 1);
-        float2 all = lane < 2 * WARPS ? s.sums[buffer][lane] : make_float2(LOWEST, 0);
-        if (2 * WARPS > 32) {
-            const float2 more = s.sums[buffer][(lane + 32) % (2 * WARPS)];
-            const float higher = fmaxf(all.x, more.x);
-            all = make_float2(higher, all.y * exp2_of(all.x - higher) + more.y * exp2_of(more.x - higher));
-        }
-        all = together(all);
-        const float shift = all.x + log2f(all.y);
-        write_gradient(half, at, own, shift, count, shift + log_count, ring, s);
-        if (threadIdx.x == 0 && own < 8 * half.lines) losses += shift * LN2 - own_logit;
+        float own_logit = NOT_HERE;
+        const float2 sum = sum_of_half(half, at, own, own_logit, ring, s);
+        const float2 all = sum_of_row(sum, rank, turn & 1, turn / 2 & 1, s);
+        const float shift = all.x + log2f(all.y), off = shift + log_count;
+        const float own_gradient = (exp2_of(fmaf(own_logit, LOG2E, -shift)) - 1.f) / count;
+        write_gradient(half, at, off, exp2_of(sum.x - off), own, own_gradient, ring, s);
+        if (own_logit != NOT_HERE) losses += shift * LN2 - own_logit;
     }
     return losses;
 }
@@ -354,8 +389,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS + 32, 1) los
     const u32 turns = (counted + pairs - 1 - pair) / pairs, ignored = (rows - counted + pair) / pairs;
     if (threadIdx.x == THREADS) copy(half, turns, ring, s);
     if (threadIdx.x < THREADS) {
-        const float losses = compute(half, turns, (float)counted, rank, ring, s);
-        if (threadIdx.x == 0 && (turns || blockIdx.x == 0)) atomicAdd(loss, losses / (float)counted);
+        const float losses = sum_of_warp(compute(half, turns, (float)counted, rank, ring, s));
+        if (threadIdx.x % 32 == 0 && (turns || blockIdx.x == 0)) atomicAdd(loss, losses / (float)counted);   // NaN if none counts
         for (u32 i = 0; i < ignored; ++i)
             for (u32 line = threadIdx.x; line < half.lines; line += THREADS)
                 half.at(s.list[ROWS_OF_A_PAIR - 1 - i].row, 0)[line] = make_uint4(0, 0, 0, 0);
@@ -415,14 +450,14 @@ def by_two_walks(logits, target):
 
 
 def cuda_source():
-    names = ("LINES", "WARPS", "FIRST_OUT", "MOST_BYTES", "ROWS_OF_A_PAIR", "BESIDE_PIECES", "SLOTS", "IGNORED")
+    names = ("LINES", "WARPS", "KEEP", "FIRST_OUT", "MOST_BYTES", "ROWS_OF_A_PAIR", "BESIDE_PIECES", "SLOTS", "IGNORED")
     return "".join(f"#define {name} {globals()[name]}\n" for name in names) + PRIMITIVES + KERNEL + LAUNCH
 
 
 @functools.cache
 def built():
     return load_inline(
-        f"cross_entropy_pairs_{LINES}_{WARPS}_{FIRST_OUT}",
+        f"cross_entropy_pairs_{LINES}_{WARPS}_{KEEP}_{FIRST_OUT}",
         DECLARATION,
         cuda_source(),
         functions=["cross_entropy"],
