@@ -23,7 +23,7 @@ SPACE = [
     {"LINES": 1008, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 1},
     {"LINES": 504, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 0},
     {"LINES": 1008, "WARPS": 16, "KEEP": 0, "FIRST_OUT": 0},
-    {"LINES": 1008, "WARPS": 32, "KEEP": 0, "FIRST_OUT": 0},
+    {"LINES": 1008, "WARPS": 32, "KEEP": 1, "FIRST_OUT": 0},
 ]
 IGNORED = -100
 LINES = 1008  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
