@@ -143,6 +143,7 @@ class Starter:
             entrant.fail(Fault(Status.TIMEOUT, "the budget ended before it was started"))
             return
         until = min(until, time.monotonic() + self.candidate_s)
+        entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
         folder = self.sandbox.new_folder("answers")
         files = [case.path for case in self.inputs]
         arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
