@@ -23,11 +23,11 @@ SPACE = [
     {"LINES": 1008, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 1},
     {"LINES": 504, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 0},
     {"LINES": 1008, "WARPS": 16, "KEEP": 0, "FIRST_OUT": 0},
-    {"LINES": 1008, "WARPS": 32, "KEEP": 1, "FIRST_OUT": 0},
+    {"LINES": 896, "WARPS": 28, "KEEP": 1, "FIRST_OUT": 0},
 ]
 IGNORED = -100
 LINES = 1008  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
-WARPS = 16  # that compute
+WARPS = 16  # that compute; 31 at most
 KEEP = 1  # 1: exponentials are kept in bf16 between the walks, and rounded twice; 0: computed twice
 FIRST_OUT = 0  # 1: the L2 shall drop logits and gradients before other lines
 MOST_BYTES = 232448  # of shared memory of a block
@@ -132,7 +132,8 @@ KERNEL = r"""
 constexpr int THREADS = 32 * WARPS;   // that compute
 constexpr int VECTORS = (LINES + THREADS - 1) / THREADS;   // of a thread in a piece
 constexpr u32 PIECE = 16 * LINES;     // bytes
-constexpr int LAG = 1;                // stores that may still read their piece when the next one is stored
+// Stores, of 32 KB together, that may still read their pieces while the next ones are waited for.
+constexpr int LAG = 32768 / PIECE < SLOTS ? 32768 / PIECE : SLOTS - 1;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 constexpr float LOWEST = -1e30f;      // below all numbers, and finite: differences are no NaN
 constexpr float MOST_ABOVE = 32.f;    // an exponential is 2**32 at most, so that sums of them fit fp32
@@ -146,7 +147,8 @@ struct Shared {
     Row list[ROWS_OF_A_PAIR];         // rows that count from its start, ignored ones from its end
     u32 counted[WARPS];
 };
-static_assert(sizeof(Shared) <= BESIDE_PIECES && SLOTS * PIECE + BESIDE_PIECES <= MOST_BYTES && SLOTS > LAG, "shared memory");
+static_assert(sizeof(Shared) <= BESIDE_PIECES && SLOTS * PIECE + BESIDE_PIECES <= MOST_BYTES && LAG > 0, "shared memory");
+static_assert(THREADS + 32 <= 1024 && LINES % 8 == 0, "a block has 1024 threads at most");
 
 struct Cursor {   // walks over the pieces of all rows of a block, which lie in the ring in this order
     u32 turn = 0, piece = 0, slot = 0, parity = 0;
@@ -345,8 +347,8 @@ __device__ __forceinline__ float2 sum_of_row(float2 own, u32 rank, u32 buffer, u
     if (lane < 2) send(&s.sums[buffer][rank * WARPS + warp], own, &s.sums_are_here[buffer], lane);
     wait(&s.sums_are_here[buffer], parity);
     float2 all = lane < 2 * WARPS ? s.sums[buffer][lane] : make_float2(LOWEST, 0);
-    if (2 * WARPS > 32) {
-        const float2 more = s.sums[buffer][(lane + 32) % (2 * WARPS)];
+    if (lane + 32 < 2 * WARPS) {
+        const float2 more = s.sums[buffer][lane + 32];
         const float higher = fmaxf(all.x, more.x);
         all = make_float2(higher, all.y * exp2_of(all.x - higher) + more.y * exp2_of(more.x - higher));
     }
