@@ -58,7 +58,8 @@ def texts() -> dict:
 @dataclass(frozen=True)
 class Case:
     """The input of a rule. kernels: of the call. main: the longest. share_pct: its share of the call's GPU time.
-    classification: its class and limiter. work: {flops, bytes_min, dtype} of the problem; None unknown."""
+    classification: its class and limiter. work: {flops, bytes_in, bytes_min, dtype} of the problem;
+    None unknown."""
 
     kernels: tuple[KernelProfile, ...]
     main: KernelProfile
@@ -216,6 +217,18 @@ def byte_share(m: Metrics, kind: str) -> float | None:
     return 100 * m[f"{kind}_sectors"] * m[f"{kind}_bytes_per_sector"] / used if used else None
 
 
+def least_load_width(case: Case) -> float:
+    """Bytes that the kernel uses at least of each sector that it loads: together the kernels load every input once.
+
+    Nsight Compute counts the sectors of asynchronous copies (cp.async) in `load_sectors`, but not their bytes in
+    `load_bytes_per_sector`: 0.0 beside 7.7 million sectors in a kernel that loads by nothing else (kda v1, walk)."""
+    bytes_in, own = (case.work or {}).get("bytes_in"), case.m.get("load_sectors")
+    sectors = [kernel.metrics.get("load_sectors") for kernel in case.kernels]
+    if not bytes_in or not own or None in sectors or not all(sees_all(kernel.metrics) for kernel in case.kernels):
+        return 0.0
+    return max(0.0, min(SECTOR, (bytes_in - SECTOR * (sum(sectors) - own)) / own))
+
+
 def runs_special_functions(case: Case) -> bool:
     """Does the kernel compute exponentials, as a softmax does? A product without them gets no advice on them."""
     return (case.m.get("xu_instructions") or 0) >= case.limits["relevant_xu_pct"]
@@ -265,6 +278,8 @@ def scattered_access(case: Case) -> Iterator[Finding]:
         return
     for kind in ("load", "store"):
         used, share = case.m.get(f"{kind}_bytes_per_sector"), 100 * case.m[f"{kind}_sectors"] / total
+        if kind == "load" and used:
+            used = max(used, least_load_width(case))
         if not used or used >= case.limits["low_bytes_per_sector"] or share < case.limits["relevant_sectors_pct"]:
             continue
         if (bytes_pct := byte_share(case.m, kind)) is None or bytes_pct < case.limits["relevant_bytes_pct"]:
@@ -478,7 +493,10 @@ def unused_tensor_cores(case: Case) -> Iterator[Finding]:
 
 
 def mma_sync_alone(case: Case) -> Iterator[Finding]:
-    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11)."""
+    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11). Where even
+    the vector units would keep up with DRAM, a faster instruction gains nothing."""
+    if case.work and case.work["flops"] / case.work["bytes_min"] < case.limits["vector_intensity"]:
+        return
     if (major := case.m.get("compute_capability")) not in NEWER_THAN_MMA_SYNC:
         return
     id_, metric, name, sass = NEWER_THAN_MMA_SYNC[major]
