@@ -217,18 +217,6 @@ def byte_share(m: Metrics, kind: str) -> float | None:
     return 100 * m[f"{kind}_sectors"] * m[f"{kind}_bytes_per_sector"] / used if used else None
 
 
-def least_load_width(case: Case) -> float:
-    """Bytes that the kernel uses at least of each sector that it loads: together the kernels load every input once.
-
-    Nsight Compute counts the sectors of asynchronous copies (cp.async) in `load_sectors`, but not their bytes in
-    `load_bytes_per_sector`: 0.0 beside 7.7 million sectors in a kernel that loads by nothing else (kda v1, walk)."""
-    bytes_in, own = (case.work or {}).get("bytes_in"), case.m.get("load_sectors")
-    sectors = [kernel.metrics.get("load_sectors") for kernel in case.kernels]
-    if not bytes_in or not own or None in sectors or not all(sees_all(kernel.metrics) for kernel in case.kernels):
-        return 0.0
-    return max(0.0, min(SECTOR, (bytes_in - SECTOR * (sum(sectors) - own)) / own))
-
-
 def runs_special_functions(case: Case) -> bool:
     """Does the kernel compute exponentials, as a softmax does? A product without them gets no advice on them."""
     return (case.m.get("xu_instructions") or 0) >= case.limits["relevant_xu_pct"]
@@ -278,8 +266,6 @@ def scattered_access(case: Case) -> Iterator[Finding]:
         return
     for kind in ("load", "store"):
         used, share = case.m.get(f"{kind}_bytes_per_sector"), 100 * case.m[f"{kind}_sectors"] / total
-        if kind == "load" and used:
-            used = max(used, least_load_width(case))
         if not used or used >= case.limits["low_bytes_per_sector"] or share < case.limits["relevant_sectors_pct"]:
             continue
         if (bytes_pct := byte_share(case.m, kind)) is None or bytes_pct < case.limits["relevant_bytes_pct"]:
