@@ -25,7 +25,7 @@ L1 = ("memory", "l1")
 GRID, SMALL = ("underutilized", "small grid"), "small_grid"
 OCCUPANCY, SPILLS, CONFLICTS = "low_occupancy", "register_spills", "shared_bank_conflicts"
 NO_MMA, LOADS, STORES = "tensor_cores_unused", "uncoalesced_loads", "uncoalesced_stores"
-REPEATED = "repeated_loads"
+REPEATED, MMA_SYNC = "repeated_loads", "mma_sync_on_hopper"
 LONG, WAIT, BARRIER = "stall_long_scoreboard", "stall_wait", "stall_barrier"
 LEAST, EXCESS, UNEVEN = "near_least_traffic", "excess_dram_traffic", "uneven_work"
 STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
@@ -67,12 +67,21 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     # tensor 82 %; 4 of 32 bytes are those of the scales, all else is cp.async
     "fp8_product v0": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, LOADS, EXCESS}),
     "fp8_product v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, LOADS}),  # tensor 87 %
+    # one block for 32 columns of a head of a sequence: long scoreboard 58 %, busiest SM 1.10, occupancy 14 %
+    "gated_delta_rule v0": (WAITS, NO_MMA, {LONG, UNEVEN, OCCUPANCY}, {EXCESS, LOADS}),
+    # fold 52 % of the call: L1 72 %, local 16 % of the sectors, 11 % of the passes conflict and 24 % wait for them
+    "gated_delta_rule v1": (L1, "several_kernels", {SPILLS, CONFLICTS}, {NO_MMA, LONG, OCCUPANCY}),
     # wgmma at 45 % of the pipe, wait 31 %; one block an SM is how such tiles run
     "gemm_fused v0": (("latency", "wait"), STARVED, {WAIT}, {OCCUPANCY, EXCESS}),
     "gemm_fused v1": (TENSOR, TENSOR_BUSY, {SPILLS}, {BARRIER}),  # tensor 82 %; local 5.8 % at most, bulk copies unseen
     "gemm_fused v2": (TENSOR, TENSOR_BUSY, set(), {BARRIER, SPILLS, LOADS}),  # tensor 83 %; loads are 4 of 249 MB
     "gemm_fused v3": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 87 %
     "gemm_fused v4": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 90 %
+    # 64 blocks of one recurrence each, token by token
+    "kda v0": (GRID, NO_MMA, {SMALL}, {LONG, OCCUPANCY, LOADS}),
+    # fold 63 % of the call: no unit above 59 %, long scoreboard 27 %; 264 bytes of stack are 25 % of the sectors;
+    # 26 % of the passes conflict, 14 % wait for shared memory
+    "kda v1": (WAITS, "several_kernels", {SPILLS}, {NO_MMA, LONG, CONFLICTS, OCCUPANCY}),
     "matvec v0": (DRAM, LEAST, set(), {NO_MMA, LONG}),  # DRAM 87 %, least bytes, 1 FLOP/byte
     "matvec v1": (DRAM, LEAST, {"several_kernels"}, {NO_MMA, LONG}),  # DRAM 91 %, a second kernel of 0.3 %
     "matvec v2": (DRAM, LEAST, {BARRIER}, {NO_MMA, CONFLICTS}),  # DRAM 95 %; barrier 32 %; shared memory 7 %
@@ -88,6 +97,9 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     # tensor 37 % where arithmetic bounds, long scoreboard 46 %; the 4 of 32 bytes are of the offsets beside cp.async
     "moe_up v0": (WAITS, STARVED, {LONG}, {OCCUPANCY, LOADS}),
     "moe_up v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, EXCESS}),  # tensor 90 %, the least bytes
+    # DRAM 77 %, long scoreboard 50 %; cp.async: 8.7 million sectors are 279 MB for 269 MB of inputs; 4 FLOP/byte
+    "paged_decode v0": (WAITS, LONG, {"partial_last_wave", OCCUPANCY}, {LOADS, MMA_SYNC, NO_MMA, EXCESS}),
+    "paged_decode v1": (DRAM, LEAST, set(), {LOADS, MMA_SYNC, OCCUPANCY, "partial_last_wave"}),  # DRAM 84 %
     "rmsnorm v0": (DRAM, EXCESS, set(), {LONG}),  # DRAM 87 %, 1.5 times the least bytes
     "rmsnorm v1": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 86 %; conflicts, and 19 % wait for shared memory
     # L1 68 % beside DRAM 48 %; half of the passes conflict, 58 % wait for shared memory
@@ -113,8 +125,8 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     # L2 68 %, L1 63 %, DRAM 61 %, long scoreboard 27 %; busiest SM 1.14
     "transposed_conv3d v5": (("memory", "l2"), UNEVEN, set(), {OCCUPANCY, CONFLICTS, LONG}),
     # 192 blocks, five fit an SM; 36 % of the passes conflict, and 29 % wait for shared memory
-    "w4a16 v0": (GRID, CONFLICTS, {SMALL}, {NO_MMA, LOADS, OCCUPANCY}),
-    "w4a16 v1": (GRID, SMALL, set(), {NO_MMA, CONFLICTS, LOADS, REPEATED}),  # 192 blocks, the busiest SM 1.21
+    "w4a16 v0": (GRID, CONFLICTS, {SMALL}, {NO_MMA, MMA_SYNC, LOADS, OCCUPANCY}),
+    "w4a16 v1": (GRID, SMALL, set(), {NO_MMA, MMA_SYNC, CONFLICTS, LOADS, REPEATED}),  # 192 blocks, the busiest SM 1.21
 }
 
 

@@ -58,7 +58,8 @@ def texts() -> dict:
 @dataclass(frozen=True)
 class Case:
     """The input of a rule. kernels: of the call. main: the longest. share_pct: its share of the call's GPU time.
-    classification: its class and limiter. work: {flops, bytes_min, dtype} of the problem; None unknown."""
+    classification: its class and limiter. work: {flops, bytes_in, bytes_min, dtype} of the problem;
+    None unknown."""
 
     kernels: tuple[KernelProfile, ...]
     main: KernelProfile
@@ -493,7 +494,10 @@ def unused_tensor_cores(case: Case) -> Iterator[Finding]:
 
 
 def mma_sync_alone(case: Case) -> Iterator[Finding]:
-    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11)."""
+    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11). Where even
+    the vector units would keep up with DRAM, a faster instruction gains nothing."""
+    if case.work and case.work["flops"] / case.work["bytes_min"] < case.limits["vector_intensity"]:
+        return
     if (major := case.m.get("compute_capability")) not in NEWER_THAN_MMA_SYNC:
         return
     id_, metric, name, sass = NEWER_THAN_MMA_SYNC[major]
