@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
     modes = [*baselines.MODES]
     parser.add_argument("--modes", nargs="*", default=modes, choices=modes, help="of PyTorch (default: all)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="where compiled kernels stay (default: nowhere)")
     parser.add_argument("--no-mix", action="store_true", help="leave out the rates of kernels that only move bytes")
     parser.add_argument("--opponent-seconds", type=float, default=600, help="limit of each opponent (%(default)s)")
     parser.add_argument(
@@ -68,7 +69,7 @@ def measured(name: str, args: argparse.Namespace) -> Iterator[list[dict]]:
     task = workspace.task()
     target = of_workspace(workspace, task)
     records = RecordStore(workspace).records(masked=True)
-    with Sandbox("cuda") as sandbox:
+    with Sandbox("cuda", args.cache) as sandbox:
         verdict = verify.verify(sandbox, target)
         about = {"status": verdict.status, "summary": verdict.summary, "device": sandbox.device_name}
         about |= {"dtype": task.dtype, "rounds": len(records) - 1}
