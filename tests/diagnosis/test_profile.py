@@ -241,11 +241,12 @@ def test_bytes_per_sector_of_the_loads_beside_cp_async_are_no_finding():
     loads = {"load_sectors": 100.0, "store_sectors": 10.0, "load_bytes_per_sector": 4.0, "tma_cycles": 0.0}
     product = {"flops": 0, "bytes_min": 2900, "bytes_in": 2400, "dtype": "bf16"}
     dram = {**BUSY, **loads, "dram_bytes_written": 300.0}
-    scattered = lambda work, **read: "uncoalesced_loads" in findings_of(work, **dram, **read)  # noqa: E731
+    scattered = lambda work, **read: "uncoalesced_loads" in findings_of(work, **{**dram, **read})  # noqa: E731
     assert not scattered(product, dram_bytes_read=2400.0)
     assert scattered({**product, "bytes_in": 400}, dram_bytes_read=2400.0)  # plain loads use them all
     assert scattered(product, dram_bytes_read=1600.0)  # a gather from a table that is not read as a whole
     assert scattered({**product, "bytes_in": None}, dram_bytes_read=2400.0)
+    assert scattered(product, dram_bytes_read=2400.0, tma_cycles=0.5)  # bulk copies may bring the rest
 
 
 def test_few_warps_are_right_for_tiles_that_the_tensor_pipe_works_off_by_itself():

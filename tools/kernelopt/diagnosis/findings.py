@@ -219,11 +219,12 @@ def byte_share(m: Metrics, kind: str) -> float | None:
 
 def holds_for_all_loads(case: Case) -> bool:
     """Does `load_bytes_per_sector` hold for all `load_sectors`? Those of cp.async are counted, their bytes are not. It
-    shows where all loads of the call would use less than its inputs, while DRAM reads as much as these."""
+    shows where all loads of the call would use less than its inputs, no bulk copy brings the rest, and DRAM reads as
+    much as the inputs."""
     inputs, most = (case.work or {}).get("bytes_in"), case.limits["most_inputs_ratio"]
     each = [k.metrics for k in case.kernels]
     read = [m.get("dram_bytes_read") for m in each]
-    if inputs is None or None in read:
+    if inputs is None or None in read or not all(map(sees_all, each)):
         return True
     used = sum((m.get("load_sectors") or 0) * (m.get("load_bytes_per_sector") or 0) for m in each)
     return used >= most * inputs or sum(read) < most * inputs
