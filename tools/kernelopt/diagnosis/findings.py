@@ -58,8 +58,7 @@ def texts() -> dict:
 @dataclass(frozen=True)
 class Case:
     """The input of a rule. kernels: of the call. main: the longest. share_pct: its share of the call's GPU time.
-    classification: its class and limiter. work: {flops, bytes_in, bytes_min, dtype} of the problem;
-    None unknown."""
+    classification: its class and limiter. work: {flops, bytes_in, bytes_min, dtype}; None unknown."""
 
     kernels: tuple[KernelProfile, ...]
     main: KernelProfile
