@@ -17,10 +17,14 @@ from . import wiki_cases
 SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 ADVICE_BEFORE_CASES, CASES_SHOWN = 3, 2  # together SECTIONS_SHOWN
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
+ENOUGH = 20.0  # a question weighs at most this, so that a long message need not be on a page word for word
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
+ON_PAGE = 0.35  # what a word counts that stands only in the first lines of the section's page
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
+NAME_DIGITS = 4  # a number of so many digits in a page's title is a name by itself: 4090
+LEAST_PART = 3  # letters of each half of a word that the pages write as two, and fewer than those of a shortened one
 SHORT = 40  # words; a section of so many counts half
-WEIGHTS = (3.0, 6.0, 1.0)  # of a word in the page's title, in the section's headings, in its text
+WEIGHTS = (3.0, 6.0, 1.0, 0.5)  # of a word in the page's title, the section's headings, its text, the page's first lines
 PASSED_OVER = set(
     "a about after always an and any are as at avoid bad be because been before best by can cannot correct "
     "correctly could did different do does due each error example expensive fail fails fast faster for from get "
@@ -85,7 +89,7 @@ class Synonyms:
     def applied(self, text: str) -> str:
         """Return a text in lower case, in British spelling, with each spelling replaced by what it is searched as."""
         british = re.sub(r"iz(?=e|ing|ation)", "is", text.lower())
-        return self.pattern.sub(lambda match: self.searched_as[match[0]], british)
+        return self.pattern.sub(lambda match: self.searched_as[in_words(match[0])], british)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def answer(index: Index, question: str) -> Answer:
     """
     asks_for_case = re.match(r"\s*cases?\s+(?=\w)", question, re.IGNORECASE)
     said = index.synonyms.applied(metric_keys(question[asks_for_case.end() :] if asks_for_case else question))
-    terms = terms_of(said)
+    said = as_the_pages_write(index, said)
+    terms = terms_of(index, said)
     if not terms:
         raise UsageError(f"'{question}' has no word to look for")
     holders = {term: numbers(index, f'"{term}"') for term in terms}
@@ -141,13 +146,15 @@ def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:
 
     A term weighs the logarithm of its rarity. One that stands in the text only counts for IN_TEXT of that.
     """
-    weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in holders.items()}
+    within = {term: numbers(index, f'{{title headings text}}: "{term}"') for term in holders}
+    weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in within.items()}
+    whole = min(sum(weights.values()), ENOUGH)
     shares: dict[int, float] = {}
     for term, held in holders.items():
         in_heading = numbers(index, f'{{title headings}}: "{term}"')
         for number in held:
-            part = weights[term] * (1 if number in in_heading else IN_TEXT)
-            shares[number] = shares.get(number, 0.0) + part / sum(weights.values())
+            part = weights[term] * (1 if number in in_heading else IN_TEXT if number in within[term] else ON_PAGE)
+            shares[number] = shares.get(number, 0.0) + part / whole
     return shares
 
 
@@ -177,10 +184,42 @@ def nearest_lines(index: Index, hit: Hit, terms: tuple[str, ...]) -> list[tuple[
     return [line for line in hit.section.lines if line[0] in chosen]
 
 
-def terms_of(said: str) -> tuple[str, ...]:
-    """Return the distinct words of a question, in order, without those that say nothing and without plain numbers."""
-    words = dict.fromkeys(re.findall(r"[^\W_]+", said))
-    return tuple(word for word in words if word not in PASSED_OVER and not word.isdigit())
+def terms_of(index: Index, said: str) -> tuple[str, ...]:
+    """Return the distinct words of a question, in order, without those that say nothing. Of the numbers those stay that
+    a title has: of a card (RTX 4090) or of a capability (sm_90). A quantity that no page has, such as 128k, goes."""
+    words = re.findall(r"[^\W_]+", said)
+    named = [word for word, before in zip(words, ["", *words], strict=False) if is_term(index, word, before)]
+    return tuple(dict.fromkeys(named))
+
+
+def is_term(index: Index, word: str, before: str) -> bool:
+    """True for a word that is looked for. before: the word before it, or an empty one."""
+    if word.isdigit():
+        in_title = f'"{word}"' if len(word) >= NAME_DIGITS else f'"{before} {word}"'
+        return bool(numbers(index, f"{{title}}: {in_title}"))
+    return word not in PASSED_OVER and not (word[0].isdigit() and not numbers(index, f'"{word}"'))
+
+
+def as_the_pages_write(index: Index, said: str) -> str:
+    """Return a question in which each word that no page has is replaced by what the pages write for it, if they do."""
+    unknown = [
+        word
+        for word in dict.fromkeys(re.findall(r"[^\W_]+", said))
+        if not word[0].isdigit() and word not in PASSED_OVER and not numbers(index, f'"{word}"')
+    ]
+    for word in unknown:
+        said = re.sub(rf"(?<![^\W_]){word}(?![^\W_])", other_spelling(index, word) or word, said)
+    return said
+
+
+def other_spelling(index: Index, word: str) -> str | None:
+    """Return the pages' own spelling of an unknown word: in two words (mamba2, logsum), or longer (vocab); else None."""
+    joints = [at for at in range(2, len(word)) if word[at:].isdigit() or min(at, len(word) - at) >= LEAST_PART]
+    for at in joints:
+        if numbers(index, f'"{word[:at]} {word[at:]}"'):
+            return f"{word[:at]}-{word[at:]}"
+    longer = [known for known in words_of(index.sections) if known.startswith(word)] if len(word) > LEAST_PART else []
+    return min(longer, key=lambda known: (len(known), known), default=None)
 
 
 def phrases_of(said: str) -> list[str]:
@@ -202,15 +241,27 @@ def open_index(wiki: Path) -> Index:
     """Return the index of a wiki's pages, in memory. Raise EnvironmentLacks if SQLite has no FTS5."""
     sections = tuple(section for path in sorted(wiki.rglob("*.md")) for section in sections_of(path, wiki))
     synonyms = synonyms_of(wiki)
-    database = full_text_table("title, headings, text")
+    database = full_text_table("title, headings, text, page")
+    first_lines = {section.page: prose_of(section) for section in sections if len(section.headings) == 1}
     for number, section in enumerate(sections):
         title, *headings = section.headings or ("",)
-        parts = (title, " ".join(headings), "\n".join(text for _, text in section.lines))
+        of_page = first_lines.get(section.page, "") if headings else ""
+        parts = (title, " ".join(headings), text_of(section), of_page)
         database.execute(
-            "INSERT INTO entries(rowid, title, headings, text) VALUES (?, ?, ?, ?)",
+            "INSERT INTO entries(rowid, title, headings, text, page) VALUES (?, ?, ?, ?, ?)",
             (number, *map(synonyms.applied, parts)),
         )
     return Index(wiki, sections, database, synonyms)
+
+
+def text_of(section: Section) -> str:
+    """Return the lines below a heading as one text."""
+    return "\n".join(text for _, text in section.lines)
+
+
+def prose_of(section: Section) -> str:
+    """Return the lines below a heading without the rows of tables."""
+    return "\n".join(text for _, text in section.lines if not text.startswith("|"))
 
 
 def full_text_table(columns: str) -> sqlite3.Connection:
@@ -227,9 +278,14 @@ def synonyms_of(wiki: Path) -> Synonyms:
     """Return the synonyms of a wiki's synonyms.json; none without that file."""
     path = wiki / "synonyms.json"
     groups = bundle.read_json(path)["searched_as"] if path.is_file() else {}
-    words = {spelling: name for name, spellings in groups.items() for spelling in spellings}
-    longest_first = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)) or r"(?!)"
-    return Synonyms(re.compile(rf"(?<![^\W_])(?:{longest_first})(?![^\W_])"), words)
+    words = {in_words(spelling): name for name, spellings in groups.items() for spelling in spellings}
+    any_joint = [r"[\s_-]+".join(map(re.escape, word.split())) for word in sorted(words, key=len, reverse=True)]
+    return Synonyms(re.compile(rf"(?<![^\W_])(?:{'|'.join(any_joint) or r'(?!)'})(?![^\W_])"), words)
+
+
+def in_words(spelling: str) -> str:
+    """Return a spelling with spaces between its words: `shared_memory` and `warp-specialised` are spellings too."""
+    return re.sub(r"[\s_-]+", " ", spelling)
 
 
 def sections_of(path: Path, wiki: Path) -> list[Section]:
@@ -265,8 +321,13 @@ def similar(unknown: tuple[str, ...], sections: Iterable[Section]) -> str:
     """Return the wiki's words with a spelling similar to an unknown word, as a part of a sentence."""
     import difflib
 
-    known = {
-        word for section in sections for _, text in section.lines for word in re.findall(r"[a-z]{4,}", text.lower())
-    }
+    known = words_of(sections)
     words = [match for word in unknown for match in difflib.get_close_matches(word, known, n=2, cutoff=0.8)]
     return f" (it has {', '.join(words)})" if words else ""
+
+
+def words_of(sections: Iterable[Section]) -> set[str]:
+    """Return the words of sections' lines, in lower case, from four letters on."""
+    return {
+        word for section in sections for _, text in section.lines for word in re.findall(r"[a-z]\w{3,}", text.lower())
+    }
