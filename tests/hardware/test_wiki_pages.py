@@ -13,7 +13,7 @@ from kernelopt.hardware import wiki
 WIKI = BUNDLE / "gpu-wiki"
 TECHNIQUE_PAGES = sorted((WIKI / "docs/optimization").glob("*.md"))
 PITFALL_PAGES = sorted((WIKI / "docs/pitfalls").glob("*.md"))
-PAGES = TECHNIQUE_PAGES + PITFALL_PAGES
+PAGES = TECHNIQUE_PAGES + PITFALL_PAGES + sorted((WIKI / "docs/practice").glob("*.md"))
 MOST_WORDS = 1500
 TECHNIQUE_PARTS = ["Trigger", "Change", "Effect", "Confirm", "Measured"]
 PITFALL_PARTS = ["Attempted", "Observed", "Cause", "Lesson"]

@@ -26,13 +26,16 @@ LEAST_PART = 3  # letters of each half of a word that the pages write as two, an
 SHORT = 40  # words; a section of so many counts half
 WEIGHTS = (3.0, 6.0, 1.0, 0.5)  # of a word in the page's title, the section's headings, its text, the page's first lines
 PASSED_OVER = set(
-    "a about after always an and any are as at avoid bad be because been before best by can cannot correct "
-    "correctly could did different do does due each error example expensive fail fails fast faster for from get "
-    "gets give good gpu had has have help how i if in instead into is it its itself just kernel kernels large "
-    "longer make many me mine more most much must my need never non not of off on one only or our out over percent "
-    "picks problem runtimeerror same see should show slow slower so some take takes than that the their them then "
-    "there they this to too use used using versus very vs want warning was way we what when where whether which "
-    "while who why will with without work works worth would write wrong you your".split()
+    "a about after always an and answer any anything are as at avoid bad be because been before best better "
+    "between by can cannot compare compared correct correctly could did different do does doesn don due during "
+    "each error every everything example expensive explain fail fails fast faster for from get gets give good gpu "
+    "had happen happens has have help high higher how i if im in instead into is isn it its itself just kernel "
+    "kernels large like longer look looks make many matter matters me mean means mine more most much must my need "
+    "never next non not nothing of off ok on one only or our out over percent picks possible problem question "
+    "really runtimeerror same see seem seems should show slow slower so some something take takes tell than that "
+    "the their them then there they this through to too understand use used using versus very vs want warning was "
+    "way ways we what when where whether which while who why will with within without won work works worse worth "
+    "would write wrong you your".split()
 )
 
 
