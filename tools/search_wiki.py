@@ -31,9 +31,12 @@ def main() -> int:
     ]
     if answer.unknown:
         cli.say(f"search_wiki.py: no page has: {', '.join(answer.unknown)}")
+    if known := [word for word in answer.lacking if word not in answer.unknown]:
+        cli.say(f"search_wiki.py: a part of the answer at most; the first section has nothing on: {', '.join(known)}")
     result = {
         "gpu_wiki": str(root),
         "unknown_words": list(answer.unknown),
+        "words_that_the_first_lacks": list(answer.lacking),
         "sections_found": len(answer.hits),
         "sections": [to_json(*section) for section in shown],
     }

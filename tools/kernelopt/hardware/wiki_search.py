@@ -16,26 +16,36 @@ from . import wiki_cases
 
 SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 ADVICE_BEFORE_CASES, CASES_SHOWN = 3, 2  # together SECTIONS_SHOWN
+SURE = 0.6  # of the words' weights; below, the words that a section lacks may be the point of the question
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
+LEAST_OF_KNOWN = 0.37  # the same, where the wiki has each word of the question: then it is in its field
 ENOUGH = 20.0  # a question weighs at most this, so that a long message need not be on a page word for word
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
 ON_PAGE = 0.35  # what a word counts that stands only in the first lines of the section's page
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
 NAME_DIGITS = 4  # a number of so many digits in a page's title is a name by itself: 4090
-LEAST_PART = 3  # letters of each half of a word that the pages write as two, and fewer than those of a shortened one
+LEAST_PART = 2  # letters of each half of a word that the pages write as two
+SHORTENED = 4  # letters of a word that the pages may write out
 SHORT = 40  # words; a section of so many counts half
-WEIGHTS = (3.0, 6.0, 1.0, 0.5)  # of a word in the page's title, the section's headings, its text, the page's first lines
+WEIGHTS = {  # of a word, by where it stands; symptoms: the lines by which a reader knows the case
+    "title": 3.0,
+    "headings": 6.0,
+    "text": 1.0,
+    "symptoms": 1.0,
+    "page": 0.5,  # the first lines of the section's page
+}
+SYMPTOM = re.compile(r"- \*\*(?:Trigger|Message|Observed|Findings):\*\*")
 PASSED_OVER = set(
     "a about after always an and answer any anything are as at avoid bad be because been before best better "
-    "between by can cannot compare compared correct correctly could did different do does doesn don due during "
-    "each error every everything example expensive explain fail fails fast faster for from get gets give good gpu "
-    "had happen happens has have help high higher how i if im in instead into is isn it its itself just kernel "
-    "kernels large like longer look looks make many matter matters me mean means mine more most much must my need "
-    "never next non not nothing of off ok on one only or our out over percent picks possible problem question "
-    "really runtimeerror same see seem seems should show slow slower so some something take takes tell than that "
-    "the their them then there they this through to too understand use used using versus very vs want warning was "
-    "way ways we what when where whether which while who why will with within without won work works worse worth "
-    "would write wrong you your".split()
+    "between bigger but by can cannot compare compared correct correctly could did different do does doesn don "
+    "due during each error every everything example expensive explain fail fails fair fast faster for from get "
+    "gets give good gpu had happen happens has have help high higher how i if im in instead into is isn it its "
+    "itself just kernel kernels large larger like longer look looks make many matter matters me mean means mine "
+    "more most much must my need never next non not nothing of off ok on one only or our out over percent picks "
+    "possible problem question real really runtimeerror same see seem seems should show slow slower smaller so "
+    "some something take takes tell than that the their them then there they this through to too understand use "
+    "used using versus very vs want warning was way ways we what when where whether which while who why will with "
+    "within without won work works worse worth would write wrong you your".split()
 )
 
 
@@ -75,11 +85,13 @@ class Hit:
 
 @dataclass(frozen=True)
 class Answer:
-    """The sections, best first, the words that were looked for, and those among them that no page has."""
+    """The sections, best first, the words that were looked for, those among them that no page has, and those that the
+    first section lacks, if it has less than SURE of them."""
 
     hits: tuple[Hit, ...]
     terms: tuple[str, ...]
     unknown: tuple[str, ...]
+    lacking: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ def answer(index: Index, question: str) -> Answer:
     then the others of both, best first; the wiki's README last. Cases come first if the question begins with `case`.
 
     A section's score is its BM25 value times the share of the question's words that it has; rare words weigh more.
-    Raise Refused if no section has LEAST_COVERED of the words, and UsageError if the question has no words.
+    Raise Refused if no section has LEAST_COVERED of the words (LEAST_OF_KNOWN, if all are known), and UsageError if the question has no words.
     """
     asks_for_case = re.match(r"\s*cases?\s+(?=\w)", question, re.IGNORECASE)
     said = index.synonyms.applied(metric_keys(question[asks_for_case.end() :] if asks_for_case else question))
@@ -120,17 +132,21 @@ def answer(index: Index, question: str) -> Answer:
         raise UsageError(f"'{question}' has no word to look for")
     holders = {term: numbers(index, f'"{term}"') for term in terms}
     unknown = tuple(term for term in terms if not holders[term])
+    holders |= {name: held for name in phrases_of(said) if (held := numbers(index, f'"{name}"'))}
     shares = coverage(index, holders)
     scores = {
         number: value * shares.get(number, 0) * index.sections[number].weight
         for number, value in ranked(index, [*terms, *phrases_of(said)])
     }
     best_first = sorted(scores, key=lambda number: (index.sections[number].is_index, -scores[number], number))
-    covering = [number for number in best_first if shares.get(number, 0) >= LEAST_COVERED]
+    least = LEAST_COVERED if unknown else LEAST_OF_KNOWN
+    covering = [number for number in best_first if shares.get(number, 0) >= least]
     if not covering:
         raise Refused(not_covered(index, question, unknown, [index.sections[number] for number in best_first[:1]]))
-    hits = [Hit(index.sections[number], shares[number]) for number in covering]
-    return Answer(arranged(hits, asks_for_case is not None), terms, unknown)
+    hits = arranged([Hit(index.sections[number], shares[number]) for number in covering], asks_for_case is not None)
+    first = index.sections.index(hits[0].section)
+    lacking = tuple(term for term in terms if first not in holders[term]) if hits[0].covered < SURE else ()
+    return Answer(hits, terms, unknown, lacking)
 
 
 def arranged(hits: list[Hit], cases_first: bool) -> tuple[Hit, ...]:
@@ -168,7 +184,7 @@ def numbers(index: Index, match: str) -> set[int]:
 
 def ranked(index: Index, parts: list[str]) -> list[tuple[int, float]]:
     """Return (section's number, BM25 value; more is better) of the sections that have one of the words or phrases."""
-    query = f"SELECT rowid, -bm25(entries, {', '.join(map(str, WEIGHTS))}) FROM entries WHERE entries MATCH ?"
+    query = f"SELECT rowid, -bm25(entries, {', '.join(map(str, WEIGHTS.values()))}) FROM entries WHERE entries MATCH ?"
     return list(index.database.execute(query, (any_of(parts),)))
 
 
@@ -189,7 +205,8 @@ def nearest_lines(index: Index, hit: Hit, terms: tuple[str, ...]) -> list[tuple[
 
 def terms_of(index: Index, said: str) -> tuple[str, ...]:
     """Return the distinct words of a question, in order, without those that say nothing. Of the numbers those stay that
-    a title has: of a card (RTX 4090) or of a capability (sm_90). A quantity that no page has, such as 128k, goes."""
+    a title has: of a card (RTX 4090) or of a capability (sm_90). A quantity (128k) or the name of an exception
+    (CompilationError) goes if no page has it."""
     words = re.findall(r"[^\W_]+", said)
     named = [word for word, before in zip(words, ["", *words], strict=False) if is_term(index, word, before)]
     return tuple(dict.fromkeys(named))
@@ -200,7 +217,8 @@ def is_term(index: Index, word: str, before: str) -> bool:
     if word.isdigit():
         in_title = f'"{word}"' if len(word) >= NAME_DIGITS else f'"{before} {word}"'
         return bool(numbers(index, f"{{title}}: {in_title}"))
-    return word not in PASSED_OVER and not (word[0].isdigit() and not numbers(index, f'"{word}"'))
+    says_nothing_unknown = word[0].isdigit() or re.fullmatch(r"\w+(?:error|exception)", word)
+    return word not in PASSED_OVER and not (says_nothing_unknown and not numbers(index, f'"{word}"'))
 
 
 def as_the_pages_write(index: Index, said: str) -> str:
@@ -221,7 +239,7 @@ def other_spelling(index: Index, word: str) -> str | None:
     for at in joints:
         if numbers(index, f'"{word[:at]} {word[at:]}"'):
             return f"{word[:at]}-{word[at:]}"
-    longer = [known for known in words_of(index.sections) if known.startswith(word)] if len(word) > LEAST_PART else []
+    longer = [known for known in words_of(index.sections) if known.startswith(word)] if len(word) >= SHORTENED else []
     return min(longer, key=lambda known: (len(known), known), default=None)
 
 
@@ -232,10 +250,14 @@ def phrases_of(said: str) -> list[str]:
 
 
 def metric_keys(question: str) -> str:
-    """Return the question with the names of Nsight Compute, or beginnings of them, followed by the wiki's keys."""
+    """Return the question with the names of Nsight Compute, or beginnings of them, followed by the wiki's keys. Units
+    count one thing in several places (sm__, smsp__), so a name's first part may differ if none has it."""
     metrics = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["metrics"]
+    names = {known: metric["key"] for metric in metrics for known in metric["names"]}
     for name in re.findall(r"\w+__[\w.]+", question):
-        keys = {metric["key"] for metric in metrics if any(known.startswith(name) for known in metric["names"])}
+        counted = name.partition("__")[2].partition(".")[0]
+        keys = {key for known, key in names.items() if known.startswith(name)}
+        keys = keys or {key for known, key in names.items() if known.partition("__")[2].startswith(counted)}
         question = question.replace(name, " ".join(sorted(keys)) or name)
     return question
 
@@ -244,16 +266,14 @@ def open_index(wiki: Path) -> Index:
     """Return the index of a wiki's pages, in memory. Raise EnvironmentLacks if SQLite has no FTS5."""
     sections = tuple(section for path in sorted(wiki.rglob("*.md")) for section in sections_of(path, wiki))
     synonyms = synonyms_of(wiki)
-    database = full_text_table("title, headings, text, page")
-    first_lines = {section.page: prose_of(section) for section in sections if len(section.headings) == 1}
+    database = full_text_table(", ".join(WEIGHTS))
+    abouts = abouts_of(sections)
     for number, section in enumerate(sections):
         title, *headings = section.headings or ("",)
-        of_page = first_lines.get(section.page, "") if headings else ""
-        parts = (title, " ".join(headings), text_of(section), of_page)
-        database.execute(
-            "INSERT INTO entries(rowid, title, headings, text, page) VALUES (?, ?, ?, ?, ?)",
-            (number, *map(synonyms.applied, parts)),
-        )
+        of_page = abouts.get(section.page, "") if headings else ""
+        symptoms = "\n".join(text for _, text in section.lines if SYMPTOM.match(text))
+        parts = (title, " ".join(headings), text_of(section), symptoms, of_page)
+        database.execute("INSERT INTO entries(rowid, title, headings, text, symptoms, page) VALUES (?, ?, ?, ?, ?, ?)", (number, *map(synonyms.applied, parts)))
     return Index(wiki, sections, database, synonyms)
 
 
@@ -262,9 +282,16 @@ def text_of(section: Section) -> str:
     return "\n".join(text for _, text in section.lines)
 
 
-def prose_of(section: Section) -> str:
-    """Return the lines below a heading without the rows of tables."""
-    return "\n".join(text for _, text in section.lines if not text.startswith("|"))
+def abouts_of(sections: Iterable[Section]) -> dict[str, str]:
+    """Return {page: what it is about}: its first lines, without tables, and its row in the tables of README.md."""
+    abouts: dict[str, str] = {}
+    for section in sections:
+        for _, text in section.lines:
+            row = re.fullmatch(r"\|(.+)\| \[[^]]+\]\(([^)]+)\) \|", text) if section.is_index else None
+            first = None if text.startswith("|") or len(section.headings) > 1 else text
+            page, about = (row[2], row[1]) if row else (section.page, first)
+            abouts[page] = f"{abouts.get(page, '')}\n{about or ''}"
+    return abouts
 
 
 def full_text_table(columns: str) -> sqlite3.Connection:
