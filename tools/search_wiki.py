@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
-from kernelopt.hardware import wiki, wiki_search
+from kernelopt.hardware import wiki, wiki_index, wiki_search
 
 EXAMPLES = """examples:
   search_wiki.py bank conflict
@@ -23,7 +23,7 @@ LINE_WIDTH = 160
 def main() -> int:
     args = arguments()
     root = wiki.root(args.gpu_wiki)
-    index = wiki_search.open_index(root)
+    index = wiki_index.open_index(root)
     answer = wiki_search.answer(index, " ".join(args.words))
     shown = [
         (hit.section, wiki_search.nearest_lines(index, hit, answer.terms))
@@ -44,12 +44,12 @@ def main() -> int:
     return 0
 
 
-def to_json(section: wiki_search.Section, lines: list[tuple[int, str]]) -> dict:
+def to_json(section: wiki_index.Section, lines: list[tuple[int, str]]) -> dict:
     nearest = [{"line": number, "text": text} for number, text in lines]
     return {"page": section.page, "line": section.line, "headings": section.headings, "lines": nearest}
 
 
-def for_people(section: wiki_search.Section, lines: list[tuple[int, str]]) -> list[str]:
+def for_people(section: wiki_index.Section, lines: list[tuple[int, str]]) -> list[str]:
     nearest = [f"  {number}: {textwrap.shorten(text, LINE_WIDTH, placeholder=' …')}" for number, text in lines]
     return [f"{section.page}:{section.line} [{' > '.join(section.headings)}]", *nearest]
 

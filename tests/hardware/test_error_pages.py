@@ -26,7 +26,9 @@ def sections(page: str) -> dict[str, dict[str, str]]:
     pieces = re.split(r"^## (.+)$", (FOLDER / f"{page}.md").read_text(), flags=re.MULTILINE)
     bodies = dict(zip(pieces[1::2], pieces[2::2], strict=True))
     bodies.pop("Sources")
-    return {heading: dict(re.findall(r"^- \*\*(\w+):\*\* (.+)$", body, re.MULTILINE)) for heading, body in bodies.items()}
+    return {
+        heading: dict(re.findall(r"^- \*\*(\w+):\*\* (.+)$", body, re.MULTILINE)) for heading, body in bodies.items()
+    }
 
 
 def messages(page: str) -> list[str]:

@@ -133,6 +133,19 @@ def test_these_checks_can_fail():
     assert findings()["small_grid"] == "occupancy.md"
 
 
+def test_what_the_blackwell_page_says_of_compiled_code_is_what_was_compiled():
+    """fixtures/blackwell: nothing ran."""
+    compiled = json.loads((FIXTURES / "blackwell/instructions.json").read_text())
+    page = (WIKI / "docs/optimization/blackwell.md").read_text()
+    (on_hopper,) = compiled.pop("90 NVFP4")
+    assert on_hopper.startswith("wgmma") and on_hopper.endswith("f32.bf16.bf16")
+    for name, instructions in compiled.items():
+        (instruction,) = instructions
+        kind = re.search(r"kind::\w+", instruction)[0]
+        assert f"`{kind}" in page and "block_scale" in instruction
+        assert instruction.startswith("mma.sync" if name.startswith("120") else "tcgen05.mma")
+
+
 def test_what_the_cdna_page_says_of_compiled_code_is_what_was_compiled():
     """fixtures/cdna: nothing ran."""
     claims = json.loads((FIXTURES / "cdna/claims.json").read_text())["claims"]
