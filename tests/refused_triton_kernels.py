@@ -1,7 +1,7 @@
 """Triton kernels that the compiler refuses. Print {name: the compiler's message} as JSON.
 
 The names are those of the sections of gpu-wiki/docs/errors/triton.md, which quotes the messages. Compiled for compute
-capability 9.0, without a GPU. x: pointer to fp32; n: int32; B: a constant where it is annotated so."""
+capability 9.0 or that of CAPABILITIES, without a GPU. x: pointer to fp32; n: int32; B: a constant where it is annotated so."""
 
 import json
 
@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 SCALE = 2.0
+CAPABILITIES = {"fp8_before_ada": 80}  # 90 elsewhere
 LENGTHS = {"range_not_a_power_of_two": 100, "operands_of_two_types": 16}  # of B; 8 elsewhere
 
 
@@ -118,6 +119,11 @@ def other_without_mask(x, n, B: tl.constexpr):
 
 
 @triton.jit
+def fp8_before_ada(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)).to(tl.float8e4nv).to(tl.float32))
+
+
+@triton.jit
 def tile_that_is_too_large(x, n, B: tl.constexpr):
     tl.store(x + tl.arange(0, B * 65536 * 64), 1.0)
 
@@ -125,8 +131,9 @@ def tile_that_is_too_large(x, n, B: tl.constexpr):
 def message_of(kernel, length: int) -> str:
     """What the compiler says of a kernel, or nothing."""
     types = {"x": "*fp32", "n": "i32", "B": "constexpr"}
+    target = GPUTarget("cuda", CAPABILITIES.get(kernel.__name__, 90), 32)
     try:
-        triton.compile(ASTSource(kernel, types, constexprs={"B": length}), target=GPUTarget("cuda", 90, 32))
+        triton.compile(ASTSource(kernel, types, constexprs={"B": length}), target=target)
     except Exception as error:
         return str(error)
     return ""

@@ -2,7 +2,8 @@
 """Sections of the wiki that answer a question, best first: page:line, headings, the nearest lines. At most 5 sections.
 
 Ask by operator, symptom, error message, metric or finding, in words or as a sentence. Up to two of the sections are
-cases: rounds of worked examples with what came of them. Exit code 1: the wiki has no answer."""
+cases: rounds of worked examples with what came of them. A message says which words no page has, and which the first
+section lacks. Exit code 1: the wiki has no answer."""
 
 import sys
 import textwrap

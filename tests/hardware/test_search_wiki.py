@@ -140,7 +140,7 @@ def small(tmp_path) -> Path:
     """A wiki of two pages."""
     (tmp_path / "docs/hardware").mkdir(parents=True)
     (tmp_path / "docs/optimization").mkdir()
-    (tmp_path / "docs/hardware/x1.md").write_text("# X1\n\n| bank_count | 32 |\n")
+    (tmp_path / "docs/hardware/x1.md").write_text("# A card\n\n| bank_count | 32 |\n")
     (tmp_path / "docs/optimization/access.md").write_text(
         "# Access\n\nA conflict.\nbank and more conflicts here\n\n"
         "## Bank conflicts\n\nPad the rows.\nNeighbouring lanes.\n\n"
@@ -200,6 +200,7 @@ def test_a_spelling_in_two_words_is_one_with_a_dash_or_an_underscore_too(small):
         ("bankconflict", "bank conflict"),
         ("pad 128k rows", "pad rows"),
         ("NoSuchError: pad rows", "pad rows"),
+        ("BankConflictError", "bank conflict"),
         ("pad 17 rows", "pad rows"),
     ],
 )
@@ -213,6 +214,7 @@ def test_a_number_counts_where_a_title_has_it(small):
     assert [page for page, *_ in places(small, "lanes of an A9 4090")][:1] == ["A9 4090"]
     assert [page for page, *_ in places(small, "lanes of a 5090")][:1] == ["A9 5090"]
     assert [page for page, *_ in places(small, "lanes of sm_90")][:1] == ["sm_90"]
+    assert [page for page, *_ in places(small, "lanes")] == ["access"]  # a product answers if it is named
 
 
 def test_what_a_page_is_about_counts_for_its_sections_and_its_row_in_the_index_too(small):

@@ -44,6 +44,13 @@ class Section:
         """True for the sections of README.md, which hold words of everything."""
         return self.page == "README.md"
 
+    def may_answer(self, terms: set[str]) -> bool:
+        """False for the table and the notes of a product that the question does not name: H200, 4090."""
+        if not re.fullmatch(r"docs/hardware/[^/]+", self.page) or self.headings[1:] not in ((), ("Notes",)):
+            return True
+        names = re.findall(r"[^\W_]*\d[^\W_]*", self.headings[0].lower())
+        return not names or not terms.isdisjoint(names)
+
     @property
     def is_case(self) -> bool:
         """True for what a round of a worked example teaches."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import Refused, UsageError
 from .wiki_index import WEIGHTS, Index, Section, full_text_table, numbers, words_of
-from .wiki_terms import as_the_pages_write, metric_keys, phrases_of, terms_of
+from .wiki_terms import as_the_pages_write, camel_case_apart, metric_keys, phrases_of, terms_of
 
 SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 ADVICE_BEFORE_CASES, CASES_SHOWN = 3, 2  # together SECTIONS_SHOWN
@@ -48,8 +48,8 @@ def answer(index: Index, question: str) -> Answer:
     question has no words.
     """
     asks_for_case = re.match(r"\s*cases?\s+(?=\w)", question, re.IGNORECASE)
-    said = index.synonyms.applied(metric_keys(question[asks_for_case.end() :] if asks_for_case else question))
-    said = as_the_pages_write(index, said)
+    asked = metric_keys(question[asks_for_case.end() :] if asks_for_case else question)
+    said = as_the_pages_write(index, index.synonyms.applied(camel_case_apart(index, asked)))
     terms = terms_of(index, said)
     if not terms:
         raise UsageError(f"'{question}' has no word to look for")
@@ -63,7 +63,11 @@ def answer(index: Index, question: str) -> Answer:
     }
     best_first = sorted(scores, key=lambda number: (index.sections[number].is_index, -scores[number], number))
     least = LEAST_COVERED if unknown else LEAST_OF_KNOWN
-    covering = [number for number in best_first if shares.get(number, 0) >= least]
+    covering = [
+        number
+        for number in best_first
+        if shares.get(number, 0) >= least and index.sections[number].may_answer(set(terms))
+    ]
     if not covering:
         raise Refused(not_covered(index, question, unknown, [index.sections[number] for number in best_first[:1]]))
     hits = arranged([Hit(index.sections[number], shares[number]) for number in covering], asks_for_case is not None)

@@ -10,15 +10,15 @@ LEAST_PART = 2  # letters of each half of a word that the pages write as two
 SHORTENED = 4  # letters of a word that the pages may write out
 PASSED_OVER = set(
     "a about after always an and answer any anything are as at avoid bad be because been before best better "
-    "between bigger but by can cannot compare compared correct correctly could did different do does doesn don "
-    "due during each error every everything example expensive explain fail fails fair fast faster for from get "
-    "gets give good gpu had happen happens has have help high higher how i if im in instead into is isn it its "
-    "itself just kernel kernels large larger like longer look looks make many matter matters me mean means mine "
-    "more most much must my need never next non not nothing of off ok on one only or our out over percent picks "
+    "between bigger but by can cannot correct correctly could did different do does doesn don due during each "
+    "error even every everything example expensive explain fail fails fair fast faster for from get gets give "
+    "good gpu had happen happens has have help high higher how i if im in instead into is isn it its itself just "
+    "kernel kernels large larger like long longer look looks make many matter matters me mean means mine more "
+    "most much must my need never next non not nothing of off ok on one only or our out over percent picks "
     "possible problem question real really runtimeerror same see seem seems should show slow slower smaller so "
-    "some something take takes tell than that the their them then there they this through to too understand use "
-    "used using versus very vs want warning was way ways we what when where whether which while who why will with "
-    "within without won work works worse worth would write wrong you your".split()
+    "some something still take takes tell than that the their them then there they this though through to too "
+    "understand use used using versus very vs want warning was way ways we what when where whether which while "
+    "who why will with within without won work works worse worth would write wrong you your".split()
 )
 
 
@@ -38,6 +38,18 @@ def is_term(index: Index, word: str, before: str) -> bool:
         return bool(numbers(index, f"{{title}}: {in_title}"))
     says_nothing_unknown = word[0].isdigit() or re.fullmatch(r"\w+(?:error|exception)", word)
     return word not in PASSED_OVER and not (says_nothing_unknown and not numbers(index, f'"{word}"'))
+
+
+def camel_case_apart(index: Index, question: str) -> str:
+    """Return the question with names such as OutOfMemoryError in their words, where the pages have these in a row and
+    not the name."""
+
+    def apart(match: re.Match) -> str:
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", match[0].removesuffix("Error"))
+        known = numbers(index, f'"{match[0].lower()}"') or not numbers(index, f'"{words.lower()}"')
+        return match[0] if known else words
+
+    return re.sub(r"\b[A-Za-z]*[a-z][A-Z][A-Za-z]*\b", apart, question)
 
 
 def as_the_pages_write(index: Index, said: str) -> str:
