@@ -119,6 +119,28 @@ def other_without_mask(x, n, B: tl.constexpr):
 
 
 @triton.jit
+def tuple_for_a_value(x, n, B: tl.constexpr):
+    tl.store(x, (1, 2))
+
+
+@triton.jit
+def unrolled_over_an_argument(x, n, B: tl.constexpr):
+    for i in tl.static_range(n):
+        tl.store(x + i, 1.0)
+
+
+@triton.jit
+def number_for_a_pointer(x, n, B: tl.constexpr):
+    tl.store(n, 1.0)
+
+
+@triton.jit
+def product_of_rank_one(x, n, B: tl.constexpr):
+    a = tl.load(x + tl.arange(0, B))
+    tl.store(x, tl.dot(a, a))
+
+
+@triton.jit
 def fp8_before_ada(x, n, B: tl.constexpr):
     tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)).to(tl.float8e4nv).to(tl.float32))
 

@@ -92,7 +92,7 @@ def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:
 
     A term weighs the logarithm of its rarity. One that stands in the text only counts for IN_TEXT of that.
     """
-    within = {term: numbers(index, f'{{title headings text}}: "{term}"') for term in holders}
+    within = {term: numbers(index, f'{{title headings text code}}: "{term}"') for term in holders}
     weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in within.items()}
     whole = min(sum(weights.values()), ENOUGH)
     shares: dict[int, float] = {}
