@@ -90,7 +90,8 @@ def arranged(hits: list[Hit], cases_first: bool) -> tuple[Hit, ...]:
 def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:
     """Return {section's number: share of the terms that it has}, by weight. holders: {term: numbers of sections}.
 
-    A term weighs the logarithm of its rarity. One that stands in the text only counts for IN_TEXT of that.
+    A term weighs the logarithm of its rarity. One that stands in the text or code only counts for IN_TEXT of that, and
+    one that only what the page is about has, for ON_PAGE.
     """
     within = {term: numbers(index, f'{{title headings text code}}: "{term}"') for term in holders}
     weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in within.items()}
