@@ -92,7 +92,9 @@ def test_a_kernel_belongs_to_the_operator_and_the_module_that_launched_it():
     assert (silu.operator, own.module, own.operator) == ("silu", "layers.3.mlp", "")
     assert (back.module, back.operator, back.backward) == ("layers.3.mlp", "mm", True)
     assert memset == Place()
-    shares = {(one.pattern, one.backward): one.operators for one in groups(trace.units, [], lambda _: None)}
+    shares = {
+        (one.pattern, one.backward): one.operators for one in groups(trace.units, trace.called, [], lambda _: None)
+    }
     assert [one.operator for one in shares["layers.*.mlp", False]] == ["linear", "own_triton", "silu"]
 
 
@@ -111,14 +113,30 @@ def test_modules_of_another_class_or_size_at_a_repeated_place_are_groups_of_thei
     units += [unit(f"{path}.conv", "Conv") for path in paths if not path.endswith("1")]
     counted = [replace(work(path, 0, state, 0), whole=True) for path, state in paths.items()]
     counted += [replace(work(f"{path}.conv", 0, state, 0), whole=True) for path, state in paths.items()]
-    names = {group.pattern: group.paths for group in groups(units, counted, lambda _: None) if not group.whole}
+    names = {
+        group.pattern: group.paths
+        for group in groups(units, frozenset(paths), counted, lambda _: None)
+        if not group.whole
+    }
     assert names["stages.1.*.conv"] == ("stages.1.2.conv", "stages.1.3.conv")
     assert {"stages.0.1", "stages.1.1", "stages.0.*", "stages.1.*", "stages.0.*.conv"} <= names.keys()
 
 
 def test_modules_that_take_turns_stay_one_group():
     units = [unit(f"layers.{number}", "Local" if number % 2 else "Global") for number in range(4)]
-    assert [group.pattern for group in groups(units, [work("", 0, 0, 0)], lambda _: None)] == ["layers.*"]
+    assert [group.pattern for group in groups(units, frozenset(), [], lambda _: None)] == ["layers.*"]
+
+
+def test_a_list_of_modules_is_no_group_and_the_model_has_modules_inside():
+    trace = step_trace.read(
+        [event("user_annotation", f"kernelopt module {path} (Moe)", 0, 9) for path in ("a", "a.b.0")]
+    )
+    units = [unit("", ""), unit("a.b.0", "Expert"), unit("a.b.1", "Expert")]
+    made = {group.pattern: group for group in groups(units, trace.called, [], lambda _: None)}
+    assert made.keys() == {"", "a", "a.b.*"} and made["a"].whole
+    assert made[""].has_submodules and made[""].name == "the model itself"
+    (alone,) = groups([unit("", "")], frozenset(), [], lambda _: None)
+    assert not alone.has_submodules
 
 
 def test_a_launch_bound_stretch_is_where_the_gpu_waits_longer_than_it_works():
@@ -269,7 +287,8 @@ def test_of_groups_that_share_operators_the_larger_saving_is_named():
 
 def test_a_group_becomes_a_cut_with_its_promise():
     own = made_group(2, "layers.*.mlp", 30.0, "silu", has_submodules=True)
-    listed = made_report([ATTENTION, own, made_group(3, "head", 20.0, "mm", backward=True)], {}).to_json()
+    rest = made_group(3, "head", 20.0, "mm", backward=True), made_group(4, "", 9.0, "add", has_submodules=True)
+    listed = made_report([ATTENTION, own, *rest], {}).to_json()
     part = cutting.part_of_group(BUNDLE / "model.py", listed, 1)
     assert part.module == "layers.0.attention" and part.about == {
         "share_pct": 22.0,
@@ -278,7 +297,12 @@ def test_a_group_becomes_a_cut_with_its_promise():
     }
     chain = cutting.part_of_group(BUNDLE / "model.py", listed, 2, ("silu", "mul"))
     assert (chain.module, chain.between) == ("layers.0.mlp", ("silu", "mul")) and chain.about["at_most_pct"] == 3.0
-    for number, message in ((2, "own operators of a module with others inside"), (3, "backward"), (9, "no group 9")):
+    for number, message in (
+        (2, "own operators of a module with others inside"),
+        (3, "backward"),
+        (4, "cut it whole \\(leave --group out\\), or a chain: add --between A B \\(--operators lists them\\)"),
+        (9, "no group 9"),
+    ):
         with pytest.raises(UsageError, match=message):
             cutting.part_of_group(BUNDLE / "model.py", listed, number)
     with pytest.raises(UsageError, match="no output of find_kernels"):

@@ -135,6 +135,16 @@ def test_a_part_that_cannot_be_cut_out_is_refused_with_a_sentence(tmp_path, modu
         cut(tmp_path, module)
 
 
+def test_a_branch_on_contents_is_named_with_its_line(tmp_path):
+    text = (
+        "class Routed(nn.Module):\n    def forward(self, x):\n        rows = torch.where(x[:, 0] > 0)[0]\n"
+        "        return x if rows.numel() == 0 else x[rows].sum(0, keepdim=True) + x\n"
+        "def load(): return nn.Sequential(Routed())\n"
+    )
+    with pytest.raises(NotCut, match=r"depends on the contents of a tensor \(.*model\.py:5"):
+        cut(tmp_path, "0", model=write_model(tmp_path, text + ONE_INPUT))
+
+
 def test_the_operators_of_a_module_are_listed():
     listed = model_cut.operators(CONTEXT, str(MODELS / "decoder.py"), "layers.1.mlp", None)["operators"]
     assert [one["name"] for one in listed] == ["linear", "silu", "linear_1", "mul", "linear_2"]
@@ -151,6 +161,12 @@ def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
     for between, message in ((["mul", "to"], "runs after"), (["mul", "none"], "there is no operator 'none'")):
         with pytest.raises(NotCut, match=message):
             cut(tmp_path, "norm", between)
+
+
+def test_a_chain_that_only_writes_to_what_the_module_holds_has_no_result(tmp_path):
+    with pytest.raises(NotCut, match=r"only write to what the module holds \('seen'\)"):
+        cut(tmp_path, "state", ["mean", "add_"])
+    assert cut(tmp_path, "state", ["mean", "mul"]).proofs[0].equal
 
 
 def test_operators_that_could_drop_numbers_and_drop_none_are_not_random(tmp_path):

@@ -66,9 +66,10 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
     if group["backward"]:
         raise UsageError(f"group {number} is a backward pass; cut the module itself: --module {path}")
     if group["has_submodules"] and not group["whole"] and not between:
+        whole, listing = (f"--module {path}", f"--module {path} --operators") if path else ("leave --group out", "--operators")
         raise UsageError(
-            f"group {number} is the own operators of a module with others inside: cut it whole (--module {path}), or a "
-            f"chain: add --between A B (--module {path} --operators lists them)"
+            f"group {number} is the own operators of a module with others inside: cut it whole ({whole}), or a "
+            f"chain: add --between A B ({listing} lists them)"
         )
     about = {
         "share_pct": round(group["share_of_step_pct"], 3),
@@ -113,7 +114,7 @@ def cut(sandbox: Sandbox, part: Part, files: Files, timeout_s: float) -> CutProb
 def lines(problem: CutProblem) -> list[str]:
     """What was cut and proved."""
     cut = problem.cut
-    part = f"{cut.module} ({cut.kind})" if cut.module else f"of the model ({cut.kind})"
+    part = f"{cut.module} ({cut.kind})" if cut.module else f"the model ({cut.kind})"
     times = "once" if cut.calls == 1 else f"{cut.calls} times"
     operators = f"{cut.operators} operator{'s' * (cut.operators > 1)}"
     text = [f"{cut.path}: {part}, {operators}, {cut.parameters} numbers of state, called {times} in a step"]

@@ -71,7 +71,7 @@ class Group:
     @property
     def name(self) -> str:
         """ "layers.*.mlp, own operators (Mlp)" """
-        own = ", own operators" if self.has_submodules and not self.whole else ""
+        own = ", own operators" if self.pattern and self.has_submodules and not self.whole else ""
         backward = ", backward" if self.backward else ""
         return f"{self.pattern or 'the model itself'}{own}{backward}{f' ({self.kind})' if self.kind else ''}"
 
@@ -80,19 +80,24 @@ Key = tuple[str, bool, bool]  # pattern, whole, backward
 
 
 def groups(
-    units: Sequence[Unit], work: Iterable[ModuleWork], floor_of: Callable[[list[ModuleWork]], Floor | None]
+    units: Sequence[Unit],
+    called: frozenset[str],
+    work: Iterable[ModuleWork],
+    floor_of: Callable[[list[ModuleWork]], Floor | None],
 ) -> list[Group]:
-    """The groups, the longest first. work: of the calls in a forward pass. floor_of: the floor of some calls."""
+    """The groups, the longest first. called: paths of the modules that ran; a list of modules is never called. work:
+    of the calls in a forward pass. floor_of: the floor of some calls."""
     work = list(work)
-    names, called = patterns(units, work), {one.path for one in work}  # a list of modules is never called
+    names = patterns(units, work)
     kinds = {names[unit.place.module]: unit.place.kind for unit in units}
     parents = {names[above] for unit in units for above in above_of(unit.place.module)}
+    parents |= {""} if any(unit.place.module for unit in units) else set()
     members: dict[Key, list[Unit]] = defaultdict(list)
     for unit in units:
         path, backward = unit.place.module, unit.place.backward
         members[names[path], False, backward].append(unit)
         for around in (*above_of(path), path):
-            if names[around] in parents and (around in called or not called):
+            if names[around] in parents and around in called:
                 members[names[around], True, backward].append(unit)
     counted: dict[tuple[str, bool], list[ModuleWork]] = defaultdict(list)
     for one in work:

@@ -118,7 +118,7 @@ def step_report(
         busy_us=busy_us([(unit.start_us, unit.us) for unit in units]) if trace.on_gpu else None,
         kernels=len(units),
         stretches=tuple(stretches(units)) if trace.on_gpu else (),
-        groups=tuple(groups(units, work, floor)),
+        groups=tuple(groups(units, trace.called, work, floor)),
         **facts,
     )
 

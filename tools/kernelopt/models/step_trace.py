@@ -43,10 +43,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """units: in the order of their start. on_gpu: whether they are kernels."""
+    """units: in the order of their start. on_gpu: whether they are kernels. called: paths of the modules that ran."""
 
     units: tuple[Unit, ...]
     on_gpu: bool
+    called: frozenset[str]
 
 
 @dataclass
@@ -76,7 +77,8 @@ def read(events: Iterable[dict]) -> StepTrace:
         if event["cat"] in ON_GPU
     ]
     units = sorted(kernels or operators, key=lambda unit: unit.start_us)
-    return StepTrace(tuple(units), bool(kernels))
+    marks = (MARK.match(event["name"]) for event in events)
+    return StepTrace(tuple(units), bool(kernels), frozenset(mark[1] for mark in marks if mark))
 
 
 def placed(host: Iterable[dict]) -> Iterator[tuple[dict, Place, bool]]:

@@ -47,6 +47,12 @@ def chain(graph: Graph, ends: tuple[str, str] | None) -> Chain:
         raise NotCut("these operators take no tensor, so there is nothing to compute from")
     if not outputs and not changed:
         raise NotCut("nothing that these operators compute is used afterwards")
+    if not outputs and all(held(graph, node) for node in changed):
+        names = ", ".join(repr(graph.state.get(node, node.name)) for node in changed)
+        raise NotCut(
+            f"these operators only write to what the module holds ({names}), and a problem needs a result: end the "
+            "chain at an operator that reads it, or cut a module around this one"
+        )
     return Chain(before, remade, live(inside, outputs), again, after, inputs, state, changed, outputs)
 
 

@@ -4,6 +4,7 @@ that may differ are symbols."""
 import operator
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import fx
@@ -103,11 +104,21 @@ def traced(module: torch.nn.Module, call: RecordedCall, any_size: bool) -> tuple
 def first_lines(error: Exception) -> str:
     """The first sentence of an error of torch.export, and the place in the user's code."""
     text = str(error) or type(error).__name__
-    place = re.search(r'File "(.+?)", line (\d+), in \w+\n\s*(.+)', text)
     first = text.strip().splitlines()[0]
     if type(error).__name__ == "GuardOnDataDependentSymNode":
         first = "a size or a branch depends on the contents of a tensor"
-    return shortened(f"{first} ({place[1]}:{place[2]}: {place[3]})" if place else first)
+    place = place_in(text)
+    return shortened(f"{first} ({place})" if place else first)
+
+
+def place_in(text: str) -> str | None:
+    """The place in the user's code that a message of torch.export names, in one of its two ways."""
+    if place := re.search(r'File "(.+?)", line (\d+), in \w+\n\s*(.+)', text):
+        return f"{place[1]}:{place[2]}: {place[3]}"
+    place = re.search(r"Caused by: \((.+?):(\d+) in \w+\)", text)  # a path with its beginning cut off
+    if place is None or (Path(torch.__file__).parent / place[1]).exists():
+        return None
+    return f"{Path(place[1]).name}:{place[2]}"
 
 
 def graph_of(program, taken: TakenApart) -> Graph:
