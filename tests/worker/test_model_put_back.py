@@ -3,10 +3,13 @@
 import contextlib
 import copy
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernelopt.worker import model_profile, model_put_back, model_steps
+import torch
+from kernelopt.worker import model_cut, model_profile, model_put_back, model_steps, model_swap
+from kernelopt.worker.context import Context
 from kernelopt.worker.contract import WrongModelFile
 from kernelopt.worker.model_file import ModelFile
 
@@ -30,6 +33,7 @@ def inputs(): return [torch.randint(0, 50, (2, 1)), torch.tensor([3])]
 """
 ADVANCE = "def advance(inputs, tokens): return [tokens[:, None], inputs[1] + 1]\n"
 TOLERANCES = {"fp32": 1e-4}
+CONTEXT = Context("cpu", {}, None)
 
 
 def cached(tmp_path, text: str, name: str = "model.py") -> ModelFile:
@@ -69,3 +73,27 @@ def test_a_way_of_running_that_is_not_ready_in_time_is_left_out():
     assert times.failed == "it was not ready after 0 s" and times.after_us == []
     times = model_steps.compared_way(stubborn, None, None, 1, 0.1)
     assert times.failed == "the original fails: it was not ready after 0 s"
+
+
+TRAINED = """
+import torch, torch.nn as nn
+def load(): return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+def inputs(): return [torch.randn(2, 4)]
+"""
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_opcheck_tries_gradients_in_training_alone(tmp_path, monkeypatch, training):
+    """torch 2.13 dies of a GroupNorm over channels_last whose weights alone get gradients, on a CPU."""
+    cached(tmp_path, TRAINED)
+    folder, model = str(tmp_path), str(tmp_path / "model.py")
+    text = Path(model_cut.cut(CONTEXT, model, "0", None, None, folder, None, None, {}).path).read_text()
+    (tmp_path / "cut.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(text.replace("class Model(", "class ModelNew("))
+    operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "cut.py")
+    file = ModelFile(tmp_path / "model.py", "cpu", training)
+    made = model_swap.replacements(file.module, "0", operator)
+    tried = []
+    monkeypatch.setattr(torch.library, "opcheck", lambda op, given, **_: tried.extend(given) or {})
+    model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES).operator(operator)
+    assert len(tried) == 3 and any(one.requires_grad for one in tried) is training

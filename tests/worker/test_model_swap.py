@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BUNDLE
-from kernelopt.worker import model_cut, model_swap, problem
+from kernelopt.worker import model_cut, model_put_back, model_swap, problem
 from kernelopt.worker.context import Context
 
 MODELS = BUNDLE / "tests" / "models"
@@ -40,6 +40,21 @@ def test_all_modules_that_fit_are_replaced_and_the_state_keeps_its_names(mlp):
     assert model_swap.into(model, "layers.*.mlp", mlp) is model
     assert torch.equal(model(*inputs), expected) and list(model.state_dict()) == names
     assert all(isinstance(layer.mlp, model_swap.Replacement) for layer in model.layers)
+
+
+def test_a_module_that_stands_at_several_paths_is_replaced_at_all_of_them(mlp):
+    """As put_back.py checks and times it."""
+    file, one = problem.load_module(MODELS / "decoder.py"), "layers.0.mlp"
+    model = file.load()
+    model.layers[1] = model.layers[0]
+    assert model_swap.paths(model, one) == [one, "layers.1.mlp"]
+    made = model_swap.replacements(model, one, model_swap.Operator(mlp / "kernel.py", mlp / "reference.py"))
+    assert len({*made.values()}) == 1
+    copied = model_put_back.with_modules(model, made)
+    assert not isinstance(model.layers[1].mlp, model_swap.Replacement)
+    model_swap.into(model, one, mlp)
+    for whole in (copied, model):
+        assert all(isinstance(layer.mlp, model_swap.Replacement) for layer in whole.layers)
 
 
 def test_a_pattern_that_fits_nothing_and_a_module_without_the_parameters_are_refused(mlp):

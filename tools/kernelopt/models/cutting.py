@@ -66,7 +66,9 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
     if group["backward"]:
         raise UsageError(f"group {number} is a backward pass; cut the module itself: --module {path}")
     if group["has_submodules"] and not group["whole"] and not between:
-        whole, listing = (f"--module {path}", f"--module {path} --operators") if path else ("leave --group out", "--operators")
+        whole, listing = (
+            (f"--module {path}", f"--module {path} --operators") if path else ("leave --group out", "--operators")
+        )
         raise UsageError(
             f"group {number} is the own operators of a module with others inside: cut it whole ({whole}), or a "
             f"chain: add --between A B ({listing} lists them)"

@@ -149,7 +149,8 @@ def is_good(result: PutBack) -> bool:
 def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
     version = result.version or "kernel.py, which is not accepted,"
     modules = f"{len(result.paths)} module{'s' * (len(result.paths) > 1)}"
-    yield f"{version} in place of {modules} at {result.at}, called {result.calls} times a step, on {result.device}"
+    times = "once" if result.calls == 1 else f"{result.calls} times"
+    yield f"{version} in place of {modules} at {result.at}, called {times} a step, on {result.device}"
     for check in result.checks:
         word = {True: "ok", False: "WRONG", None: "not known"}[check.passed]
         yield f"{word}: {check.name}: {check.detail}"

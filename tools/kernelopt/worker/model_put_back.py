@@ -46,8 +46,7 @@ def put_back(
     file = ModelFile(Path(model), context.device, training)
     try:
         operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
-        paths = model_swap.paths(file.module, at)
-        made = {path: model_swap.Replacement(file.module.get_submodule(path), operator) for path in paths}
+        made = model_swap.replacements(file.module, at, operator)
     except model_swap.NotReplaced as error:
         raise NotCut(str(error)) from None
     if training and operator.mutated:
@@ -60,10 +59,10 @@ def put_back(
         checks += [judge.tokens(generate)] if generate else []
         checks.append(judge.compiled(ready_s))
     if context.device != "cuda" or any(check.passed is False for check in checks):
-        return PutBackReport(paths, judge.calls, checks, {}, None)
+        return PutBackReport([*made], judge.calls, checks, {}, None)
     times = model_steps.compared(file, judge.after, budget_s, ready_s)
-    alone = model_steps.alone(file, paths[0], made[paths[0]], budget_s / 4)
-    return PutBackReport(paths, judge.calls, checks, times, alone)
+    alone = model_steps.alone(file, *next(iter(made.items())), budget_s / 4)
+    return PutBackReport([*made], judge.calls, checks, times, alone)
 
 
 def with_modules(model: torch.nn.Module, made: dict[str, torch.nn.Module], prefix: str = "") -> torch.nn.Module:
@@ -98,7 +97,7 @@ class Judge:
         name = f"outputs, workload {workload}"
         plain = self._left_by(self._file.module, workload)
         calls: list[int] = []
-        hooks = [one.register_forward_hook(lambda *_: calls.append(1)) for one in self._made.values()]
+        hooks = [one.register_forward_hook(lambda *_: calls.append(1)) for one in {*self._made.values()}]
         try:
             replaced = self._left_by(self.after, workload)
         except Exception as error:
@@ -160,7 +159,8 @@ class Judge:
         operator.apply = noting
         self._left_by(self.after, self._file.chosen(None))
         del operator.apply
-        real = [one.detach() if operator.mutated and isinstance(one, torch.Tensor) else one for one in given[0]]
+        plain = operator.mutated or not self._file.training  # gradients that nobody asked for are not tried
+        real = [one.detach() if plain and isinstance(one, torch.Tensor) else one for one in given[0]]
         results = torch.library.opcheck(op, tuple(real), raise_exception=False)
         failed = {name: str(result) for name, result in results.items() if result != "SUCCESS"}
         detail = "; ".join(f"{name}: {first_line(text)}" for name, text in failed.items())
@@ -225,8 +225,10 @@ class Judge:
             self._compared(DYNAMIC, left, self._left_by(self._file.module, workload), self._exact_outputs(workload))
             for workload, left in results.items()
         ]
-        wrong = next((check for check in checks if not check.passed), None)
-        return wrong or ModelCheck(DYNAMIC, True, f"backend {backend}, {len(checks)} workloads: {checks[0].detail}")
+        if wrong := next((check for check in checks if not check.passed), None):
+            return wrong
+        workloads = f"{len(checks)} workload{'s' * (len(checks) > 1)}"
+        return ModelCheck(DYNAMIC, True, f"backend {backend}, {workloads}: {checks[0].detail}")
 
     def _left_compiled(self, module: torch.nn.Module, backend: str, ready_s: float) -> dict[str, list[torch.Tensor]]:
         made = torch.compile(module, backend=backend, dynamic=True)

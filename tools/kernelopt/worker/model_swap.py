@@ -34,8 +34,7 @@ def into(model: torch.nn.Module, at: str, folder: Path = HERE) -> torch.nn.Modul
     """The model with the kernel of `folder` in place of all modules whose paths fit `at`, where * stands for one part
     of a path. The model itself is changed, but for the path ""."""
     operator = Operator(folder / "kernel.py", folder / "reference.py")
-    for path in paths(model, at):
-        made = Replacement(model.get_submodule(path), operator)
+    for path, made in replacements(model, at, operator).items():
         if not path:
             return made
         owner, _, leaf = path.rpartition(".")
@@ -43,17 +42,25 @@ def into(model: torch.nn.Module, at: str, folder: Path = HERE) -> torch.nn.Modul
     return model
 
 
+def replacements(model: torch.nn.Module, at: str, operator: "Operator") -> dict[str, "Replacement"]:
+    """What stands in for the modules that fit a pattern, by path: one for each module, wherever it stands."""
+    originals = {path: model.get_submodule(path) for path in paths(model, at)}
+    made = {original: Replacement(original, operator) for original in dict.fromkeys(originals.values())}
+    return {path: made[original] for path, original in originals.items()}
+
+
 def paths(model: torch.nn.Module, at: str) -> list[str]:
-    """The paths of modules that fit a pattern. NotReplaced when there is none."""
-    parts = at.split(".")
-    fitting = [
-        name
-        for name, _ in model.named_modules(remove_duplicate=False)
+    """The paths of modules that fit a pattern, all paths of a module that stands at several. NotReplaced when there is
+    none."""
+    parts, every = at.split("."), list(model.named_modules(remove_duplicate=False))
+    fitting = {
+        module
+        for name, module in every
         if len(name.split(".")) == len(parts) and all(map(fnmatch.fnmatchcase, name.split("."), parts))
-    ]
+    }
     if not fitting:
         raise NotReplaced(f"the model has no module '{at}'")
-    return fitting
+    return [name for name, module in every if module in fitting]
 
 
 def load_file(path: Path):
