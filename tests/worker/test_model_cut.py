@@ -114,6 +114,23 @@ def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
     assert "# float32 (1, 12)" in Path(report.path).read_text()
 
 
+def test_so_it_is_in_the_call_around_a_chain(tmp_path):
+    text = "class Flat(nn.Module):\n    def forward(self, x): return (x.exp() * 2).view(x.shape[0], -1) + 1\n"
+    text += "def load(): return nn.Sequential(Flat(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
+    text += "def workloads(): return {'two': lambda: [torch.randn(2, 5, 3)]}\n"
+    report = cut(tmp_path, "0", ["exp", "mul"], model=write_model(tmp_path, text))
+    assert [proof.equal for proof in report.proofs] == [True, True] and report.workloads == ["default", "two"]
+
+
+def test_a_chain_is_cut_by_the_names_of_its_own_workload(tmp_path):
+    """Where a workload with more sizes above 1 runs other operators, those names would mean others."""
+    text = "class Own(nn.Module):\n    def forward(self, x): return (x * 2 if x.shape[0] == 1 else x * 3 * 5) * 7\n"
+    text += "def load(): return nn.Sequential(Own(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4)]\n"
+    text += "def workloads(): return {'two': lambda: [torch.randn(2, 4)]}\n"
+    report = cut(tmp_path, "0", ["mul_1", "mul_1"], model=write_model(tmp_path, text))
+    assert "mul.Tensor(mul, 7)" in Path(report.path).read_text() and report.inputs[0][2] == [1, 4]
+
+
 def test_another_workload_is_cut_on_its_own(tmp_path):
     report = cut(tmp_path, "odd", workload="six")
     assert report.inputs[0][2] == [6, 4] and report.workloads == ["default"]

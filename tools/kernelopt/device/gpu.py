@@ -21,13 +21,17 @@ from ..errors import EnvironmentLacks, say
 from ..hardware.card import READINGS, Card, GpuState, MaxClocks, Spread, all_processes, all_reasons
 from . import amd
 
+ON_A_CPU = (
+    "with --device cpu-interpreter, verify_kernel.py and explore_kernels.py check a Triton kernel, and cut_problem.py and "
+    "put_back.py work on a model"
+)
 NO_GPU = (
     "no NVIDIA GPU here ({}); run this on a machine with one, or on a GPU node by --on (docs/remote-gpu.md); without "
-    "one, verify_kernel.py and explore_kernels.py check a Triton kernel with --device cpu-interpreter"
+    f"one, {ON_A_CPU}"
 )
 HIDDEN = (
     "a sandbox hides the GPU of this machine ({}); docs/install.md says what to allow, docs/remote-gpu.md how a GPU "
-    "node outside is used; verify_kernel.py and explore_kernels.py check a Triton kernel with --device cpu-interpreter"
+    f"node outside is used; {ON_A_CPU}"
 )
 DRIVER, DEVICE = Path("/proc/driver/nvidia"), Path("/dev/nvidiactl")  # of a loaded driver; sandboxes hide the second
 AMD_GPU = (

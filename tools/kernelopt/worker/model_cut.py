@@ -29,6 +29,17 @@ def operators(context: Context, model: str, module: str, workload: str | None) -
     return {"operators": [described(node) for node in graph.nodes]}
 
 
+def names_until(last: str, target: torch.nn.Module, call: RecordedCall) -> list[tuple[str, str]]:
+    """(name, operator) of the operators of a call up to one, as `operators` lists them; [] where sizes cannot be left
+    open, or there is none of that name."""
+    try:
+        graph, _ = traced(target, call, any_size=True)
+        nodes = graph.nodes[: graph.nodes.index(graph.node(last)) + 1]
+    except NotCut:
+        return []
+    return [(node.name, str(node.target)) for node in nodes]
+
+
 def described(node) -> dict:
     tensor = node.meta.get("val")
     is_tensor = isinstance(tensor, torch.Tensor)
@@ -76,7 +87,10 @@ def cut(
     call, calls = recorded(file, target, module or "the model", chosen)
     facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}
     drafts = Drafts(file, target, Path(folder), facts, RealFiles(weights, inputs))
-    others = [] if between else wider(file, target, module, chosen, call)  # where operators may have other names
+    others = wider(file, target, module, chosen, call)
+    if between:  # names of operators, which may be others there
+        names = names_until(between[1], target, call)
+        others = (one for one in others if names_until(between[1], target, one) == names)
     draft, proofs, fixed = drafts.first_proved([*others, call])
     path, made = draft.write()
     draft.prove(path)
