@@ -131,6 +131,16 @@ def test_a_chain_is_cut_by_the_names_of_its_own_workload(tmp_path):
     assert "mul.Tensor(mul, 7)" in Path(report.path).read_text() and report.inputs[0][2] == [1, 4]
 
 
+def test_a_workload_that_leaves_an_argument_out_is_told_so(tmp_path):
+    text = "class Own(nn.Module):\n    def forward(self, x, mask): return x if mask is None else x.masked_fill(mask, 0.0)\n"
+    text += "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+    text += "    def forward(self, x, mask=None): return self.own(x, mask)\ndef load(): return Top()\n"
+    text += "def inputs(): return [torch.randn(3, 4), torch.zeros(3, 4, dtype=torch.bool)]\n"
+    text += "def workloads(): return {'bare': lambda: [torch.randn(3, 4)]}\n"
+    report = cut(tmp_path, "own", model=write_model(tmp_path, text))
+    assert [proof.why for proof in report.proofs] == [None, "mask is no tensor there"]
+
+
 def test_another_workload_is_cut_on_its_own(tmp_path):
     report = cut(tmp_path, "odd", workload="six")
     assert report.inputs[0][2] == [6, 4] and report.workloads == ["default"]

@@ -227,6 +227,9 @@ class Draft:
         model, calls = self._model(path), []
 
         def kernel(*inputs):
+            for name, one in zip(self._cut.inputs.values(), inputs, strict=True):
+                if not isinstance(one, torch.Tensor):
+                    raise NotCut(f"{name} is no tensor there")
             if not calls:
                 see([tensor_trees.copied(one.detach(), str(one.device)) for one in inputs])
             calls.append(1)
