@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Every worked example against what a user would run instead: PyTorch, torch.compile, and the files in opponents/.
+"""Every worked example against what a user would run instead: PyTorch, torch.compile, and its opponents/ or those of
+the hard deck.
 
 On an H200: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified, then timed in turn with
-each opponent in three processes. Prints a Markdown table; with --json writes what it rests on. `--table FILE` prints it
-again from such a file. exit 1 when a kernel is wrong."""
+each opponent in three processes. Prints a Markdown table; --json writes what it rests on, after each opponent.
+`--table FILE` prints it again from such a file. exit 1 when a kernel is wrong."""
 
 import argparse
 import datetime
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,30 +28,38 @@ from kernelopt.session.target import of_workspace
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = ROOT / "examples"
+HARD_DECK = ROOT / "benchmarks" / "hard_deck"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", help="which examples (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
+    modes = [*baselines.MODES]
+    parser.add_argument("--modes", nargs="*", default=modes, choices=modes, help="of PyTorch (default: all)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="where compiled kernels stay (default: nowhere)")
+    parser.add_argument("--no-mix", action="store_true", help="leave out the rates of kernels that only move bytes")
+    parser.add_argument("--opponent-seconds", type=float, default=600, help="limit of each opponent (%(default)s)")
     parser.add_argument(
         "--table", type=Path, nargs="+", metavar="FILE", help="measure nothing, print these measurements"
     )
     args = parser.parse_args()
+    rows = []
     if args.table:
         rows = [row for file in args.table for row in json.loads(file.read_text())]
-    else:
-        names = args.name or sorted(path.parent.name for path in EXAMPLES.glob("*/git-log.txt"))
-        rows = [row for name in names for row in measured(name)]
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for name in [] if args.table else args.name or sorted(path.parent.name for path in EXAMPLES.glob("*/git-log.txt")):
+        for of_example in measured(name, args):
+            if args.json:
+                args.json.write_text(json.dumps([*rows, *of_example], indent=1) + "\n")
+        rows += of_example
     print(table(rows))
     return int(any(row["status"] != "OK" for row in rows))
 
 
-def measured(name: str) -> list[dict]:
-    """One example, a row a workload: {name, status, shapes, ours_us, the fields of roofline.Utilization, against:
-    {opponent: {verdict, speedup, us}}, latency_us by do_bench, gpu_state, rounds, minutes; memory-bound: ceiling}.
+def measured(name: str, args: argparse.Namespace) -> Iterator[list[dict]]:
+    """One example, after each opponent, a row a workload: {name, status, shapes, ours_us, the fields of
+    roofline.Utilization, against: {opponent: {verdict, speedup, us}}, latency_us by do_bench, gpu_state, rounds,
+    minutes; memory-bound: ceiling}.
 
     name: "gemm", or "gemm/tall" for a workload that is not the default. minutes: from the first verdict to the last,
     profiles included, exploration not. ceiling: GB/s of a kernel that only moves as many bytes in and out.
@@ -59,7 +69,7 @@ def measured(name: str) -> list[dict]:
     task = workspace.task()
     target = of_workspace(workspace, task)
     records = RecordStore(workspace).records(masked=True)
-    with Sandbox("cuda") as sandbox:
+    with Sandbox("cuda", args.cache) as sandbox:
         verdict = verify.verify(sandbox, target)
         about = {"status": verdict.status, "summary": verdict.summary, "device": sandbox.device_name}
         about |= {"dtype": task.dtype, "rounds": len(records) - 1}
@@ -69,19 +79,26 @@ def measured(name: str) -> list[dict]:
             for workload, shapes in task.shapes.items()
         }
         if verdict.status != "OK":
-            return [rows["default"]]
+            yield [rows["default"]]
+            return
         cases = timing.inputs(sandbox, target.reference, task.dtype, list(rows), 600)
-        for opponent, path in files(workspace, sandbox.scratch).items():
-            time_against(sandbox, target.kernel, opponent, path, cases, rows)
-    for workload, row in rows.items():
-        add_rates(row, platforms.of_task(workspace, task), task.work[workload])
-    return list(rows.values())
+        for opponent, path in files(workspace, args.modes, sandbox.scratch).items():
+            time_against(sandbox, target.kernel, opponent, path, cases, rows, args.opponent_seconds)
+            for workload, row in rows.items():
+                add_rates(row, platforms.of_task(workspace, task), task.work[workload])
+            yield list(rows.values())
+    if not args.no_mix:
+        for workload, row in rows.items():
+            add_mix(row, task.work[workload])
+        yield list(rows.values())
 
 
-def time_against(sandbox: Sandbox, kernel: Path, opponent: str, path: Path, cases: dict, rows: dict[str, dict]) -> None:
+def time_against(
+    sandbox: Sandbox, kernel: Path, opponent: str, path: Path, cases: dict, rows: dict[str, dict], limit_s: float
+) -> None:
     """Adds to the row of each workload what came of timing the kernel in turn with an opponent."""
     try:
-        timed = timing.measure(sandbox, kernel, path, cases, timeout_s=600)
+        timed = timing.measure(sandbox, kernel, path, cases, timeout_s=limit_s)
     except ToolError as error:
         for row in rows.values():
             row.setdefault("against", {})[opponent] = {"error": str(error)}
@@ -95,20 +112,24 @@ def time_against(sandbox: Sandbox, kernel: Path, opponent: str, path: Path, case
 
 
 def add_rates(row: dict, page: wiki.Page, work: Work) -> None:
-    """Adds our time, the rates at it and the floor; where memory bounds, the rate of a kernel that only moves bytes."""
-    row["ours_us"] = ours_us(row["against"])
-    roof = roofline.roof_for(page, work)
-    row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof).to_json()
-    if row["bound"] == "memory":
+    """Adds our time, the rates at it and the floor, once an opponent ran."""
+    if ran := [result for result in row["against"].values() if "us" in result]:
+        row["ours_us"] = ours_us(ran[0])
+        roof = roofline.roof_for(page, work)
+        row |= roofline.utilization(row["ours_us"], work.flops, work.bytes_min, roof).to_json()
+
+
+def add_mix(row: dict, work: Work) -> None:
+    """Where memory bounds, adds the rate of a kernel that only moves as many bytes in and out."""
+    if row.get("bound") == "memory":
         mix = {"bytes_in": work.bytes_in, "bytes_out": work.bytes_out, "dtype": work.dtype}
         _, ceiling = card_rates.run("ceiling", {**mix, "rep_ms": 100}, 300)
         row["ceiling"] = ceiling.best.to_json()
 
 
-def ours_us(against: dict[str, dict]) -> float:
+def ours_us(first: dict) -> float:
     """Our time in the pairs with PyTorch, or with the first opponent that ran: its median over the ratio. do_bench,
     which calls one kernel only, heats the card more or less than two in turn do, so its median fits no ratio."""
-    first = next(result for result in against.values() if "us" in result)
     return first["us"] / first["speedup"]["point"]
 
 
@@ -118,13 +139,14 @@ def minutes(first: str, last: str) -> float:
     return round((times[1] - times[0]).total_seconds() / 60, 1)
 
 
-def files(workspace: Workspace, scratch: Path) -> dict[str, Path]:
+def files(workspace: Workspace, modes: list[str], scratch: Path) -> dict[str, Path]:
     """{opponent: its file}"""
     opponents = {}
-    for number, name in enumerate(baselines.MODES):
+    for number, name in enumerate(modes):
         opponents[name] = scratch / f"opponent_{number}.py"
         opponents[name].write_bytes(baselines.source(workspace.reference.read_bytes(), name))
-    own = sorted((workspace.root / "opponents").glob("*.py"))
+    folders = (workspace.root, HARD_DECK / workspace.root.name)
+    own = sorted(path for folder in folders for path in (folder / "opponents").glob("*.py"))
     return opponents | {path.stem.replace("_", " "): path for path in own}
 
 
@@ -149,7 +171,7 @@ def table(rows: list[dict]) -> str:
         cells = [
             row["name"],
             row["shapes"],
-            *(measured_cells(row, names) if row["status"] == "OK" else [row["summary"]]),
+            *(measured_cells(row, names) if "ours_us" in row else [row["summary"]]),
         ]
         lines.append("| " + " | ".join(cells) + " |" + " |" * (len(titles) - len(cells)))
     return "\n".join(lines)

@@ -16,6 +16,7 @@ from kernelopt.session.workspace import Workspace, digest
 EXAMPLES = sorted(path.parent for path in (BUNDLE / "examples").glob("**/git-log.txt"))
 # Kernels that name the card they were tuned on, and stay as the gate judged them (the example's lessons say so).
 JUDGED_WITH_A_CONSTANT = {"maxpool3d": ["kernel.py", "v2_kernel.py"]}
+GOAL_MISSED = {"kda", "w4a16"}  # their lessons say by how much
 RESULTS = BUNDLE / "docs" / "results.json"
 BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"
 
@@ -39,7 +40,7 @@ def test_an_example_is_a_finished_workspace_whose_parts_agree(folder, run_here):
     audited = tool_json("check_citations.py", folder, run=run_here)
     assert audited["problems"] == []
     assert [Path(hint["file"]).name for hint in audited["hints"]] == JUDGED_WITH_A_CONSTANT.get(folder.name, [])
-    assert run_here("check_goal.py", folder).returncode == 0
+    assert run_here("check_goal.py", folder).returncode == (1 if folder.name in GOAL_MISSED else 0)
     assert "TBD" not in workspace.readme.read_text()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert size < 1 << 20, f"{size} bytes; an example is kept under 1 MB"
@@ -102,8 +103,9 @@ def test_the_picture_shows_the_results():
     assert drawn["picture"](shares) == (BUNDLE / "docs" / "results.svg").read_text()
     for row, share in zip(rows, shares, strict=True):
         assert share.of_kind["ours"] == pytest.approx(row["floor_share_pct"])
-        compiled = row["against"]["torch.compile"]["speedup"]["point"]
-        assert share.of_kind["compiled"] >= share.of_kind["ours"] / compiled * 0.9999
+        if "speedup" in row["against"].get("torch.compile", {}):
+            compiled = row["against"]["torch.compile"]["speedup"]["point"]
+            assert share.of_kind["compiled"] >= share.of_kind["ours"] / compiled * 0.9999
 
 
 def test_a_wrong_kernel_and_an_opponent_that_cannot_run_are_rows_of_the_table_too(tmp_path):

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, copy_of, run_script, task
+from kernelopt.model_types import ModelCheck
 from kernelopt.models import putting_back
 from kernelopt.session import put_backs, workspace
-from kernelopt.session.put_backs import ModelCheck, Promise, PutBack
+from kernelopt.session.put_backs import Promise, PutBack
 from kernelopt.worker import model_cut
 from kernelopt.worker.context import Context
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 SHAPES = {"log_a": (2048, 16), "d": (2048,)}
-CHANNELS, WARPS = 16, 1
+CHANNELS, WARPS = 8, 1
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from pathlib import Path
 from .. import bundle
 from ..device.sandbox import Sandbox
 from ..errors import UsageError
+from ..model_types import CutReport, Proof
 from . import jobs
 
 
@@ -41,43 +42,14 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Proof:
-    """worker.cut_draft.Proof"""
-
-    workload: str
-    difference: float
-    noise: float
-    outputs: int
-    why: str | None
-    equal: bool
-
-
-@dataclass(frozen=True)
 class CutProblem:
-    """worker.model_cut.CutReport, and the device that the proof ran on."""
+    """What was cut, and the device that the proof ran on."""
 
+    cut: CutReport
     device: str
-    path: str
-    module: str
-    kind: str
-    operators: int
-    inputs: list[list]
-    results: int
-    parameters: int
-    mutates: list[str]
-    sizes: dict[str, int]
-    fixed: str | None
-    calls: int
-    workloads: list[str]
-    proofs: list[Proof]
-
-    @classmethod
-    def from_json(cls, report: dict, device: str, path: Path) -> "CutProblem":
-        proofs = [Proof(**proof) for proof in report["proofs"]]
-        return cls(**{**report, "device": device, "path": str(path), "proofs": proofs})
 
     def to_json(self) -> dict:
-        return {**vars(self), "proofs": [vars(proof) for proof in self.proofs]}
+        return {"device": self.device, **self.cut.to_json()}
 
 
 def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, str] | None = None) -> Part:
@@ -135,25 +107,25 @@ def cut(sandbox: Sandbox, part: Part, files: Files, timeout_s: float) -> CutProb
             if path:
                 shutil.copyfile(made.with_name(name), path)
         bundle.write_bytes(files.reference, made.read_bytes())
-    return CutProblem.from_json(report, sandbox.device_name, files.reference)
+    return CutProblem(CutReport.from_json({**report, "path": str(files.reference)}), sandbox.device_name)
 
 
 def lines(problem: CutProblem) -> list[str]:
     """What was cut and proved."""
-    part = f"{problem.module} ({problem.kind})" if problem.module else f"of the model ({problem.kind})"
-    times = "once" if problem.calls == 1 else f"{problem.calls} times"
-    operators = f"{problem.operators} operator{'s' * (problem.operators > 1)}"
-    text = [f"{problem.path}: {part}, {operators}, {problem.parameters} numbers of state, called {times} in a step"]
+    cut = problem.cut
+    part = f"{cut.module} ({cut.kind})" if cut.module else f"of the model ({cut.kind})"
+    times = "once" if cut.calls == 1 else f"{cut.calls} times"
+    operators = f"{cut.operators} operator{'s' * (cut.operators > 1)}"
+    text = [f"{cut.path}: {part}, {operators}, {cut.parameters} numbers of state, called {times} in a step"]
     text += [
-        f"input {name}: {dtype} {tuple(shape)}{strided(shape, strides)}"
-        for name, dtype, shape, strides in problem.inputs
+        f"input {name}: {dtype} {tuple(shape)}{strided(shape, strides)}" for name, dtype, shape, strides in cut.inputs
     ]
-    if problem.mutates:
-        text.append(f"MUTATES: {', '.join(problem.mutates)}")
-    sizes = ", ".join(f"{name}={value}" for name, value in problem.sizes.items())
-    text.append(f"sizes that may differ: {sizes}" if sizes else f"sizes are fixed: {problem.fixed}")
-    text.append(f"workloads: {', '.join(problem.workloads)}")
-    return text + [proof_line(proof, problem.device) for proof in problem.proofs]
+    if cut.mutates:
+        text.append(f"MUTATES: {', '.join(cut.mutates)}")
+    sizes = ", ".join(f"{name}={value}" for name, value in cut.sizes.items())
+    text.append(f"sizes that may differ: {sizes}" if sizes else f"sizes are fixed: {cut.fixed}")
+    text.append(f"workloads: {', '.join(cut.workloads)}")
+    return text + [proof_line(proof, problem.device) for proof in cut.proofs]
 
 
 def strided(shape: list[int], strides: list[int]) -> str:

@@ -13,8 +13,9 @@ from .. import bundle
 from ..device.sandbox import Sandbox
 from ..errors import Refused, UsageError
 from ..measure import pairing, verify
+from ..model_types import ModelCheck
 from ..session import put_backs, record_store, version_kernels
-from ..session.put_backs import ALONE, ModelCheck, Promise, PutBack, Way
+from ..session.put_backs import ALONE, Promise, PutBack, Way
 from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
 from ..statuses import Speed

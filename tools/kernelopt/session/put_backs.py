@@ -5,21 +5,13 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import ToolError, UsageError
+from ..model_types import ModelCheck
 from ..statuses import Speed
 from .workspace import Workspace
 
 FOLDER = "put_back"
 BROKEN = "the model with the kernel fails"  # how worker.model_steps begins to say so
 EAGER, ALONE = "eager", "the module alone"
-
-
-@dataclass(frozen=True)
-class ModelCheck:
-    """passed: None where nothing could be said of the kernel."""
-
-    name: str
-    passed: bool | None
-    detail: str
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..model_types import REPEATABLE, Proof
 from . import accuracy, cut_source, model_swap, problem, tensor_trees
 from .contract import NotCut
 from .cut_source import Cut
@@ -16,28 +17,6 @@ from .model_calls import RecordedCall
 from .model_chain import chain
 from .model_file import ModelFile
 from .model_graph import traced
-
-REPEATABLE = 0.02  # how far two runs may differ, by the order of additions
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A run of the model with the cut in place, compared with a run as it is. difference: the largest of an output,
-    over its size plus the rms; noise: the same of two runs as it is. outputs: how many tensors were compared. why: the
-    error of a run that failed, because the call of the module had another form."""
-
-    workload: str
-    difference: float
-    noise: float
-    outputs: int
-    why: str | None = None
-
-    @property
-    def equal(self) -> bool:
-        return self.why is None and self.difference <= 2 * min(self.noise, REPEATABLE)
-
-    def to_json(self) -> dict:
-        return {**vars(self), "equal": self.equal}
 
 
 def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:

@@ -2,39 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ..model_types import CutReport
 from . import problem, tensor_trees
 from .context import Context
 from .contract import NotCut
-from .cut_draft import Drafts, Proof, RealFiles
+from .cut_draft import Drafts, RealFiles
 from .graph_source import named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
 from .model_file import ModelFile
 from .model_graph import traced
-
-
-@dataclass(frozen=True)
-class CutReport:
-    """What was cut. inputs: [name, dtype, sizes, strides] of the kernel's. sizes: the keywords of get_inputs.
-    fixed: why no size may differ; None where some may. calls: of the module in a step."""
-
-    path: str
-    module: str
-    kind: str
-    operators: int
-    inputs: list[list]
-    results: int
-    parameters: int
-    mutates: list[str]
-    sizes: dict[str, int]
-    fixed: str | None
-    calls: int
-    workloads: list[str]
-    proofs: list[Proof]
 
 
 def operators(context: Context, model: str, module: str, workload: str | None) -> dict:

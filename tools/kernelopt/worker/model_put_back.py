@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..model_types import ModelCheck
 from . import accuracy, model_steps, model_swap, tensor_trees
 from .context import Context
 from .contract import NotCut, WrongModelFile
@@ -17,22 +18,13 @@ DYNAMIC = "torch.compile, dynamic sizes"
 
 
 @dataclass(frozen=True)
-class Check:
-    """passed: None where the original fails in the same way, so that nothing is said of the kernel."""
-
-    name: str
-    passed: bool | None
-    detail: str
-
-
-@dataclass(frozen=True)
 class PutBackReport:
     """paths: the modules that the kernel stands in for. calls: of it in a step. steps: times by way of running, {}
     where there is no GPU. alone: of one call of the first module, by itself."""
 
     paths: list[str]
     calls: int
-    checks: list[Check]
+    checks: list[ModelCheck]
     steps: dict[str, StepTimes]
     alone: StepTimes | None
 
@@ -98,11 +90,11 @@ class Judge:
         self._exact = widened(file.module)
         self._made = made
 
-    def outputs(self) -> list[Check]:
+    def outputs(self) -> list[ModelCheck]:
         """The outputs in each workload, and the buffers and inputs as a step leaves them."""
         return [self._in_workload(workload) for workload in self._file.workloads]
 
-    def _in_workload(self, workload: str) -> Check:
+    def _in_workload(self, workload: str) -> ModelCheck:
         name = f"outputs, workload {workload}"
         plain = self._left_by(self._file.module, workload)
         calls: list[int] = []
@@ -110,12 +102,12 @@ class Judge:
         try:
             replaced = self._left_by(self.after, workload)
         except Exception as error:
-            return Check(name, False, first_line(error))
+            return ModelCheck(name, False, first_line(error))
         finally:
             for hook in hooks:
                 hook.remove()
         if not calls:
-            return Check(name, False, "the model did not call the kernel")
+            return ModelCheck(name, False, "the model did not call the kernel")
         self.calls = self.calls or len(calls)
         return self._compared(name, replaced, plain, self._exact_outputs(workload))
 
@@ -139,25 +131,25 @@ class Judge:
         wide = self._file.arguments(workload)
         return wide.mapped(lambda one: one.to(dtype) if one.is_floating_point() else one)
 
-    def _compared(self, name: str, actual: list, plain: list, exact: list | None) -> Check:
+    def _compared(self, name: str, actual: list, plain: list, exact: list | None) -> ModelCheck:
         """The first tensor that is off, or the largest difference."""
         if len(actual) != len(plain):
-            return Check(name, False, f"{len(actual)} tensors, where the original gives {len(plain)}")
+            return ModelCheck(name, False, f"{len(actual)} tensors, where the original gives {len(plain)}")
         worst = bound = 0.0
         for number, (one, other) in enumerate(zip(actual, plain, strict=True)):
             oracle = exact[number] if exact and number < len(exact) and exact[number].shape == other.shape else other
             if (one.shape, one.dtype) != (other.shape, other.dtype):
-                return Check(name, False, f"tensor {number} is {one.dtype} {tuple(one.shape)}")
+                return ModelCheck(name, False, f"tensor {number} is {one.dtype} {tuple(one.shape)}")
             deviation = deviation_of(one, oracle, other, self._tolerance if other.is_floating_point() else 0.0)
             if wrong := deviation.mismatches + deviation.nonfinite:
                 detail = (
                     f"{100 * wrong / one.numel():.2g} % of tensor {number} is off by more than {deviation.bound:.2g}"
                 )
-                return Check(name, False, f"{detail}, and by {deviation.max_rel:.2g} at most")
+                return ModelCheck(name, False, f"{detail}, and by {deviation.max_rel:.2g} at most")
             worst, bound = max(worst, deviation.max_rel), max(bound, deviation.bound)
-        return Check(name, True, f"{len(plain)} tensors, off by {worst:.2g} at most, where {bound:.2g} is allowed")
+        return ModelCheck(name, True, f"{len(plain)} tensors, off by {worst:.2g} at most, where {bound:.2g} is allowed")
 
-    def operator(self, operator: model_swap.Operator) -> Check:
+    def operator(self, operator: model_swap.Operator) -> ModelCheck:
         """torch.library.opcheck, on the arguments of a real call."""
         op, given = operator.op, []
 
@@ -172,15 +164,15 @@ class Judge:
         results = torch.library.opcheck(op, tuple(real), raise_exception=False)
         failed = {name: str(result) for name, result in results.items() if result != "SUCCESS"}
         detail = "; ".join(f"{name}: {first_line(text)}" for name, text in failed.items())
-        return Check("torch.library.opcheck", not failed, detail or f"{', '.join(results)}: as they should be")
+        return ModelCheck("torch.library.opcheck", not failed, detail or f"{', '.join(results)}: as they should be")
 
-    def gradients(self) -> Check:
+    def gradients(self) -> ModelCheck:
         """The gradients of all parameters."""
         workload = self._file.chosen(None)
         arguments = self._file.arguments(workload)
         plain, replaced = (self._gradients(module, arguments) for module in (self._file.module, self.after))
         if missing := [name for name in plain if name not in replaced]:
-            return Check("gradients", False, f"'{missing[0]}' gets none")
+            return ModelCheck("gradients", False, f"'{missing[0]}' gets none")
         try:
             wide = self._gradients(self._exact, self._wide_arguments(workload))
             exact = [wide[name] for name in plain]
@@ -195,7 +187,7 @@ class Judge:
         module.zero_grad()
         return made
 
-    def tokens(self, count: int) -> Check:
+    def tokens(self, count: int) -> ModelCheck:
         """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
         plain, tokens = self._greedy(self._file.module, count, [])
         replaced, _ = self._greedy(self.after, count, tokens)
@@ -207,7 +199,7 @@ class Judge:
             equal += int(same.all())
             ties += int(not same.all() and bool((same | near).all()))
         detail = f"{equal} of {count} equal" + (f", {ties} of the others near ties" if ties else "")
-        return Check("greedy tokens", equal + ties == count, detail)
+        return ModelCheck("greedy tokens", equal + ties == count, detail)
 
     def _greedy(
         self, module: torch.nn.Module, count: int, given: list[torch.Tensor]
@@ -222,19 +214,19 @@ class Judge:
                 arguments = self._file.advanced(arguments, given[number] if given else tokens[-1])
         return logits, tokens
 
-    def compiled(self, ready_s: float) -> Check:
+    def compiled(self, ready_s: float) -> ModelCheck:
         """All workloads through one torch.compile with dynamic sizes."""
         backend = "inductor" if self._file.device == "cuda" else "aot_eager"
         try:
             results = self._left_compiled(self.after, backend, ready_s)
         except (Exception, TookTooLong) as error:
-            return Check(DYNAMIC, *self._blame(backend, ready_s, error))
+            return ModelCheck(DYNAMIC, *self._blame(backend, ready_s, error))
         checks = [
             self._compared(DYNAMIC, left, self._left_by(self._file.module, workload), self._exact_outputs(workload))
             for workload, left in results.items()
         ]
         wrong = next((check for check in checks if not check.passed), None)
-        return wrong or Check(DYNAMIC, True, f"backend {backend}, {len(checks)} workloads: {checks[0].detail}")
+        return wrong or ModelCheck(DYNAMIC, True, f"backend {backend}, {len(checks)} workloads: {checks[0].detail}")
 
     def _left_compiled(self, module: torch.nn.Module, backend: str, ready_s: float) -> dict[str, list[torch.Tensor]]:
         made = torch.compile(module, backend=backend, dynamic=True)
