@@ -72,3 +72,18 @@ def test_the_decks_formulas_and_its_table():
     assert amounts["paged_decode"] == 8 * 1024 * 8 * 128 * 2 * 2 + 8 * 32 * 128 * 2 * 2
     scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction) for fraction in (0.1, 0.4)]
     assert deck["table"]({"kda": scores}).endswith("| 02 kda | 10.0, 10.0 | 0.100, 0.400 | 0.2000 | 0.0135 |")
+
+
+def test_one_row_by_tl_dot_compiles_with_k_split(tmp_path, monkeypatch):
+    """Triton makes a constant of M = 1. The example's v1 raises there, for columns that do not divide by 16."""
+    compiler = pytest.importorskip("triton.compiler")
+    from triton.backends.compiler import GPUTarget
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    product = runpy.run_path(str(DECK / "w4a16/candidates/fragments.py"))["unpacked_product"]
+    constants = {"M": 1, "BM": 16, "BN": 64, "SPLIT": 4, "STAGES": 2}
+    pointers = {"x": "*bf16", "packed": "*u8", "scales": "*bf16", "zeros": "*bf16", "y": "*bf16", "parts": "*fp32"}
+    types = pointers | {"arrived": "*i32", "N": "i32", "K": "i32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types[name] for name in product.arg_names}
+    source = compiler.ASTSource(product, signature, constexprs=constants)
+    assert compiler.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4}).asm["ptx"]

@@ -236,6 +236,19 @@ def test_findings_follow_from_their_metrics():
     assert findings_of(least, **IDLE, dram_bytes_read=2800.0, dram_bytes_written=0.0, dram_throughput=37.0) == []
 
 
+def test_bytes_per_sector_of_the_loads_beside_cp_async_are_no_finding():
+    """Loads that would use less than the inputs, which DRAM reads: cp.async is among the sectors, its bytes are not."""
+    loads = {"load_sectors": 100.0, "store_sectors": 10.0, "load_bytes_per_sector": 4.0, "tma_cycles": 0.0}
+    product = {"flops": 0, "bytes_min": 2900, "bytes_in": 2400, "dtype": "bf16"}
+    dram = {**BUSY, **loads, "dram_bytes_written": 300.0}
+    scattered = lambda work, **read: "uncoalesced_loads" in findings_of(work, **{**dram, **read})  # noqa: E731
+    assert not scattered(product, dram_bytes_read=2400.0)
+    assert scattered({**product, "bytes_in": 400}, dram_bytes_read=2400.0)  # plain loads use them all
+    assert scattered(product, dram_bytes_read=1600.0)  # a gather from a table that is not read as a whole
+    assert scattered({**product, "bytes_in": None}, dram_bytes_read=2400.0)
+    assert scattered(product, dram_bytes_read=2400.0, tma_cycles=0.5)  # bulk copies may bring the rest
+
+
 def test_few_warps_are_right_for_tiles_that_the_tensor_pipe_works_off_by_itself():
     few = {**IDLE, "achieved_occupancy": 10.0, "limit_registers": 1.0, "limit_warps": 4.0}
     assert (

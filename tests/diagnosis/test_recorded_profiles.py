@@ -22,9 +22,10 @@ LIMITS = metrics.thresholds()
 WAITS, DRAM = ("latency", "long scoreboard"), ("memory", "dram")
 TENSOR, ISSUE, XU = ("compute", "tensor pipe"), ("compute", "instruction issue"), ("compute", "xu pipe")
 L1 = ("memory", "l1")
+GRID, SMALL = ("underutilized", "small grid"), "small_grid"
 OCCUPANCY, SPILLS, CONFLICTS = "low_occupancy", "register_spills", "shared_bank_conflicts"
 NO_MMA, LOADS, STORES = "tensor_cores_unused", "uncoalesced_loads", "uncoalesced_stores"
-REPEATED = "repeated_loads"
+REPEATED, MMA_SYNC = "repeated_loads", "mma_sync_on_hopper"
 LONG, WAIT, BARRIER = "stall_long_scoreboard", "stall_wait", "stall_barrier"
 LEAST, EXCESS, UNEVEN = "near_least_traffic", "excess_dram_traffic", "uneven_work"
 STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
@@ -35,6 +36,7 @@ STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
 )
 
 BY_LIBRARY = {f"{name} v{version}" for name in ("attention", "gemm_fused") for version in range(5)}  # compute-bound
+BY_LIBRARY |= {f"{name} v{version}" for name in ("fp8_product", "moe_up") for version in range(2)}
 EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
     "add_rms_norm_fp8 v0": (DRAM, LEAST, set(), {EXCESS, NO_MMA}),  # DRAM 81 %, 1.12 times the least bytes
     "add_rms_norm_fp8 v1": (DRAM, LEAST, set(), {EXCESS, OCCUPANCY}),  # DRAM 85 %, the least bytes
@@ -62,12 +64,24 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "depthwise_conv v1": (WAITS, LONG, {OCCUPANCY}, {NO_MMA, LOADS}),  # DRAM 64 %, 77 % long scoreboard, occupancy 47 %
     "depthwise_conv v2": (WAITS, LONG, set(), {NO_MMA, OCCUPANCY, CONFLICTS}),  # DRAM 76 %, 57 %; occupancy 73 %
     "depthwise_conv v3": (DRAM, LEAST, set(), {NO_MMA, LOADS, STORES}),  # DRAM 85 %; loads are 34 MB of 1049
+    # tensor 82 %; 4 of 32 bytes are those of the scales, all else is cp.async
+    "fp8_product v0": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, LOADS, EXCESS}),
+    "fp8_product v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, LOADS}),  # tensor 87 %
+    # one block for 32 columns of a head of a sequence: long scoreboard 58 %, busiest SM 1.10, occupancy 14 %
+    "gated_delta_rule v0": (WAITS, NO_MMA, {LONG, UNEVEN, OCCUPANCY}, {EXCESS, LOADS}),
+    # fold 52 % of the call: L1 72 %, local 16 % of the sectors, 11 % of the passes conflict and 24 % wait for them
+    "gated_delta_rule v1": (L1, "several_kernels", {SPILLS, CONFLICTS}, {NO_MMA, LONG, OCCUPANCY}),
     # wgmma at 45 % of the pipe, wait 31 %; one block an SM is how such tiles run
     "gemm_fused v0": (("latency", "wait"), STARVED, {WAIT}, {OCCUPANCY, EXCESS}),
     "gemm_fused v1": (TENSOR, TENSOR_BUSY, {SPILLS}, {BARRIER}),  # tensor 82 %; local 5.8 % at most, bulk copies unseen
     "gemm_fused v2": (TENSOR, TENSOR_BUSY, set(), {BARRIER, SPILLS, LOADS}),  # tensor 83 %; loads are 4 of 249 MB
     "gemm_fused v3": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 87 %
     "gemm_fused v4": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 90 %
+    # 64 blocks of one recurrence each, token by token
+    "kda v0": (GRID, NO_MMA, {SMALL}, {LONG, OCCUPANCY, LOADS}),
+    # fold 63 % of the call: no unit above 59 %, long scoreboard 27 %; 264 bytes of stack are 25 % of the sectors;
+    # 26 % of the passes conflict, 14 % wait for shared memory
+    "kda v1": (WAITS, "several_kernels", {SPILLS}, {NO_MMA, LONG, CONFLICTS, OCCUPANCY}),
     "matvec v0": (DRAM, LEAST, set(), {NO_MMA, LONG}),  # DRAM 87 %, least bytes, 1 FLOP/byte
     "matvec v1": (DRAM, LEAST, {"several_kernels"}, {NO_MMA, LONG}),  # DRAM 91 %, a second kernel of 0.3 %
     "matvec v2": (DRAM, LEAST, {BARRIER}, {NO_MMA, CONFLICTS}),  # DRAM 95 %; barrier 32 %; shared memory 7 %
@@ -80,6 +94,12 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "maxpool3d v1": (WAITS, LONG, {OCCUPANCY}, {EXCESS}),  # DRAM 75 %, 61 % long scoreboard, occupancy 43 %
     "maxpool3d v2": (DRAM, LEAST, {STORES, SPILLS}, {LONG}),  # DRAM 87 %, least bytes; local 6.8 % of the sectors
     "maxpool3d v3": (DRAM, LEAST, {STORES}, {SPILLS, LONG}),  # DRAM 90 %, wrote 241 MB of 244
+    # tensor 37 % where arithmetic bounds, long scoreboard 46 %; the 4 of 32 bytes are of the offsets beside cp.async
+    "moe_up v0": (WAITS, STARVED, {LONG}, {OCCUPANCY, LOADS}),
+    "moe_up v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, EXCESS}),  # tensor 90 %, the least bytes
+    # DRAM 77 %, long scoreboard 50 %; cp.async: 8.7 million sectors are 279 MB for 269 MB of inputs; 4 FLOP/byte
+    "paged_decode v0": (WAITS, LONG, {"partial_last_wave", OCCUPANCY}, {LOADS, MMA_SYNC, NO_MMA, EXCESS}),
+    "paged_decode v1": (DRAM, LEAST, set(), {LOADS, MMA_SYNC, OCCUPANCY, "partial_last_wave"}),  # DRAM 84 %
     "rmsnorm v0": (DRAM, EXCESS, set(), {LONG}),  # DRAM 87 %, 1.5 times the least bytes
     "rmsnorm v1": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 86 %; conflicts, and 19 % wait for shared memory
     # L1 68 % beside DRAM 48 %; half of the passes conflict, 58 % wait for shared memory
@@ -88,6 +108,9 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "rmsnorm_cutedsl v2": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 86 %
     "row_softmax v0": (DRAM, EXCESS, {"several_kernels"}, {LEAST}),  # three kernels, DRAM 84 to 91 %, twice the bytes
     "row_softmax v1": (DRAM, LEAST, set(), {LONG}),  # DRAM 84.5 %
+    # 32 blocks; k walks load 32 times the least bytes, DRAM 0.5 %; ALU 85 %
+    "top_k v0": (GRID, REPEATED, {SMALL, "busy_arithmetic_pipe"}, {NO_MMA, LOADS, OCCUPANCY}),
+    "top_k v1": (GRID, SMALL, set(), {NO_MMA, REPEATED, LOADS, CONFLICTS}),  # 32 blocks, one read; nothing above 50 %
     # L1 82 %, loads 105 times the least bytes, DRAM 0.9 %; 2.4 of 32 bytes; wgmma runs (0.5 %)
     "transposed_conv3d v0": (L1, REPEATED, {LOADS}, {NO_MMA}),
     "transposed_conv3d v1": (
@@ -101,6 +124,9 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "transposed_conv3d v4": (WAITS, LONG, {UNEVEN}, {OCCUPANCY, CONFLICTS}),  # L2 65 %, DRAM 57 %; 1.13
     # L2 68 %, L1 63 %, DRAM 61 %, long scoreboard 27 %; busiest SM 1.14
     "transposed_conv3d v5": (("memory", "l2"), UNEVEN, set(), {OCCUPANCY, CONFLICTS, LONG}),
+    # 192 blocks, five fit an SM; 36 % of the passes conflict, and 29 % wait for shared memory
+    "w4a16 v0": (GRID, CONFLICTS, {SMALL}, {NO_MMA, MMA_SYNC, LOADS, OCCUPANCY}),
+    "w4a16 v1": (GRID, SMALL, set(), {NO_MMA, MMA_SYNC, CONFLICTS, LOADS, REPEATED}),  # 192 blocks, the busiest SM 1.21
 }
 
 

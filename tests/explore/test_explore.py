@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import FIXTURES, explored, tool_json
@@ -254,6 +255,32 @@ def test_a_process_that_does_not_answer_is_ended_and_the_others_go_on(folder, in
 # --- the tool --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("stage", "candidate_s", "advice"),
+    [(1, 900, "--budget-seconds"), (1, 9, "--candidate-seconds"), (2, 9, None)],
+)
+def test_who_compiles_for_too_long_is_told_which_option_allows_more(folder, monkeypatch, stage, candidate_s, advice):
+    class Late(Timed):
+        """Answers up to a stage; the next one takes too long."""
+
+        def __init__(self, *arguments):
+            self.left = stage
+
+        def answer(self, timeout_s: float) -> dict:
+            if not self.left:
+                raise standing.Ended(Outcome(None, None, None, True, 47.0, ""))
+            self.left -= 1
+            return {}
+
+    monkeypatch.setattr(standing, "Standing", Late)
+    entrant = entrants.Entrant("opponent", folder / "reference.py", is_opponent=True)
+    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder)
+    starter = entrants.Starter(sandbox, None, [], None, False, candidate_s)
+    starter.start(entrant, until=time.monotonic() + 60)
+    assert entrant.status == Status.TIMEOUT and ("compiled and launched in 47 s" in entrant.error) == (stage == 1)
+    assert entrant.error.endswith(f"; a larger {advice} gives it more time" if advice else "47 s after its start")
+
+
 def test_each_candidate_costs_itself_alone(folder, run_here):
     """Four right ones, and five that are wrong, broken, without end, killed, and without a kernel."""
     for name, text in {
@@ -276,6 +303,7 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
     assert status["broken"] == status["torch_alone"] == "RUNTIME_ERROR"
     errors = {row["name"]: row["error"] for row in result["rows"]}
     assert "undefined" in errors["broken"] and "not compiled and launched" in errors["hangs"]
+    assert "a larger --candidate-seconds gives" in errors["hangs"]
     assert all(row["latency_us"] is None for row in result["rows"]) and result["file"] is None
 
 
@@ -370,4 +398,5 @@ def test_a_candidate_that_is_not_reached_in_time_says_so(tmp_path):
     entrant = entrants.Entrant("late", tmp_path / "k.py")
     starter = entrants.Starter(None, None, [], None, False, candidate_s=9)
     starter.start(entrant, until=time.monotonic() - 1)
-    assert (entrant.status, entrant.error) == (Status.TIMEOUT, "the budget ended before it was started")
+    assert entrant.status == Status.TIMEOUT
+    assert entrant.error == "the budget ended before it was started; a larger --budget-seconds gives it more time"

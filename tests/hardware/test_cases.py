@@ -159,9 +159,15 @@ def test_a_citation_leads_to_the_heading_and_is_one_short_line(found):
 
 TOLD = {
     "attention": {"attention"},
+    "paged_decode": {"softmax-losses"},  # attention by einsum: its softmax alone is a call that tells
+    "kda": {"scans", "dense-products"},
+    "gated_delta_rule": {"scans", "dense-products"},
     "cross_entropy": {"softmax-losses"},
     "add_rms_norm_fp8": {"norms"},
     "gemm_fused": {"dense-products", "elementwise"},
+    "fp8_product": {"dense-products"},
+    "w4a16": {"dense-products"},
+    "top_k": {"selection-sampling"},
     "matvec": {"dense-products"},
     "maxpool3d": {"convolution-pooling"},
     "transposed_conv3d": {"convolution-pooling"},

@@ -58,7 +58,7 @@ def texts() -> dict:
 @dataclass(frozen=True)
 class Case:
     """The input of a rule. kernels: of the call. main: the longest. share_pct: its share of the call's GPU time.
-    classification: its class and limiter. work: {flops, bytes_min, dtype} of the problem; None unknown."""
+    classification: its class and limiter. work: {flops, bytes_in, bytes_min, dtype}; None unknown."""
 
     kernels: tuple[KernelProfile, ...]
     main: KernelProfile
@@ -216,6 +216,19 @@ def byte_share(m: Metrics, kind: str) -> float | None:
     return 100 * m[f"{kind}_sectors"] * m[f"{kind}_bytes_per_sector"] / used if used else None
 
 
+def holds_for_all_loads(case: Case) -> bool:
+    """Does `load_bytes_per_sector` hold for all `load_sectors`? Those of cp.async are counted, their bytes are not. It
+    shows where all loads of the call would use less than its inputs, no bulk copy brings the rest, and DRAM reads as
+    much as the inputs."""
+    inputs, most = (case.work or {}).get("bytes_in"), case.limits["most_inputs_ratio"]
+    each = [k.metrics for k in case.kernels]
+    read = [m.get("dram_bytes_read") for m in each]
+    if inputs is None or None in read or not all(map(sees_all, each)):
+        return True
+    used = sum((m.get("load_sectors") or 0) * (m.get("load_bytes_per_sector") or 0) for m in each)
+    return used >= most * inputs or sum(read) < most * inputs
+
+
 def runs_special_functions(case: Case) -> bool:
     """Does the kernel compute exponentials, as a softmax does? A product without them gets no advice on them."""
     return (case.m.get("xu_instructions") or 0) >= case.limits["relevant_xu_pct"]
@@ -266,6 +279,8 @@ def scattered_access(case: Case) -> Iterator[Finding]:
     for kind in ("load", "store"):
         used, share = case.m.get(f"{kind}_bytes_per_sector"), 100 * case.m[f"{kind}_sectors"] / total
         if not used or used >= case.limits["low_bytes_per_sector"] or share < case.limits["relevant_sectors_pct"]:
+            continue
+        if kind == "load" and not holds_for_all_loads(case):
             continue
         if (bytes_pct := byte_share(case.m, kind)) is None or bytes_pct < case.limits["relevant_bytes_pct"]:
             continue
@@ -478,7 +493,10 @@ def unused_tensor_cores(case: Case) -> Iterator[Finding]:
 
 
 def mma_sync_alone(case: Case) -> Iterator[Finding]:
-    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11)."""
+    """A matrix product by the tensor instructions of Ampere on a GPU that has wgmma (9) or tcgen05 (10, 11). Where even
+    the vector units would keep up with DRAM, a faster instruction gains nothing."""
+    if case.work and case.work["flops"] / case.work["bytes_min"] < case.limits["vector_intensity"]:
+        return
     if (major := case.m.get("compute_capability")) not in NEWER_THAN_MMA_SYNC:
         return
     id_, metric, name, sass = NEWER_THAN_MMA_SYNC[major]

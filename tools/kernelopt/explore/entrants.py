@@ -28,6 +28,8 @@ STUCK = {
     "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
     "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
 }
+MORE_BUDGET = "a larger --budget-seconds gives it more time"
+MORE_EACH = "a larger --candidate-seconds gives it more time"
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,10 @@ class Starter:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
         clock; it must have compiled and run by then."""
         if time.monotonic() > until:
-            entrant.fail(Fault(Status.TIMEOUT, "the budget ended before it was started"))
+            entrant.fail(Fault(Status.TIMEOUT, f"the budget ended before it was started; {MORE_BUDGET}"))
             return
-        until = min(until, time.monotonic() + self.candidate_s)
+        own_end = time.monotonic() + self.candidate_s
+        until, more = (own_end, MORE_EACH) if own_end < until else (until, MORE_BUDGET)
         folder = self.sandbox.new_folder("answers")
         files = [case.path for case in self.inputs]
         arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
@@ -157,7 +160,8 @@ class Starter:
         except standing.Ended as ended:
             fault = fault_of(ended)
             if fault.status == Status.TIMEOUT:
-                fault = Fault(Status.TIMEOUT, STUCK[stage].format(seconds=ended.outcome.wall_s))
+                stuck = STUCK[stage].format(seconds=ended.outcome.wall_s)
+                fault = Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {more}")
             entrant.fail(fault)
             return
         entrant.status = Status.OK
