@@ -69,7 +69,9 @@ def with_its_mask(function: Callable) -> Callable:
     False, the interpreter says that there is none, and the kernel writes."""
 
     def wrapped(*arguments):
-        value_of = language.tensor.__bool__
+        value_of = vars(language.tensor).get("__bool__")
+        if value_of is None:  # the compiler calls it
+            return function(*arguments)
         language.tensor.__bool__ = lambda _: True
         try:
             return function(*arguments)
