@@ -67,6 +67,7 @@ def test_an_accepted_round_is_a_commit_that_the_record_names(ready):
     assert subject == "V1: 263.81 us, 1.963x as fast as v0 | One pass in place of three."
     assert record.action == "One pass in place of three."
     assert record.comparison.against == "v0"
+    assert record.performance.comparison_by_workload["default"] == record.comparison
     assert ready.git("status", "--porcelain") == ""
 
 

@@ -365,6 +365,17 @@ def test_chained_ratios_are_a_product_and_say_so(matmul):
     assert "8.000x (7.841 to 8.161): the product of 2 paired ratios (v1 / v0, v3 / v1)" in read_page(matmul).text
 
 
+def test_a_round_tells_its_gain_in_each_workload(matmul):
+    by_workload = {
+        name: {"against": "v3", "verdict": verdict, "speedup": ratio, "ci95": [ratio * 0.99, ratio * 1.01]}
+        for name, verdict, ratio in (("default", "FASTER", 1.25), ("tall", "EQUAL", 1.0))
+    }
+    record = put(matmul, "v4", performance=timed(200, "v3", 1.25, comparison_by_workload=by_workload))
+    assert phrases.gain(record) == (
+        "1.250x (95 % interval 1.238 to 1.262) against v3; tall 1.000x (95 % interval 0.990 to 1.010), EQUAL"
+    )
+
+
 @pytest.mark.parametrize("against", [None, "v9", "v3"])
 def test_a_chain_that_breaks_gives_no_speedup(matmul, against):
     put(matmul, "v3", performance=timed(250, against, 2.0))

@@ -19,7 +19,7 @@ TASK_SCHEMA = bundle.read_json(bundle.REFERENCE / "task.schema.json")
 RECORD_SCHEMA = bundle.read_json(bundle.REFERENCE / "v_iteration.schema.json")
 WORK_SCHEMA = TASK_SCHEMA["properties"]["work"]["oneOf"][1]["additionalProperties"]
 PARTS = RECORD_SCHEMA["properties"]
-COMPARISON_SCHEMA = PARTS["performance"]["properties"]["comparison_with_previous"]["oneOf"][1]
+COMPARISON_SCHEMA = RECORD_SCHEMA["$defs"]["comparison"]
 OBJECTS = {
     Task: TASK_SCHEMA,
     Target: TASK_SCHEMA["properties"]["targets"]["items"],

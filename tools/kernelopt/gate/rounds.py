@@ -220,7 +220,10 @@ RATES += ("floor_us", "floor_share_pct")
 def performance(measurement: Measurement) -> Performance:
     """The times, rates and comparisons for a record."""
     main = measurement.timings.get("default")
-    comparison = (measurement.comparisons or {}).get("default")
+    compared = {
+        name: PreviousComparison(measurement.against, one.verdict, one.speedup, tuple(one.ci95))
+        for name, one in (measurement.comparisons or {}).items()
+    }
     return Performance(
         workload="default",
         latency_us=main and main.latency.median_us,
@@ -230,6 +233,6 @@ def performance(measurement: Measurement) -> Performance:
         latency_us_by_workload={name: one.latency.median_us for name, one in measurement.timings.items()},
         **{name: getattr(measurement.utilization, name, None) for name in RATES},
         gpu_state=main and main.gpu_state and main.gpu_state.to_json(),
-        comparison_with_previous=comparison
-        and PreviousComparison(measurement.against, comparison.verdict, comparison.speedup, tuple(comparison.ci95)),
+        comparison_with_previous=compared.get("default"),
+        comparison_by_workload=compared or None,
     )

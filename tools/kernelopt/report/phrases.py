@@ -53,7 +53,9 @@ def gain(record: Record) -> str:
     compared = record.comparison
     if compared is None:
         return "not compared"
-    return f"{ratio(compared.speedup, compared.ci95)} against {compared.against}"
+    others = {name: one for name, one in (record.performance.comparison_by_workload or {}).items() if name != "default"}
+    parts = [f"{ratio(compared.speedup, compared.ci95)} against {compared.against}"]
+    return "; ".join(parts + [f"{name} {ratio(one.speedup, one.ci95)}, {one.verdict}" for name, one in others.items()])
 
 
 def by_library_rate(session: Session) -> bool:

@@ -18,10 +18,15 @@ class PreviousComparison:
     speedup: float
     ci95: tuple[float, float]
 
+    @classmethod
+    def from_json(cls, value: dict) -> "PreviousComparison":
+        return cls(**{**value, "ci95": tuple(value["ci95"])})
+
 
 @dataclass(frozen=True)
 class Performance:
-    """The measured values; each name ends with its unit. The rates and the median latency_us belong to `workload`."""
+    """The measured values; each name ends with its unit. The rates, the median latency_us and comparison_with_previous
+    belong to `workload`. comparison_by_workload: of all workloads; None in records from before 2026-11-23."""
 
     workload: str | None
     latency_us: float | None
@@ -37,13 +42,17 @@ class Performance:
     floor_share_pct: float | None
     gpu_state: dict | None
     comparison_with_previous: PreviousComparison | None
+    comparison_by_workload: dict[str, PreviousComparison] | None = None
 
     @classmethod
     def from_json(cls, value: dict) -> "Performance":
-        compared = value["comparison_with_previous"]
-        if compared is not None:
-            compared = PreviousComparison(**{**compared, "ci95": tuple(compared["ci95"])})
-        return cls(**{**value, "comparison_with_previous": compared})
+        compared, all_compared = value["comparison_with_previous"], value.get("comparison_by_workload")
+        parts = {
+            "comparison_with_previous": compared and PreviousComparison.from_json(compared),
+            "comparison_by_workload": all_compared
+            and {name: PreviousComparison.from_json(one) for name, one in all_compared.items()},
+        }
+        return cls(**{**value, **parts})
 
 
 @dataclass(frozen=True)
@@ -202,5 +211,9 @@ LISTS = {
 
 
 def _json_object(pairs: list[tuple[str, object]]) -> dict:
-    """A JSON object, in which a tuple is an array."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in pairs}
+    """A JSON object, in which a tuple is an array. An older record has no comparison_by_workload, and gets none."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in pairs
+        if name != "comparison_by_workload" or value is not None
+    }
