@@ -197,6 +197,41 @@ def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     assert waiting.rounds_us[: halving.FIRST_ROUNDS] == [None] * halving.FIRST_ROUNDS
 
 
+class SmallCard:
+    """A stand-in for a Starter on a GPU whose memory holds so many processes."""
+
+    def __init__(self, holds: int, times_us: dict[str, float]):
+        self.holds, self.times_us, self.started, self.entrants = holds, times_us, [], []
+
+    def start(self, entrant: entrants.Entrant, until: float) -> None:
+        self.started.append(entrant.name)
+        self.entrants = [one for one in self.entrants if one.process]
+        if len(self.entrants) < self.holds:
+            entrant.status, entrant.process = Status.OK, Timed(self.times_us[entrant.name])
+            self.entrants.append(entrant)
+        else:
+            entrant.fail(Fault(Status.OOM, "CUDA out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("holds", "seconds", "failed"),
+    [(4, 60, []), (2, 60, []), (1, 60, ["b", "c", "d", "e"]), (4, -1, ["e"])],
+    ids=["one too many", "two beside each other", "one fills the card", "no time left"],
+)
+def test_what_ran_out_of_memory_beside_others_is_started_again_when_they_made_room(
+    folder, monkeypatch, holds, seconds, failed
+):
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 1)  # in the order of their names
+    times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0, "e": 90.0}
+    all_of_them = [entrants.Entrant(name, folder / "k.py") for name in times_us]
+    card, race, said = SmallCard(holds, times_us), run.Race(all_of_them, time.monotonic() + 60), []
+    run.run_waves(card, [all_of_them], race, time.monotonic() + seconds, said.append)
+    assert [one.name for one in all_of_them if one.status == Status.OOM] == failed
+    assert all((one.status == Status.OK) == bool(one.calls_us) for one in all_of_them)
+    assert race.leader() == ("a" if failed else "e") and len(card.started) <= 12
+    assert any("ran out of GPU memory" in line for line in said) == (not failed)
+
+
 def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
     """The second is 0.4 % slower where its inputs lie first, and 0.4 % faster in the two other places."""
 

@@ -144,6 +144,7 @@ class Starter:
         if time.monotonic() > until:
             entrant.fail(Fault(Status.TIMEOUT, f"the budget ended before it was started; {MORE_BUDGET}"))
             return
+        entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
         own_end = time.monotonic() + self.candidate_s
         until, more = (own_end, MORE_EACH) if own_end < until else (until, MORE_BUDGET)
         folder = self.sandbox.new_folder("answers")

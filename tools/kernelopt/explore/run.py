@@ -86,14 +86,15 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
                 say(warning)
             race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
             compiled_by = began + (1 - TIMES_SHARE) * plan.budget_s
-            for wave in waves(entrants, live_at_once(sandbox, starter.inputs)):
-                start_all(starter, wave, compiled_by, say)
-                if sandbox.gpu:
-                    race.run(last=wave[-1] is entrants[-1], say=say)
+            waiting = waves(entrants, live_at_once(sandbox, starter.inputs))
             if sandbox.gpu:
+                run_waves(starter, waiting, race, compiled_by, say)
                 finish(entrants, sandbox, watch, plan)
-            elif plan.compile_for:
-                compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
+            else:
+                for wave in waiting:
+                    start_all(starter, wave, compiled_by, say)
+                if plan.compile_for:
+                    compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
     finally:
         for entrant in entrants:
             entrant.end()
@@ -185,6 +186,27 @@ def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
     first, rest = entrants[:at_once], entrants[at_once:]
     half = max(1, at_once // 2)
     return [first, *(rest[at : at + half] for at in range(0, len(rest), half))]
+
+
+def run_waves(
+    starter: Starter, waiting: list[list[Entrant]], race: "Race", until: float, say: Callable[[str], None]
+) -> None:
+    """Start and time one wave after the other. What ran out of memory beside others starts again by itself, once the
+    slower ones have made room. until: as for `start_all`."""
+    while waiting:
+        wave, *waiting = waiting
+        start_all(starter, wave, until, say)
+        crowded = crowded_out(wave, len(race.running())) if time.monotonic() < until else []
+        if crowded:
+            say(f"{len(crowded)} ran out of GPU memory beside others: started again one by one, with fewer beside them")
+        waiting += [[entrant] for entrant in crowded]
+        race.run(last=not waiting, say=say)
+
+
+def crowded_out(wave: list[Entrant], running: int) -> list[Entrant]:
+    """The entrants of a wave that ran out of memory while so many others held some that Race.make_room would end: with
+    one alone, which stays, they would find no more room."""
+    return [entrant for entrant in wave if entrant.status == Status.OOM] if running > 1 else []
 
 
 def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable[[str], None]) -> None:

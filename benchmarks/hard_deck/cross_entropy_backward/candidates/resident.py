@@ -14,17 +14,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-SPACE = [
-    {"PIECE": 8192, "WARPS": 16, "SLOTS": 14, "HELD": 6},
-    {"PIECE": 16384, "WARPS": 16, "SLOTS": 7, "HELD": 3},
-    {"PIECE": 16384, "WARPS": 32, "SLOTS": 7, "HELD": 3},
-    {"PIECE": 8192, "WARPS": 8, "SLOTS": 14, "HELD": 7},
-]
+SPACE = [{"PIECE": 16384, "WARPS": 32, "SLOTS": 7, "HELD": 3}]
 IGNORED = -100
-PIECE = 8192  # numbers
-WARPS = 16
-SLOTS = 14
-HELD = 6
+PIECE = 16384  # numbers
+WARPS = 32
+SLOTS = 7
+HELD = 3
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
 # Their names changed after Triton 3.6.
 copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
