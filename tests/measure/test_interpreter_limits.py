@@ -48,7 +48,7 @@ LIMITS = {  # body, grid -> what the message says
     "memory of a GPU": (BY_EXP, "(len(torch.empty(1, device='cuda')),)", "has no GPU"),
     "the GPU's properties": (BY_EXP, "(triton.runtime.driver.active.utils.count,)", "has no GPU to ask"),
 }
-UNLIKE = {  # as above -> the first Triton that has this limit, what an older one does
+SINCE = {  # a limit -> the first Triton that has it, what an older one does
     "a mask of whole numbers": ((3, 9), "its interpreter takes such masks"),
     "atomics in bf16": ((3, 4), "it has no such atomics on a GPU either"),
 }
@@ -60,8 +60,8 @@ def made(body: str, grid: str = "(1,)") -> str:
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_limit_of_the_interpreter_is_named(interpreter, tmp_path, limit):
-    since, older = UNLIKE.get(limit, ((), ""))
-    if since > TRITON:
+    first, older = SINCE.get(limit, ((), ""))
+    if first > TRITON:
         pytest.skip(f"Triton {importlib.metadata.version('triton')}: {older}")
     body, grid, said = LIMITS[limit]
     found = judge(interpreter, tmp_path, TASK, made(body, grid), only_these_shapes=True)

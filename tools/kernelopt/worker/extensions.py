@@ -27,7 +27,7 @@ MISSING_HEADERS = {
 }
 LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
 NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
-NOT_LINKED = re.compile(r"\bld\S*: cannot find -l")
+NOT_LINKED = re.compile(r"\bld\S*: cannot find -lcu")
 NO_NVCC = "nvcc is not here: install the CUDA toolkit, or put its nvcc on the PATH, to compile CUDA C++"
 NO_HIPCC = "hipcc is not here: install ROCm, or put its hipcc on the PATH, to compile CUDA C++ for AMD"
 STANDARD = re.compile(r"cuda_flags \+ \['(-std=[^']+)'\]")
@@ -81,7 +81,7 @@ class Extensions:
         return Built(given["name"])
 
     def _device_code(self, source: str, given: dict) -> None:
-        """The code for the GPU alone: here are no libraries of that vendor to link with."""
+        """The code for the GPU alone, where there are no libraries of that vendor to link with."""
         command = self._nvcc if self._target.is_nvidia else self._hipcc
         path = self._folder / f"cuda-{len(self.files)}.{'cubin' if self._target.is_nvidia else 'amdgcn'}"
         done = subprocess.run(
@@ -146,8 +146,8 @@ class Extensions:
 
 
 def linked(build: Callable, given: dict) -> bool:
-    """Did torch build the extension, for TORCH_CUDA_ARCH_LIST, which the parent sets? False: all was compiled, and this
-    machine lacks a library to link it with, such as the CUDA runtime."""
+    """Did torch build the extension, for TORCH_CUDA_ARCH_LIST, which the parent sets? False: all was compiled, and the
+    linker lacks one of CUDA's libraries. Raises what the build raises for any other reason."""
     try:
         build(**given)
     except RuntimeError as error:
