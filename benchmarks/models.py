@@ -19,6 +19,9 @@ from pathlib import Path
 from time import perf_counter
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from kernelopt.session.put_backs import Promise
+
 HERE = ROOT / "benchmarks" / "models"
 SMALL = os.environ.get("MODELS_SMALL") == "1"
 LONGEST_S = 900  # of one command
@@ -156,7 +159,6 @@ def part(proof: Proof, groups: Path) -> list[str]:
 
 def sized(text: str, reference: Path) -> str:
     """A kernel with the sizes of the reference's parameters and buffers in its line SHAPES."""
-    sys.path.insert(0, str(ROOT / "tools"))
     from kernelopt.worker.model_swap import held, load_file
 
     shapes = {name: tuple(tensor.shape) for name, tensor in held(load_file(reference).Model())}
@@ -261,16 +263,9 @@ def gain_cell(way: dict | None, promise: dict | None) -> str:
     if way is None or way["failed"]:
         return way["failed"] if way else "-"
     text = f"{ms(way['before_us'])} to {ms(way['after_us'])}, {way['speedup']:.2f}x {way['verdict']}"
-    most = most_pct(way, promise) if promise else None
+    most = Promise(**promise).most_pct(way["before_us"]) if promise else None
     came = 100 * (1 - 1 / way["speedup"])
     return text if most is None else f"{text}; promised at most {most:.1f} %, came {came:.1f} %"
-
-
-def most_pct(way: dict, promise: dict) -> float | None:
-    """The promised share of a way's step; of the eager one alone where the time was not kept."""
-    if promise["saved_us"] is not None:
-        return 100 * promise["saved_us"] / way["before_us"]
-    return promise["at_most_pct"] if way["name"] == "eager" else None
 
 
 def at_best(result: dict) -> str:

@@ -191,7 +191,7 @@ def measured_cells(row: dict, names: list[str]) -> list[str]:
         f"{row['floor_share_pct']:.1f} % of {row['floor_us']:.1f} us",
         rate,
         share,
-        *(cell(row["against"].get(name, {"error": "no measurement"})) for name in names),
+        *(cell(row["against"][name]) if name in row["against"] else "–" for name in names),
         "; ".join(others) or "–",
         str(row["rounds"]),
         f"{row['minutes']:.0f}",

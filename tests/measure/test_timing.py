@@ -171,11 +171,6 @@ def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):
     assert done.returncode == 1 and "WRONG_VALUES: wrong when timed" in done.stderr
 
 
-def test_a_summary_is_that_of_the_statistics_module_and_one_time_is_all_of_them():
-    assert Latency.of([4.0, 1.0, 3.0, 2.0]).to_json() == {"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4}
-    assert Latency.of([3.0]) == Latency(3.0, 3.0, 3.0, 1)
-
-
 RAGGED = """
 import torch
 
@@ -185,6 +180,23 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.randn(int(torch.randint(8, 64, ())), 4)]
 """
+
+
+def test_an_opponent_may_start_a_process(interpreter, tmp_path):
+    """torch.compile's workers are some. That a kernel's may not use the GPU is held on a GPU (test_gpu.py)."""
+    reference, kernel, opponent = (tmp_path / name for name in ("reference.py", "kernel.py", "opponent.py"))
+    reference.write_text(RAGGED)
+    kernel.write_text("def kernel_function(x): return x * 2\n")
+    started = "import subprocess\nheld = subprocess.Popen(['sleep', '60'])\n"
+    opponent.write_text(started + kernel.read_text())
+    sets = timing.inputs(interpreter, reference, None, ["default"])
+    timed = timing.measure(interpreter, kernel, opponent, sets, warmup_ms=1, rep_ms=2, timeout_s=60)["default"]
+    assert timed.runs and timed.runs[0].b_us
+
+
+def test_a_summary_is_that_of_the_statistics_module_and_one_time_is_all_of_them():
+    assert Latency.of([4.0, 1.0, 3.0, 2.0]).to_json() == {"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4}
+    assert Latency.of([3.0]) == Latency(3.0, 3.0, 3.0, 1)
 
 
 def test_inputs_whose_size_each_seed_draws_are_timed(interpreter, tmp_path):

@@ -207,6 +207,15 @@ def test_the_gain_is_of_the_whole_step():
     assert advice(report) == ["this is worth a kernel: group 1, layers.*.attention (M), at most 11 % of the eager step"]
 
 
+def test_no_group_can_save_more_of_a_step_than_what_its_floor_leaves():
+    """A way that is faster than what an eager group takes has cut that group down already."""
+    report = made_report([ATTENTION], {})
+    floor_us = ATTENTION.floor.us
+    assert ATTENTION.saved_us == pytest.approx(110.0)
+    assert report.saved_pct(ATTENTION, 120.0) == pytest.approx(100 * (120.0 - floor_us) / 120.0)
+    assert report.saved_pct(ATTENTION, floor_us / 2) == 0.0
+
+
 def test_compile_comes_first_and_what_it_fuses_is_no_reason_for_a_kernel():
     said = advice(made_report([ATTENTION, NORM, TINY], {"compiled": 1.8, "tuned": 2.0}))
     assert said == [

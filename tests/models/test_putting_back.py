@@ -49,6 +49,12 @@ def cut_out(tmp_path_factory) -> workspace.Workspace:
 
 
 @pytest.mark.timeout(300)  # torch.compile, in a process of its own
+@pytest.mark.parametrize(("step_us", "most"), [(1000.0, 12.0), (500.0, 24.0), (160.0, 50.0), (60.0, 0.0)])
+def test_a_promise_for_another_way_leaves_the_floor(step_us, most):
+    """An eager step of 1,000 us, 200 us of the part, floor 80 us."""
+    assert Promise(20.0, 12.0, 120.0).most_pct(step_us) == pytest.approx(most)
+
+
 def test_a_triton_kernel_stands_in_for_the_modules_and_the_report_says_so(cut_out, tmp_path, run_here):
     made = copy_of(cut_out.root, tmp_path)
     command = [made.root, DECODER, "--at", "layers.*.before", "--candidate", "--generate", 3, *ON_CPU]

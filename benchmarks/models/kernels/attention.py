@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 SHAPES = {"keys": (8, 8, 4096, 128), "values": (8, 8, 4096, 128)}
-KEYS = 32  # of a step through the cache
-PROGRAMS = 1024  # about eight for each SM
+KEYS = 64  # of a step through the cache
+PROGRAMS = 512  # about four for each SM
 LEAST = tl.constexpr(-1e30)
 
 

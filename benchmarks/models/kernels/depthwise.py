@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 SHAPES = {"weight": (512, 1, 7, 7), "bias": (512,)}
-CHANNELS, WARPS = 32, 4
+CHANNELS, WARPS = 64, 4
 ROWS = tl.constexpr(7)  # that a program makes; the accumulators below are as many
 
 

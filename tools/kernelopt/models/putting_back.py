@@ -191,7 +191,7 @@ def promise_lines(result: PutBack) -> Iterator[str]:
     if expected := result.expected():
         yield f"expected of the kernel's own {result.alone.speedup:.3f}x: a step {expected:.3f}x as fast"
     for way in result.timed:
-        most = result.promise.most_pct(way)
+        most = result.promise.most_pct(way.before_us)
         bound = f", where at most {most:.1f} % could come" if most is not None else ""
         yield f"came of it, {way.name}: {way.gain_pct:.1f} % of the step{bound}"
 

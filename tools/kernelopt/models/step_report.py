@@ -71,8 +71,12 @@ class StepReport:
         return None if self.busy_us is None else 100 * max(0.0, 1 - self.busy_us / self.step_us)
 
     def saved_pct(self, group: Group, of_us: float | None = None) -> float | None:
-        """The share of a step that a group could save at most. of_us: another step than the eager one."""
-        return None if group.saved_us is None else 100 * group.saved_us / (of_us or self.step_us)
+        """The share of a step that a group could save at most. of_us: another step than the eager one; what the group
+        takes there is not known, only that its floor remains."""
+        if group.saved_us is None:
+            return None
+        step_us = of_us or self.step_us
+        return 100 * min(group.saved_us, max(0.0, step_us - group.floor.us)) / step_us
 
     def best_way(self) -> WayTime | None:
         """The fastest of the ways that are faster than the eager step; None when none is."""

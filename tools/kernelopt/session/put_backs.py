@@ -44,9 +44,15 @@ class Promise:
     at_most_pct: float | None
     saved_us: float | None = None
 
-    def most_pct(self, way: Way) -> float | None:
-        """The same of the step in a way of running."""
-        return None if self.saved_us is None else 100 * self.saved_us / way.before_us
+    def most_pct(self, step_us: float) -> float | None:
+        """The same of the step in a way of running: what the part takes there is not known, only that its floor
+        remains."""
+        if self.saved_us is None:
+            return None
+        if not self.at_most_pct:
+            return 0.0
+        floor_us = max(0.0, self.share_pct * self.saved_us / self.at_most_pct - self.saved_us)
+        return 100 * min(self.saved_us, max(0.0, step_us - floor_us)) / step_us
 
 
 @dataclass(frozen=True)

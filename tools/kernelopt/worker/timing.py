@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from .. import intervals
-from . import accuracy, children, persisting, problem, tensor_trees, tracing
+from . import accuracy, persisting, problem, tensor_trees, tracing
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
@@ -61,7 +61,7 @@ def measure(
                 loaded_baseline = loaded_baseline or Candidate(context, baseline)
                 paired.load_baseline(loaded_baseline, alone=candidate is None)
             if candidate is None:  # later ones may be the kernel's
-                of_baseline = children.running()
+                of_baseline = loaded_baseline.processes() if loaded_baseline else set()
         operators = registered_operators()
         candidate = candidate or Candidate(context, kernel)
         paired.load(candidate)
