@@ -1,6 +1,7 @@
 """Exploring: the candidates of files and of a SPACE, who is dropped, and the tool on the CPU interpreter."""
 
 import json
+import os
 import random
 import time
 from types import SimpleNamespace
@@ -211,6 +212,16 @@ class SmallCard:
             self.entrants.append(entrant)
         else:
             entrant.fail(Fault(Status.OOM, "CUDA out of memory"))
+
+
+@pytest.mark.parametrize(("mib", "mutates", "at_once"), [(1, (), 156), (2000, (), 7), (2000, (0,), 4), (60_000, (), 2)])
+def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(tmp_path, monkeypatch, mib, mutates, at_once):
+    """Of two seeds' inputs, on a card with 136 GiB free; files without contents stand in for them."""
+    monkeypatch.setattr(run.gpu, "free_bytes", lambda: 136 << 30)
+    (tmp_path / "inputs").touch()
+    os.truncate(tmp_path / "inputs", mib << 20)
+    inputs = [SimpleNamespace(path=tmp_path / "inputs", mutates=mutates)] * 2
+    assert run.live_at_once(SimpleNamespace(gpu="a stand-in"), inputs) == at_once
 
 
 @pytest.mark.parametrize(

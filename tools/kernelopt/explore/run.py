@@ -173,12 +173,14 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
 
 
 def live_at_once(sandbox: Sandbox, inputs: list[Case]) -> int:
-    """How many processes fit on the device beside each other, each with its inputs, outputs and temporaries."""
+    """How many processes fit on the device beside each other and the judge, each with its inputs, outputs and
+    temporaries; where a call changes inputs, with their contents before it too."""
     if sandbox.gpu is None:
         return MANY
-    held = 3 * sum(Path(case.path).stat().st_size for case in inputs) + CONTEXT_BYTES
+    copies = 5 if any(case.mutates for case in inputs) else 3
+    held = copies * sum(Path(case.path).stat().st_size for case in inputs) + CONTEXT_BYTES
     free = gpu.free_bytes() or 16 << 30
-    return max(2, int(MEMORY_SHARE * free / held))
+    return max(2, int(MEMORY_SHARE * free / held) - 1)
 
 
 def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
