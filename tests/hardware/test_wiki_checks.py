@@ -53,6 +53,7 @@ BROKEN = {
         ("## Sources\n", "## Sources\n\n- [extra]: a thing.\n"),
         "[extra] is listed and never used",
     ),
+    "limits that do not name the product": (("# H200\n", "# H200Z\n"), "its first lines do not name H200Z"),
     "a name of another product": (("Aliases: ", "Aliases: H20; "), "'h20' is a name of"),
     "a unit that the name rules out": (
         with_cell("l2_capacity", 2, "GB"),

@@ -13,7 +13,7 @@ from kernelopt.hardware import wiki
 WIKI = BUNDLE / "gpu-wiki"
 TECHNIQUE_PAGES = sorted((WIKI / "docs/optimization").glob("*.md"))
 PITFALL_PAGES = sorted((WIKI / "docs/pitfalls").glob("*.md"))
-PAGES = TECHNIQUE_PAGES + PITFALL_PAGES
+PAGES = TECHNIQUE_PAGES + PITFALL_PAGES + sorted((WIKI / "docs/practice").glob("*.md"))
 MOST_WORDS = 1500
 TECHNIQUE_PARTS = ["Trigger", "Change", "Effect", "Confirm", "Measured"]
 PITFALL_PARTS = ["Attempted", "Observed", "Cause", "Lesson"]
@@ -131,6 +131,19 @@ def test_these_checks_can_fail():
         == TECHNIQUE_PARTS[:3]
     )
     assert findings()["small_grid"] == "occupancy.md"
+
+
+def test_what_the_blackwell_page_says_of_compiled_code_is_what_was_compiled():
+    """fixtures/blackwell: nothing ran."""
+    compiled = json.loads((FIXTURES / "blackwell/instructions.json").read_text())
+    page = (WIKI / "docs/optimization/blackwell.md").read_text()
+    (on_hopper,) = compiled.pop("90 NVFP4")
+    assert on_hopper.startswith("wgmma") and on_hopper.endswith("f32.bf16.bf16")
+    for name, instructions in compiled.items():
+        (instruction,) = instructions
+        kind = re.search(r"kind::\w+", instruction)[0]
+        assert f"`{kind}" in page and "block_scale" in instruction
+        assert instruction.startswith("mma.sync" if name.startswith("120") else "tcgen05.mma")
 
 
 def test_what_the_cdna_page_says_of_compiled_code_is_what_was_compiled():

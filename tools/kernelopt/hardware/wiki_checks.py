@@ -86,7 +86,7 @@ def problems(root: Path) -> list[str]:
     for page in [*products, *limits.values()]:
         text = (root / page.file).read_text(encoding="utf-8")
         defects += [f"{page.file}: {text}" for text in sources(page, text)]
-    defects += same_name_twice(products) + links(root) + index(root)
+    defects += same_name_twice(products) + named_with_limits(root, products) + links(root) + index(root)
     return defects + wiki_figures.problems(root) + wiki_case_checks.problems(root)
 
 
@@ -217,6 +217,17 @@ def same_name_twice(products: list[Page]) -> list[str]:
         for name in wiki.spellings(page):
             if owners.setdefault(name, page.platform) != page.platform:
                 defects.append(f"'{name}' is a name of {owners[name]} and of {page.platform}")
+    return defects
+
+
+def named_with_limits(root: Path, products: list[Page]) -> list[str]:
+    """Return the products that the page of their limits does not name. A search by a product finds its limits so."""
+    defects = []
+    for page in products:
+        if page.limits:
+            above, _, _ = (root / page.limits.file).read_text(encoding="utf-8").partition(wiki.HEADER)
+            if not re.search(rf"[:,] {re.escape(page.platform)}[,.]", above):
+                defects.append(f"{page.limits.file}: its first lines do not name {page.platform}")
     return defects
 
 

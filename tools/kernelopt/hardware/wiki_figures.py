@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import bundle
 from . import wiki
 
-FOLDERS = ("operators", "optimization", "frameworks", "pitfalls")
+FOLDERS = ("operators", "optimization", "frameworks", "pitfalls", "errors", "practice")
 EXEMPT = "untagged_pages.json"
 UNIT = r"(?:ns|us|ms|seconds?|[GT]B/s|TFLOPS|TOPS|%)"
 NUMBER = r"\d(?:[\d.,]*\d)?"

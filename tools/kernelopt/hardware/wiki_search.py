@@ -1,61 +1,23 @@
-"""Search for sections of the wiki by a question, with SQLite's full-text index (FTS5, BM25, Porter stemming).
-
-Each search reads the pages again and builds the index in memory, so there is no index to keep up to date.
-"""
+"""Search for sections of the wiki by a question: BM25, times the share of the question's words that a section has."""
 
 import math
 import re
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from .. import bundle
-from ..errors import EnvironmentLacks, Refused, UsageError
-from . import wiki_cases
+from ..errors import Refused, UsageError
+from .wiki_index import WEIGHTS, Index, Section, full_text_table, numbers, words_of
+from .wiki_terms import as_the_pages_write, camel_case_apart, metric_keys, phrases_of, terms_of
 
 SECTIONS_SHOWN, LINES_SHOWN = 5, 2
 ADVICE_BEFORE_CASES, CASES_SHOWN = 3, 2  # together SECTIONS_SHOWN
+SURE = 0.6  # of the words' weights; below, the words that a section lacks may be the point of the question
 LEAST_COVERED = 0.4  # of the words' weights; tests/fixtures/wiki_questions.json has questions on both sides of it
+LEAST_OF_KNOWN = 0.37  # the same, where the wiki has each word of the question: then it is in its field
+ENOUGH = 20.0  # a question weighs at most this, so that a long message need not be on a page word for word
 IN_TEXT = 0.7  # what a word counts that stands below a heading and not in it
+ON_PAGE = 0.35  # what a word counts that stands only in the first lines of the section's page
 FEW = 5  # sections; rarer words weigh no more, since a question has words that say little and are on no page
-SHORT = 40  # words; a section of so many counts half
-WEIGHTS = (3.0, 6.0, 1.0)  # of a word in the page's title, in the section's headings, in its text
-PASSED_OVER = set(
-    "a about after always an and any are as at avoid bad be because been before best by can cannot correct "
-    "correctly could did different do does due each error example expensive fail fails fast faster for from get "
-    "gets give good gpu had has have help how i if in instead into is it its itself just kernel kernels large "
-    "longer make many me mine more most much must my need never non not of off on one only or our out over percent "
-    "picks problem runtimeerror same see should show slow slower so some take takes than that the their them then "
-    "there they this to too use used using versus very vs want warning was way we what when where whether which "
-    "while who why will with without work works worth would write wrong you your".split()
-)
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading of a page and the lines below it, up to the next heading. headings: the page's title first."""
-
-    page: str
-    line: int
-    headings: tuple[str, ...]
-    lines: tuple[tuple[int, str], ...]
-
-    @property
-    def weight(self) -> float:
-        """Near 1 for a long section, less for a short one: BM25 favours those, though they say little."""
-        words = sum(len(text.split()) for _, text in self.lines)
-        return words / (words + SHORT)
-
-    @property
-    def is_index(self) -> bool:
-        """True for the sections of README.md, which hold words of everything."""
-        return self.page == "README.md"
-
-    @property
-    def is_case(self) -> bool:
-        """True for what a round of a worked example teaches."""
-        return self.page.startswith(f"{wiki_cases.FOLDER}/")
 
 
 @dataclass(frozen=True)
@@ -68,34 +30,13 @@ class Hit:
 
 @dataclass(frozen=True)
 class Answer:
-    """The sections, best first, the words that were looked for, and those among them that no page has."""
+    """The sections, best first, the words that were looked for, those among them that no page has, and those that the
+    first section lacks, if it has less than SURE of them."""
 
     hits: tuple[Hit, ...]
     terms: tuple[str, ...]
     unknown: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Synonyms:
-    """The pattern of all spellings, and what each is searched as."""
-
-    pattern: re.Pattern
-    searched_as: dict[str, str]
-
-    def applied(self, text: str) -> str:
-        """Return a text in lower case, in British spelling, with each spelling replaced by what it is searched as."""
-        british = re.sub(r"iz(?=e|ing|ation)", "is", text.lower())
-        return self.pattern.sub(lambda match: self.searched_as[match[0]], british)
-
-
-@dataclass(frozen=True)
-class Index:
-    """The sections of a wiki in a full-text table, where a rowid is a section's number, and its synonyms."""
-
-    wiki: Path
-    sections: tuple[Section, ...]
-    database: sqlite3.Connection
-    synonyms: Synonyms
+    lacking: tuple[str, ...]
 
 
 def answer(index: Index, question: str) -> Answer:
@@ -103,26 +44,36 @@ def answer(index: Index, question: str) -> Answer:
     then the others of both, best first; the wiki's README last. Cases come first if the question begins with `case`.
 
     A section's score is its BM25 value times the share of the question's words that it has; rare words weigh more.
-    Raise Refused if no section has LEAST_COVERED of the words, and UsageError if the question has no words.
+    Raise Refused if no section has LEAST_COVERED of the words (LEAST_OF_KNOWN, if all are known), and UsageError if the
+    question has no words.
     """
     asks_for_case = re.match(r"\s*cases?\s+(?=\w)", question, re.IGNORECASE)
-    said = index.synonyms.applied(metric_keys(question[asks_for_case.end() :] if asks_for_case else question))
-    terms = terms_of(said)
+    asked = metric_keys(question[asks_for_case.end() :] if asks_for_case else question)
+    said = as_the_pages_write(index, index.synonyms.applied(camel_case_apart(index, asked)))
+    terms = terms_of(index, said)
     if not terms:
         raise UsageError(f"'{question}' has no word to look for")
     holders = {term: numbers(index, f'"{term}"') for term in terms}
     unknown = tuple(term for term in terms if not holders[term])
+    holders |= {name: held for name in phrases_of(said) if (held := numbers(index, f'"{name}"'))}
     shares = coverage(index, holders)
     scores = {
         number: value * shares.get(number, 0) * index.sections[number].weight
         for number, value in ranked(index, [*terms, *phrases_of(said)])
     }
     best_first = sorted(scores, key=lambda number: (index.sections[number].is_index, -scores[number], number))
-    covering = [number for number in best_first if shares.get(number, 0) >= LEAST_COVERED]
+    least = LEAST_COVERED if unknown else LEAST_OF_KNOWN
+    covering = [
+        number
+        for number in best_first
+        if shares.get(number, 0) >= least and index.sections[number].may_answer(set(terms))
+    ]
     if not covering:
         raise Refused(not_covered(index, question, unknown, [index.sections[number] for number in best_first[:1]]))
-    hits = [Hit(index.sections[number], shares[number]) for number in covering]
-    return Answer(arranged(hits, asks_for_case is not None), terms, unknown)
+    hits = arranged([Hit(index.sections[number], shares[number]) for number in covering], asks_for_case is not None)
+    first = index.sections.index(hits[0].section)
+    lacking = tuple(term for term in terms if first not in holders[term]) if hits[0].covered < SURE else ()
+    return Answer(hits, terms, unknown, lacking)
 
 
 def arranged(hits: list[Hit], cases_first: bool) -> tuple[Hit, ...]:
@@ -139,26 +90,24 @@ def arranged(hits: list[Hit], cases_first: bool) -> tuple[Hit, ...]:
 def coverage(index: Index, holders: dict[str, set[int]]) -> dict[int, float]:
     """Return {section's number: share of the terms that it has}, by weight. holders: {term: numbers of sections}.
 
-    A term weighs the logarithm of its rarity. One that stands in the text only counts for IN_TEXT of that.
+    A term weighs the logarithm of its rarity. One that stands in the text or code only counts for IN_TEXT of that, and
+    one that only what the page is about has, for ON_PAGE.
     """
-    weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in holders.items()}
+    within = {term: numbers(index, f'{{title headings text code}}: "{term}"') for term in holders}
+    weights = {term: math.log(1 + len(index.sections) / (FEW + len(held))) for term, held in within.items()}
+    whole = min(sum(weights.values()), ENOUGH)
     shares: dict[int, float] = {}
     for term, held in holders.items():
         in_heading = numbers(index, f'{{title headings}}: "{term}"')
         for number in held:
-            part = weights[term] * (1 if number in in_heading else IN_TEXT)
-            shares[number] = shares.get(number, 0.0) + part / sum(weights.values())
+            part = weights[term] * (1 if number in in_heading else IN_TEXT if number in within[term] else ON_PAGE)
+            shares[number] = shares.get(number, 0.0) + part / whole
     return shares
-
-
-def numbers(index: Index, match: str) -> set[int]:
-    """Return the numbers of the sections that match."""
-    return {number for (number,) in index.database.execute("SELECT rowid FROM entries WHERE entries MATCH ?", (match,))}
 
 
 def ranked(index: Index, parts: list[str]) -> list[tuple[int, float]]:
     """Return (section's number, BM25 value; more is better) of the sections that have one of the words or phrases."""
-    query = f"SELECT rowid, -bm25(entries, {', '.join(map(str, WEIGHTS))}) FROM entries WHERE entries MATCH ?"
+    query = f"SELECT rowid, -bm25(entries, {', '.join(map(str, WEIGHTS.values()))}) FROM entries WHERE entries MATCH ?"
     return list(index.database.execute(query, (any_of(parts),)))
 
 
@@ -177,80 +126,6 @@ def nearest_lines(index: Index, hit: Hit, terms: tuple[str, ...]) -> list[tuple[
     return [line for line in hit.section.lines if line[0] in chosen]
 
 
-def terms_of(said: str) -> tuple[str, ...]:
-    """Return the distinct words of a question, in order, without those that say nothing and without plain numbers."""
-    words = dict.fromkeys(re.findall(r"[^\W_]+", said))
-    return tuple(word for word in words if word not in PASSED_OVER and not word.isdigit())
-
-
-def phrases_of(said: str) -> list[str]:
-    """Return what was written as one word, such as `split-k` and `num_stages`, as phrases of words."""
-    joined = re.findall(r"[^\W_]+(?:[-_.]+[^\W_]+)+", said)
-    return [" ".join(re.findall(r"[^\W_]+", word)) for word in joined]
-
-
-def metric_keys(question: str) -> str:
-    """Return the question with the names of Nsight Compute, or beginnings of them, followed by the wiki's keys."""
-    metrics = bundle.read_json(bundle.REFERENCE / "ncu_metrics.json")["metrics"]
-    for name in re.findall(r"\w+__[\w.]+", question):
-        keys = {metric["key"] for metric in metrics if any(known.startswith(name) for known in metric["names"])}
-        question = question.replace(name, " ".join(sorted(keys)) or name)
-    return question
-
-
-def open_index(wiki: Path) -> Index:
-    """Return the index of a wiki's pages, in memory. Raise EnvironmentLacks if SQLite has no FTS5."""
-    sections = tuple(section for path in sorted(wiki.rglob("*.md")) for section in sections_of(path, wiki))
-    synonyms = synonyms_of(wiki)
-    database = full_text_table("title, headings, text")
-    for number, section in enumerate(sections):
-        title, *headings = section.headings or ("",)
-        parts = (title, " ".join(headings), "\n".join(text for _, text in section.lines))
-        database.execute(
-            "INSERT INTO entries(rowid, title, headings, text) VALUES (?, ?, ?, ?)",
-            (number, *map(synonyms.applied, parts)),
-        )
-    return Index(wiki, sections, database, synonyms)
-
-
-def full_text_table(columns: str) -> sqlite3.Connection:
-    """Return a database in memory with the full-text table `entries`."""
-    database = sqlite3.connect(":memory:")
-    try:
-        database.execute(f"CREATE VIRTUAL TABLE entries USING fts5({columns}, tokenize='porter unicode61')")
-    except sqlite3.OperationalError as error:
-        raise EnvironmentLacks(f"this Python's SQLite has no FTS5 ({error}); use a Python that has it") from None
-    return database
-
-
-def synonyms_of(wiki: Path) -> Synonyms:
-    """Return the synonyms of a wiki's synonyms.json; none without that file."""
-    path = wiki / "synonyms.json"
-    groups = bundle.read_json(path)["searched_as"] if path.is_file() else {}
-    words = {spelling: name for name, spellings in groups.items() for spelling in spellings}
-    longest_first = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)) or r"(?!)"
-    return Synonyms(re.compile(rf"(?<![^\W_])(?:{longest_first})(?![^\W_])"), words)
-
-
-def sections_of(path: Path, wiki: Path) -> list[Section]:
-    """Return the sections of a page that have lines, without its sources. In a code block, # starts no heading."""
-    page, headings, in_code = str(path.relative_to(wiki)), (), False
-    starts: list[tuple[int, tuple[str, ...], list[tuple[int, str]]]] = [(1, (), [])]
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        in_code ^= text.startswith("```")
-        heading = None if in_code else re.match(r"(#+) +(.+)", text)
-        if heading:
-            headings = (*headings[: len(heading[1]) - 1], heading[2].strip())
-            starts.append((number, headings, []))
-        elif text.strip():
-            starts[-1][2].append((number, text.strip()))
-    return [
-        Section(page, number, headings, tuple(lines))
-        for number, headings, lines in starts
-        if lines and headings[-1:] != ("Sources",)
-    ]
-
-
 def not_covered(index: Index, question: str, unknown: tuple[str, ...], closest: list[Section]) -> str:
     """Return the sentence that says that the wiki does not answer, and what comes closest."""
     said = f"no section of {index.wiki} answers '{question}'"
@@ -265,8 +140,6 @@ def similar(unknown: tuple[str, ...], sections: Iterable[Section]) -> str:
     """Return the wiki's words with a spelling similar to an unknown word, as a part of a sentence."""
     import difflib
 
-    known = {
-        word for section in sections for _, text in section.lines for word in re.findall(r"[a-z]{4,}", text.lower())
-    }
+    known = words_of(sections)
     words = [match for word in unknown for match in difflib.get_close_matches(word, known, n=2, cutoff=0.8)]
     return f" (it has {', '.join(words)})" if words else ""

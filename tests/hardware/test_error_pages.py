@@ -1,0 +1,81 @@
+"""The wiki's pages of error messages: their parts and size, and that each message is one that a compiler or the CUDA
+runtime gives. The kernels that Triton refuses: tests/refused_triton_kernels.py."""
+
+import json
+import re
+
+import forks_with_torch
+import pytest
+from conftest import BUNDLE, FIXTURES
+
+FOLDER = BUNDLE / "gpu-wiki/docs/errors"
+PAGES = sorted(FOLDER.glob("*.md"))
+PARTS = ["Message", "Cause", "Remedy"]
+MOST_WORDS = 1500
+RUNTIME = json.loads((FIXTURES / "error_messages/cuda_runtime.json").read_text())
+NVCC = json.loads((FIXTURES / "error_messages/nvcc.json").read_text())
+NOT_CAPTURED = {  # sections whose messages need a GPU, another version or another program
+    "nvcc-ptxas": {"undefined symbol", "CUDA_HOME", "CUTLASS"},
+    "triton": {"out of resource", "Input shapes", "Block pointers", "Pointer argument", "Kernel requires"}
+    | {"0 active drivers", "PassManager"},
+}
+
+
+def sections(page: str) -> dict[str, dict[str, str]]:
+    """{heading: {part: text}} of a page, without its sources."""
+    pieces = re.split(r"^## (.+)$", (FOLDER / f"{page}.md").read_text(), flags=re.MULTILINE)
+    bodies = dict(zip(pieces[1::2], pieces[2::2], strict=True))
+    bodies.pop("Sources")
+    return {
+        heading: dict(re.findall(r"^- \*\*(\w+):\*\* (.+)$", body, re.MULTILINE)) for heading, body in bodies.items()
+    }
+
+
+def messages(page: str) -> list[str]:
+    """What a page quotes as a message and a fixture or a test can confirm."""
+    skipped = tuple(NOT_CAPTURED[page])
+    texts = [parts["Message"] for heading, parts in sections(page).items() if not heading.startswith(skipped)]
+    return [quoted.strip("` ") for text in texts for quoted in re.findall(r"``.+?``|`[^`]+`", text) if " " in quoted]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_an_error_page_is_short_and_says_cause_and_remedy_of_each_message(page):
+    text = page.read_text()
+    assert len(text.split()) <= MOST_WORDS and re.search(r"^- .*https://", text.partition("\n## Sources\n")[2], re.M)
+    assert {heading: list(parts) for heading, parts in sections(page.stem).items() if list(parts) != PARTS} == {}
+
+
+def test_texts_and_numbers_of_the_runtime_are_those_of_the_library():
+    page = (FOLDER / "cuda-runtime.md").read_text()
+    numbered = {name: int(number) for name, number in re.findall(r"`(cudaError\w+)` \((\d+)\)", page)}
+    assert len(numbered) >= 18
+    assert numbered == {name: RUNTIME[name]["number"] for name in numbered}
+    texts = " | ".join(row["text"] for row in RUNTIME.values())
+    assert [heading for heading in sections("cuda-runtime") if heading not in texts] == []
+    quoted = re.findall(r'\d\), "([^"]+)"', page)
+    assert len(quoted) >= 4 and [text for text in quoted if text not in texts] == []
+
+
+def test_messages_of_nvcc_and_ptxas_were_given_by_them():
+    captured = "\n".join(line for row in NVCC for line in row["messages"])
+    quoted = messages("nvcc-ptxas")
+    assert len(quoted) >= 18
+    assert [text for text in quoted if text not in captured] == []
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory) -> dict[str, str]:
+    """{kernel: message} of tests/refused_triton_kernels.py."""
+    folder = tmp_path_factory.mktemp("refused")
+    code = f"import runpy; runpy.run_path({str(BUNDLE / 'tests/refused_triton_kernels.py')!r}, run_name='__main__')"
+    done = forks_with_torch.run(code, folder, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(folder))
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_messages_of_triton_are_raised_by_it(refused):
+    assert "" not in refused.values()
+    raised = "\n".join(refused.values())
+    quoted = messages("triton")
+    assert len(quoted) >= 14
+    assert [text for text in quoted if text.replace("<function …>", "<function plain_python") not in raised] == []
