@@ -163,6 +163,7 @@ TOLD = {
     "kda": {"scans", "dense-products"},
     "gated_delta_rule": {"scans", "dense-products"},
     "cross_entropy": {"softmax-losses"},
+    "cross_entropy_backward": {"softmax-losses"},
     "add_rms_norm_fp8": {"norms"},
     "gemm_fused": {"dense-products", "elementwise"},
     "fp8_product": {"dense-products"},
