@@ -85,5 +85,5 @@ def test_one_row_by_tl_dot_compiles_with_k_split(tmp_path, monkeypatch):
     pointers = {"x": "*bf16", "packed": "*u8", "scales": "*bf16", "zeros": "*bf16", "y": "*bf16", "parts": "*fp32"}
     types = pointers | {"arrived": "*i32", "N": "i32", "K": "i32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in product.arg_names}
-    source = compiler.ASTSource(product, signature, constexprs=constants)
+    source = compiler.ASTSource(product, signature, constants)
     assert compiler.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4}).asm["ptx"]

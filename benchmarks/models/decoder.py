@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from sizes import SMALL, size
 
 VOCABULARY, WIDTH, HIDDEN = size(32000, 97), size(4096, 64), size(14336, 96)
-HEADS, KV_HEADS, HEAD = size(32, 4), size(8, 2), size(128, 16)
+HEADS, KV_HEADS, HEAD = size(32, 4), size(8, 2), size(128, 32)
 LAYERS = size(4, 2)
 REQUESTS, LONGEST = size(8, 2), size(4096, 128)  # of the cache
 

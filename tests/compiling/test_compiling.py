@@ -1,16 +1,18 @@
 """Compiling for a card that is not here: Triton and CUDA C++, in an exploration and by verify_kernel --compile-only."""
 
+import contextlib
 import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import FIXTURES, tool_json
 from kernelopt.compiling import compiled, compiler, findings, reading
 from kernelopt.compiling.compiled import Compiled, CompiledKernel
 from kernelopt.device import programs
-from kernelopt.disassembly import listings
+from kernelopt.disassembly import listing_files, listings
 from kernelopt.errors import Refused
 from kernelopt.explore import resources
 from kernelopt.hardware import targets, wiki
@@ -166,8 +168,10 @@ def test_what_the_driver_reserves_is_no_shared_memory_of_a_kernel(h100):
     assert [h100.static_shared(size) for size in (0, 1536)] == [0, 512] and ada.static_shared(512) == 512
 
 
-def test_where_the_code_cannot_be_read_its_ptx_says_what_it_has(tmp_path):
-    """cuobjdump refuses this cubin; the log is a stand-in for that of ptxas."""
+def test_where_the_code_cannot_be_read_its_ptx_says_what_it_has(tmp_path, monkeypatch):
+    """cuobjdump refuses this cubin from 13.1 on; the log is a stand-in for that of ptxas."""
+    unread = listing_files.Unreadable((FIXTURES / "disassembly/scale_sm_70.refused.txt").read_text())
+    monkeypatch.setattr(listing_files, "dump", Mock(side_effect=unread))
     for suffix in ("cubin", "ptx"):
         (tmp_path / f"k.{suffix}").write_bytes((FIXTURES / f"disassembly/scale_sm_70.{suffix}").read_bytes())
     log = "Compiling entry function 'scale' for 'sm_70'\nFunction properties for scale\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 18 registers"
@@ -425,6 +429,23 @@ def test_a_torch_with_cuda_builds_the_extension_itself(tmp_path, h100, monkeypat
     assert builder.files == ["extensions/k/k.so"]
     with pytest.raises(extensions.Stop, match=r"k\.run was called"):
         extension.run(1)
+
+
+def test_a_library_that_is_missing_at_the_link_leaves_the_code_for_the_gpu(tmp_path, h100, monkeypatch):
+    """Stand-ins for torch's builder, with the linker's message where the CUDA runtime is missing, and for nvcc."""
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\nfor last; do :; done\ntouch "$last"\n')
+    nvcc.chmod(0o755)
+    builder = extensions.Extensions(h100.for_worker(), str(nvcc), tmp_path)
+    for message, files in (
+        ("k.cu(7): error: no foo", []),
+        ("/usr/bin/ld: cannot find -lcudart: No such file or directory", ["cuda-0.cubin"]),
+    ):
+        build = Mock(side_effect=RuntimeError(f"Error building extension 'k': {message}"))
+        with contextlib.suppress(RuntimeError):
+            builder._compile(build, {"name": "k", "sources": ["k.cu"]})
+        assert builder.files == files
 
 
 def test_for_amd_hipcc_compiles_what_torch_translates(tmp_path):

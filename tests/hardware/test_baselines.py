@@ -137,6 +137,8 @@ def case_of() -> dict:
 
 @pytest.mark.parametrize("baseline", RUN_HERE, ids=name)
 def test_a_baseline_of_torch_computes_what_it_says(baseline, case_of):
+    if baseline.file.stem == "grouped_mm_torch" and not hasattr(functional, "grouped_mm"):
+        pytest.skip(f"torch {torch.__version__} has no torch.nn.functional.grouped_mm")
     arguments, expected = case_of[name(baseline)]
     result = loaded(baseline).kernel_function(*arguments)
     loose = {"rtol": 2e-2, "atol": 2e-2} if arguments[0].dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}

@@ -1,6 +1,7 @@
 """The wiki's pages of error messages: their parts and size, and that each message is one that a compiler or the CUDA
 runtime gives. The kernels that Triton refuses: tests/refused_triton_kernels.py."""
 
+import importlib.metadata
 import json
 import re
 
@@ -8,6 +9,7 @@ import forks_with_torch
 import pytest
 from conftest import BUNDLE, FIXTURES
 
+TRITON = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
 FOLDER = BUNDLE / "gpu-wiki/docs/errors"
 PAGES = sorted(FOLDER.glob("*.md"))
 PARTS = ["Message", "Cause", "Remedy"]
@@ -73,6 +75,7 @@ def refused(tmp_path_factory) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.skipif(TRITON < (3, 9), reason="the page quotes Triton 3.9; one of the kernels ends the compiler of 3.2")
 def test_messages_of_triton_are_raised_by_it(refused):
     assert "" not in refused.values()
     raised = "\n".join(refused.values())

@@ -1,6 +1,5 @@
 """Tags of figures in the wiki: what counts as a figure, what as its tag, and that figures of examples are theirs."""
 
-import json
 import re
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from kernelopt.hardware import wiki_checks, wiki_figures
 
 WIKI = BUNDLE / "gpu-wiki"
 CARDS = wiki_figures.cards_of(WIKI)
-EXEMPT = wiki_figures.exempt_pages(WIKI)
-TAGGED = sorted(page for page in (WIKI / "docs").glob("[ofp]*/*.md") if str(page.relative_to(WIKI)) not in EXEMPT)
+PAGES = sorted(page for folder in wiki_figures.FOLDERS for page in (WIKI / "docs" / folder).glob("*.md"))
+LESSONS = {path.parent.name: path.read_text() for path in (BUNDLE / "examples").glob("*/lessons.md")}
+RESULTS = (BUNDLE / "docs/results.md").read_text()
 
 
 def defects(tmp_path: Path, text: str) -> list[str]:
@@ -66,30 +66,42 @@ def test_a_tag_belongs_to_its_paragraph_and_to_a_table_below_it(tmp_path):
     assert len(defects(tmp_path, f"{tagged}\n\nMore.\n\n{table}\n")) == 1
     assert len(defects(tmp_path, f"{tagged}\n\n## Next\n\n{table}\n")) == 1
     assert len(defects(tmp_path, f"- {tagged}\n- 260 us\n")) == 1
+    assert defects(tmp_path, f"- {tagged}\n\n{table}\n\n  More: 260 us\n") == []
+    assert len(defects(tmp_path, f"- {tagged}\n\n{table}\n\nMore: 260 us\n")) == 1
 
 
-def test_the_check_of_the_wiki_reads_the_pages_that_are_not_exempt(tmp_path):
+def test_the_tag_of_what_was_observed_counts_for_its_pitfall(tmp_path):
+    items = "- **Cause:** 20 us of it waited.\n- **Lesson:** 10 % is no gain.\n"
+    assert defects(tmp_path, f"## One\n\n- **Observed:** H200, 2026-11: slower.\n{items}") == []
+    assert len(defects(tmp_path, f"## One\n\n- **Attempted:** H200, 2026-11: 5 us.\n{items}")) == 2
+    assert len(defects(tmp_path, f"## One\n\n- **Observed:** H200, 2026-11.\n\n## Two\n\n{items}")) == 2
+
+
+def test_a_threshold_with_its_name_is_no_figure(tmp_path):
+    assert defects(tmp_path, "- at least 80 % (`saturated_pct`), below 4 us (`short_kernel_us`)\n") == []
+    assert len(defects(tmp_path, "- at least 81 % (`saturated_pct`)\n")) == 1
+    assert len(defects(tmp_path, "- at least 80 % (`matvec`)\n")) == 1
+    assert len(defects(tmp_path, "- at least 80 % (`saturated_pct`), then 85 %\n")) == 1
+
+
+def test_the_check_of_the_wiki_reads_the_pages(tmp_path):
     page = tmp_path / "docs/operators/new.md"
     page.parent.mkdir(parents=True)
     page.write_text("# New\n\n260 us\n")
     (tmp_path / "docs/hardware").symlink_to(WIKI / "docs/hardware")
     assert any("docs/operators/new.md: L3: '260 us'" in defect for defect in wiki_checks.problems(tmp_path))
-    (tmp_path / "untagged_pages.json").write_text(json.dumps({"pages": ["docs/operators/new.md"]}))
-    assert not any("new.md: L3" in defect for defect in wiki_checks.problems(tmp_path))
 
 
-@pytest.mark.parametrize("name", EXEMPT)
-def test_an_exempt_page_still_needs_its_exemption(name):
-    """A page whose figures all have tags leaves untagged_pages.json; pages by operator never enter it."""
-    assert wiki_figures.untagged(WIKI / name, name, CARDS) and not name.startswith("docs/operators/")
-
-
-@pytest.mark.parametrize("page", TAGGED, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_figures_with_an_example_as_their_tag_are_recorded_there(page):
-    recorded = (BUNDLE / "docs/results.md").read_text()
     for block in wiki_figures.blocks(page.read_text()):
-        examples = set(re.findall(r"`examples/(\w+)`", block.text))
-        lessons = [BUNDLE / "examples" / name / "lessons.md" for name in examples]
-        known = recorded + "".join(file.read_text() for file in lessons if file.is_file())
+        examples = set(re.findall(r"`examples/(\w+)`", block.context)) & set(LESSONS)
+        known = RESULTS + "".join(LESSONS[name] for name in examples)
         figures = re.findall(r"(?<![\w.])\d+\.\d+", re.sub(r"https?://\S+", "", block.text)) if examples else []
         assert [figure for figure in figures if figure not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_ratio_with_three_decimals_is_a_gates(page):
+    ratios = re.findall(r"(?<![\d.])\d+\.\d{3}x", page.read_text())
+    assert [ratio for ratio in ratios if ratio not in RESULTS + "".join(LESSONS.values())] == []

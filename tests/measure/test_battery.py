@@ -97,7 +97,10 @@ def test_an_honest_kernel_passes(path, interpreter, tmp_path):
 @pytest.mark.parametrize("path", files("cheats", gpu=False))
 def test_a_cheat_lands_in_its_status(path, interpreter, tmp_path):
     timeout_s = 2 if constant(path, "STATUS") == {"TIMEOUT"} else 60
-    status, message = judged(interpreter, path, tmp_path, constant(path, "CAUGHT_BY"), timeout_s)
+    for _ in range(3):  # on a busy processor the clocks may disagree about any kernel
+        status, message = judged(interpreter, path, tmp_path, constant(path, "CAUGHT_BY"), timeout_s)
+        if status in constant(path, "STATUS") or status != "CHEAT_SUSPECT":
+            break
     assert status in constant(path, "STATUS"), message
 
 

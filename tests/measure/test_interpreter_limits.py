@@ -1,8 +1,11 @@
 """What Triton's CPU interpreter cannot run is its limit, and not the kernel's fault."""
 
+import importlib.metadata
+
 import pytest
 from written_tasks import judge, written
 
+TRITON = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
 TASK = """
 class Model(nn.Module):
     def forward(self, x): return torch.tanh(x)
@@ -45,14 +48,22 @@ LIMITS = {  # body, grid -> what the message says
     "memory of a GPU": (BY_EXP, "(len(torch.empty(1, device='cuda')),)", "has no GPU"),
     "the GPU's properties": (BY_EXP, "(triton.runtime.driver.active.utils.count,)", "has no GPU to ask"),
 }
+SINCE = {  # a limit -> the first Triton that has it, what an older one does
+    "a mask of whole numbers": ((3, 9), "its interpreter takes such masks"),
+    "atomics in bf16": ((3, 4), "it has no such atomics on a GPU either"),
+}
 
 
 def made(body: str, grid: str = "(1,)") -> str:
     return KERNEL.replace("BODY", body).replace("GRID", grid)
 
 
-@pytest.mark.parametrize(("body", "grid", "said"), LIMITS.values(), ids=LIMITS)
-def test_a_limit_of_the_interpreter_is_named(interpreter, tmp_path, body, grid, said):
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_of_the_interpreter_is_named(interpreter, tmp_path, limit):
+    first, older = SINCE.get(limit, ((), ""))
+    if first > TRITON:
+        pytest.skip(f"Triton {importlib.metadata.version('triton')}: {older}")
+    body, grid, said = LIMITS[limit]
     found = judge(interpreter, tmp_path, TASK, made(body, grid), only_these_shapes=True)
     assert found["status"] == "NOT_INTERPRETABLE" and said in found["summary"], found["summary"]
     assert "no fault of the kernel" in found["summary"]
@@ -87,6 +98,20 @@ def test_numbers_are_rounded_as_a_gpu_does(interpreter, tmp_path, dtype):
     reference = ROUNDED.replace("DTYPE", dtype)
     found = judge(interpreter, tmp_path, reference, kernel, only_these_shapes=True)
     assert found["status"] == "OK" and found["worst_rel_err"] == 0, found["summary"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "tl.store(y, 9.0, mask=tl.program_id(0) > 0)",
+        "tl.store(y + tl.arange(0, 1), 9.0, mask=tl.arange(0, 1) > 0)",
+        "tl.atomic_add(y + tl.arange(0, 1), 9.0, mask=tl.arange(0, 1) > 0)",
+    ],
+)
+def test_a_mask_of_one_element_keeps_a_kernel_from_writing(interpreter, tmp_path, write):
+    kernel = made(BY_EXP).replace("\ndef kernel_function", f"\n    {write}\ndef kernel_function")
+    found = judge(interpreter, tmp_path, TASK, kernel, only_these_shapes=True)
+    assert found["status"] == "OK", found["summary"]
 
 
 def test_a_reference_that_needs_a_gpu_fails_itself(interpreter, tmp_path):

@@ -439,12 +439,12 @@ def brief_lines(workspace_folder) -> list[str]:
 def test_the_two_nearest_cases_are_cited_by_path_with_what_came_of_them(tmp_path):
     shutil.copytree(EXAMPLE, tmp_path / "w")
     first, second = brief_lines(tmp_path / "w")
-    assert re.fullmatch(
+    own = (
         r"- gpu-wiki/docs/cases/row_softmax.md:\d+: Three kernels made one that reads once "
-        r"\(FASTER, 1.986x; shares .*excess_dram_traffic.*\)",
-        first,
+        r"\(FASTER, 1.986x; shares .*excess_dram_traffic.*\)"
     )
-    assert second.startswith("- gpu-wiki/docs/cases/") and second != first
+    assert [line for line in (first, second) if re.fullmatch(own, line)]  # another case is as near
+    assert all(line.startswith("- gpu-wiki/docs/cases/") for line in (first, second)) and second != first
 
 
 def test_a_wiki_without_cases_gives_a_brief_without_them(tmp_path):

@@ -386,8 +386,8 @@ def test_the_message_names_the_field_and_the_cause(place, value, message):
     functools.reduce(operator.getitem, parents, record)[last] = value
     with pytest.raises(UsageError) as refused:
         bundle.validate(record, "v_iteration.schema.json", "record v1")
-    assert str(refused.value).startswith("record v1: ") and message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    said = str(refused.value).replace('"integer", "null"', '"null", "integer"')  # as jsonschema-rs 0.41 has them
+    assert said.startswith("record v1: ") and message in said and "\n" not in said
 
 
 def test_no_field_of_a_record_may_be_absent():

@@ -8,6 +8,7 @@ import torch
 from conftest import BUNDLE
 from kernelopt.worker import model_cut, model_put_back, model_swap, problem
 from kernelopt.worker.context import Context
+from torch.utils.flop_counter import FlopCounterMode
 
 MODELS = BUNDLE / "tests" / "models"
 
@@ -85,7 +86,7 @@ def test_the_kernel_is_called_directly_where_nobody_follows_the_call(mlp):
     with torch.no_grad():
         expected = operator.apply(*arguments)
         assert not calls
-        with torch.utils.flop_counter.FlopCounterMode(display=False):
+        with FlopCounterMode(display=False):
             assert torch.equal(operator.apply(*arguments), expected) and len(calls) == 1
         with torch._subclasses.FakeTensorMode() as fake:
             assert operator.apply(*map(fake.from_tensor, arguments)).shape == expected.shape and len(calls) == 2

@@ -230,7 +230,7 @@ def test_the_profiler_starts_without_torch_dynamo():
             torch.ones(8).sum()
         assert any(event.name == "aten::sum" for event in profiler.events())
         assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
-        assert torch._inductor.config and "torch._dynamo" in sys.modules
+        assert torch._inductor.config
     """
     done = forks_with_torch.run(code)
     assert done.returncode == 0, done.stdout

@@ -155,7 +155,8 @@ def validate(value, schema_name: str, title: str) -> None:
     rules = validator(schema_name)
     try:
         sound = rules.is_valid(value)
-    except UnicodeEncodeError:  # half a character, which the validator cannot read and no schema speaks of
+    except (UnicodeEncodeError, SystemError):  # SystemError: from jsonschema-rs 0.41
+        # Half a character, which the validator cannot read and no schema speaks of.
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         sound = rules.is_valid(value)
     if sound:

@@ -103,6 +103,7 @@ STAND_INS = {
     "sympy": {"Basic": type("Basic", (), {})},
     "torch.fx.experimental.symbolic_shapes": {
         **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), itself),
+        "_advise_is_size": itself,  # torch 2.6, for each new tensor
         **dict.fromkeys(("definitely_true", "statically_known_true", "size_hint", "guarding_hint_or_throw"), itself),
         **dict.fromkeys(("has_hint", "has_guarding_hint"), lambda _: True),
         **dict.fromkeys(("is_nested_int", "free_unbacked_symbols"), lambda _: False),

@@ -27,6 +27,7 @@ MISSING_HEADERS = {
 }
 LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
 NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
+NOT_LINKED = re.compile(r"\bld\S*: cannot find -lcu")
 NO_NVCC = "nvcc is not here: install the CUDA toolkit, or put its nvcc on the PATH, to compile CUDA C++"
 NO_HIPCC = "hipcc is not here: install ROCm, or put its hipcc on the PATH, to compile CUDA C++ for AMD"
 STANDARD = re.compile(r"cuda_flags \+ \['(-std=[^']+)'\]")
@@ -70,8 +71,7 @@ class Extensions:
         if self._compiler is None:
             self.lacking = NO_NVCC if self._target.is_nvidia else NO_HIPCC
             raise Stop(self.lacking)
-        if self._target.is_nvidia and self._links_with_cuda:
-            build(**given)  # for TORCH_CUDA_ARCH_LIST, which the parent sets
+        if self._target.is_nvidia and self._links_with_cuda and linked(build, given):
             built = Path(given["build_directory"]).glob("*.so")
             self.files += [str(path.relative_to(self._folder)) for path in built]
         else:
@@ -81,7 +81,7 @@ class Extensions:
         return Built(given["name"])
 
     def _device_code(self, source: str, given: dict) -> None:
-        """The code for the GPU alone: this torch has no libraries of that vendor to link with."""
+        """The code for the GPU alone, where there are no libraries of that vendor to link with."""
         command = self._nvcc if self._target.is_nvidia else self._hipcc
         path = self._folder / f"cuda-{len(self.files)}.{'cubin' if self._target.is_nvidia else 'amdgcn'}"
         done = subprocess.run(
@@ -143,6 +143,18 @@ class Extensions:
         if standard and not any(flag.startswith(("-std=", "--std")) for flag in own):
             flags.append(standard[1])
         return flags + [part for folder in folders for part in ("-isystem", str(folder))]
+
+
+def linked(build: Callable, given: dict) -> bool:
+    """Did torch build the extension, for TORCH_CUDA_ARCH_LIST, which the parent sets? False: all was compiled, and the
+    linker lacks one of CUDA's libraries. Raises what the build raises for any other reason."""
+    try:
+        build(**given)
+    except RuntimeError as error:
+        if not NOT_LINKED.search(str(error)):
+            raise
+        return False
+    return True
 
 
 def without_card(flags: list[str]) -> list[str]:

@@ -3,12 +3,14 @@
 import functools
 import inspect
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy
 import torch
 from triton import language
 from triton.backends.driver import DriverBase
+from triton.language import semantic
 from triton.runtime import Config, driver, interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
@@ -62,6 +64,23 @@ def rounded(values: numpy.ndarray, source, target, mode) -> numpy.ndarray:
     return bits.numpy().view(f"uint{8 * narrow.itemsize}").reshape(values.shape)
 
 
+def with_its_mask(function: Callable) -> Callable:
+    """A function of Triton 3.2's `semantic` that asks `if not mask` whether there is a mask: of one element that is
+    False, the interpreter says that there is none, and the kernel writes."""
+
+    def wrapped(*arguments):
+        value_of = vars(language.tensor).get("__bool__")
+        if value_of is None:  # the compiler calls it
+            return function(*arguments)
+        language.tensor.__bool__ = lambda _: True
+        try:
+            return function(*arguments)
+        finally:
+            language.tensor.__bool__ = value_of
+
+    return wrapped
+
+
 _finished = []  # kernels that ran to their end in this process
 
 
@@ -75,6 +94,9 @@ def install() -> None:
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # it would compute whether whole numbers overflow, and assert nothing
         builder.options = replace(builder.options, sanitize_overflow=False)
+    for name in ("_store_legacy", "atom_red_typechecking_impl"):
+        if function := getattr(semantic, name, None):
+            setattr(semantic, name, with_its_mask(function))
     interpreter._patch_lang = patch_language
     interpreter._patch_builtin = patch_builtins
     interpreter._get_np_dtype = numpy_dtype
