@@ -114,7 +114,7 @@ def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
     assert "# float32 (1, 12)" in Path(report.path).read_text()
 
 
-def test_so_it_is_in_the_call_around_a_chain(tmp_path):
+def test_a_size_of_1_is_left_open_in_the_call_around_a_chain_too(tmp_path):
     text = "class Flat(nn.Module):\n    def forward(self, x): return (x.exp() * 2).view(x.shape[0], -1) + 1\n"
     text += "def load(): return nn.Sequential(Flat(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
     text += "def workloads(): return {'two': lambda: [torch.randn(2, 5, 3)]}\n"

@@ -90,7 +90,7 @@ def cut(
     others = wider(file, target, module, chosen, call)
     if between:  # names of operators, which may be others there
         names = names_until(between[1], target, call)
-        others = (one for one in others if names_until(between[1], target, one) == names)
+        others = (one for one in others if names and names_until(between[1], target, one) == names)
     draft, proofs, fixed = drafts.first_proved([*others, call])
     path, made = draft.write()
     draft.prove(path)
