@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernelopt import bundle, cli
+from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.models import cutting
+from kernelopt.models import cutting, finding
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def part_of(args) -> cutting.Part:
         return cutting.Part(args.model, args.module, between, args.workload, {})
     if args.module or not args.groups:
         raise UsageError("--group N goes with --groups FILE, without --module")
-    return cutting.part_of_group(args.model, bundle.read_json(args.groups), args.group, between)
+    return cutting.part_of_group(args.model, finding.listed(args.groups), args.group, between)
 
 
 def arguments():
@@ -58,7 +58,7 @@ def arguments():
         "--group", type=cli.positive_int, metavar="N", help="a group of find_kernels.py; its promise too"
     )
     parser.add_argument(
-        "--groups", type=cli.path, metavar="FILE", help="with --group: what find_kernels.py --json printed"
+        "--groups", type=cli.path, metavar="FILE", help="with --group: what find_kernels.py --save or --json gave"
     )
     parser.add_argument("--operators", action="store_true", help="list the module's operators and cut nothing")
     parser.add_argument("--workload", type=cli.filled, metavar="NAME", help="which of the model's (default: its first)")

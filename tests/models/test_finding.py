@@ -3,6 +3,7 @@
 fixtures/model_step/cpu_decoder.json.gz is a real capture on a CPU. GPU events and times in this file are made up.
 """
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -283,6 +284,20 @@ def test_of_groups_that_share_operators_the_larger_saving_is_named():
     assert said == ["this is worth a kernel: group 4, layers.*.mlp (M), at most 9 % of the eager step"]
     said = advice(made_report([replace(whole, floor=replace(whole.floor, library_rate=True))], {}))
     assert said[-1] == "a floor that is a library's rate bounds no gain; measure_ceiling.py measures one for a problem"
+
+
+def test_a_cut_takes_its_group_from_the_recorded_step_or_from_its_list(tmp_path):
+    recorded = FIXTURES / "model_step" / "h200_decode.json.gz"
+    groups = finding.listed(recorded)
+    (tmp_path / "groups.json").write_text(json.dumps(groups))
+    parts = [
+        cutting.part_of_group(BUNDLE / "model.py", finding.listed(path), 1)
+        for path in (recorded, tmp_path / "groups.json")
+    ]
+    assert parts[0] == parts[1] and parts[0].module == groups["groups"][0]["paths"][0]
+    (tmp_path / "step.json.gz").write_bytes(b"none")
+    with pytest.raises(UsageError, match="is no recorded step"):
+        finding.listed(tmp_path / "step.json.gz")
 
 
 def test_a_group_becomes_a_cut_with_its_promise():

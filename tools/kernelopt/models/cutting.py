@@ -53,13 +53,13 @@ class CutProblem:
 
 
 def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, str] | None = None) -> Part:
-    """The part that a group of find_kernels.py stands for, or a chain of its operators. listed: its JSON output.
+    """The part that a group of find_kernels.py stands for, or a chain of its operators. listed: of finding.listed.
     UsageError where the file is none, or the group is no part that can be cut out."""
     try:
         group = next((one for one in listed["groups"] if one["number"] == number), None)
         known, workload = len(listed["groups"]), listed["workload"]
     except (KeyError, TypeError):
-        raise UsageError("--groups is no output of find_kernels.py --json") from None
+        raise UsageError("--groups is no output of find_kernels.py --save or --json") from None
     if group is None:
         raise UsageError(f"there is no group {number}; there are {known}")
     path = group["paths"][0]

@@ -84,6 +84,13 @@ def profile(sandbox: Sandbox, wanted: Wanted) -> Recording:
     )
 
 
+def listed(path: Path) -> dict:
+    """The groups of a step as JSON: of a recorded step, or as they stand in a file. UsageError when it is neither."""
+    if path.suffix == ".gz":
+        return report(Recording.load(path), "recorded").to_json()
+    return bundle.read_json(path)
+
+
 def report(recording: Recording, source: str) -> StepReport:
     """source: "measured" or "recorded"."""
     facts = recording.facts
