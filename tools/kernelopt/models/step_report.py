@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from ..hardware.work import ModuleWork
 from ..intervals import busy_us
 from ..measure import pairing
+from ..model_types import most_saved_pct
 from ..statuses import Speed
 from .groups import Floor, Group, groups, pattern_of
 from .step_trace import StepTrace, Unit
@@ -71,12 +72,10 @@ class StepReport:
         return None if self.busy_us is None else 100 * max(0.0, 1 - self.busy_us / self.step_us)
 
     def saved_pct(self, group: Group, of_us: float | None = None) -> float | None:
-        """The share of a step that a group could save at most. of_us: another step than the eager one; what the group
-        takes there is not known, only that its floor remains."""
+        """The share of a step that a group could save at most. of_us: another step than the eager one."""
         if group.saved_us is None:
             return None
-        step_us = of_us or self.step_us
-        return 100 * min(group.saved_us, max(0.0, step_us - group.floor.us)) / step_us
+        return most_saved_pct(group.saved_us, group.floor.us, of_us or self.step_us)
 
     def best_way(self) -> WayTime | None:
         """The fastest of the ways that are faster than the eager step; None when none is."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import ToolError, UsageError
-from ..model_types import ModelCheck
+from ..model_types import ModelCheck, most_saved_pct
 from ..statuses import Speed
 from .workspace import Workspace
 
@@ -45,14 +45,13 @@ class Promise:
     saved_us: float | None = None
 
     def most_pct(self, step_us: float) -> float | None:
-        """The same of the step in a way of running: what the part takes there is not known, only that its floor
-        remains."""
+        """The same of the step in a way of running."""
         if self.saved_us is None:
             return None
         if not self.at_most_pct:
             return 0.0
         floor_us = max(0.0, self.share_pct * self.saved_us / self.at_most_pct - self.saved_us)
-        return 100 * min(self.saved_us, max(0.0, step_us - floor_us)) / step_us
+        return most_saved_pct(self.saved_us, floor_us, step_us)
 
 
 @dataclass(frozen=True)
