@@ -145,14 +145,15 @@ def row(name: str, difference: str, folder: Path, files: tuple[Path, Path], sets
         if number % 4 == 0:
             plain[plain_verdict(paired)] += 1
     shown = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
-    told = f"{plain['A']}, {plain['B']} of {sum(plain.values())}"
-    return f"| {name} | {difference} | {shown} | {min(points):.4f} to {max(points):.4f} | {told} |"
+    by_do_bench = f"{plain['A']}, {plain['B']} of {sum(plain.values())}"
+    return f"| {name} | {difference} | {shown} | {min(points):.4f} to {max(points):.4f} | {by_do_bench} |"
 
 
 def in_fresh_memory(paired: PairedTiming) -> pairing.PairedTimes:
     """What one process of a comparison yields."""
-    paired.memory = [[torch.empty_like(tensor) for tensor in paired.contents[0]] for _ in paired.memory]
-    return pairing.PairedTimes(**paired.run_rounds(timing.ROUNDS[0], timing.BUDGET_S[0], []))
+    paired.move()
+    times = paired.run_rounds(timing.ROUNDS[0], timing.BUDGET_S[0], [])
+    return pairing.PairedTimes(times.a_us, times.b_us)
 
 
 def plain_verdict(paired: PairedTiming) -> str:

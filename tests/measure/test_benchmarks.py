@@ -114,6 +114,33 @@ def test_the_judges_benchmark_says_what_it_lacks_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_judges_benchmark_times_both_kernels_in_fresh_memory(tmp_path):
+    code = """
+import dataclasses, importlib.util, sys
+from pathlib import Path
+
+spec = importlib.util.spec_from_file_location("judge", sys.argv[1])
+judge = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(judge)
+judge.timing.ROUNDS = (4, 4)
+context = dataclasses.replace(judge.CONTEXT, device="cpu")
+files = [Path(sys.argv[2], name) for name in ("a.py", "b.py")]
+for file in files:
+    file.write_text(judge.PRODUCT)
+a, b = (judge.Candidate(context, str(file)) for file in files)
+inputs = [judge.torch.randn(4, 4) for _ in range(2)]
+paired = judge.PairedTiming(context, "default", [judge.problem.Case(inputs, [], {}, None)], "")
+paired.load_baseline(b, alone=False)
+paired.load(a)
+before = paired.memory(0, 0)
+times = judge.in_fresh_memory(paired)
+after = paired.memory(0, 0)
+print(len(times.a_us), len(times.b_us), before[0].data_ptr() != after[0].data_ptr())
+"""
+    done = forks_with_torch.run(code, BUNDLE / "benchmarks" / "judge.py", tmp_path, CUDA_VISIBLE_DEVICES="-1")
+    assert done.stdout.splitlines()[-1:] == ["4 4 True"], done.stdout
+
+
 def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monkeypatch):
     """The measurement is stood in for; test_gpu.py makes one."""
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)

@@ -43,7 +43,7 @@ def test_lines_are_made_normal_where_the_size_is_the_usual_one():
 @pytest.mark.gpu
 def test_the_timer_gives_back_what_a_call_sets_aside():
     import torch
-    from kernelopt.worker.timing import GatedTimer
+    from kernelopt.worker.timers import GatedTimer
 
     torch.zeros(1, device="cuda")
     driver, timer = ctypes.CDLL("libcuda.so.1"), GatedTimer()

@@ -119,33 +119,43 @@ def collect(
     with sandbox.folder("report") as folder:
         made, stages = Path(folder, "report.ncu-rep"), Path(folder, "compiled")
         stages.mkdir()
-        arguments = {
-            "kernel": str(kernel.resolve()),
-            "inputs": inputs,
-            "compiled": str(stages) if compiled else None,
-        }
-        names = metrics.requested()
-        while True:
-            outcome = sandbox.run_under(command(made, cache, everything, names), "profile", arguments, timeout_s)
-            if not (refused := refused_names(outcome.log_tail, names)):
-                break
-            names = [name for name in names if name not in refused]
+        arguments = {"kernel": str(kernel.resolve()), "inputs": inputs, "compiled": str(stages) if compiled else None}
+        outcome = profiled(sandbox, arguments, timeout_s, lambda names: command(made, cache, everything, names))
         if made.exists():
             shutil.copyfile(made, report)
         if compiled:
             shutil.copytree(stages, compiled, dirs_exist_ok=True)
+    check_outcome(outcome, report.exists(), timeout_s)
+    return outcome
+
+
+def profiled(
+    sandbox: Sandbox, arguments: dict, timeout_s: float, command_for: Callable[[list[str]], list[str]]
+) -> Outcome:
+    """The worker's job `profile` under ncu. Metrics whose names this ncu does not know are left out, and it runs
+    again. command_for: ncu's command line for a list of metrics."""
+    names = metrics.requested()
+    while True:
+        outcome = sandbox.run_under(command_for(names), "profile", arguments, timeout_s)
+        refused = refused_names(outcome.log_tail, names)
+        if not refused:
+            return outcome
+        names = [name for name in names if name not in refused]
+
+
+def check_outcome(outcome: Outcome, has_report: bool, timeout_s: float) -> None:
+    """Raises what `collect` raises for a run that ended so."""
     for symptom, remedy in FAILURES.items():
         if symptom in outcome.log_tail:
             raise EnvironmentLacks(f"{symptom}: {remedy}")
     if outcome.timed_out:
         raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
-    if outcome.result is None and not report.exists():
+    if outcome.result is None and not has_report:
         raise Refused(f"ncu did not start the kernel; its message: {last_line(outcome.log_tail)}")
     if failed := outcomes.failure(outcome):
         raise Refused(f"the kernel failed under ncu: {failed.message.strip()}")
-    if not report.exists():
+    if not has_report:
         raise Refused(f"ncu profiled no kernel: does the call launch one? Its message: {last_line(outcome.log_tail)}")
-    return outcome
 
 
 def refused_names(log: str, names: list[str]) -> set[str]:

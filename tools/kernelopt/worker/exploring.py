@@ -13,7 +13,7 @@ from . import artefacts, judging, oracle, persisting, problem, tensor_trees, tra
 from .candidate import Run
 from .context import Candidate, Context, load_reference
 from .state import identical
-from .timing import GatedTimer
+from .timers import GatedTimer
 
 TRACE_MARK = "call of the kernel"
 PADDING_MIB = (1, 64)  # of memory that is taken before inputs move, so that they do not come to lie where they were

@@ -11,29 +11,25 @@ from time import perf_counter
 
 import torch
 
-from .. import intervals
-from . import accuracy, persisting, problem, tensor_trees, tracing
+from . import accuracy, gpu_times, problem, tensor_trees
 from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
+from .gpu_times import GpuTimes
 from .state import identical
+from .timers import GatedTimer, HostTimer
 
 ALONE_CALLS = 8  # of the baseline, before the kernel is loaded
 CHECKED_OUTPUTS = 3  # of one workload's rounds, and one of the calls after them; of large outputs one or the other
 CHECKED_BYTES = 1 << 28
 RESTORED_CALLS = 31  # in place of do_bench, where calls change their inputs
-TRACED_CALLS = 9
-STRAY_CALLS = 9
-GRAPH_REPLAYS = 30
 LEAST_ROUNDS = 4
-EMPTY_CALLS = 31
 FEW_ROUNDS = 24  # the candidate is checked after each of these rounds; with more rounds, after random ones
 FRESH_CALLS = 64  # in a stretch in which each call gets memory of its own
 FRESH_BYTES = 2 << 30  # of that memory
 WALL_US = 20_000.0  # length of a stretch that the parent's clock times; its ends are known to about 0.1 ms
 HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
 STRETCH_ATTEMPTS = 3  # with ever longer sleeps; a busy host launches slowly
-GATE_CYCLES = 20_000  # about 10 us
 REMEMBERED_BYTES = 4 << 30  # of outputs that later calls are compared with
 CLOSE = 0.05  # atomics in another order differ by far less, a former result by far more
 
@@ -88,37 +84,6 @@ class StoredOutput:
 
     set: int
     output: str
-
-
-@dataclass(frozen=True)
-class AfterTheCall:
-    """How long a call takes on its stream, how long the GPU works after that, and how long the host takes to see an
-    idle GPU after a kernel of torch, in microseconds."""
-
-    call_us: float
-    stray_us: float
-    idle_us: float
-
-
-@dataclass(frozen=True)
-class TracedCalls:
-    """traced_us: of each traced call, the run time of its kernels. kernels: of one such call."""
-
-    traced_us: list[float]
-    kernels: list[tracing.KernelRun]
-
-
-@dataclass(frozen=True)
-class GpuTimes:
-    """What a GPU alone gives. traced, graph_us: asked for with `trace`; graph_us: of replays of a CUDA graph, None
-    where the call cannot be captured."""
-
-    after: AfterTheCall
-    traced: TracedCalls | None = None
-    graph_us: list[float] | None = None
-
-    def to_json(self) -> dict:
-        return {"after": self.after, **({**vars(self.traced), "graph_us": self.graph_us} if self.traced else {})}
 
 
 @dataclass(frozen=True)
@@ -187,6 +152,12 @@ class PairedTiming:
 
     def _layout(self, number: int) -> tuple:
         return tuple((tensor.shape, tensor.stride()) for tensor in self.contents[number])
+
+    def move(self) -> None:
+        """Put the inputs elsewhere in memory, for where they lie makes a call faster or slower."""
+        self._memory = {  # made while the former memory is still held, so that it is another place
+            layout: [memories_like(memory) for memory in both] for layout, both in self._memory.items()
+        }
 
     def load_baseline(self, baseline: Candidate, alone: bool) -> None:
         """Load the baseline. `alone`: also time it, before the kernel can disturb it."""
@@ -292,10 +263,11 @@ class PairedTiming:
         return clock, [self._timed("a", 0, 0) for _ in range(RESTORED_CALLS)]
 
     def _on_gpu(self, call, trace: bool) -> GpuTimes:
-        after = after_the_call(call, self.timer, self._restore)
+        after = gpu_times.after_the_call(call, self.timer, self._restore)
         if not trace:
             return GpuTimes(after)
-        return GpuTimes(after, traced(call, self.timer, self._restore), graph_us(call, self.timer, self._restore))
+        traced = gpu_times.traced(call, self.timer, self._restore)
+        return GpuTimes(after, traced, gpu_times.graph_us(call, self.timer, self._restore))
 
     def run_rounds(self, rounds: int, budget_s: float, kept: list) -> PairedRounds:
         """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without a baseline.
@@ -437,141 +409,6 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     finite = torch.where(torch.isfinite(b), b, 0.0)
     near = (a - b).abs() <= CLOSE * (b.abs() + finite.square().mean().sqrt())
     return bool((near | (a == b) | (a.isnan() & b.isnan())).all())
-
-
-class HostTimer:
-    """The host's clock, for kernels in Triton's CPU interpreter."""
-
-    name = "host, cpu-interpreter"
-    enqueue_us = 1.0
-    empty_us = 0.0
-    persists = False
-
-    def prepare(self, call) -> None:
-        pass
-
-    def hold(self, calls: int):
-        return lambda: True
-
-    def __call__(self, call) -> tuple[float, object]:
-        start = perf_counter()
-        outputs = call()
-        return (perf_counter() - start) * 1e6, outputs
-
-    def bench(self, call, warmup_ms: int, rep_ms: int) -> list[float]:
-        return [self(call)[0] for _ in range(5)]
-
-
-class GatedTimer:
-    """Times a call on the GPU: flush the L2, hold the stream with a sleep, start event, call, end event."""
-
-    name = "triton.testing.do_bench"
-
-    def __init__(self):
-        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        self._others = torch.zeros(2 * cache_bytes // 4, device="cuda")
-        self._l2 = persisting.L2.of_device()
-        self._start, self._end, self._awake = (torch.cuda.Event(enable_timing=True) for _ in range(3))
-        self._cycles_per_us = self._measured_cycles_per_us()
-        self.enqueue_us = 0.0
-        self.empty_us = sorted(self(lambda: None)[0] for _ in range(EMPTY_CALLS))[EMPTY_CALLS // 2]
-
-    def _measured_cycles_per_us(self) -> float:
-        cycles = 1_000_000
-        for _ in range(2):
-            self._start.record()
-            torch.cuda._sleep(cycles)
-            self._end.record()
-            torch.cuda.synchronize()
-        return cycles / (self._start.elapsed_time(self._end) * 1000)
-
-    def prepare(self, call) -> None:
-        """Learn how long the host takes to launch the call, which the sleep must cover."""
-        torch.cuda.synchronize()
-        start = perf_counter()
-        call()
-        self.enqueue_us = max(self.enqueue_us, (perf_counter() - start) * 1e6)
-        torch.cuda.synchronize()
-
-    def hold(self, calls: int = 1):
-        """Hold the stream while this number of calls is launched. Returns a function that says whether it still
-        does."""
-        torch.cuda._sleep(int(2 * calls * self.enqueue_us * self._cycles_per_us) + GATE_CYCLES)
-        self._awake.record()
-        return lambda: not self._awake.query()
-
-    def flush(self) -> None:
-        """Fill the L2 by reading: after writing, as do_bench does, the kernel would have to write the lines back. Lines
-        that a call made persist are given up before."""
-        self._l2.reset()
-        self._others.sum()
-
-    @property
-    def persists(self) -> bool:
-        """Has a call set L2 aside for persisting lines?"""
-        return self._l2.was_set_aside
-
-    def __call__(self, call) -> tuple[float, object]:
-        self.flush()
-        self.hold()
-        self._start.record()
-        outputs = call()
-        self._end.record()
-        torch.cuda.synchronize()
-        return self._start.elapsed_time(self._end) * 1000, outputs
-
-    def bench(self, call, warmup_ms: int, rep_ms: int) -> list[float]:
-        """triton.testing.do_bench's single times in microseconds."""
-        from triton.testing import do_bench
-
-        return [1000 * t for t in do_bench(call, warmup=warmup_ms, rep=rep_ms, return_mode="all")]
-
-
-def after_the_call(call, timer: GatedTimer, restore) -> AfterTheCall:
-    """Medians of some calls in turn. Work on another stream escapes a pair of events, and shows here."""
-    samples = [(*after_one(call, restore), after_one(timer.flush)[1]) for _ in range(STRAY_CALLS)]
-    taken, stray, idle = (sorted(column)[len(samples) // 2] for column in zip(*samples, strict=True))
-    return AfterTheCall(taken, stray, idle)
-
-
-def after_one(call, restore=lambda: None) -> tuple[float, float]:
-    """Microseconds of a call between two events, and from its end to an idle GPU by the host's clock."""
-    restore()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    since = perf_counter()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1000, (perf_counter() - since) * 1e6
-
-
-def traced(call, timer: GatedTimer, restore) -> TracedCalls:
-    """The times of some calls from CUPTI, with a cold cache, without the pauses between their kernels, which tracing
-    makes longer."""
-    calls = []
-    for _ in range(TRACED_CALLS):
-        restore()
-        calls.append(tracing.kernels_of(call, before=timer.flush))
-    busy_us = [intervals.busy_us([(kernel.start_us, kernel.us) for kernel in kernels]) for kernels in calls]
-    return TracedCalls(busy_us, calls[-1])
-
-
-def graph_us(call, timer: GatedTimer, restore) -> list[float] | None:
-    """Times in microseconds of the call replayed from a CUDA graph, cache cold; None where it cannot be captured."""
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-    except Exception:
-        return None
-    times = []
-    for _ in range(GRAPH_REPLAYS):
-        restore()
-        times.append(timer(graph.replay)[0])
-    return times
 
 
 def registered_operators() -> dict[str, object]:
