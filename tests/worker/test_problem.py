@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import REFERENCE, kernel_text
 from kernelopt.worker import accuracy, problem, tensor_trees
+from kernelopt.worker.contract import ContractError, UnsupportedInput
 
 
 def reference(tmp_path, text: str = REFERENCE) -> problem.Reference:
@@ -73,7 +74,7 @@ def test_inputs_are_copied_each_time(tmp_path):
 )
 def test_a_file_that_breaks_the_contract_is_told_so(tmp_path, text, message):
     case = reference(tmp_path).case("default", 0, None, "cpu")
-    with pytest.raises(problem.ContractError, match=message):
+    with pytest.raises(ContractError, match=message):
         bound(tmp_path, text, case)
 
 
@@ -180,7 +181,7 @@ def test_a_dict_may_have_numbers_beside_strings_as_keys():
 def test_inputs_that_no_kernel_can_be_judged_on_are_no_fault_of_the_reference(tmp_path, made):
     text = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return x\n"
     oracle = reference(tmp_path, text + f"def get_inputs(): return [{made}]\n")
-    with pytest.raises(problem.UnsupportedInput, match="a limit of this bundle"):
+    with pytest.raises(UnsupportedInput, match="a limit of this bundle"):
         oracle.case("default", 0, None, "cpu")
 
 

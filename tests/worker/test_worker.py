@@ -5,7 +5,18 @@ import pytest
 import torch
 from kernelopt import intervals
 from kernelopt.case_types import Variant
-from kernelopt.worker import accuracy, faults, oracle, problem, server, state, tensor_trees, variant_inputs, variants
+from kernelopt.worker import (
+    accuracy,
+    case_maker,
+    faults,
+    preparing,
+    problem,
+    server,
+    state,
+    tensor_trees,
+    variant_inputs,
+    variants,
+)
 from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.timing import close
@@ -334,11 +345,10 @@ def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp
         path = tmp_path / f"table_{rows}.py"
         path.write_text(text.replace("ROWS", str(rows)))
         loaded = problem.Reference(path)
-        maker = oracle.Maker(loaded, None, "cpu")
-        found = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
-        found = oracle.seeded(found, 0)
-        names = [one.name for one, _ in oracle.taken(found, loaded, maker, "default", [])]
-        assert (variant_inputs.FLAGS in names) == asked
+        maker = case_maker.CaseMaker(loaded, None, "cpu")
+        possible = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
+        sound, _ = preparing.taken(preparing.seeded(possible, 0), loaded, maker, "default")
+        assert (variant_inputs.FLAGS in [variant.name for variant, _ in sound]) == asked
 
 
 def test_a_small_batch_grows_by_one(tmp_path):

@@ -22,9 +22,9 @@ class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
-    change. samples: worker.oracle.Draws of the outputs that are drawn at random. repeatable: equal inputs, a seed among
-    them, must give equal results. other: another case of the workload, on whose contents the kernel is called in
-    between. first: of its workload.
+    change. samples: how each output that is drawn at random is drawn (worker.case_maker.Draws). repeatable: equal
+    inputs, a seed among them, must give equal results. other: another case of the workload, on whose contents the
+    kernel is called in between. first: of its workload.
     """
 
     workload: str

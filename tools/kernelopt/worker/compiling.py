@@ -121,8 +121,7 @@ def case_without_values(reference: str, workload: str, dtype: str | None) -> tup
     """(a case of the reference, where its tensors lie). What it would draw at random is zero. More than LARGE_BYTES are
     on torch's device meta: they take neither memory nor time."""
     loaded = load_reference(reference)
-    if workload not in loaded.workloads:
-        raise problem.UnknownWorkload(f"the reference has no workload '{workload}'")
+    loaded.chosen([workload])
 
     def built(place: str) -> problem.Case:
         with NothingDrawn():

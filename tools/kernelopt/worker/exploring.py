@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from . import artefacts, judging, oracle, persisting, problem, tensor_trees, tracing
+from . import artefacts, judging, persisting, problem, tensor_trees, tracing
 from .candidate import Run
+from .case_maker import CaseMaker
 from .context import Candidate, Context, load_reference
 from .state import identical
 from .timers import GatedTimer
@@ -198,7 +199,7 @@ def judge(
     case, or {error}.
     """
     loaded = load_reference(reference)
-    maker = oracle.Maker(loaded, dtype, context.device)
+    maker = CaseMaker(loaded, dtype, context.device)
     entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
     check = judging.Check(context, loaded, maker, entry, tolerances, {})
     expected = {seed: check.expected(seed, first=seed == seeds[0]) for seed in seeds}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..session.interface import NUMBER, TENSOR, Interface
-from . import blank, oracle, problem, tensor_trees
+from . import blank, problem, tensor_trees
 from .context import Context, load_reference
 from .faults import OracleError, blaming
 from .state import identical
@@ -45,7 +45,7 @@ def interface_of(loaded: problem.Reference, model: torch.nn.Module, inputs: list
         weights=list(model.state_dict()),
         mutates=list(loaded.declarations.mutates),
         workloads=list(loaded.workloads),
-        declared=oracle.declared_by(loaded),
+        declared=loaded.declared(),
     )
 
 

@@ -10,7 +10,7 @@ from . import (
     model_profile,
     model_put_back,
     observing,
-    oracle,
+    preparing,
     rates,
     tensor_probe,
     timing,
@@ -21,8 +21,8 @@ from .context import Context
 JOBS = {
     job.__name__: job
     for job in (
-        oracle.estimate,
-        oracle.prepare,
+        preparing.estimate,
+        preparing.prepare,
         observing.observe,
         judging.check,
         candidate.run,

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..case_types import CallCheck, OracleCheck, Variant
-from . import accuracy, comparisons, problem, sampling, state, tensor_trees, variant_inputs
+from . import accuracy, comparisons, problem, reference_runs, sampling, state, tensor_trees, variant_inputs
+from .case_maker import CaseMaker
 from .context import Context, load_reference
-from .contract import ContractError, InvalidDeclaration
+from .contract import InvalidDeclaration
 from .faults import OracleError, blaming, describe
 
 # Bound on variant_inputs.VALUES, which the task does not have: a right kernel may be far less exact than PyTorch there.
@@ -33,16 +34,14 @@ def check(
     got, and the file of its outputs. Inputs are made again from the seeds, because the files that the candidate read
     are not trusted.
     """
-    from .oracle import Maker
-
     loaded = load_reference(reference)
-    maker = Maker(loaded, dtype, context.device)
+    maker = CaseMaker(loaded, dtype, context.device)
     usual: dict[str, list[Usual]] = {}
     return CheckAnswer([checked(context, loaded, maker, entry, tolerances, usual) for entry in cases])
 
 
 def checked(
-    context: Context, loaded: problem.Reference, maker, entry: dict, tolerances: dict, usual: dict
+    context: Context, loaded: problem.Reference, maker: CaseMaker, entry: dict, tolerances: dict, usual: dict
 ) -> OracleCheck:
     """`Check.result`; `broken` for a variant on which the reference fails and leaves the device as it was."""
     try:
@@ -109,13 +108,12 @@ class Check:
         self,
         context: Context,
         loaded: problem.Reference,
-        maker,
+        maker: CaseMaker,
         entry: dict,
         tolerances: dict[str, float],
         usual: dict[str, list[Usual]],
     ):
-        """maker: an oracle.Maker. usual: by workload, each output on the task's own inputs, which cases leave for the
-        variants after them."""
+        """usual: by workload, each output on the task's own inputs, which cases leave for the variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
         self.entry, self.tolerances, self.usual = entry, tolerances, usual
         self.variant = Variant.from_json(entry["variant"])
@@ -251,20 +249,20 @@ class Check:
             case = case.with_inputs(self._case(inputs_seed).inputs)
         own = first and self.variant is None
         with blaming(OracleError):
-            answered = answer(self.loaded, case, self.device)
-            left = state.changed(answered.model, state.watched(case.state)) if own else {}
+            ran = reference_runs.run(self.loaded, case, self.device)
+            left = state.changed(ran.model, state.watched(case.state)) if own else {}
             oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
         expected = Expected(
-            answered.outputs,
+            ran.outputs,
             oracle,
             precision,
-            answered.structure,
-            answered.returned,
+            ran.structure,
+            ran.returned,
             case.inputs,
             self.loaded.mutated(case.inputs),
             left,
         )
-        del answered
+        del ran
         expected.least_rms = self._least_rms(inputs_seed, oracle)
         for at, sampled in self.loaded.declarations.samples.items():
             if at >= expected.returned:
@@ -275,7 +273,7 @@ class Check:
                 raise OracleError("the reference returns no probabilities")
         if own:
             with blaming(OracleError):
-                again = outputs(self.loaded, case, self.device, draw=1)
+                again = reference_runs.outputs(self.loaded, case, self.device, draw=1)
             bounds = self._bounds(expected.baseline)
             repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
             expected.random = not all(map(comparisons.is_right, repeated))
@@ -299,7 +297,9 @@ class Check:
             return least
         try:
             other = self.maker.case(self.entry["workload"], seed, self.variant, from_the_end=True)
-            results = [accuracy.comparable(tensor) for tensor in outputs(self.loaded, other, self.device)]
+            results = [
+                accuracy.comparable(tensor) for tensor in reference_runs.outputs(self.loaded, other, self.device)
+            ]
         except Exception:  # the reference may refuse contents that we made
             return least
         others = [accuracy.root_mean_square(torch.where(torch.isfinite(one), one, 0)) for one in results]
@@ -310,7 +310,7 @@ class Check:
         """Answers that compute nothing and would pass on this workload (see accuracy.bland_answers), and inputs that
         may stay as they are although they are declared as outputs."""
         with blaming(OracleError):
-            twins = outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
+            twins = reference_runs.outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
 
         def passes(tensor: torch.Tensor | None, at: int) -> bool:
             if tensor is None:
@@ -373,58 +373,3 @@ def disturbed(
 def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Where two tensors are equal, or both NaN."""
     return (a == b) | ((a != a) & (b != b))
-
-
-@dataclass
-class Answer:
-    """A call of the reference: its outputs, those that it returned first, their tensor_trees.structure, and the model
-    after the call."""
-
-    outputs: list[torch.Tensor]
-    returned: int
-    structure: str
-    model: torch.nn.Module
-
-
-def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> list[torch.Tensor]:
-    """The reference's results in the task's own dtype. Another `draw` gives it other random numbers, if it uses any."""
-    return answer(loaded, case, device, draw).outputs
-
-
-def answer(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> Answer:
-    """A call of the reference. InvalidDeclaration when it changes an input that the task does not declare."""
-    model, inputs = loaded.model(case, device), case.placed_inputs(device)
-    versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
-    problem.seed_generators(draw)
-    result = problem.call(model, inputs)
-    refuse_undeclared(loaded.declarations, case.inputs, inputs, versions)
-    returned = tensor_trees.tensors(result)
-    mutated = loaded.mutated(inputs)
-    if not returned and not mutated:
-        raise ContractError("the reference returns no tensor and changes no input")
-    return Answer([*returned, *mutated], len(returned), tensor_trees.structure(result), model)
-
-
-def refuse_undeclared(declarations, given: list, inputs: list, versions: list[int]) -> None:
-    """InvalidDeclaration when an input was changed that MUTATES does not name: the kernel's effect on it would not be
-    judged. versions: torch's counters of changes, before the call; a change to the same value counts."""
-    allowed = declarations.mutated_tensors(given)
-    pairs = zip(tensor_trees.input_tensors(given), tensor_trees.input_tensors(inputs), versions, strict=True)
-    for number, (before, after, version) in enumerate(pairs):
-        if number in allowed:
-            continue
-        if after._version != version or not state.identical(before.to(after.device), after):
-            name = declarations.name_of_tensor(given, number)
-            shown = repr(name) if not name.isdigit() else name
-            raise InvalidDeclaration(
-                f"the reference changes its input {shown} in place, and its contents would not be judged; declare it "
-                f"as an output in reference.py, MUTATES = {mutates_with(declarations, name)}, or have forward work on "
-                "a copy"
-            )
-
-
-def mutates_with(declarations, name: str) -> str:
-    """MUTATES as it must be written to name one parameter more."""
-    names = [*(declarations.name(position) for position in declarations.mutates), name]
-    shown = ", ".join(one if one.isdigit() else f'"{one}"' for one in names)
-    return f"({shown},)" if len(names) == 1 else f"({shown})"

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from secrets import randbelow
 
-from . import tensor_trees
 from .contract import InvalidDeclaration
 
 Keywords = dict[str, int]
@@ -18,7 +17,6 @@ SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 STRUCTURE = 3  # a size up to this one is a structure (a pair, a colour, a window)
 TILE = 32  # a kernel may work in tiles of this size, however small the task's own sizes are
 MOST_DRAWN = 2  # times its own value is the most that a size is drawn at
-TRIED_BYTES = 1 << 20  # of inputs on which the reference is tried on the CPU
 
 
 def of_function(make: Callable, name: str) -> Keywords:
@@ -107,22 +105,3 @@ def prime_below(size: int) -> int:
 def beyond(size: int) -> int:
     """One more than the next power of two: a tile for `size` cannot hold it."""
     return (1 << (size - 1).bit_length()) + 1
-
-
-def trial(reference, workload: str, dtype: str | None, limit_bytes: int) -> Callable[[Keywords], bool]:
-    """A function that says whether the task takes these sizes: it makes inputs of at most limit_bytes, and the
-    reference, tried on small ones, runs on them."""
-
-    def possible(keywords: Keywords) -> bool:
-        from . import problem
-
-        try:
-            model, inputs, _ = reference.build(workload, 0, dtype, "cpu", keywords)
-            total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
-            if total <= TRIED_BYTES:
-                problem.call(model, inputs)
-            return total <= limit_bytes
-        except Exception:
-            return False
-
-    return possible

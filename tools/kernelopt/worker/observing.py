@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from . import blank, oracle, problem, state, tensor_trees
+from . import blank, problem, state, tensor_trees
 from .context import Context, load_reference
 from .contract import ContractError
 from .declarations import DeclaredJson
@@ -40,7 +40,7 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
     not shapes_alone."""
     loaded = load_reference(reference)
     with blaming(OracleError):
-        oracle.chosen(loaded, [workload])
+        loaded.chosen([workload])
         observed = None
         if shapes_alone:
             observed = on_shapes(loaded, workload)
@@ -50,7 +50,7 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
             model, inputs, _ = loaded.build(workload, 0, None, context.device)
             placed = [tensor_trees.place(value, context.device) for value in inputs]
             observed = of_call(model.to(context.device), placed, VALUES)
-        return replace(observed, declared=oracle.declared_by(loaded))
+        return replace(observed, declared=loaded.declared())
 
 
 def on_shapes(loaded: problem.Reference, workload: str) -> Observation:

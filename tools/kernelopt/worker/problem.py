@@ -24,8 +24,8 @@ import numpy
 import torch
 
 from . import keyword_sizes, tensor_trees
-from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput  # noqa: F401
-from .declarations import Declarations
+from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
+from .declarations import Declarations, DeclaredJson
 
 UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
 
@@ -161,6 +161,19 @@ class Reference:
             state,
             dtype,
         )
+
+    def chosen(self, workloads: list[str] | None) -> list[str]:
+        """The named workloads, or all of them where none is named. Raises UnknownWorkload."""
+        for name in workloads or []:
+            if name not in self.workloads:
+                known = ", ".join(self.workloads)
+                raise UnknownWorkload(f"the reference has no workload '{name}'; it has: {known}")
+        return workloads or list(self.workloads)
+
+    def declared(self) -> DeclaredJson:
+        """The declarations as a verdict names them, the keyword sizes among them."""
+        sizes = {name: own for name, own in self.sizes.items() if own}
+        return {**self.declarations.to_json(), **({"sizes": sizes} if sizes else {})}
 
     def mutated(self, inputs: list) -> list[torch.Tensor]:
         """The tensors among the inputs that the task declares to be outputs as well."""

@@ -1,6 +1,6 @@
 """The job that times: a kernel alone, or in turn with its baseline, in one process.
 
-Its results are raw: single times, and copies of some randomly picked timed outputs for `oracle.check`.
+Its results are raw: single times, and copies of some randomly picked timed outputs for `judging.check`.
 """
 
 import time

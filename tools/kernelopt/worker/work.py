@@ -9,7 +9,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..hardware.work import COUNTED, CountedWorkload, Work
 from . import blank, problem, tensor_trees, traffic
-from .contract import InvalidDeclaration
+from .contract import CastOfQuantised, InvalidDeclaration
 
 # A task with MUTATES is run for real, up to these sizes, to see which elements of its inputs change: some 10 s.
 REAL_BYTES, REAL_FLOPS = 2 << 30, 20 * 10**9
@@ -49,7 +49,7 @@ def _counted(reference: problem.Reference, workload: str, dtype: str | None, dev
     def count(model: torch.nn.Module, inputs: list) -> Count:
         return _count(model, inputs, dtype, reference.mutated(inputs))
 
-    decisive = (problem.CastOfQuantised, InvalidDeclaration)
+    decisive = (CastOfQuantised, InvalidDeclaration)
     return blank.on_shapes(reference, workload, dtype, device, count, decisive)
 
 

@@ -1,0 +1,72 @@
+"""Makes the cases of a reference: the inputs of a workload, seed and variant, with the parameters."""
+
+from dataclasses import replace
+from typing import TypedDict
+
+from ..case_types import Variant
+from . import problem, reference_runs, sampling, variant_inputs, variants
+from .drawn_values import OtherDraws, free_numbers
+
+
+class Draws(TypedDict):
+    """How an output is to be drawn: its position, the position of the seed's argument, and the number of calls."""
+
+    output: int
+    seed: int
+    calls: int
+
+
+class CaseMaker:
+    """Makes cases of a reference; the last one is kept, since variants are cut out of it."""
+
+    def __init__(self, loaded: problem.Reference, dtype: str | None, device: str):
+        self._loaded, self._dtype, self._device = loaded, dtype, device
+        self._last: tuple = (None, None)
+        self.declarations = loaded.declarations
+
+    def samples(self, case: problem.Case, variant: Variant | None) -> list[Draws]:
+        """The outputs of a case that are drawn at random, over many seeds on the task's own inputs, over few at one
+        other set of sizes, and not at all on other variants."""
+        if not self.declarations.samples or (variant and variant.name != variants.JUST_BELOW):
+            return []
+        probabilities = reference_runs.outputs(self._loaded, case, self._device)
+        return [
+            Draws(
+                output=at,
+                seed=one.seed,
+                calls=sampling.calls_needed(one, probabilities[at], self._device, own=not variant),
+            )
+            for at, one in self.declarations.samples.items()
+            if at < len(probabilities)
+        ]
+
+    def case(
+        self, workload: str, seed: int, variant: Variant | None = None, from_the_end: bool = False
+    ) -> problem.Case:
+        """The inputs and parameters of a seed, made or cut to the sizes of a variant. from_the_end: other elements of
+        them."""
+        keywords = variant.keywords if variant else {}
+        if keywords and from_the_end:
+            seed, from_the_end = seed + 1, False
+        by_keywords = bool(self._loaded.sizes[workload])
+        drawn = variant.values if variant and by_keywords and variant.values in variant_inputs.VALUES else None
+        key = workload, seed, tuple(keywords.items()), drawn
+        if self._last[0] != key:
+            self._last = (None, None)  # so that two do not lie in memory
+            within = OtherDraws(drawn) if drawn else None
+            self._last = key, self._loaded.case(workload, seed, self._dtype, self._device, keywords, within)
+        if not variant:
+            return self._last[1]
+        rest = replace(variant, values=None) if drawn else variant
+        made = variant_inputs.of_case(self._last[1], rest, from_the_end)
+        return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant.values))
+
+    def _other_numbers(self, inputs: list, workload: str, keywords: dict[str, int], values: str | None) -> list:
+        """The inputs, with the seeds or floating numbers that a variant wants."""
+        if values == variant_inputs.OTHER_SEED:
+            seeds = self.declarations.seeds()
+            return [variant_inputs.reseeded(value) if at in seeds else value for at, value in enumerate(inputs)]
+        if values == variant_inputs.OTHER_NUMBERS:
+            free = free_numbers(self._loaded, workload, self._dtype, keywords)
+            return variant_inputs.other_numbers(inputs, free)
+        return inputs
