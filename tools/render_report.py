@@ -27,7 +27,7 @@ def main() -> int:
     if args.out and not is_report(path):
         raise UsageError(f"--out {path} is a file of something else; name another, or remove it")
     session = gather.gather(workspace)
-    page = session_page.page(session, has_lessons=path.with_name(session_page.LESSONS).is_file())
+    page = session_page.page(session, has_lessons=path.with_name(gather.LESSONS).is_file())
     for gap in session.gaps:
         cli.say(f"render_report.py: left out: {gap}")
     if args.markdown and args.out is None:

@@ -270,6 +270,12 @@ def test_a_refused_baseline_alone_has_a_page(session):
     assert "no version is accepted yet: run_gate.py --version v0" in read_page(session).text
 
 
+@pytest.mark.parametrize(("tolerance", "told"), [(None, "the default of the dtype"), (0.05, "0.05")])
+def test_the_tolerance_of_the_task_is_told(session, tolerance, told):
+    session.update_readme(task(tolerance=tolerance), {})
+    assert f"Tolerance {told}" in " ".join(read_page(session).text.split())
+
+
 def test_a_platform_that_the_wiki_lacks_is_unknown(session):
     session.update_readme(task(platform="RX 999", work={"default": MATMUL}), {})
     put(session, "v0", performance=timed(10))

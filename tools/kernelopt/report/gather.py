@@ -19,6 +19,7 @@ from ..session.workspace import Workspace, digest
 
 MODES = (profile_folder.MODE, "ncu")  # profile folders with metrics, the first one counts
 CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown
+LESSONS = "lessons.md"  # what a person or an agent wrote about the session, beside the report
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from ..hardware.roofline import TARGET_SHARE_PCT
 from ..session import stop_conditions
+from ..session.stop_conditions import Standing
 from ..session.task import Target
-from . import phrases, plots, remains_section, session_page, task_section
+from . import phrases, plots
 from .document import Facts, Link, Table, Text
-from .gather import Session
+from .gather import LESSONS, Session
 
 GREATEST = 2  # steps that the summary names
 
@@ -31,7 +32,7 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
     if standings := phrases.goal(session).standings:
         yield Table(
             ("workload", "metric", "target", "achieved", "state"),
-            [task_section.target_row(standing) for standing in standings],
+            [target_row(standing) for standing in standings],
         )
     verdicts = [phrases.verdict(record) for record in session.visible]
     counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in plots.KINDS if kind in verdicts)
@@ -43,22 +44,31 @@ def overview(session: Session, has_lessons: bool) -> Iterator:
         ]
     )
     if has_lessons:
-        yield Link("What the session taught, in words:", session_page.LESSONS)
+        yield Link("What the session taught, in words:", LESSONS)
+
+
+def target_row(standing: Standing) -> tuple[str, ...]:
+    target = standing.target
+    achieved = phrases.NOT_RECORDED if standing.achieved is None else f"{standing.achieved:.2f} {target.unit}"
+    return (
+        target.workload,
+        target.metric,
+        phrases.wanted(target),
+        achieved,
+        "met" if standing.met else "NOT met",
+    )
 
 
 def asked_line(session: Session) -> str:
-    goals = [
-        f"{target.workload} at {'most' if stop_conditions.sign(target.metric) == '<=' else 'least'} {wanted(target)} "
-        f"({basis(target)})"
-        for target in session.task.targets
-    ]
+    goals = [goal(target) for target in session.task.targets]
     asked = f"{session.name.removeprefix('Kernel optimisation: ')} on {session.task.platform or phrases.UNKNOWN}"
     return f"{asked}; goal: {', '.join(goals)}." if goals else f"{asked}; no targets are set."
 
 
-def wanted(target: Target) -> str:
-    """ "612 TFLOPS" """
-    return f"{target.target:.10g} {target.unit}"
+def goal(target: Target) -> str:
+    """ "default at least 612 TFLOPS (90 % of measured_bf16_matmul)" """
+    bound = "most" if stop_conditions.sign(target.metric) == "<=" else "least"
+    return f"{target.workload} at {bound} {phrases.wanted(target)} ({basis(target)})"
 
 
 def basis(target: Target) -> str:
@@ -111,7 +121,7 @@ def remains_line(session: Session) -> str:
     if not session.kernel_is_best:
         return "kernel.py is another kernel than the accepted one: put that back, or judge this one."
     lines = [
-        f"{standing.target.workload} {standing.target.metric}: {remains_section.distance(standing)}"
+        f"{standing.target.workload} {standing.target.metric}: {phrases.distance(standing)}"
         for standing in phrases.goal(session).open
     ]
     return f"{'; '.join(lines) or 'no target is open'}."
@@ -128,11 +138,10 @@ def cautions(session: Session) -> Iterator[str]:
         if spread > phrases.WIDE_PCT:
             yield (
                 f"The calls of {version} differ: p20 to p80 spans {spread:.1f} % of the median, so the median alone "
-                "does not "
-                "say how long a call takes. Verdicts rest on the paired ratios."
+                "does not say how long a call takes. Verdicts rest on the paired ratios."
             )
-    if share is not None and share > 100 and session.roof and task_section.roof_pairs(session.roof)[0][0] == "measured":
+    if share is not None and share > 100 and session.roof and phrases.roof_pairs(session.roof)[0][0] == "measured":
         yield (
-            "Above 100 %: the floor is made of rates that other kernels reached (Hardware values); a kernel may "
-            "pass them."
+            "Above 100 %: the floor is made of rates that other kernels reached (Hardware values); a kernel may pass "
+            "them."
         )

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from ..audit.citations import CITATION
 from ..hardware import roofline
+from ..hardware.roofline import Roof
 from ..session import stop_conditions
 from ..session.record import Record
 from ..session.stop_conditions import Standing
+from ..session.task import Target
 from ..session.workspace import version_number
 from .gather import Session
 
@@ -230,3 +232,29 @@ def parent(session: Session, record: Record) -> Record | None:
     wanted = [other for other in before if other.version == compared.against] if compared else []
     accepted = [other for other in before if other.passed]
     return (wanted or accepted or [None])[-1]
+
+
+# --- targets and roofs --------------------------------------------------------------------------------------------
+
+
+def wanted(target: Target) -> str:
+    """ "612 TFLOPS" """
+    return f"{target.target:.10g} {target.unit}"
+
+
+def distance(standing: Standing) -> str:
+    """The distance from a target that is not met."""
+    target = standing.target
+    if standing.achieved is None:
+        return f"{NOT_RECORDED}, target {wanted(target)}"
+    share = standing.achieved / target.target
+    factor = share if target.metric == "latency_us" else 1 / share
+    return f"{standing.achieved:.2f} of {wanted(target)}, {factor:.2f} times as fast is asked"
+
+
+def roof_pairs(roof: Roof) -> list[tuple[str, tuple]]:
+    """(measured or documented, (bandwidth row, compute row)) of each roof; one where the wiki has no measured value."""
+    pairs = [(roof.bandwidth, roof.compute), (roof.peak_bandwidth, roof.peak_compute)]
+    measured = any(row and row.metric.startswith("measured") for row in pairs[0])
+    named = [("measured" if measured else "documented", pairs[0]), ("documented", pairs[1])]
+    return [(kind, pair) for kind, pair in (named if measured else named[:1]) if pair[0]]

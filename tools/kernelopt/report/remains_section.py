@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from ..diagnosis import text
 from ..diagnosis.diagnosis import Finding, SpeedOfLight
 from ..profilers.profile import Profile
-from ..session.stop_conditions import Standing
-from . import overview, phrases
+from . import phrases
 from .document import Facts, Fold, Name, Text
 from .gather import Session
 
@@ -18,7 +17,7 @@ def remains(session: Session) -> Iterator:
     still_open = phrases.goal(session).open
     for standing in still_open:
         target = standing.target
-        yield Text(f"Open: {target.workload} {target.metric}: {distance(standing)}.", "bad")
+        yield Text(f"Open: {target.workload} {target.metric}: {phrases.distance(standing)}.", "bad")
     if not still_open:
         yield Text("No target is open." if session.task.targets else "No targets are set.", "note")
     best = session.best
@@ -57,16 +56,6 @@ def profile_says(session: Session) -> Iterator:
         yield Fold(f"{finding.id} ({finding.severity}, {text.gain(finding)})", [Facts(finding_facts(finding))])
     if len(findings) > TOP:
         yield Text(f"{len(findings) - TOP} more; analyze_profile.py lists them all.", "note")
-
-
-def distance(standing: Standing) -> str:
-    """The distance from a target that is not met."""
-    target = standing.target
-    if standing.achieved is None:
-        return f"{phrases.NOT_RECORDED}, target {overview.wanted(target)}"
-    share = standing.achieved / target.target
-    factor = share if target.metric == "latency_us" else 1 / share
-    return f"{standing.achieved:.2f} of {overview.wanted(target)}, {factor:.2f} times as fast is asked"
 
 
 def profiler_time(profile: Profile) -> str:

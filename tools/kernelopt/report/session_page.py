@@ -18,11 +18,6 @@ from . import (
 from .document import Page, Section
 from .gather import Session
 
-LESSONS = "lessons.md"  # what a person or an agent wrote about the session, beside the report
-
-
-# --- sections -----------------------------------------------------------------------------------------------------
-
 
 def page(session: Session, has_lessons: bool = False) -> Page:
     """The report; a workspace with nothing recorded has one, too. has_lessons: LESSONS lies where the page goes."""

@@ -2,28 +2,14 @@
 
 from collections.abc import Iterator
 
-from ..hardware.roofline import Roof
 from ..hardware.work import Work
 from ..session.record import Record
-from ..session.stop_conditions import Standing
 from ..session.task import Target
-from . import overview, phrases, plots
+from . import phrases, plots
 from .document import Citations, Code, Facts, Figure, Fold, Table, Text
 from .gather import Session
 
 KEY = "● accepted, × rejected, □ not judged"  # of the plots' marks
-
-
-def target_row(standing: Standing) -> tuple[str, ...]:
-    target = standing.target
-    achieved = phrases.NOT_RECORDED if standing.achieved is None else f"{standing.achieved:.2f} {target.unit}"
-    return (
-        target.workload,
-        target.metric,
-        overview.wanted(target),
-        achieved,
-        "met" if standing.met else "NOT met",
-    )
 
 
 def asked_for(session: Session) -> Iterator:
@@ -35,7 +21,7 @@ def asked_for(session: Session) -> Iterator:
             ("Architecture", task.arch or phrases.UNKNOWN),
             ("Framework", task.framework or phrases.UNKNOWN),
             ("dtype", task.dtype or "as the reference makes it"),
-            ("Tolerance", "the default of the dtype" if task.tolerance is None else f"{task['tolerance']:g}"),
+            ("Tolerance", "the default of the dtype" if task.tolerance is None else f"{task.tolerance:g}"),
             ("Allowed", ", ".join(rules) or "no libraries; other sizes and layouts are tried too"),
             ("Notes", task.additional_notes or "none"),
         ]
@@ -47,7 +33,7 @@ def asked_for(session: Session) -> Iterator:
     else:
         yield Text("Shapes and work are not counted yet (estimate_work.py --workspace W).", "note")
     for target in task.targets:
-        yield Text(f"Target: {target.workload} {target.metric} {overview.wanted(target)}, from")
+        yield Text(f"Target: {target.workload} {target.metric} {phrases.wanted(target)}, from")
         yield Citations([target.basis])
     yield Fold("reference.py: what is to be computed", [Code(session.reference, "python")])
 
@@ -100,7 +86,7 @@ def limits(session: Session, target: Target | None) -> Iterator[Figure]:
         yield roofline_figure(session, target)
     if not flops or limit(target, "bandwidth_gbps"):
         why = "The goal is a bandwidth." if flops else "The problem has 0 FLOPs, so memory is its roof."
-        pairs = roof_pairs(session.roof)
+        pairs = phrases.roof_pairs(session.roof)
         marks = [mark(session, place, record, "bandwidth_gbps") for place, record in enumerate(session.visible)]
         roofs = [(kind, bandwidth.value) for kind, (bandwidth, _) in pairs]
         caption = f"{why} {roof_rows(pairs, 1)}. {KEY}; at the foot: no rate recorded."
@@ -108,7 +94,7 @@ def limits(session: Session, target: Target | None) -> Iterator[Figure]:
 
 
 def roofline_figure(session: Session, target: Target | None) -> Figure:
-    work, pairs = session.task.work["default"], roof_pairs(session.roof)
+    work, pairs = session.task.work["default"], phrases.roof_pairs(session.roof)
     intensity = work.flops / work.bytes_min
     marks = [mark(session, intensity, record, "tflops") for record in session.visible]
     roofs = [(kind, bandwidth.value, compute.value) for kind, (bandwidth, compute) in pairs if compute]
@@ -119,14 +105,6 @@ def roofline_figure(session: Session, target: Target | None) -> Figure:
         f"FLOPs over least bytes of the whole problem: {intensity:.4g} FLOP/byte, the same for every version. "
         f"{roof_rows(pairs, 2)}. {KEY}.{absent}",
     )
-
-
-def roof_pairs(roof: Roof) -> list[tuple[str, tuple]]:
-    """(measured or documented, (bandwidth row, compute row)) of each roof; one where the wiki has no measured value."""
-    pairs = [(roof.bandwidth, roof.compute), (roof.peak_bandwidth, roof.peak_compute)]
-    measured = any(row and row.metric.startswith("measured") for row in pairs[0])
-    named = [("measured" if measured else "documented", pairs[0]), ("documented", pairs[1])]
-    return [(kind, pair) for kind, pair in (named if measured else named[:1]) if pair[0]]
 
 
 def roof_rows(pairs: list[tuple[str, tuple]], count: int) -> str:
