@@ -152,7 +152,7 @@ def row(name: str, difference: str, folder: Path, files: tuple[Path, Path], sets
 def in_fresh_memory(paired: PairedTiming) -> pairing.PairedTimes:
     """What one process of a comparison yields."""
     paired.move()
-    times = paired.run_rounds(timing.ROUNDS[0], timing.BUDGET_S[0], [])
+    times = paired.run_rounds(timing.ROUNDS[0], timing.BUDGET_S[0])
     return pairing.PairedTimes(times.a_us, times.b_us)
 
 

@@ -17,8 +17,8 @@ from kernelopt.worker import (
     variant_inputs,
     variants,
 )
-from kernelopt.worker.candidate import all_identical, identical
 from kernelopt.worker.guards import GuardedAllocation, Guards
+from kernelopt.worker.state import all_identical, identical
 from kernelopt.worker.timing import close
 
 PRODUCT = """

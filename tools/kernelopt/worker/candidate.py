@@ -3,21 +3,21 @@
 import contextlib
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..case_types import PLAIN
-from . import artefacts, problem, sampling, state, tensor_trees, tracing, variants
+from . import problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
-from .state import identical
+from .state import all_identical, identical
 
 SETTLE_S = 0.02  # wait before the check for late writes by a thread or stream of the candidate
 GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which double the memory
 STREAM_HELD_CYCLES = 400_000  # about 0.2 ms; work that does not wait for the current stream runs too early in it
-WARM_UP_CALLS = 3
 
 
 def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bool, trace: bool, hang_s: float) -> dict:
@@ -38,7 +38,7 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
             one = Run(context, candidate, entry, guarded)
             done.append(one.result(f"{path}-{number}", trace and entry["first"]))
             candidate.check_processes()
-            elements += sum(tensor.numel() for tensor in [*one.kept[0], *one.left[0].values()])
+            elements += one.calls[0].elements()
             candidate.check()
         except Exception as error:
             traceback.print_exc()
@@ -61,6 +61,30 @@ def works(context: Context) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class CallResult:
+    """What one call left. structure: of what it returned (tensor_trees.structure). copies: of its outputs, made right
+    after it. live: by position, the outputs themselves that lie in no input's memory. inputs: by number, the contents
+    of the inputs that it changed, right after it."""
+
+    structure: str
+    copies: list[torch.Tensor]
+    live: dict[int, torch.Tensor]
+    inputs: dict[int, torch.Tensor]
+
+    def equals(self, other: "CallResult") -> bool:
+        same_inputs = self.inputs.keys() == other.inputs.keys()
+        pairs = ((tensor, other.inputs[number]) for number, tensor in self.inputs.items() if same_inputs)
+        return all_identical(self.copies, other.copies) and same_inputs and all(identical(*pair) for pair in pairs)
+
+    def was_overwritten(self) -> bool:
+        """Was an output written after its call?"""
+        return not all(identical(tensor, self.copies[at]) for at, tensor in self.live.items())
+
+    def elements(self) -> int:
+        return sum(tensor.numel() for tensor in [*self.copies, *self.inputs.values()])
+
+
 class Run:
     """One case: the kernel is called on some contents, on other contents in the same memory, and on the first contents
     in other memory, so that an answer that depends on a pointer, an earlier call or a captured graph is wrong."""
@@ -76,17 +100,12 @@ class Run:
         self.changed: set[str] = set()
         self.first_state: dict[str, torch.Tensor] = {}  # the state that the first call changed, after that call
         self.guards = Guards()
-        self.guarded = (
-            guarded and tensor_trees.held_bytes(tensor_trees.input_tensors(self.case.inputs)) <= GUARDED_BYTES
-        )
+        held_bytes = tensor_trees.held_bytes(tensor_trees.input_tensors(self.case.inputs))
+        self.guarded = guarded and held_bytes <= GUARDED_BYTES
         self.fails_guarded = False
+        self.calls: list[CallResult] = []
         self.mutated: set[int] = set()
-        self.structures: list[str] = []  # of the calls' results
-        self.live: list[list[torch.Tensor]] = []  # the calls' results, without those that lie in an input
-        self.own: list[list[torch.Tensor]] = []  # copies of these
-        self.left: list[dict[int, torch.Tensor]] = []  # the inputs that each call changed, right after it
         self.shares: set[int] = set()  # inputs whose memory a result of the same call lies in
-        self.kept: list[list[torch.Tensor]] = []  # copies of the results, made right after each call
         self.taken: set[int] = set()  # storages of inputs and of former outputs
         self.aliased = False
 
@@ -104,25 +123,30 @@ class Run:
             self._restore()
         time.sleep(SETTLE_S)
         self.context.synchronize()
-        same = self.other and all_identical(self.kept[0], self.kept[2]) and same_contents(self.left[0], self.left[2])
-        report = {
-            "mutated": sorted(self.mutated),
-            "changed": sorted(self.changed),
-            "aliased": self.aliased,
-            "shares": sorted(self.shares),
-            "changed_after_return": not all(map(all_identical, self.live, self.own))
-            or not all(identical(last[number], tensor) for number, tensor in self.left[-1].items()),
-            "out_of_bounds": self.guards.broken(),
-            "deterministic": same if self.other else None,
-            "device": next((t.device.type for t in self.live[0] if t.device.type != self.context.device), None),
-            "guarded": self.guarded,
-            "fails_guarded": self.fails_guarded,
-        }
+        report = self._report(last)
         self._store(path, report["deterministic"])
         if self.entry["samples"]:
             self._draw(f"{path}-draws.pt")
         report["kernels"] = self._traced(memory) if trace else None
         return report
+
+    def _report(self, last: list[torch.Tensor]) -> dict:
+        """What the calls show. last: the memory of the last call's inputs."""
+        first, changed_inputs = self.calls[0], self.calls[-1].inputs
+        late = [call.was_overwritten() for call in self.calls]
+        late += [not identical(last[number], tensor) for number, tensor in changed_inputs.items()]
+        return {
+            "mutated": sorted(self.mutated),
+            "changed": sorted(self.changed),
+            "aliased": self.aliased,
+            "shares": sorted(self.shares),
+            "changed_after_return": any(late),
+            "out_of_bounds": self.guards.broken(),
+            "deterministic": first.equals(self.calls[2]) if self.other else None,
+            "device": next((t.device.type for t in first.live.values() if t.device.type != self.context.device), None),
+            "guarded": self.guarded,
+            "fails_guarded": self.fails_guarded,
+        }
 
     def _draw(self, path: str) -> None:
         """Call the kernel with one seed after another, and store what it draws: {output: (calls, …)}."""
@@ -131,42 +155,38 @@ class Run:
         for wanted in self.entry["samples"]:
             draws = []
             for seed in sampling.in_time(wanted["seeds"], self.context.device):
-                fill(memory, contents)
-                arguments = sampling.reseeded(self._arguments(memory, self.case), wanted["seed"], seed)
-                draws += [one.clone() for one in returned(problem.call(self.kernel, arguments))[wanted["output"] :][:1]]
+                tensor_trees.fill(memory, contents)
+                arguments = tensor_trees.with_tensors(self.case.inputs, memory)
+                result = problem.call(self.kernel, sampling.reseeded(arguments, wanted["seed"], seed))
+                draws += [one.clone() for one in returned(result)[wanted["output"] :][:1]]
             drawn[wanted["output"]] = torch.stack(draws).cpu() if draws else torch.empty(0)
         self.candidate.save_draws(drawn, path)
 
     def _traced(self, memory: list[torch.Tensor]) -> list[tracing.KernelRun]:
         """The GPU kernels of one more call on the first contents."""
         contents = tensor_trees.input_tensors(self.case.inputs)
-        return tracing.kernels_of(self._bound(memory, self.case), before=lambda: fill(memory, contents))
+        return tracing.kernels_of(self._bound(memory, self.case), before=lambda: tensor_trees.fill(memory, contents))
 
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
-        layout = self.entry["variant"]["layout"] if self.entry["variant"] else PLAIN
         tensors = tensor_trees.input_tensors(case.inputs)
-        if self.guarded:
-            return [
-                self.guards.memory(
-                    tensor_trees.memory_like(tensor, "meta"),
-                    self.context.device,
-                    variants.layout_of(layout, number, tensor),
-                    number,
-                )
-                for number, tensor in enumerate(tensors)
-            ]
-        return [tensor_trees.memory_like(tensor, self.context.device) for tensor in tensors]
+        if not self.guarded:
+            return [tensor_trees.memory_like(tensor, self.context.device) for tensor in tensors]
+        layout = self.entry["variant"]["layout"] if self.entry["variant"] else PLAIN
+        return [
+            self.guards.memory(
+                tensor_trees.memory_like(tensor, "meta"),
+                self.context.device,
+                variants.layout_of(layout, number, tensor),
+                number,
+            )
+            for number, tensor in enumerate(tensors)
+        ]
 
-    def _bound(self, memory: list[torch.Tensor], case: problem.Case):
+    def _bound(self, memory: list[torch.Tensor], case: problem.Case) -> Callable[[], object]:
         """A call of the kernel on the case's arguments, its tensors taken from `memory`."""
-        arguments = self._arguments(memory, case)
+        arguments = tensor_trees.with_tensors(case.inputs, memory)
         return lambda: problem.call(self.kernel, arguments)
-
-    @staticmethod
-    def _arguments(memory: list[torch.Tensor], case: problem.Case) -> list:
-        tensors = iter(memory)
-        return tensor_trees.map_tensors(case.inputs, lambda _: next(tensors).detach())
 
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
         """Put the case's contents into memory, call the kernel, and copy its results, all on the current stream."""
@@ -175,84 +195,65 @@ class Run:
         poison(self.context.device, contents)
         if self.context.device == "cuda":
             torch.cuda._sleep(STREAM_HELD_CYCLES)
-        fill(memory, contents)
-        outputs = self._outputs(self._bound(memory, case), lambda: fill(memory, contents))
+        tensor_trees.fill(memory, contents)
+        result = self._returned(self._bound(memory, case), lambda: tensor_trees.fill(memory, contents))
+        outputs, structure = returned(result), tensor_trees.structure(result)
         with torch._C.DisableTorchFunctionSubclass():
             copies = [tensor.detach().clone() for tensor in outputs]
             pairs = enumerate(zip(memory, contents, strict=True))
-            self.left.append({at: now.clone() for at, (now, content) in pairs if not identical(now, content)})
+            inputs = {at: now.clone() for at, (now, content) in pairs if not identical(now, content)}
         self.context.synchronize()
-        self._note(outputs, copies, memory)
+        live = self._outside_inputs(outputs, memory)
+        self.calls.append(CallResult(structure, copies, live, inputs))
         self.mutated |= {i for i, pair in enumerate(zip(memory, contents, strict=True)) if not identical(*pair)}
 
-    def _note(self, outputs: list[torch.Tensor], copies: list[torch.Tensor], memory: list[torch.Tensor]) -> None:
-        """Keep the outputs of a call, and note which of them lie in memory that is not new."""
+    def _outside_inputs(self, outputs: list[torch.Tensor], memory: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The outputs that lie in no input's memory, by position. Notes which of the others' inputs they lie in, and
+        whether any lies in the memory of a former call."""
         inputs = {tensor.untyped_storage().data_ptr(): number for number, tensor in enumerate(memory)}
         places = [tensor.untyped_storage().data_ptr() if tensor.numel() else None for tensor in outputs]
-        apart = [at for at, place in enumerate(places) if place not in inputs]
-        self.kept.append(copies)
-        self.live.append([outputs[at] for at in apart])
-        self.own.append([copies[at] for at in apart])
+        outside = {at: outputs[at] for at, place in enumerate(places) if place not in inputs}
         self.shares |= {inputs[place] for place in places if place in inputs}
-        new = {places[at] for at in apart} - {None}
+        new = {places[at] for at in outside} - {None}
         self.aliased |= bool(new & self.taken)
         self.taken |= new | set(inputs)
+        return outside
 
     def _restore(self) -> None:
         """Each call starts from the parameters and buffers of the case, as the reference does; the method notes what a
         call changed."""
         left = self.state.changed()
-        if len(self.live) == 1:
+        if len(self.calls) == 1:
             self.first_state = {name: tensor.to("cpu", copy=True) for name, tensor in left.items()}
         self.changed |= set(left)
         self.state.restore(left)
         self.context.synchronize()
 
-    def _outputs(self, call, refill) -> list[torch.Tensor]:
-        """The results of a call. `refill` gives the inputs their contents again, for a second attempt."""
+    def _returned(self, call: Callable[[], object], refill: Callable[[], None]) -> object:
+        """What a call returns. `refill` gives the inputs their contents again, for a second attempt without guards:
+        some libraries cannot work while their allocations are replaced."""
         try:
             with GuardedAllocation(self.guards, self.context.device) if self.guarded else contextlib.nullcontext():
-                return self._returned(call())
+                return call()
         except CheatError:
             raise
         except Exception:
-            if not self.guarded or self.live or not works(self.context):
+            if not self.guarded or self.calls or not works(self.context):
                 raise
-            self.guarded, self.fails_guarded = (
-                False,
-                True,
-            )  # some libraries cannot work while their allocations are replaced
+            self.guarded, self.fails_guarded = False, True
             refill()
-            return self._returned(call())
-
-    def _returned(self, result) -> list[torch.Tensor]:
-        self.structures.append(tensor_trees.structure(result))
-        return returned(result)
+            return call()
 
     def _store(self, path: str, deterministic: bool | None) -> None:
         """One file per call. A third call gets none when its outputs equal the first's, which had the same contents."""
-        for number, tensors in enumerate(self.kept[:2] if deterministic else self.kept):
-            left = self.first_state if number == 0 and self.watched else None
-            self.candidate.save(tensors, f"{path}-{number}.pt", self.left[number], self.structures[number], left)
-
-
-def fill(memory: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
-    """Put these contents into memory of their shapes."""
-    for tensor, content in zip(memory, contents, strict=True):
-        tensor.copy_(content)
-
-
-def same_contents(a: dict[int, torch.Tensor], b: dict[int, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(identical(a[number], b[number]) for number in a)
+        for number, call in enumerate(self.calls[:2] if deterministic else self.calls):
+            changed = self.first_state if number == 0 and self.watched else None
+            self.candidate.save(call.copies, f"{path}-{number}.pt", call.inputs, call.structure, changed)
 
 
 def same_shapes(a: problem.Case, b: problem.Case) -> bool:
     shapes = [[(t.shape, t.dtype) for t in tensor_trees.input_tensors(case.inputs)] for case in (a, b)]
     return shapes[0] == shapes[1]
-
-
-def all_identical(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(identical, a, b))
 
 
 def poison(device: str, contents: list[torch.Tensor]) -> None:
@@ -261,70 +262,3 @@ def poison(device: str, contents: list[torch.Tensor]) -> None:
         size = max([t.nbytes for t in contents] + [1 << 20])
         blocks = [torch.full((size // 4,), float("nan"), device=device) for _ in range(2)]
         del blocks
-
-
-@dataclass(frozen=True)
-class ProfiledCalls:
-    """torch: its version. window: begin and end of the calls, seconds since the epoch. triton: its compiled kernels and
-    the autotuners' choices (see Candidate.triton)."""
-
-    torch: str
-    window: list[float]
-    triton: list[artefacts.TritonKernelJson]
-
-
-def profile(context: Context, kernel: str, inputs: str, calls: int = 1, compiled: str | None = None) -> ProfiledCalls:
-    """Calls of the kernel inside a profiler range, after warm-up calls (autotuning included) outside it. compiled: a
-    folder for Triton's compiled stages."""
-    candidate = Candidate(context, kernel)
-    call, _ = warmed_up(context, candidate, inputs)
-    since = time.time()
-    torch.cuda.profiler.start()
-    for _ in range(calls):
-        call()
-    context.synchronize()
-    torch.cuda.profiler.stop()
-    window = [since, time.time()]
-    return ProfiledCalls(torch.__version__, window, candidate.triton(compiled))
-
-
-def trace(context: Context, kernel: str, inputs: str, calls: int, mark: str, path: str) -> ProfiledCalls:
-    """Calls of the kernel under torch's profiler; each is inside a range of the name `mark` and is waited for; the
-    Chrome trace goes to `path`."""
-    candidate = Candidate(context, kernel)
-    call, restore = warmed_up(context, candidate, inputs)
-    tracing.start_up()
-    since = time.time()
-    with tracing.profiling() as profiler:
-        for _ in range(calls):
-            restore()
-            with torch.profiler.record_function(mark):
-                call()
-            context.synchronize()
-    window = [since, time.time()]
-    profiler.export_chrome_trace(path)
-    return ProfiledCalls(torch.__version__, window, candidate.triton(None))
-
-
-def warmed_up(context: Context, candidate: Candidate, inputs: str):
-    """A call of the kernel on a case, after it was compiled and autotuned, and a function that gives the inputs their
-    contents again where a call changes them."""
-    case = candidate.load_case(inputs)
-    kernel, placed = candidate.load(case), case.placed_inputs(context.device)
-    arguments = tensor_trees.aliases(placed)
-    memory, contents = tensor_trees.input_tensors(placed), tensor_trees.input_tensors(case.inputs)
-    for _ in range(WARM_UP_CALLS):
-        fill(memory, contents)
-        problem.call(kernel, arguments)
-    context.synchronize()
-    changed = [
-        pair for pair in zip(memory, contents, strict=True) if not identical(pair[0], pair[1].to(pair[0].device))
-    ]
-
-    def restore() -> None:
-        for tensor, content in changed:
-            tensor.copy_(content)
-        context.synchronize()
-
-    restore()
-    return (lambda: problem.call(kernel, arguments)), restore

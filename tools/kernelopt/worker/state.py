@@ -53,3 +53,7 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     a, b = accuracy.comparable(a), accuracy.comparable(b)
     return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def all_identical(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(identical, a, b))

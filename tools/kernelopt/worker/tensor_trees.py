@@ -94,8 +94,21 @@ def aliases(value):
     return map_tensors(value, lambda tensor: tensor.detach())
 
 
+def with_tensors(value, tensors: list[torch.Tensor]):
+    """The value with these tensors in place of its own, in the order of `tensors`, each as an alias (see `aliases`)."""
+    given = iter(tensors)
+    return map_tensors(value, lambda _: next(given).detach())
+
+
+def fill(memory: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
+    """Put these contents into memory of their shapes."""
+    for tensor, content in zip(memory, contents, strict=True):
+        tensor.copy_(content)
+
+
 def map_leaves(value, function: Callable):
-    """The same for every value that is no list, tuple, dict or dataclass."""
+    """The value with each value in it that is no list, tuple, dict or dataclass replaced by the result of
+    `function`."""
     if isinstance(value, dict):
         made = {key: map_leaves(item, function) for key, item in in_order(value)}
         return {key: made[key] for key in value}

@@ -12,10 +12,10 @@ from time import perf_counter
 import torch
 
 from . import accuracy, gpu_times, problem, tensor_trees
-from .candidate import WARM_UP_CALLS, all_identical
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
 from .gpu_times import GpuTimes
+from .profiling import WARM_UP_CALLS
 from .state import identical
 from .timers import GatedTimer, HostTimer
 
@@ -115,11 +115,6 @@ def memories_like(contents: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor_trees.memory_like(tensor, tensor.device) for tensor in contents]
 
 
-def copy_into(memory: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
-    for tensor, content in zip(memory, contents, strict=True):
-        tensor.copy_(content)
-
-
 @dataclass(frozen=True)
 class TimingAnswer:
     """The raw times of each workload, by name."""
@@ -142,6 +137,7 @@ class PairedTiming:
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
         self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # each kernel's first result on each set
         self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
+        self.checked: list[CheckedCall] = []
 
     def memory(self, slot: int, number: int) -> list[torch.Tensor]:
         """One of the two memories that calls on a set read."""
@@ -191,31 +187,31 @@ class PairedTiming:
             self.memory(0, 0)[number].copy_(self.contents[0][number])
 
     def _fill(self, slot: int, number: int) -> None:
-        copy_into(self.memory(slot, number), self.contents[number])
+        tensor_trees.fill(self.memory(slot, number), self.contents[number])
 
     def _arguments(self, memory: list[torch.Tensor], number: int) -> list:
-        tensors = iter(memory)
-        return tensor_trees.map_tensors(self.sets[number].inputs, lambda _: next(tensors).detach())
+        return tensor_trees.with_tensors(self.sets[number].inputs, memory)
 
     def call(self, name: str, slot: int, number: int):
         """A call on a set's contents in one of the two memories."""
         kernel, arguments = self.kernels[name], self._arguments(self.memory(slot, number), number)
         return lambda: problem.call(kernel, arguments)
 
-    def _timed(self, name: str, slot: int, number: int, keep: list | None = None) -> float:
-        """Microseconds of a call on that set, just copied into place. `keep` gets a copy of its results."""
+    def _timed(self, name: str, slot: int, number: int, check: bool = False) -> float:
+        """Microseconds of a call on that set, just copied into place. check: it is one of the checked calls."""
         self._fill(slot, number)
         taken, outputs = self.timer(self.call(name, slot, number))
         with torch._C.DisableTorchFunctionSubclass():
-            self._look_at(name, number, self._results(outputs, self.memory(slot, number)), keep)
+            self._look_at(name, number, self._results(outputs, self.memory(slot, number)), check)
         return taken
 
     def _results(self, outputs, memory: list[torch.Tensor]) -> "Results":
         """What a call left: its outputs, and the inputs in `memory` that calls change."""
         return Results(returned(outputs), {number: memory[number] for number in sorted(self.changed)})
 
-    def _look_at(self, name: str, number: int, results: "Results", keep: list | None) -> None:
-        """Compare a timed call's outputs with those of the first call on that set. `keep` gets a copy.
+    def _look_at(self, name: str, number: int, results: "Results", check: bool) -> None:
+        """Compare a timed call's outputs with those of the first call on that set; keep a copy of those of a checked
+        call.
 
         The baseline's outputs are compared too: earlier GPU work changes a call's time, so both kernels get the same
         history.
@@ -224,20 +220,19 @@ class PairedTiming:
         if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
             self.first[name, number] = [tensor.detach().clone() for tensor in live]
         self.differing[name] += not all(map(close, live, self.first.get((name, number), live)))
-        if keep is not None:
-            keep.append(Kept(number, results.own(), results.copy()))
+        if check:
+            self.checked.append(CheckedCall(number, results.own(), results.copy()))
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> WorkloadTimes:
         """All times of the workload. trace: on a GPU, also trace the kernels of some calls."""
         since = time.time()
-        kept: list[Kept] = []
-        paired = self.run_rounds(rounds, budget_s, kept)
+        paired = self.run_rounds(rounds, budget_s)
         self._fill(0, 0)
         call = self.call("a", 0, 0)
         clock, bench_us = self._benched(call, warmup_ms, rep_ms)
-        self._stretches(call, paired.a_us[0][0], kept)
-        outputs = [self._stored(one, at) for at, one in enumerate(kept)]
-        overwritten = not all(all_identical(list(one.live.values()), one.copies()) for one in kept)
+        self._stretches(call, paired.a_us[0][0])
+        outputs = [self._stored(one, at) for at, one in enumerate(self.checked)]
+        overwritten = any(one.was_overwritten() for one in self.checked)
         window = [since, time.time()]
         return WorkloadTimes(
             clock=clock,
@@ -269,11 +264,11 @@ class PairedTiming:
         traced = gpu_times.traced(call, self.timer, self._restore)
         return GpuTimes(after, traced, gpu_times.graph_us(call, self.timer, self._restore))
 
-    def run_rounds(self, rounds: int, budget_s: float, kept: list) -> PairedRounds:
+    def run_rounds(self, rounds: int, budget_s: float) -> PairedRounds:
         """Each round on the next contents, in turn in two memories: A B B A, then B A A B; A A without a baseline.
 
-        The number of rounds is limited by budget_s on this call's own clock, with a small minimum. `kept` gets (set,
-        results, copy) of some calls of the kernel."""
+        The number of rounds is limited by budget_s on this call's own clock, with a small minimum. Some calls of the
+        kernel, picked at random, are checked."""
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
         for _ in range(2):  # the first time is longer, because it stores the results
             since = perf_counter()
@@ -283,17 +278,17 @@ class PairedTiming:
         rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
         count = min(rounds, CHECKED_OUTPUTS) if self._outputs_are_small() else randbelow(2)
-        checked = set(SystemRandom().sample(range(rounds), count))
+        checked_rounds = set(SystemRandom().sample(range(rounds), count))
         for number in range(rounds):
             if rounds <= FEW_ROUNDS or randbelow(8) == 0:
                 self.candidate.check()  # it takes about 2 ms
             if randbelow(4) == 0:  # an extra call at random, so that a kernel cannot count its calls
                 self._timed("a", number % 2, randbelow(number % len(self.sets) + 1))
             pair: dict[str, list[float]] = {"a": [], "b": []}
-            chosen = 1 + randbelow(2) if number in checked else 0  # which of the round's two calls
+            chosen = 1 + randbelow(2) if number in checked_rounds else 0  # which of the round's two calls
             for name in orders[number % 2]:
-                keep = kept if name == "a" and len(pair["a"]) + 1 == chosen else None
-                pair[name].append(self._timed(name, number % 2, (number + 1) % len(self.sets), keep))
+                check = name == "a" and len(pair["a"]) + 1 == chosen
+                pair[name].append(self._timed(name, number % 2, (number + 1) % len(self.sets), check))
             for name in pair:
                 times[name].append(pair[name])
         return PairedRounds(times["a"], times["b"] if "b" in self.kernels else None)
@@ -301,17 +296,24 @@ class PairedTiming:
     def _outputs_are_small(self) -> bool:
         return sum(tensor.nbytes for tensor in next(iter(self.first.values()), [])) < CHECKED_BYTES
 
-    def _stored(self, kept: "Kept", at: int) -> StoredOutput:
+    def _stored(self, call: "CheckedCall", at: int) -> StoredOutput:
         path = f"{self.path}-{at}.pt"
-        self.candidate.save(kept.copy.outputs, path, kept.copy.inputs)
-        return StoredOutput(kept.number, path)
+        self.candidate.save(call.copy.outputs, path, call.copy.inputs)
+        return StoredOutput(call.number, path)
 
-    def _stretches(self, call, about_us: float, kept: list) -> None:
-        """Calls in a row between two marks, which the parent times by its own clock: "call" as a caller sees them;
-        "gpu" behind a sleep that holds the stream until all are launched ("sleep" is that alone), so that the GPU's
-        time is left; "fresh" like "gpu", but each call gets fresh memory, so that cached results do not help. When the
-        host launched too slowly for the sleep, all but the first run again behind a longer one. `kept` gets the results
-        of a fresh call."""
+    def _stretches(self, call, about_us: float) -> None:
+        """Calls in a row between two marks, which the parent times by its own clock.
+
+        | stretch | calls |
+        |---|---|
+        | call | as a caller sees them |
+        | restoring | none: the inputs that a call changes get their contents again, which `call` includes |
+        | sleep N | none: the sleep that holds the stream |
+        | gpu N | behind that sleep until all are launched, so that the GPU's time is left |
+        | fresh N | like `gpu`, each on fresh memory, so that kept results gain nothing; one is checked |
+
+        Where the host launched too slowly for the sleep, the last three run again behind a longer one.
+        """
         restored = [self._restore] if self.changed else []  # a stretch of restoring alone is taken off
         count = self._calls_in_a_row(about_us)
         self._stretch("call", [*restored, call] * count, of=count)
@@ -321,21 +323,21 @@ class PairedTiming:
             calls = self._calls_in_a_row(about_us)
             self._stretch(f"sleep {attempt}", restored * calls, calls)
             held = self._stretch(f"gpu {attempt}", [*restored, call] * calls, calls, of=calls)
-            if self._fresh_stretch(f"fresh {attempt}", calls, kept) and held:
+            if self._fresh_stretch(f"fresh {attempt}", calls) and held:
                 break
             self.timer.enqueue_us *= 3
 
     def _calls_in_a_row(self, about_us: float) -> int:
         return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
 
-    def _fresh_stretch(self, name: str, calls: int, kept: list) -> bool:
+    def _fresh_stretch(self, name: str, calls: int) -> bool:
         like_the_first = [number for number in range(len(self.sets)) if self._layout(number) == self._layout(0)]
         number = like_the_first[randbelow(len(like_the_first))]
         contents = self.contents[number]
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(tensor_trees.held_bytes(contents), 1) + 1)
         memory = [memories_like(contents) for _ in range(copies)]
         for tensors in memory:
-            copy_into(tensors, contents)
+            tensor_trees.fill(tensors, contents)
         arguments = [self._arguments(tensors, number) for tensors in memory]
         outputs: list = [None]
         chosen = randbelow(copies)
@@ -346,7 +348,7 @@ class PairedTiming:
 
         held = self._stretch(name, [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
         results = self._results(outputs[0], memory[chosen])
-        self._look_at("a", number, results, kept if self._outputs_are_small() or not kept else None)
+        self._look_at("a", number, results, check=self._outputs_are_small() or not self.checked)
         return held
 
     def _stretch(self, name: str, calls: list, hold: int = 0, of: int | None = None) -> bool:
@@ -387,15 +389,17 @@ class Results:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A call on set `number`: its outputs that no input holds, and a copy of what it left."""
+class CheckedCall:
+    """A call on set `number` whose results are checked afterwards. live: its outputs that no input holds, by position.
+    copy: of what it left."""
 
     number: int
     live: dict[int, torch.Tensor]
     copy: Results
 
-    def copies(self) -> list[torch.Tensor]:
-        return [self.copy.outputs[at] for at in self.live]
+    def was_overwritten(self) -> bool:
+        """Has a later call written into its outputs?"""
+        return not all(identical(tensor, self.copy.outputs[at]) for at, tensor in self.live.items())
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
