@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import TIMING, recorded
+from kernelopt.case_types import OutputCheck, OutputErrors, OutputLayout
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import acceptance, readiness, rounds
@@ -29,7 +30,9 @@ OWN = [KernelShare("softmax_kernel", us=3.0, share_pct=100.0, origin="own")]
 
 def case(kernels, elements: int = 4, workload: str = "default") -> CaseResult:
     """A right case; `kernels` as the profiler named them, None where the call was not traced."""
-    observed = Observed(0.0, 0.0, True, True, False, "fp64", kernels, [{"elements": elements}])
+    layout = OutputLayout([elements], "torch.float32", [1])
+    errors = OutputErrors(elements, elements, 1.0, 1e-4, 0.0, 0, 0, 0, 0, None, 0.0, 0.0, 0.0)
+    observed = Observed(0.0, 0.0, True, True, False, "fp64", kernels, [OutputCheck(layout, layout, errors)])
     return CaseResult(workload, 0, "fp32", None, False, Status.OK, "", observed)
 
 
@@ -66,7 +69,9 @@ def test_the_shares_of_kernels_come_back_from_json():
 def test_an_output_of_another_shape_was_returned_all_the_same():
     """worker.accuracy.compare counts no elements of it."""
     right = case(OWN)
-    wrong = replace(right, status=Status.WRONG_SHAPE, observed=replace(right.observed, outputs=[{"shape": [3]}]))
+    layouts = (OutputLayout([3], "torch.float32", [1]), OutputLayout([4], "torch.float32", [1]))
+    other = replace(right.observed, outputs=[OutputCheck(*layouts, None)])
+    wrong = replace(right, status=Status.WRONG_SHAPE, observed=other)
     assert correctness.own_work([wrong], False) == "checked"
 
 

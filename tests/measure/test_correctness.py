@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from kernelopt.case_types import CallCheck, OracleCheck, Variant
+from kernelopt.case_types import CallCheck, OracleCheck, OutputCheck, Variant
 from kernelopt.device.outcomes import Fault
 from kernelopt.measure import correctness
 from kernelopt.measure.cases import Case
@@ -33,10 +33,12 @@ OUTPUT = {
     "finite": 4,
     "max_rel": 1e-7,
     "baseline_max_rel": 1e-7,
+    "rms": 1.0,
+    "bound": 1e-4,
 }
 OUTPUT |= {name: value for part in ("", "expected_") for name, value in ((f"{part}shape", [4]), (f"{part}dtype", "f"))}
 OUTPUT |= {"stride": [1], "expected_stride": [1], "first_bad_index": 0, "lost_pct": 0.0, "baseline_lost_pct": 0.0}
-CALL = CallCheck(1, "tensor", [OUTPUT])
+CALL = CallCheck(1, "tensor", [OutputCheck.from_json(OUTPUT)])
 CHECK = OracleCheck(calls=[CALL], expected_count=1, expected_structure="tensor", changes=[], oracle="fp64")
 CASE = Case("default", 0, None, "input.pt", "fp32", [[4]])
 
@@ -53,7 +55,7 @@ def status_of(case: Case = CASE, report=REPORT, check: OracleCheck | None = CHEC
 
 
 def judged(case: Case = CASE, done=None, output=None, libraries=False) -> Status:
-    check = replace(CHECK, calls=[replace(CALL, outputs=[{**OUTPUT, **(output or {})}])])
+    check = replace(CHECK, calls=[replace(CALL, outputs=[OutputCheck.from_json({**OUTPUT, **(output or {})})])])
     return correctness.judge(case, replace(REPORT, **(done or {})), check, libraries).status
 
 

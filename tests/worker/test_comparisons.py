@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from kernelopt.case_types import OutputCheck
 from kernelopt.worker import comparisons
 from kernelopt.worker.contract import InvalidDeclaration
 
 PARAMETERS = ("scores", "lengths")
 
 
-def compared(actual, expected, modes: dict, inputs=(), baseline=None) -> dict:
+def compared(actual, expected, modes: dict, inputs=(), baseline=None) -> OutputCheck:
     declared = comparisons.read(0, modes, PARAMETERS)
     exact = expected.double() if expected.is_floating_point() else expected
     baseline = expected if baseline is None else baseline
@@ -16,7 +17,7 @@ def compared(actual, expected, modes: dict, inputs=(), baseline=None) -> dict:
 
 
 def right(*arguments, **options) -> bool:
-    return comparisons.is_right(compared(*arguments, **options))
+    return not compared(*arguments, **options).errors.any
 
 
 EXPECTED = torch.linspace(-2, 2, 1000)
@@ -58,7 +59,7 @@ def test_whole_numbers_may_be_off_by_one():
     expected = torch.randint(-127, 128, (40, 25), dtype=torch.int8)
     actual = expected.clone()
     actual[0, :5] = expected[0, :5] ^ 1
-    assert not comparisons.is_right(comparisons.compare(actual, expected, expected, 0.0, 0.0, None, []))
+    assert comparisons.compare(actual, expected, expected, 0.0, 0.0, None, []).errors.any
     assert right(actual, expected, {"atol": 1, "share": 0.99}) and right(actual, expected, {"atol": 1})
     actual[0, 0] = 100 if expected[0, 0] < 0 else -100
     assert not right(actual, expected, {"atol": 1, "share": 0.99})
@@ -159,7 +160,7 @@ def test_only_what_is_valid_counts():
     assert right(actual, expected, rows, [SCORES, None])
     assert right(actual, expected, cells, [SCORES, torch.tensor([6, 3, 6, 6])])
     wrong = compared(actual, expected, cells, [SCORES, torch.tensor([6, 4, 6, 6])])
-    assert wrong["nonfinite"] == 1 and wrong["first_bad_index"] == 9
+    assert wrong.errors.nonfinite == 1 and wrong.errors.first_bad_index == 9
     with pytest.raises(InvalidDeclaration, match="must return a tensor of bool"):
         compared(actual, expected, {"valid": lambda lengths: lengths}, [SCORES, torch.tensor([6])])
     with pytest.raises(InvalidDeclaration, match=r"returns the shape \[5\]"):

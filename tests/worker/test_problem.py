@@ -84,27 +84,27 @@ def compared(actual, oracle, baseline=None, tolerance=1e-4):
 
 def test_compare_measures_against_the_scale_of_the_result():
     oracle = torch.rand(1000, dtype=torch.float64) * 1e-6
-    assert compared(oracle * (1 + 1e-5), oracle)["mismatches"] == 0
-    assert compared(oracle * (1 + 1e-3), oracle)["mismatches"] > 0
+    assert compared(oracle * (1 + 1e-5), oracle).errors.mismatches == 0
+    assert compared(oracle * (1 + 1e-3), oracle).errors.mismatches > 0
     zeros = compared(torch.zeros(1000, dtype=torch.float64), oracle)
-    assert zeros["mismatches"] > 900
+    assert zeros.errors.mismatches > 900
 
 
 def test_compare_counts_nan_and_infinity():
     oracle = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
-    assert compared(oracle.clone(), oracle)["nonfinite"] == 0
+    assert compared(oracle.clone(), oracle).errors.nonfinite == 0
     for wrong in ([1.0, 1.0, float("inf"), 2.0], [1.0, float("nan"), float("-inf"), 2.0], [float("nan")] * 4):
-        assert compared(torch.tensor(wrong), oracle)["nonfinite"] > 0
+        assert compared(torch.tensor(wrong), oracle).errors.nonfinite > 0
 
 
 def test_compare_of_integers_is_exact_and_of_shapes_strict():
     oracle = torch.arange(5)
-    assert compared(oracle + 0, oracle, tolerance=0.0)["mismatches"] == 0
+    assert compared(oracle + 0, oracle, tolerance=0.0).errors.mismatches == 0
     off = oracle.clone()
     off[3] += 1
     found = compared(off, oracle, tolerance=0.0)
-    assert found["mismatches"] == 1 and found["first_bad_index"] == 3
-    assert "mismatches" not in compared(torch.zeros(1, 5), torch.zeros(5))
+    assert found.errors.mismatches == 1 and found.errors.first_bad_index == 3
+    assert compared(torch.zeros(1, 5), torch.zeros(5)).errors is None
 
 
 def test_answers_without_work_are_seen_on_trivial_tasks_alone():
@@ -122,17 +122,17 @@ def test_answers_without_work_are_seen_on_trivial_tasks_alone():
 def test_compare_survives_a_scale_of_zero_another_dtype_and_eight_bits():
     zero = torch.zeros(4, dtype=torch.int64)
     wrong = compared(zero + 1, zero, tolerance=0.0)
-    assert wrong["mismatches"] == 4 and wrong["max_rel"] == accuracy.LARGEST_ERROR
-    assert "mismatches" not in compared(torch.zeros(4), torch.zeros(4, dtype=torch.complex64))
+    assert wrong.errors.mismatches == 4 and wrong.errors.max_rel == accuracy.LARGEST_ERROR
+    assert compared(torch.zeros(4), torch.zeros(4, dtype=torch.complex64)).errors is None
     eight = torch.tensor([0.5, 1.0, 2.0]).to(torch.float8_e4m3fn)
-    assert compared(eight, eight, tolerance=0.125)["mismatches"] == 0
+    assert compared(eight, eight, tolerance=0.125).errors.mismatches == 0
 
 
 def test_the_baselines_own_error_widens_the_bound_and_no_further_than_its_cap():
     oracle = torch.ones(8, dtype=torch.float64)
     for error, expected in ((0.0, 1e-4), (1e-4, 1e-4), (3e-4, 3e-4), (1.0, 4e-4)):
         found = compared(oracle, oracle, baseline=oracle * (1 + error), tolerance=1e-4)
-        assert found["bound"] == pytest.approx(expected, rel=1e-3)
+        assert found.errors.bound == pytest.approx(expected, rel=1e-3)
 
 
 def test_tied_weights_are_bound_to_a_kernel_that_ties_them_and_to_one_that_does_not(tmp_path):

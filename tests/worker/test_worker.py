@@ -233,15 +233,15 @@ def test_a_view_is_copied_as_it_lies_and_an_expanded_one_densely():
 def test_whole_numbers_are_compared_as_such():
     exact = torch.tensor([2**62, 5])
     found = accuracy.compare(exact + torch.tensor([1, 0]), exact, exact, 0.0)
-    assert found["mismatches"] == 1 and accuracy.compare(exact, exact, exact, 0.0)["mismatches"] == 0
+    assert found.errors.mismatches == 1 and accuracy.compare(exact, exact, exact, 0.0).errors.mismatches == 0
 
 
 def test_one_sum_near_zero_is_held_against_the_usual_size_of_the_output():
     exact = torch.tensor([1e-3], dtype=torch.float64)
     off = exact.float() + 5e-7
-    found = [accuracy.compare(off, exact, exact.float(), 1e-4, usual)["mismatches"] for usual in (0.0, 10.0)]
+    found = [accuracy.compare(off, exact, exact.float(), 1e-4, usual).errors.mismatches for usual in (0.0, 10.0)]
     assert found == [1, 0]
-    assert accuracy.compare(off + 0.01, exact, exact.float(), 1e-4, 10.0)["mismatches"] == 1
+    assert accuracy.compare(off + 0.01, exact, exact.float(), 1e-4, 10.0).errors.mismatches == 1
 
 
 def test_what_a_view_holds_counts_with_its_gaps():

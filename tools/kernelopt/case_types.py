@@ -1,7 +1,7 @@
 """What the worker makes of a case and the verifier reads: a change of its inputs, and what the oracle found."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 PLAIN = "contiguous"  # the layout of inputs that lie as the task makes them
 
@@ -35,16 +35,99 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class OutputLayout:
+    """How an output lies in memory. stride: of the dimensions with more than one element; the others mean nothing."""
+
+    shape: list[int]
+    dtype: str
+    stride: list[int]
+
+
+@dataclass(frozen=True)
+class OutputErrors:
+    """How far an output of the expected shape and dtype is from the oracle's.
+
+    elements: of the output; finite: of the oracle's. rms: of the oracle's. bound: on |error| / (|reference| + rms).
+    max_rel: its largest value. mismatches: finite elements beyond the bound. nonfinite: elements where the two are not
+    the same NaN or Inf; spurious and infinite: those of them where the oracle is finite, or Inf. lost_pct: share of
+    elements that miss by more than half of themselves. baseline_…: PyTorch's own. outside: elements beyond a bound that
+    the task declares. refused: why a declared comparison refuses the output."""
+
+    elements: int
+    finite: int
+    rms: float
+    bound: float
+    max_rel: float
+    mismatches: int
+    nonfinite: int
+    spurious: int
+    infinite: int
+    first_bad_index: int | None
+    baseline_max_rel: float
+    lost_pct: float
+    baseline_lost_pct: float
+    outside: int | None = None
+    refused: str | None = None
+
+    @property
+    def any(self) -> bool:
+        return bool(self.refused) or self.mismatches + self.nonfinite > 0
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """One output compared with the expected one. errors: None where shape or dtype differ.
+
+    usually_finite: of a variant: does the output hold no NaN and no Inf on the task's own inputs? input: the name of
+    the input that it is the contents of, where the task declares one as an output; then `unchanged`: the call left it
+    as it was, and `disturbed`: elements that differ although the reference leaves them. few_draws: what the draws of a
+    random output are too few to tell."""
+
+    actual: OutputLayout
+    expected: OutputLayout
+    errors: OutputErrors | None
+    usually_finite: bool | None = None
+    input: str | None = None
+    unchanged: bool | None = None
+    disturbed: int | None = None
+    few_draws: str | None = None
+
+    def to_json(self) -> dict:
+        """One flat object; what is not known has no key."""
+        expected = {f"expected_{name}": value for name, value in vars(self.expected).items()}
+        errors = vars(self.errors) if self.errors else {}
+        optional = {**errors, **{name: getattr(self, name) for name in OF_SOME_OUTPUTS}}
+        always = ("first_bad_index",) if self.errors else ()
+        known = {name: value for name, value in optional.items() if value is not None or name in always}
+        return {**vars(self.actual), **expected, **known}
+
+    @classmethod
+    def from_json(cls, value: dict) -> "OutputCheck":
+        names = [one.name for one in fields(OutputLayout)]
+        errors = {one.name: value[one.name] for one in fields(OutputErrors) if one.name in value}
+        return cls(
+            OutputLayout(**{name: value[name] for name in names}),
+            OutputLayout(**{name: value[f"expected_{name}"] for name in names}),
+            OutputErrors(**errors) if errors else None,
+            **{name: value.get(name) for name in OF_SOME_OUTPUTS},
+        )
+
+
+OF_SOME_OUTPUTS = ("usually_finite", "input", "unchanged", "disturbed", "few_draws")
+
+
+@dataclass(frozen=True)
 class CallCheck:
     """The oracle's findings on one call: the number of outputs, their structure, and each compared with the expected
-    one.
-
-    outputs: of worker.accuracy.compare, {shape, dtype, stride, expected_…, mismatches, max_rel, …}.
-    """
+    one."""
 
     count: int
     structure: str | None
-    outputs: list[dict]
+    outputs: list[OutputCheck]
+
+    @classmethod
+    def from_json(cls, call: dict) -> "CallCheck":
+        return cls(call["count"], call["structure"], list(map(OutputCheck.from_json, call["outputs"])))
 
 
 @dataclass(frozen=True)
@@ -72,9 +155,9 @@ class OracleCheck:
 
     @classmethod
     def from_json(cls, check: dict) -> "OracleCheck":
-        return cls(**{**check, "calls": tuple(CallCheck(**call) for call in check.get("calls", ()))})
+        return cls(**{**check, "calls": tuple(map(CallCheck.from_json, check.get("calls", ())))})
 
     @property
-    def outputs(self) -> list[dict]:
+    def outputs(self) -> list[OutputCheck]:
         """Of all calls."""
         return [output for call in self.calls for output in call.outputs]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
-from ..case_types import CallCheck, OracleCheck, Variant
+from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, Variant
 from ..device.outcomes import Fault
 from ..statuses import Status
 from .cases import Case, shown_seed
@@ -82,7 +82,7 @@ class Observed:
     """The observations on a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
     own.
 
-    oracle: its precision. kernels: of a traced call. outputs: as the oracle compared them, see CallCheck.
+    oracle: its precision. kernels: of a traced call. outputs: as the oracle compared them, of all calls.
     """
 
     max_rel: float
@@ -92,16 +92,17 @@ class Observed:
     fails_guarded: bool
     oracle: str | None
     kernels: list[KernelShare] | None
-    outputs: list[dict]
+    outputs: list[OutputCheck]
 
     def to_json(self) -> dict:
         kernels = self.kernels and [kernel.to_json() for kernel in self.kernels]
-        return {**vars(self), "kernels": kernels}
+        return {**vars(self), "kernels": kernels, "outputs": [output.to_json() for output in self.outputs]}
 
     @classmethod
     def from_json(cls, values: dict) -> "Observed":
         kernels = values["kernels"] and [KernelShare(**kernel) for kernel in values["kernels"]]
-        return cls(**{**values, "kernels": kernels})
+        outputs = list(map(OutputCheck.from_json, values["outputs"]))
+        return cls(**{**values, "kernels": kernels, "outputs": outputs})
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,10 @@ def of_raised(fault: Fault, variant: Variant | None) -> Fault:
 
 
 def observed(report: CaseReport, check: OracleCheck) -> Observed:
+    errors = [output.errors for output in check.outputs if output.errors]
     return Observed(
-        max_rel=max((output.get("max_rel", 0.0) for output in check.outputs), default=0.0),
-        baseline_max_rel=max((output.get("baseline_max_rel", 0.0) for output in check.outputs), default=0.0),
+        max_rel=max((one.max_rel for one in errors), default=0.0),
+        baseline_max_rel=max((one.baseline_max_rel for one in errors), default=0.0),
         deterministic=report.deterministic,
         guarded=report.guarded,
         fails_guarded=report.fails_guarded,
@@ -244,8 +246,12 @@ def own_work(results: list[CaseResult], libraries: bool) -> str:
     if libraries:
         return NOT_ASKED
     seen = [result.observed for result in results if result.observed and result.observed.kernels is not None]
-    traced = [one.kernels for one in seen if any(output.get("elements", 1) for output in one.outputs)]
+    traced = [one.kernels for one in seen if any(map(may_hold_elements, one.outputs))]
     return CHECKED if traced and all(traced) else NOT_CHECKED
+
+
+def may_hold_elements(output: OutputCheck) -> bool:
+    return output.errors is None or output.errors.elements > 0
 
 
 def shares(kernels: list[dict]) -> list[KernelShare]:
@@ -290,47 +296,48 @@ def faults_of_call(call: CallCheck, check: OracleCheck, variant: Variant | None)
         yield Fault(Status.WRONG_SHAPE, shown)
     for number, output in enumerate(call.outputs):
         yield from faults_of_output(output, number, variant)
-    filled = [output for output in call.outputs if output.get("elements")]
-    if variant is None and filled and not any(output["finite"] for output in filled):
+    filled = [output.errors for output in call.outputs if output.errors and output.errors.elements]
+    if variant is None and filled and not any(errors.finite for errors in filled):
         message = "the reference's outputs hold no finite value, so there is nothing to compare"
         yield Fault(Status.INVALID_TASK, message)
 
 
-def faults_of_output(output: dict, number: int, variant: Variant | None) -> Iterator[Fault]:
-    """The faults of one output tensor.
+def faults_of_output(output: OutputCheck, number: int, variant: Variant | None) -> Iterator[Fault]:
+    """The faults of one output tensor, which a variant may have in other strides."""
+    name = f"input '{output.input}' after the call" if output.input else f"output {number}"
+    for part in ("shape", "dtype") if variant or output.input else MEMORY_LAYOUT:
+        actual, expected = getattr(output.actual, part), getattr(output.expected, part)
+        if actual != expected:
+            yield Fault(MEMORY_LAYOUT[part], f"{name} has {part} {actual}, expected {expected}")
+    if output.errors:
+        yield from faults_of_values(name, output, output.errors, variant)
+    if output.disturbed:
+        message = f"{name}: {output.disturbed} elements differ that the reference leaves as they were"
+        yield Fault(Status.WRONG_VALUES, message)
 
-    On a variant the strides may differ, any value will do where the reference has no finite one, and on other values
-    than the task's a few elements may be off.
-    """
-    what = f"input '{output['input']}' after the call" if "input" in output else f"output {number}"
-    for name in ("shape", "dtype") if variant or "input" in output else MEMORY_LAYOUT:
-        expected = output[f"expected_{name}"]
-        if output[name] != expected:
-            yield Fault(MEMORY_LAYOUT[name], f"{what} has {name} {output[name]}, expected {expected}")
+
+def faults_of_values(name: str, output: OutputCheck, errors: OutputErrors, variant: Variant | None) -> Iterator[Fault]:
+    """The faults in the values of an output. On a variant any value will do where the reference has no finite one, and
+    on other values than the task's a few elements may be off."""
     # A variance of one element, or a row with an empty mask after the cut, is not part of any task. An infinity in what
     # get_inputs makes is: the log-sum-exp of an empty request.
-    lenient = variant and (output["usually_finite"] or not output["finite"])
-    counted = ["nonfinite"] if not lenient else ["spurious", "infinite"] if variant.of_task else ["spurious"]
-    if count := sum(output[name] for name in counted):
-        fault = "are NaN or Inf where they must not be"
-        if not output["spurious"]:
-            fault = "differ from the reference's NaN or Inf"
-        yield Fault(Status.NONFINITE, f"{what}: {count} elements {fault}")
-    if output.get("refused"):
-        yield Fault(Status.WRONG_VALUES, f"{what}: {output['refused']}")
-    share = 100 * output["mismatches"] / max(output["elements"], 1)
-    if share > (MISMATCHES_PCT if variant and variant.values else 0):
+    lenient = variant and (output.usually_finite or not errors.finite)
+    counted = errors.nonfinite if not lenient else errors.spurious + (errors.infinite if variant.of_task else 0)
+    if counted:
+        fault = "are NaN or Inf where they must not be" if errors.spurious else "differ from the reference's NaN or Inf"
+        yield Fault(Status.NONFINITE, f"{name}: {counted} elements {fault}")
+    if errors.refused:
+        yield Fault(Status.WRONG_VALUES, f"{name}: {errors.refused}")
+    share_pct = 100 * errors.mismatches / max(errors.elements, 1)
+    if share_pct > (MISMATCHES_PCT if variant and variant.values else 0):
         message = (
-            f"{what}: {output['mismatches']} elements ({share:.3g} %) are off, "
-            f"error up to {output['max_rel']:.3g} of (|reference| + rms), first at index {output['first_bad_index']}"
+            f"{name}: {errors.mismatches} elements ({share_pct:.3g} %) are off, "
+            f"error up to {errors.max_rel:.3g} of (|reference| + rms), first at index {errors.first_bad_index}"
         )
         yield Fault(Status.WRONG_VALUES, message)
-    if output["lost_pct"] > max(LOST_PCT, LOST_FACTOR * output["baseline_lost_pct"]):
+    if errors.lost_pct > max(LOST_PCT, LOST_FACTOR * errors.baseline_lost_pct):
         message = (
-            f"{what}: {output['lost_pct']:.3g} % of the elements that are not 0 miss by more than half of "
+            f"{name}: {errors.lost_pct:.3g} % of the elements that are not 0 miss by more than half of "
             "themselves, small as they are beside the largest"
         )
-        yield Fault(Status.WRONG_VALUES, message)
-    if output.get("disturbed"):
-        message = f"{what}: {output['disturbed']} elements differ that the reference leaves as they were"
         yield Fault(Status.WRONG_VALUES, message)

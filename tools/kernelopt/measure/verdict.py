@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from ..case_types import OutputCheck
 from ..device.outcomes import Fault
 from ..statuses import Status
 from . import correctness
@@ -266,25 +267,27 @@ def hint(failure: Failure) -> str | None:
     return next(filter(None, telling), None if judged and not wrong_outputs(failure) else usual)
 
 
-def wrong_outputs(failure: Failure) -> list[dict]:
+def outputs_of(failure: Failure) -> list[OutputCheck]:
+    """The outputs of the wrong case, as they were compared."""
+    return failure.case.observed.outputs if failure.case and failure.case.observed else []
+
+
+def wrong_outputs(failure: Failure) -> list[OutputCheck]:
     """The outputs of the wrong case that are wrong by themselves, not by a seed or a parameter."""
-    outputs = failure.case.observed.outputs if failure.case and failure.case.observed else []
-    signs = ("refused", "mismatches", "nonfinite", "disturbed")
-    return [output for output in outputs if any(output.get(sign) for sign in signs)]
+    return [one for one in outputs_of(failure) if one.disturbed or (one.errors and one.errors.any)]
 
 
 def unchanged_input(failure: Failure) -> str | None:
-    outputs = failure.case.observed.outputs if failure.case and failure.case.observed else []
-    for output in outputs:
-        if output.get("unchanged") and output["mismatches"]:
-            return f"the call left '{output['input']}' as it was, and MUTATES declares it as an output: write into it"
+    for output in outputs_of(failure):
+        if output.unchanged and output.errors and output.errors.mismatches:
+            return f"the call left '{output.input}' as it was, and MUTATES declares it as an output: write into it"
     return None
 
 
 def whole_numbers(failure: Failure) -> str | None:
     """Of outputs that hold no fractions: no dtype and no order of additions makes those wrong."""
     wrong = wrong_outputs(failure)
-    if wrong and all("int" in output["dtype"] or "bool" in output["dtype"] for output in wrong):
+    if wrong and all("int" in one.actual.dtype or "bool" in one.actual.dtype for one in wrong):
         return "look at masks, at ties and rounding, and at the first and last index"
     return None
 
@@ -355,7 +358,7 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
     if any(case.variant for case in cases) and not any(case.resized for case in cases):
         yield "no size could be varied, so only the task's own were tried; keyword sizes of get_inputs allow others"
     outputs = (pair for case in judged for pair in enumerate(case.observed.outputs))
-    yield from dict.fromkeys(f"output {at}: {one['few_draws']}" for at, one in outputs if one.get("few_draws"))
+    yield from dict.fromkeys(f"output {at}: {one.few_draws}" for at, one in outputs if one.few_draws)
     if bare := sum(case.observed.fails_guarded for case in judged):
         yield f"{bare} cases without guard bands around the outputs, with which the kernel fails"
 

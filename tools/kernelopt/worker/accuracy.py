@@ -5,21 +5,35 @@ from collections.abc import Callable
 
 import torch
 
+from ..case_types import OutputCheck, OutputErrors, OutputLayout
 from . import tensor_trees
 
 BASELINE_CAP = 4  # however inexact PyTorch is, the bound is at most this number of tolerances
 LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
 LOST = 0.5  # an element is lost when its error exceeds this share of it, whatever the scale of the others
 TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush smaller numbers to zero
-LAYOUT = ("shape", "dtype", "stride", "expected_shape", "expected_dtype", "expected_stride")  # of a comparison
 FEW = 32  # no share is reported for fewer elements
 
 
 def compare(
     actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, least_rms: float = 0.0
-) -> dict:
-    """How far `actual` is from `oracle` (the reference in high precision); `baseline` is the reference in the task's
-    own dtype, whose shape, dtype and stride are the ones expected.
+) -> OutputCheck:
+    """`actual` beside `oracle` (the reference in high precision) and `baseline` (the reference in the task's own dtype,
+    whose shape, dtype and stride are the ones expected). See `errors_of`."""
+    dense = baseline.clone()  # a slice of something larger counts as dense
+    comparable = actual.shape == oracle.shape and actual.dtype == baseline.dtype
+    errors = errors_of(actual, oracle, baseline, tolerance, least_rms) if comparable else None
+    return OutputCheck(layout_of(actual), layout_of(dense), errors)
+
+
+def layout_of(tensor: torch.Tensor) -> OutputLayout:
+    return OutputLayout(list(tensor.shape), str(tensor.dtype), significant_stride(tensor))
+
+
+def errors_of(
+    actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, least_rms: float = 0.0
+) -> OutputErrors:
+    """The errors of `actual`, which has the shape of `oracle` and the dtype of `baseline`.
 
     An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the scale
     of the result is. bound: the tolerance, or twice the baseline's own worst error where PyTorch is less exact than
@@ -27,16 +41,6 @@ def compare(
     rounding decides an argmax, and fp16 overflows. least_rms: replaces a smaller rms, because a single sum near 0, or a
     result that is 0 but for rounding, is no scale.
     """
-    layout = {
-        "shape": list(actual.shape),
-        "dtype": str(actual.dtype),
-        "stride": significant_stride(actual),
-        "expected_shape": list(baseline.shape),
-        "expected_dtype": str(baseline.dtype),
-        "expected_stride": significant_stride(baseline.clone()),  # a slice of something larger counts as dense
-    }
-    if actual.shape != oracle.shape or actual.dtype != baseline.dtype:
-        return layout
     actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
     finite = torch.isfinite(exact)
     rms = max(root_mean_square(torch.where(finite, exact, 0)), least_rms)
@@ -44,22 +48,21 @@ def compare(
     theirs = deviation(baseline, exact, tolerance, rms, tiny=tiny)
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
     own = deviation(actual, exact, bound, rms, baseline, tiny)
-    return {
-        **layout,
-        "elements": exact.numel(),
-        "finite": int(finite.sum()),
-        "rms": rms,
-        "bound": bound,
-        "max_rel": own.max_rel,
-        "mismatches": own.mismatches,
-        "nonfinite": own.nonfinite,
-        "spurious": own.spurious,
-        "infinite": own.infinite,
-        "first_bad_index": own.first_bad,
-        "baseline_max_rel": theirs.max_rel,
-        "lost_pct": own.lost_pct(),
-        "baseline_lost_pct": theirs.lost_pct(),
-    }
+    return OutputErrors(
+        elements=exact.numel(),
+        finite=int(finite.sum()),
+        rms=rms,
+        bound=bound,
+        max_rel=own.max_rel,
+        mismatches=own.mismatches,
+        nonfinite=own.nonfinite,
+        spurious=own.spurious,
+        infinite=own.infinite,
+        first_bad_index=own.first_bad,
+        baseline_max_rel=theirs.max_rel,
+        lost_pct=own.lost_pct(),
+        baseline_lost_pct=theirs.lost_pct(),
+    )
 
 
 def root_mean_square(values: torch.Tensor) -> float:
@@ -117,8 +120,8 @@ def like_of(tensor: torch.Tensor, candidates: list[torch.Tensor]) -> torch.Tenso
 def passes(answer: torch.Tensor | None, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> bool:
     if answer is None:
         return False
-    compared = compare(answer, oracle, baseline, tolerance)
-    return compared["mismatches"] + compared["nonfinite"] == 0
+    errors = compare(answer, oracle, baseline, tolerance).errors
+    return errors is not None and not errors.any
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,19 +169,15 @@ class Deviation:
         if also is not None:
             other, other_nonfinite = self._errors(actual, also)
             agrees = (other <= self.bound) & ~other_nonfinite
-            error, nonfinite_mismatch = (
-                torch.where(agrees, torch.minimum(error, other), error),
-                nonfinite_mismatch & ~agrees,
-            )
+            error = torch.where(agrees, torch.minimum(error, other), error)
+            nonfinite_mismatch &= ~agrees
         wrong = (error > self.bound) | nonfinite_mismatch
         self.max_rel = max(self.max_rel, float(error.max()))
         weighed = torch.isfinite(exact) & (exact.abs() >= self.tiny)
         self.weighed += int(weighed.sum())
         self.lost += int((weighed & ((actual - exact).abs() > LOST * exact.abs())).sum())
         self.mismatches += int((wrong & ~nonfinite_mismatch).sum())
-        self.nonfinite += int(
-            nonfinite_mismatch.sum()
-        )  # of two numbers one alone is finite, or both are other infinities
+        self.nonfinite += int(nonfinite_mismatch.sum())
         self.spurious += int((nonfinite_mismatch & torch.isfinite(exact)).sum())
         self.infinite += int((nonfinite_mismatch & torch.isinf(exact)).sum())
         if self.first_bad is None and bool(wrong.any()):

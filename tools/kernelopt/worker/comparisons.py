@@ -15,10 +15,11 @@ The modes of one output hold together; ties and set exclude each other and most 
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
+from ..case_types import OutputCheck, OutputErrors
 from . import accuracy
 from .contract import InvalidDeclaration
 
@@ -123,33 +124,28 @@ def compare(
     declared: Comparison | None,
     inputs: list,
     roughly: float = 0.0,
-) -> dict:
-    """accuracy.compare, or with declared modes the same keys and `refused`: why the output is wrong, else None.
+) -> OutputCheck:
+    """accuracy.compare, or what the declared modes make of the errors.
 
     inputs: of the call, before it. roughly: a share of (|reference| + rms) by which any element may be off, on values
     that the task does not have.
     """
     usual = accuracy.compare(actual, oracle, baseline, tolerance, least_rms)
-    if declared is None or "mismatches" not in usual:
+    if declared is None or usual.errors is None:
         return usual
-    layout = {name: usual[name] for name in accuracy.LAYOUT}
     mask = mask_of(declared, inputs, baseline)
     if declared.ties:
-        return {**usual, **layout, **ties(actual, baseline, mask, declared, inputs)}
+        return replace(usual, errors=ties(usual.errors, actual, baseline, mask, declared, inputs))
     parts = [tensor.reshape(-1) if mask is None else tensor[mask] for tensor in (actual, oracle, baseline)]
     if declared.group is not None:
         groups = groups_of(declared, inputs, baseline)
         groups = groups.reshape(-1) if mask is None else groups[mask]
         parts = [sorted_within(tensor, groups) for tensor in parts]
-    compared = {**accuracy.compare(*parts, tolerance, least_rms), **layout}
-    if mask is not None and compared["first_bad_index"] is not None:
-        compared["first_bad_index"] = int(mask.reshape(-1).nonzero()[compared["first_bad_index"]])
-    return {**compared, **bounded(*parts, compared, declared, roughly)} if declared.bounded else compared
-
-
-def is_right(compared: dict) -> bool:
-    """Does a comparison of equal shapes find no fault?"""
-    return not compared.get("refused") and compared["mismatches"] + compared["nonfinite"] == 0
+    errors = accuracy.errors_of(*parts, tolerance, least_rms)
+    if mask is not None and errors.first_bad_index is not None:
+        index = int(mask.reshape(-1).nonzero()[errors.first_bad_index])
+        errors = replace(errors, first_bad_index=index)
+    return replace(usual, errors=bounded(*parts, errors, declared, roughly) if declared.bounded else errors)
 
 
 def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.Tensor | None:
@@ -171,11 +167,16 @@ def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.T
 
 
 def ties(
-    actual: torch.Tensor, baseline: torch.Tensor, mask: torch.Tensor | None, declared: Comparison, inputs: list
-) -> dict:
-    """{mismatches, first_bad_index, refused, …} of indices along the last dimension of an input: wrong where one is out
-    of range, comes twice in its row, or points to another score than the reference's index in its place. As a set: in
-    the order of the scores, and out of range where the reference's are, such as -1 for none."""
+    usual: OutputErrors,
+    actual: torch.Tensor,
+    baseline: torch.Tensor,
+    mask: torch.Tensor | None,
+    declared: Comparison,
+    inputs: list,
+) -> OutputErrors:
+    """The errors of indices along the last dimension of an input: wrong where one is out of range, comes twice in its
+    row, or points to another score than the reference's index in its place. As a set: in the order of the scores, and
+    out of range where the reference's are, such as -1 for none. How far two indices lie apart is no error."""
     scores = inputs[declared.parameters.index(declared.ties)]
     if not isinstance(scores, torch.Tensor) or actual.is_floating_point() or scores.dim() == 0:
         raise InvalidDeclaration("ties in COMPARE needs an output of whole numbers and a tensor of scores")
@@ -195,8 +196,8 @@ def ties(
     bad = int(wrong.sum())
     first = int(wrong.reshape(-1).nonzero()[0]) if bad else None
     why = f"{bad} indices are out of range, come twice or point to another score than the reference's" if bad else None
-    errors = {"max_rel": 0.0, "mismatches": 0, "nonfinite": 0, "lost_pct": 0.0}  # how far two indices lie apart is none
-    return {**errors, "outside": bad, "first_bad_index": first, "refused": why}
+    none = {"max_rel": 0.0, "mismatches": 0, "nonfinite": 0, "lost_pct": 0.0}
+    return replace(usual, **none, outside=bad, first_bad_index=first, refused=why)
 
 
 def pointed_to(scores: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,18 +256,18 @@ def bounded(
     actual: torch.Tensor,
     oracle: torch.Tensor,
     baseline: torch.Tensor,
-    compared: dict,
+    usual: OutputErrors,
     declared: Comparison,
     roughly: float,
-) -> dict:
-    """{mismatches, outside, refused, lost_pct} of flat outputs under declared bounds. outside: elements off by more
-    than the bound. An element within the bound of the reference in the task's own dtype is right too."""
+) -> OutputErrors:
+    """The errors of flat outputs under declared bounds. An element within the bound of the reference in the task's own
+    dtype is right too."""
     count, beyond, largest, squares = 0, 0, 0.0, 0.0
     for start in range(0, oracle.numel(), CHUNK):
         got, exact, theirs = (accuracy.comparable(t[start : start + CHUNK]) for t in (actual, oracle, baseline))
         error, scale = least_error(got, exact, theirs)
-        weighed = scale + compared["rms"]
-        allowed = bound_of(declared, scale, weighed, compared["bound"])
+        weighed = scale + usual.rms
+        allowed = bound_of(declared, scale, weighed, usual.bound)
         cap = declared.cap if declared.cap is not None else torch.maximum(allowed, DEFAULT_CAP * weighed)
         count += int((error > torch.maximum(allowed, roughly * weighed)).sum()) if declared_alone(declared) else 0
         beyond += int((error > torch.clamp(roughly * weighed, min=0.0).maximum(torch.as_tensor(cap).to(error))).sum())
@@ -279,10 +280,10 @@ def bounded(
         refused = f"{count} elements ({100 * count / total:.3g} %) are off by more than the declared bound"
     elif beyond:
         refused = f"{beyond} elements are off by more than the cap; the largest error is {largest:.3g}"
-    elif declared.rms is not None and rms > max(declared.rms, roughly) * compared["rms"]:
-        share = rms / compared["rms"] if compared["rms"] else math.inf
+    elif declared.rms is not None and rms > max(declared.rms, roughly) * usual.rms:
+        share = rms / usual.rms if usual.rms else math.inf
         refused = f"the rms of the error is {share:.3g} of the reference's, more than the declared {declared.rms:g}"
-    return {"mismatches": 0, "outside": count, "refused": refused, "lost_pct": 0.0}
+    return replace(usual, mismatches=0, outside=count, refused=refused, lost_pct=0.0)
 
 
 def declared_alone(declared: Comparison) -> bool:

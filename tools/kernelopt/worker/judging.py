@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..case_types import CallCheck, OracleCheck, Variant
+from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, Variant
 from . import accuracy, comparisons, problem, reference_runs, sampling, state, tensor_trees, variant_inputs
 from .case_maker import CaseMaker
 from .context import Context, load_reference
@@ -78,6 +78,12 @@ class Usual:
     finite: bool = True
     rms: float = 0.0
 
+    def and_also(self, errors: OutputErrors | None) -> "Usual":
+        """The same output on other inputs of the task as well."""
+        if errors is None:
+            return self
+        return Usual(self.finite and errors.finite == errors.elements, max(self.rms, errors.rms))
+
 
 @dataclass
 class Expected:
@@ -99,6 +105,15 @@ class Expected:
     least_rms: list[float] = field(default_factory=list)
     random: bool = False
     trivial_answers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a case's draws over secret seeds show. wrong: why those of an output do not follow the reference's
+    probabilities. too_few: by output on the task's own inputs, what its draws are too few to tell."""
+
+    wrong: list[str]
+    too_few: dict[int, str | None]
 
 
 class Check:
@@ -144,12 +159,14 @@ class Check:
             left = self._left(wanted, stored.inputs) if len(stored.outputs) == wanted.returned else []
             outputs = self._compared([*stored.outputs, *left], wanted)
             if not calls:  # the same for all calls
-                of_case = self._of_case(wanted, stored.state, outputs)
+                draws = self._draws(wanted)
+                outputs = [replace(output, few_draws=draws.too_few.get(at)) for at, output in enumerate(outputs)]
+                of_case = self._of_case(wanted, stored.state, draws.wrong)
             calls.append(CallCheck(len(stored.outputs), stored.structure, outputs))
             del wanted
         return replace(of_case, calls=calls)
 
-    def _of_case(self, wanted: Expected, left: dict | None, outputs: list[dict]) -> OracleCheck:
+    def _of_case(self, wanted: Expected, left: dict | None, wrong_draws: list[str]) -> OracleCheck:
         """What the first call tells of the case."""
         return OracleCheck(
             trivial_answers=wanted.trivial_answers,
@@ -159,42 +176,39 @@ class Check:
             expected_structure=wanted.structure,
             changes=sorted(wanted.state),
             wrong_state=self._wrong_state(left, wanted.state),
-            wrong_draws=self._wrong_draws(wanted, outputs) if self.entry.get("draws") else (),
+            wrong_draws=wrong_draws,
         )
 
-    def _wrong_draws(self, wanted: Expected, outputs: list[dict]) -> list[str]:
-        """Why the kernel's draws over secret seeds do not follow the reference's probabilities, for each output; on the
-        task's own inputs `few_draws` of an output in `outputs` says what they are too few to tell."""
-        draws = tensor_trees.load(self.entry["draws"])
-        wrong = []
-        for at, sampled in self.loaded.declarations.samples.items():
-            of_output = draws.get(at, torch.empty(0)).to(self.device)
-            if why := sampling.distance(of_output, wanted.oracle[at], sampled):
+    def _draws(self, wanted: Expected) -> Draws:
+        """The kernel's draws over secret seeds beside the reference's probabilities."""
+        stored = tensor_trees.load(self.entry["draws"]) if self.entry.get("draws") else None
+        wrong: list[str] = []
+        too_few: dict[int, str | None] = {}
+        for at, sampled in self.loaded.declarations.samples.items() if stored is not None else ():
+            draws = stored.get(at, torch.empty(0)).to(self.device)
+            if why := sampling.distance(draws, wanted.oracle[at], sampled):
                 wrong.append(f"output {at}: {why}")
-            elif not self.variant and at < len(outputs):
-                outputs[at]["few_draws"] = sampling.too_few(sampled, wanted.oracle[at], len(of_output))
-        return wrong
+            elif not self.variant:
+                too_few[at] = sampling.too_few(sampled, wanted.oracle[at], len(draws))
+        return Draws(wrong, too_few)
 
     def _left(self, wanted: Expected, changed: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """The contents of the declared inputs after the kernel's call. changed: those that it changed."""
         numbers = self.loaded.declarations.mutated_tensors(wanted.inputs)
         return [changed.get(number, before) for number, before in zip(numbers, wanted.before, strict=True)]
 
-    def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[dict]:
+    def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[OutputCheck]:
         bounds = self._bounds(expected.baseline)
         workload, variant = self.entry["workload"], self.variant
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
         usual = self.usual.get(workload, [Usual()] * len(bounds))
         if variant:
-            return [{**output, "usually_finite": own.finite} for output, own in zip(compared, usual, strict=False)]
-        self.usual[workload] = [
-            Usual(own.finite and output.get("finite") == output.get("elements"), max(own.rms, output.get("rms", 0.0)))
-            for own, output in zip(usual, compared, strict=False)
-        ]
+            return [replace(output, usually_finite=own.finite) for output, own in zip(compared, usual, strict=False)]
+        self.usual[workload] = [own.and_also(one.errors) for own, one in zip(usual, compared, strict=False)]
         return compared
 
-    def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
+    def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> OutputCheck:
         """The comparison of output `at`, as the task declares it; of a changed input also what must have stayed."""
         if at in self.loaded.declarations.samples and at < expected.returned:
             return sampling.compare(actual, expected.oracle[at])
@@ -209,13 +223,13 @@ class Check:
             expected.inputs,
             ROUGHLY if self._has_other_values() else 0.0,
         )
-        if at < expected.returned or "mismatches" not in compared:
+        if at < expected.returned or compared.errors is None:
             return compared
         before = expected.before[at - expected.returned]
         counts = comparisons.mask_of(declared, expected.inputs, before) if declared else None
         touched = disturbed(actual, before, expected.oracle[at], expected.baseline[at], counts)
-        left = {"input": self._parameter(expected, at), "unchanged": state.identical(actual, before)}
-        return {**compared, **left, "disturbed": touched}
+        unchanged = state.identical(actual, before)
+        return replace(compared, input=self._parameter(expected, at), unchanged=unchanged, disturbed=touched)
 
     def _wrong_state(self, left: dict | None, expected: dict[str, torch.Tensor]) -> list[str]:
         """Which floating parameters and buffers that the reference changes the kernel did not leave as the reference
@@ -227,8 +241,8 @@ class Check:
         for name, wanted in expected.items():
             actual = left.get(name, self.case.state[name]).to(self.device)
             bound = self.tolerances[tensor_trees.dtype_class(wanted.dtype)]
-            compared = accuracy.compare(actual, wanted, wanted, bound)
-            if wanted.is_floating_point() and compared.get("mismatches", 1) + compared.get("nonfinite", 1):
+            errors = accuracy.compare(actual, wanted, wanted, bound).errors
+            if wanted.is_floating_point() and (errors is None or errors.any):
                 wrong.append(name)
         return wrong
 
@@ -276,11 +290,11 @@ class Check:
                 again = reference_runs.outputs(self.loaded, case, self.device, draw=1)
             bounds = self._bounds(expected.baseline)
             repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
-            expected.random = not all(map(comparisons.is_right, repeated))
+            expected.random = not all(one.errors and not one.errors.any for one in repeated)
             expected.trivial_answers = self._trivial_answers(expected, bounds) if self.entry["first"] else []
         return expected
 
-    def _against_itself(self, again: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> dict:
+    def _against_itself(self, again: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> OutputCheck:
         """A second result of the reference against its first one."""
         first = expected.baseline[at]
         declared = self.loaded.declarations.comparison(expected.inputs, expected.returned, at)
@@ -316,7 +330,7 @@ class Check:
             if tensor is None:
                 return False
             compared = self._compare(tensor, at, expected, bounds)
-            return "mismatches" in compared and comparisons.is_right(compared) and not compared.get("disturbed")
+            return compared.errors is not None and not compared.errors.any and not compared.disturbed
 
         nothing = "anything as output {}, of which COMPARE's `valid` selects nothing,"
         answers = list(map(nothing.format, self._unseen(expected)))

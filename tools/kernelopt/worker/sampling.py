@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..case_types import OutputCheck, OutputErrors, OutputLayout
 from .contract import InvalidDeclaration
 
 MOST_TVD = 0.5
@@ -121,36 +122,38 @@ def are_distributions(rows: torch.Tensor) -> bool:
     return bool((rows >= 0).all()) and bool(((rows.double().sum(-1) - 1).abs() <= SUM_TOLERANCE).all())
 
 
-def compare(actual: torch.Tensor, probabilities: torch.Tensor) -> dict:
-    """accuracy.compare for indices: in range, and of a probability above 0."""
+def compare(actual: torch.Tensor, probabilities: torch.Tensor) -> OutputCheck:
+    """accuracy.compare for indices: in range, and of a probability above 0. Their strides do not count."""
     shape, whole = list(probabilities.shape[:-1]), not actual.is_floating_point() and actual.dtype != torch.bool
-    layout = {"shape": list(actual.shape), "expected_shape": shape, "stride": [], "expected_stride": []}
-    layout |= {"dtype": str(actual.dtype), "expected_dtype": str(actual.dtype) if whole else "torch.int64"}
-    if list(actual.shape) != shape or not whole:
-        return layout
+    given = OutputLayout(list(actual.shape), str(actual.dtype), [])
+    expected = OutputLayout(shape, str(actual.dtype) if whole else "torch.int64", [])
+    return OutputCheck(given, expected, errors_of(actual, probabilities) if given == expected else None)
+
+
+def errors_of(actual: torch.Tensor, probabilities: torch.Tensor) -> OutputErrors:
+    """The errors of indices, one for each row of the probabilities."""
     count = probabilities.shape[-1]
     at = actual.long().reshape(-1, 1)
     rows = probabilities.reshape(-1, count)
     inside = (at >= 0) & (at < count)
     wrong = (~inside | (rows.gather(1, at.clamp(0, count - 1)) <= 0)).reshape(-1)
     bad = int(wrong.sum())
-    return {
-        **layout,
-        "elements": actual.numel(),
-        "finite": actual.numel(),
-        "rms": 0.0,
-        "bound": 0.0,
-        "max_rel": 0.0,
-        "mismatches": 0,
-        "nonfinite": 0,
-        "spurious": 0,
-        "infinite": 0,
-        "first_bad_index": int(wrong.nonzero()[0]) if bad else None,
-        "baseline_max_rel": 0.0,
-        "lost_pct": 0.0,
-        "baseline_lost_pct": 0.0,
-        "refused": f"{bad} indices are out of range, or have a probability of 0" if bad else None,
-    }
+    return OutputErrors(
+        elements=actual.numel(),
+        finite=actual.numel(),
+        rms=0.0,
+        bound=0.0,
+        max_rel=0.0,
+        mismatches=0,
+        nonfinite=0,
+        spurious=0,
+        infinite=0,
+        first_bad_index=int(wrong.nonzero()[0]) if bad else None,
+        baseline_max_rel=0.0,
+        lost_pct=0.0,
+        baseline_lost_pct=0.0,
+        refused=f"{bad} indices are out of range, or have a probability of 0" if bad else None,
+    )
 
 
 def distance(draws: torch.Tensor, probabilities: torch.Tensor, sampling: Sampling) -> str | None:
