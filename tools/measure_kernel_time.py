@@ -14,6 +14,7 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
 from kernelopt.measure import least_work, pairing, timing, verify
+from kernelopt.measure.latency import Timing
 from kernelopt.session.target import KernelUnderTest, resolve
 from kernelopt.statuses import Speed, Status
 
@@ -54,7 +55,7 @@ def baseline_file(name: str, target: KernelUnderTest, folder: Path) -> Path:
 
 def measure(
     sandbox: Sandbox, target: KernelUnderTest, baseline: Path | None, args
-) -> tuple[timing.Timing, pairing.Comparison | None]:
+) -> tuple[Timing, pairing.Comparison | None]:
     """The timing of the kernel, and its comparison with the baseline. KernelFailed when a timed output is wrong."""
     cli.say(f"timing {target.kernel} on {sandbox.device_name}")
     cases = timing.inputs(sandbox, target.reference, target.dtype, [args.workload], args.timeout)
@@ -67,7 +68,7 @@ def measure(
     return measured.timing, pairing.compare(measured.runs) if baseline else None
 
 
-def lines(timed: timing.Timing, comparison: pairing.Comparison | None, against: str | None) -> list[str]:
+def lines(timed: Timing, comparison: pairing.Comparison | None, against: str | None) -> list[str]:
     time = timed.latency
     text = [
         f"latency {time.median_us:.2f} us (p20 {time.p20_us:.2f}, p80 {time.p80_us:.2f}, {time.runs} runs, "

@@ -9,8 +9,9 @@ import pytest
 from conftest import REFERENCE, TIMING, kernel_text, with_changes
 from kernelopt.device import gpu
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
-from kernelopt.measure import least_work, timing
-from kernelopt.measure.timing import Latency, RawTimes, Timing
+from kernelopt.measure import least_work, raw_times, timing
+from kernelopt.measure.latency import Latency, Timing
+from kernelopt.measure.raw_times import RawTimes
 from kernelopt.session import target
 
 
@@ -36,8 +37,8 @@ def raw(**changes) -> RawTimes:
 
 
 def test_an_honest_kernel_is_believed():
-    assert timing.suspicious(raw(), on_gpu=True) is None
-    assert timing.suspicious(raw(b_us=None, alone_us=[]), on_gpu=True) is None
+    assert raw_times.suspicious(raw(), on_gpu=True) is None
+    assert raw_times.suspicious(raw(b_us=None, alone_us=[]), on_gpu=True) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_an_honest_kernel_is_believed():
     ],
 )
 def test_times_that_cannot_be_believed_are_told(changes, said):
-    assert said in timing.suspicious(raw(**changes), on_gpu=True)
+    assert said in raw_times.suspicious(raw(**changes), on_gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, idle
         a_us=[[call, call]] * 60,
         wall_us={"gpu": call, "fresh": call},
     )
-    assert ("another stream" in (timing.suspicious(times, on_gpu=True) or "")) == bool(hidden)
+    assert ("another stream" in (raw_times.suspicious(times, on_gpu=True) or "")) == bool(hidden)
 
 
 @pytest.mark.parametrize(("stalls", "believed"), [(0, True), (2, True), (3, False)])
@@ -90,7 +91,7 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
 
     monkeypatch.setattr(timing.gpu, "Watch", contextlib.nullcontext)
     monkeypatch.setattr(
-        timing, "raw_times", lambda times, watch, on_gpu: timing.refuse(times, on_gpu) or {"default": times}
+        timing, "believed_times", lambda times, watch, on_gpu: timing.refuse(times, on_gpu) or {"default": times}
     )
     if believed:
         assert timing.one_process(StandIn(), {}, 60, []) == {"default": raw()} and len(answers) == 3
@@ -130,10 +131,10 @@ def test_the_parent_times_the_stretches_by_its_own_clock():
     marks |= {"w: gpu 0 ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}
     marks |= {"w: fresh 0 begins": (3.0, 5), "w: fresh 0 ends": (3.011, 5)}
     outcome = Outcome({}, 0, None, False, 1.0, "", marks)
-    assert timing.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "fresh": 200.0, "call": 300.0})
+    assert raw_times.stretches(outcome, "w") == pytest.approx({"gpu": 100.0, "fresh": 200.0, "call": 300.0})
     marks |= {"w: sleep 1 begins": (4.0, 0), "w: sleep 1 ends": (4.030, 0), "w: gpu 1 begins": (5.0, 5)}
     marks |= {"w: gpu 1 ends": (5.031, 5), "w: fresh 1 begins": (6.0, 5), "w: fresh 1 ends": (6.0302, 5)}
-    again = timing.stretches(Outcome({}, 0, None, False, 1.0, "", marks), "w")
+    again = raw_times.stretches(Outcome({}, 0, None, False, 1.0, "", marks), "w")
     assert again == pytest.approx({"gpu": 100.0, "fresh": 40.0, "call": 300.0})
 
 

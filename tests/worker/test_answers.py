@@ -6,9 +6,9 @@ import os
 import pytest
 from kernelopt.explore.resources import CompiledCall
 from kernelopt.hardware.work import COUNTED, CountedWorkload, Work
-from kernelopt.measure.timing import RawTimes
+from kernelopt.measure.raw_times import RawTimes
 from kernelopt.session.benchmark_reports import BufferRate, ProductRate, Rate, ShapeRate
-from kernelopt.worker import exploring, rates, server, tensor_probe, timing
+from kernelopt.worker import exploring, gpu_times, rates, server, tensor_probe, timing
 from kernelopt.worker.tracing import KernelRun
 
 RATE = Rate(3.0, 2.5, 3.5, 9)
@@ -77,7 +77,7 @@ def test_an_answer_keeps_its_keys_on_the_pipe(job):
     assert sent({"result": answer}) == {"result": expected}
 
 
-def raw_times(on_gpu: timing.GpuTimes | None) -> timing.WorkloadTimes:
+def raw_times(on_gpu: gpu_times.GpuTimes | None) -> timing.WorkloadTimes:
     return timing.WorkloadTimes(
         clock="host",
         window=WINDOW,
@@ -100,16 +100,16 @@ EVERYWHERE = {
 }
 AFTER = {"call_us": 5.0, "stray_us": 1.0, "idle_us": 2.0}
 KERNEL = {"name": "k", "start_us": 7.0, "us": 1.0, "origin": "own", "reduces": None}
-TRACED = timing.TracedCalls([1.0], [KernelRun(**KERNEL)])
+TRACED = gpu_times.TracedCalls([1.0], [KernelRun(**KERNEL)])
 
 
 @pytest.mark.parametrize(
     ("on_gpu", "more"),
     [
         (None, {}),
-        (timing.GpuTimes(timing.AfterTheCall(**AFTER)), {"after": AFTER}),
+        (gpu_times.GpuTimes(gpu_times.AfterTheCall(**AFTER)), {"after": AFTER}),
         (
-            timing.GpuTimes(timing.AfterTheCall(**AFTER), TRACED, None),
+            gpu_times.GpuTimes(gpu_times.AfterTheCall(**AFTER), TRACED, None),
             {"after": AFTER, "traced_us": [1.0], "kernels": [KERNEL], "graph_us": None},
         ),
     ],

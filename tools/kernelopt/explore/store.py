@@ -10,7 +10,7 @@ from .. import bundle
 from ..compiling import findings
 from ..compiling.compiled import Compiled
 from ..errors import UsageError
-from ..measure.timing import Latency
+from ..measure.latency import Latency
 from ..session.explorations import folder_of, numbers
 from ..session.record_store import RecordStore
 from ..session.workspace import Workspace

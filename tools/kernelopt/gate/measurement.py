@@ -4,8 +4,8 @@ them."""
 from dataclasses import dataclass, field
 
 from ..hardware.roofline import Utilization
+from ..measure.latency import Timing
 from ..measure.pairing import Comparison
-from ..measure.timing import Timing
 from ..measure.verdict import Verdict
 
 

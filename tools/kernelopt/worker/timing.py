@@ -88,10 +88,10 @@ class StoredOutput:
 
 @dataclass(frozen=True)
 class WorkloadTimes:
-    """The raw times of one workload (measure.timing.RawTimes). window: seconds since the epoch. sets: number of input
-    sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty pair of
-    events. overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from
-    the first one on their set. on_gpu: None on a CPU."""
+    """The raw times of one workload, see measure.raw_times.RawTimes. window: seconds since the epoch. sets: number of
+    input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
+    pair of events. overwritten: a later call wrote into the output of a former one. differing: calls whose result
+    differs from the first one on their set. on_gpu: None on a CPU."""
 
     clock: str
     window: list[float]
