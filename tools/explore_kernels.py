@@ -19,8 +19,9 @@ from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
+from kernelopt.explore.candidates import Candidate
 from kernelopt.hardware.targets import Target
-from kernelopt.session import platforms, record_store
+from kernelopt.session import platforms
 from kernelopt.session.target import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
@@ -36,38 +37,35 @@ def main() -> int:
     compile_for = target_of(args, target)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(target, args.against, Path(folder))
-        started = time.monotonic()
-        with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
-            cli.say(f"exploring {len(entries)} candidates on {sandbox.device_name}")
-            product = platforms.page_of(sandbox.device_name, target.workspace)
-            plan = run.Plan(
-                target,
-                entries,
-                others,
-                next(iter(others), None),
-                args.workload,
-                args.budget_seconds,
-                args.candidate_seconds or args.budget_seconds,
-                product,
-                compile_for,
-            )
-            explored = run.explore(plan, sandbox, cli.say, args.profile)
-            result = {
-                "timestamp": record_store.now(),
-                "device": sandbox.device_name,
-                "workload": plan.workload,
-                "workloads": explored.workloads,
-                "against": plan.against,
-                "budget_s": plan.budget_s,
-                "compiled": compile_for and compile_for.to_json(),
-                "wall_s": round(time.monotonic() - started, 2),
-                "rows": [row.to_json() for row in store.rows(explored.entrants, plan.against)],
-            }
-            path = store.save(target.workspace, result, explored.entrants) if target.workspace else None
+        result, path = explored(args, target, entries, others, compile_for)
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
     if args.keep:
         cli.say(store.keep(workspace_of(args), args.keep))
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
+
+
+def explored(
+    args, target: KernelUnderTest, entries: list[Candidate], others: dict[str, Path], compile_for: Target | None
+) -> tuple[dict, Path | None]:
+    """(the result of the exploration, the file of the workspace that keeps it)"""
+    started = time.monotonic()
+    with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
+        cli.say(f"exploring {len(entries)} candidates on {sandbox.device_name}")
+        plan = run.Plan(
+            target,
+            entries,
+            others,
+            against=next(iter(others), None),
+            workload=args.workload,
+            budget_s=args.budget_seconds,
+            candidate_s=args.candidate_seconds or args.budget_seconds,
+            product=platforms.page_of(sandbox.device_name, target.workspace),
+            compile_for=compile_for,
+        )
+        outcome = run.explore(plan, sandbox, cli.say, args.profile)
+        result = store.result_of(plan, outcome, sandbox.device_name, time.monotonic() - started)
+        path = store.save(target.workspace, result, outcome.entrants) if target.workspace else None
+    return result, path
 
 
 def target_of(args, kernel: KernelUnderTest) -> Target | None:

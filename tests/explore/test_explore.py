@@ -14,6 +14,7 @@ from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import UsageError
 from kernelopt.explore import candidates, entrants, halving, run, store, table
+from kernelopt.explore.race import Race
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Status
@@ -187,7 +188,7 @@ def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     first = racing(folder, {"fast": 100.0, "slow": 150.0, "near": 100.4, "slower": 300.0})
     first[1].is_opponent = True
     waiting = entrants.Entrant("waiting", folder / "k.py")
-    race = run.Race([*first, waiting], time.monotonic() + 60)
+    race = Race([*first, waiting], time.monotonic() + 60)
     race.run(last=False, say=lambda text: None)
     assert [one.name for one in race.running()] == ["fast", "near"] and race.rounds == halving.FIRST_ROUNDS
     assert [one.process is None for one in first] == [False, True, False, True] and not waiting.dropped
@@ -221,7 +222,7 @@ def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(tmp_path, monk
     (tmp_path / "inputs").touch()
     os.truncate(tmp_path / "inputs", mib << 20)
     inputs = [SimpleNamespace(path=tmp_path / "inputs", mutates=mutates)] * 2
-    assert run.live_at_once(SimpleNamespace(gpu="a stand-in"), inputs) == at_once
+    assert run.live_at_once(inputs) == at_once
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_what_ran_out_of_memory_beside_others_is_started_again_when_they_made_ro
     monkeypatch.setattr(run.os, "cpu_count", lambda: 1)  # in the order of their names
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0, "e": 90.0}
     all_of_them = [entrants.Entrant(name, folder / "k.py") for name in times_us]
-    card, race, said = SmallCard(holds, times_us), run.Race(all_of_them, time.monotonic() + 60), []
+    card, race, said = SmallCard(holds, times_us), Race(all_of_them, time.monotonic() + 60), []
     run.run_waves(card, [all_of_them], race, time.monotonic() + seconds, said.append)
     assert [one.name for one in all_of_them if one.status == Status.OOM] == failed
     assert all((one.status == Status.OK) == bool(one.calls_us) for one in all_of_them)
@@ -255,7 +256,7 @@ def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
     both[1].process = Placed(100.0)
     for entrant in both:
         entrant.status = Status.OK
-    race = run.Race(both, time.monotonic() + 60)
+    race = Race(both, time.monotonic() + 60)
     race.run(last=True, say=lambda text: None)
     assert [entrant.process.moves for entrant in both] == [2, 2]
     assert race.rounds >= halving.PLACEMENTS * halving.ROUNDS_A_PLACEMENT
@@ -269,7 +270,7 @@ def test_a_process_that_ends_during_its_turn_leaves_the_race(folder):
 
     first = racing(folder, {"fast": 100.0, "dies": 50.0})
     first[1].process = Dies(50.0)
-    race = run.Race(first, time.monotonic() + 60)
+    race = Race(first, time.monotonic() + 60)
     race.run(last=True, say=lambda text: None)
     assert [one.name for one in race.running()] == ["fast"] and first[1].status == "ILLEGAL_ACCESS"
 

@@ -5,10 +5,8 @@ Times are taken cold, by CUDA events, one call after a flush of the L2. One proc
 taken.
 """
 
-import contextlib
 import math
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,18 +29,14 @@ from ..statuses import Status
 from . import halving, resources
 from .candidates import Candidate
 from .entrants import Entrant, Judge, KeyMetrics, Starter
+from .race import Race, median_of
 
 SEEDS = 2
 # Of the budget: kept for times, and of that for registers, occupancy and sustained times.
 TIMES_SHARE, END_SHARE = 0.15, 0.05
-TURN_US = 3000.0  # of calls in a candidate's turn
-CALLS = (3, 10)  # in a turn: at least, at most
 SUSTAINED_S = 0.25
-FINAL_S = 6.0  # for the leaders, once the race is over
-MOVE_S = 60.0
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
-MANY = 1 << 16  # without a GPU nothing is timed, and each process ends after its check
 TRACE_S = 60.0
 PROFILE_S = 120.0  # of one process under ncu
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
@@ -80,21 +74,11 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     entrants = entered(plan, sandbox.scratch)
     starter = None
     try:
-        with gpu.Watch() if sandbox.gpu else contextlib.nullcontext() as watch:
-            starter, workloads = prepared(plan, sandbox)
-            if sandbox.gpu is None and (warning := cases.slow_in_interpreter(starter.inputs)):
-                say(warning)
-            race = Race(entrants, began + (1 - END_SHARE) * plan.budget_s)
-            compiled_by = began + (1 - TIMES_SHARE) * plan.budget_s
-            waiting = waves(entrants, live_at_once(sandbox, starter.inputs))
-            if sandbox.gpu:
-                run_waves(starter, waiting, race, compiled_by, say)
-                finish(entrants, sandbox, watch, plan)
-            else:
-                for wave in waiting:
-                    start_all(starter, wave, compiled_by, say)
-                if plan.compile_for:
-                    compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
+        starter, workloads = prepared(plan, sandbox)
+        if sandbox.gpu:
+            check_and_time(plan, sandbox, starter, entrants, began, say)
+        else:
+            check_and_compile(plan, sandbox, starter, entrants, began, say)
     finally:
         for entrant in entrants:
             entrant.end()
@@ -105,6 +89,28 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
         say(f"profiling {entrant.name}")
         entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path)
     return Explored(best, workloads)
+
+
+def check_and_time(
+    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
+) -> None:
+    """On a GPU. began: on the monotonic clock, the begin of the budget."""
+    compiled_by, timed_by = (began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
+    with gpu.Watch() as watch:
+        waiting = waves(entrants, live_at_once(starter.inputs))
+        run_waves(starter, waiting, Race(entrants, timed_by), compiled_by, say)
+        finish(entrants, sandbox, watch, plan)
+
+
+def check_and_compile(
+    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
+) -> None:
+    """Without a GPU: nothing is timed, and each process ends after its check."""
+    if warning := cases.slow_in_interpreter(starter.inputs):
+        say(warning)
+    start_all(starter, entrants, began + (1 - TIMES_SHARE) * plan.budget_s, say)
+    if plan.compile_for:
+        compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
 
 
 def compile_all(entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, say: Callable[[str], None]) -> None:
@@ -172,11 +178,9 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
     return starter, made.workloads
 
 
-def live_at_once(sandbox: Sandbox, inputs: list[Case]) -> int:
-    """How many processes fit on the device beside each other and the judge, each with its inputs, outputs and
+def live_at_once(inputs: list[Case]) -> int:
+    """How many processes fit on the GPU beside each other and the judge, each with its inputs, outputs and
     temporaries; where a call changes inputs, with their contents before it too."""
-    if sandbox.gpu is None:
-        return MANY
     copies = 5 if any(case.mutates for case in inputs) else 3
     held = copies * sum(Path(case.path).stat().st_size for case in inputs) + CONTEXT_BYTES
     free = gpu.free_bytes() or 16 << 30
@@ -191,7 +195,7 @@ def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
 
 
 def run_waves(
-    starter: Starter, waiting: list[list[Entrant]], race: "Race", until: float, say: Callable[[str], None]
+    starter: Starter, waiting: list[list[Entrant]], race: Race, until: float, say: Callable[[str], None]
 ) -> None:
     """Start and time one wave after the other. What ran out of memory beside others starts again by itself, once the
     slower ones have made room. until: as for `start_all`."""
@@ -216,101 +220,6 @@ def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable
     say(f"compiling and checking {len(wave)}")
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda entrant: starter.start(entrant, until), wave))
-
-
-class Race:
-    """Rounds of timed turns among the entrants that run. until: on the monotonic clock."""
-
-    def __init__(self, entrants: list[Entrant], until: float):
-        self.entrants, self.until, self.rounds = entrants, until, 0
-
-    def running(self) -> list[Entrant]:
-        return [entrant for entrant in self.entrants if entrant.process and not entrant.dropped]
-
-    def run(self, last: bool, say: Callable[[str], None]) -> None:
-        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Before
-        another wave starts, the slower half makes room, whatever the times say."""
-        half = max(1, len(self.running()) // 2)
-        for number in range(halving.MOST_ROUNDS if last else halving.FIRST_ROUNDS):
-            if not self.running() or (number and time.monotonic() > self.until):
-                break
-            self.one_round(self.running())
-            if number + 1 >= halving.FIRST_ROUNDS:
-                self.drop()
-                if self.is_settled():
-                    break
-        if last:
-            self.final()
-        else:
-            self.make_room(half)
-        say(f"{len(self.running())} in the lead after {self.rounds} rounds")
-
-    def final(self) -> None:
-        """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too."""
-        end = min(self.until, time.monotonic() + FINAL_S)
-        for placement in range(halving.PLACEMENTS):
-            leaders = self.running()
-            if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
-                return
-            for entrant in leaders if placement else ():
-                entrant.move(MOVE_S)
-            part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
-            for _ in range(halving.ROUNDS_A_PLACEMENT):
-                if self.running() and time.monotonic() < part_end:
-                    self.one_round(self.running())
-
-    def make_room(self, most: int) -> None:
-        """End all processes but those of the `most` fastest entrants."""
-        slower = sorted(self.running(), key=median_of)[most:]
-        for entrant in (*slower, *(one for one in self.entrants if one.dropped)):
-            entrant.dropped = True
-            entrant.end()
-
-    def one_round(self, running: list[Entrant]) -> None:
-        """A turn for each, in changing order."""
-        shift = self.rounds % len(running)
-        for entrant in [*running[shift:], *running[:shift]]:
-            expected = entrant.rounds_us[-1] if entrant.calls_us else None
-            taken = entrant.time(turn_limit_s(expected), calls_in_a_turn(expected))
-            entrant.rounds_us += [None] * (self.rounds - len(entrant.rounds_us))
-            if taken:
-                entrant.calls_us += taken
-                entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken))))
-        self.rounds += 1
-
-    def drop(self) -> None:
-        """Drop what is slower than the leading candidate for certain. An opponent is never the leader: the candidates
-        are compared with each other, however fast it is."""
-        first = self.leader()
-        slower = set(halving.slower(self.times(), first)) if first else set()
-        for entrant in self.running():
-            entrant.dropped = entrant.name in slower
-
-    def is_settled(self) -> bool:
-        first = self.leader()
-        return first is None or halving.settled(self.times(), first)
-
-    def leader(self) -> str | None:
-        candidates = self.times(opponents=False)
-        return halving.leader(candidates) if candidates else None
-
-    def times(self, opponents: bool = True) -> dict[str, list[float | None]]:
-        """name -> one time a round, of the running entrants that have any."""
-        timed = [entrant for entrant in self.running() if entrant.calls_us]
-        return {entrant.name: entrant.rounds_us for entrant in timed if opponents or not entrant.is_opponent}
-
-
-def calls_in_a_turn(expected_us: float | None) -> int:
-    least, most = CALLS
-    return least if expected_us is None else max(least, min(most, int(TURN_US / expected_us)))
-
-
-def turn_limit_s(expected_us: float | None) -> float:
-    return 30.0 if expected_us is None else 10.0 + 100 * expected_us / 1e6
-
-
-def median_of(entrant: Entrant) -> float:
-    return statistics.median(entrant.calls_us) if entrant.calls_us else math.inf
 
 
 def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Plan) -> None:

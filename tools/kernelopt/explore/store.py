@@ -12,12 +12,13 @@ from ..compiling.compiled import Compiled
 from ..errors import UsageError
 from ..measure.latency import Latency
 from ..session.explorations import folder_of, numbers
-from ..session.record_store import RecordStore
+from ..session.record_store import RecordStore, now
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
 from .entrants import Entrant, KeyMetrics
 from .resources import Resources
+from .run import Explored, Plan
 
 BEFORE_V0 = "no version is accepted yet, so the gate will judge it as v0, the baseline that all gains are counted from"
 
@@ -70,6 +71,21 @@ class Row:
         own |= {name: own[name] and own[name].to_json() for name in ("against_best", "metrics")}
         own["compiled"] = self.compiled and findings.to_json(self.compiled)
         return {**own, "latency_us": self.latency and self.latency.to_json(), **self.resources.to_json()}
+
+
+def result_of(plan: Plan, explored: Explored, device: str, wall_s: float) -> dict:
+    """The output of explore_kernels.py --json, without the file that keeps it."""
+    return {
+        "timestamp": now(),
+        "device": device,
+        "workload": plan.workload,
+        "workloads": explored.workloads,
+        "against": plan.against,
+        "budget_s": plan.budget_s,
+        "compiled": plan.compile_for and plan.compile_for.to_json(),
+        "wall_s": round(wall_s, 2),
+        "rows": [row.to_json() for row in rows(explored.entrants, plan.against)],
+    }
 
 
 def rows(entrants: list[Entrant], against: str | None) -> list[Row]:

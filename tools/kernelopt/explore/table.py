@@ -5,26 +5,17 @@ from pathlib import Path
 from ..statuses import Status
 
 MOST_CHARACTERS = 60  # of a candidate's name
+HEADER = (
+    *("candidate", "status", "us", "p20-p80", "speed-up", "95 % interval"),
+    *("reg", "spill", "shared", "occ %", "MHz"),
+)
 
 
 def lines(result: dict, path: Path | None) -> list[str]:
     """One line per row, best first; under it the whole error of each candidate that failed. Above it, where the task
     has more workloads, which one it is of: at another size the kernel, its registers and its time may be others."""
-    header = (
-        "candidate",
-        "status",
-        "us",
-        "p20-p80",
-        "speed-up",
-        "95 % interval",
-        "reg",
-        "spill",
-        "shared",
-        "occ %",
-        "MHz",
-    )
-    cells = [header, *(cells_of(row) for row in result["rows"])]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    cells = [HEADER, *(cells_of(row) for row in result["rows"])]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     errors = [f"{row['name']}: {row['error']}" for row in result["rows"] if row["error"]]
     notes = [f"speed-up over {result['against']}; * dropped as slower" if result["against"] else "* dropped as slower"]
@@ -58,8 +49,8 @@ def whole(value: float | None) -> str:
 
 def proved(row: dict) -> list[str]:
     """What the compiled code of a candidate proves before it ran."""
-    told = row["compiled"]["findings"] if row["compiled"] else []
-    return [f"{row['name']}: {finding['id']}: {finding['inference']}" for finding in told]
+    findings = row["compiled"]["findings"] if row["compiled"] else []
+    return [f"{row['name']}: {finding['id']}: {finding['inference']}" for finding in findings]
 
 
 def not_compiled(row: dict) -> list[str]:

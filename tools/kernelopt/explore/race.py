@@ -1,0 +1,109 @@
+"""The race: rounds of timed turns among the entrants that run. halving.py says who stays in it."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+from . import halving
+from .entrants import Entrant
+
+TURN_US = 3000.0  # of calls in a candidate's turn
+CALLS = (3, 10)  # in a turn: at least, at most
+FINAL_S = 6.0  # for the leaders, once the race is over
+MOVE_S = 60.0
+
+
+class Race:
+    """until: the end of all rounds, on the monotonic clock. rounds: how many were run."""
+
+    def __init__(self, entrants: list[Entrant], until: float):
+        self.entrants, self.until, self.rounds = entrants, until, 0
+
+    def running(self) -> list[Entrant]:
+        return [entrant for entrant in self.entrants if entrant.process and not entrant.dropped]
+
+    def run(self, last: bool, say: Callable[[str], None]) -> None:
+        """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Before
+        another wave starts, the slower half makes room, whatever the times say."""
+        half = max(1, len(self.running()) // 2)
+        for number in range(halving.MOST_ROUNDS if last else halving.FIRST_ROUNDS):
+            if not self.running() or (number and time.monotonic() > self.until):
+                break
+            self.one_round(self.running())
+            if number + 1 >= halving.FIRST_ROUNDS:
+                self.drop()
+                if self.is_settled():
+                    break
+        if last:
+            self.final()
+        else:
+            self.make_room(half)
+        say(f"{len(self.running())} in the lead after {self.rounds} rounds")
+
+    def final(self) -> None:
+        """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too."""
+        end = min(self.until, time.monotonic() + FINAL_S)
+        for placement in range(halving.PLACEMENTS):
+            leaders = self.running()
+            if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
+                return
+            for entrant in leaders if placement else ():
+                entrant.move(MOVE_S)
+            part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
+            for _ in range(halving.ROUNDS_A_PLACEMENT):
+                if self.running() and time.monotonic() < part_end:
+                    self.one_round(self.running())
+
+    def make_room(self, most: int) -> None:
+        """End all processes but those of the `most` fastest entrants."""
+        slower = sorted(self.running(), key=median_of)[most:]
+        for entrant in (*slower, *(one for one in self.entrants if one.dropped)):
+            entrant.dropped = True
+            entrant.end()
+
+    def one_round(self, running: list[Entrant]) -> None:
+        """A turn for each, in changing order."""
+        shift = self.rounds % len(running)
+        for entrant in [*running[shift:], *running[:shift]]:
+            expected = entrant.rounds_us[-1] if entrant.calls_us else None
+            taken = entrant.time(turn_limit_s(expected), calls_in_a_turn(expected))
+            entrant.rounds_us += [None] * (self.rounds - len(entrant.rounds_us))
+            if taken:
+                entrant.calls_us += taken
+                entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken))))
+        self.rounds += 1
+
+    def drop(self) -> None:
+        """Drop what is slower than the leading candidate for certain. An opponent is never the leader: the candidates
+        are compared with each other, however fast it is."""
+        first = self.leader()
+        slower = set(halving.slower(self.times(), first)) if first else set()
+        for entrant in self.running():
+            entrant.dropped = entrant.name in slower
+
+    def is_settled(self) -> bool:
+        first = self.leader()
+        return first is None or halving.settled(self.times(), first)
+
+    def leader(self) -> str | None:
+        candidates = self.times(opponents=False)
+        return halving.leader(candidates) if candidates else None
+
+    def times(self, opponents: bool = True) -> dict[str, list[float | None]]:
+        """name -> one time a round, of the running entrants that have any."""
+        timed = [entrant for entrant in self.running() if entrant.calls_us]
+        return {entrant.name: entrant.rounds_us for entrant in timed if opponents or not entrant.is_opponent}
+
+
+def calls_in_a_turn(expected_us: float | None) -> int:
+    least, most = CALLS
+    return least if expected_us is None else max(least, min(most, int(TURN_US / expected_us)))
+
+
+def turn_limit_s(expected_us: float | None) -> float:
+    return 30.0 if expected_us is None else 10.0 + 100 * expected_us / 1e6
+
+
+def median_of(entrant: Entrant) -> float:
+    return statistics.median(entrant.calls_us) if entrant.calls_us else math.inf
