@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, STAND_INS, kernel_text, run_tool, tool_json
-from kernelopt.device import gpu, landlock, sandbox
+from kernelopt.device import fork_server, gpu, isolation, landlock, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import verify
 from kernelopt.session.target import KernelUnderTest
 
 needs_bubblewrap = pytest.mark.skipif(
-    sandbox.why_no_bubblewrap() is not None, reason=f"bubblewrap: {sandbox.why_no_bubblewrap()}"
+    isolation.why_no_bubblewrap() is not None, reason=f"bubblewrap: {isolation.why_no_bubblewrap()}"
 )
 
 
@@ -108,7 +108,7 @@ def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem, inte
 
 
 def test_a_worker_that_does_not_start_is_a_lack_and_says_why(monkeypatch):
-    monkeypatch.setattr(sandbox, "WORKER", [sys.executable, "-c", "raise SystemExit('no such library')"])
+    monkeypatch.setattr(fork_server, "WORKER", [sys.executable, "-c", "raise SystemExit('no such library')"])
     with Sandbox("cpu-interpreter") as own, pytest.raises(EnvironmentLacks, match="does not start: no such library"):
         own.run("probe", {}, 10)
 
@@ -124,7 +124,7 @@ def test_the_worker_needs_no_call_that_the_sandbox_of_an_agent_refuses(problem):
 @needs_filter
 def test_a_worker_whose_calls_are_refused_is_a_lack_that_names_the_sandbox(monkeypatch):
     refused = [*FILTERED, sys.executable, "-c", "import socket; socket.socket(socket.AF_INET)"]
-    monkeypatch.setattr(sandbox, "WORKER", refused)
+    monkeypatch.setattr(fork_server, "WORKER", refused)
     says = r"does not start: PermissionError.* not permitted; a sandbox around this command refused a system call"
     with Sandbox("cpu-interpreter") as own, pytest.raises(EnvironmentLacks, match=says):
         own.run("probe", {}, 10)
@@ -133,9 +133,9 @@ def test_a_worker_whose_calls_are_refused_is_a_lack_that_names_the_sandbox(monke
 def test_a_message_that_may_not_be_sent_is_no_dead_worker(monkeypatch):
     """Some filters refuse sendmsg too; waiting for an answer would take the job's whole time limit."""
     refused = PermissionError(errno.EPERM, "Operation not permitted")
-    monkeypatch.setattr(sandbox.socket, "send_fds", lambda *_: (_ for _ in ()).throw(refused))
+    monkeypatch.setattr(fork_server.socket, "send_fds", lambda *_: (_ for _ in ()).throw(refused))
     with pytest.raises(PermissionError):
-        sandbox.send_job(None, "{}", "seal", {})
+        fork_server.send_job(None, "{}", "seal", {})
 
 
 def test_limits_hold_inside(problem, interpreter):
@@ -175,13 +175,13 @@ def test_the_result_says_which_sandbox_it_was(problem):
 
 
 def test_bubblewrap_that_is_demanded_and_absent_is_a_lack(problem, monkeypatch):
-    monkeypatch.setattr(sandbox.shutil, "which", lambda _: None)
+    monkeypatch.setattr(isolation.shutil, "which", lambda _: None)
     with pytest.raises(EnvironmentLacks, match="no bwrap on the PATH"):
-        sandbox.isolation("bwrap")
+        isolation.isolation("bwrap")
     monkeypatch.setattr(landlock, "version", lambda: 0)
     with pytest.raises(EnvironmentLacks, match="no Landlock"):
-        sandbox.isolation("landlock")
-    assert sandbox.isolation("auto") == sandbox.isolation("none") == "none"
+        isolation.isolation("landlock")
+    assert isolation.isolation("auto") == isolation.isolation("none") == "none"
 
 
 @needs_landlock

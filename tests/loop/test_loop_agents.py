@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kernelopt.device.sandbox import why_no_bubblewrap
+from kernelopt.device.isolation import why_no_bubblewrap
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.loop import agent_process, agent_sandbox
 from kernelopt.session import record_store

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
-from kernelopt.device import sandbox
+from kernelopt.device import pipes, sandbox
 from kernelopt.device.outcomes import Fault
 from kernelopt.hardware.card import Card
 from kernelopt.measure import cases, correctness, memcheck, verdict, verify
@@ -367,7 +367,7 @@ def test_no_report_of_another_form_than_an_honest_one_is_a_success():
     ],
 )
 def test_what_does_not_carry_the_seal_is_a_forgery(pieces, result, forged):
-    report = sandbox.Report("abc")
+    report = pipes.Report("abc")
     for piece in pieces:
         report.take(piece)
     assert (report.result, report.forged or report.unfinished()) == (result, forged)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..device import outcomes, programs, standing
+from ..device.fork_server import Server
 from ..device.outcomes import Fault
-from ..device.sandbox import Sandbox, Server
+from ..device.sandbox import Sandbox
 from ..errors import Refused, UsageError
 from ..hardware.targets import Target
 from ..session.target import KernelUnderTest

@@ -1,22 +1,16 @@
 """Child processes: the only place that starts GPU work. The parent never imports a candidate."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import queue
 import re
 import secrets
-import select
 import shutil
 import signal
 import site
-import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -25,19 +19,18 @@ from pathlib import Path
 from typing import IO
 
 from .. import bundle
-from ..errors import REFUSED_CALL, EnvironmentLacks, UsageError
+from ..errors import EnvironmentLacks
 from ..statuses import Status
-from . import gpu, landlock
+from . import gpu
+from .fork_server import WORKER, Exit, Server, kill_group, start_child
+from .isolation import BWRAP, isolation
+from .pipes import REPORT_BYTES, Pump, Report, Tail
 
-LOG_TAIL_BYTES = 8000
-REPORT_BYTES = 64 << 20
-ANSWER_GRACE_S = 30.0  # time to kill a child after its own time limit
 # Names of environment variables that a candidate must not see.
 SECRETS = re.compile(
     r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
-KINDS = ("auto", "bwrap", "landlock", "none")
 
 
 @dataclass(frozen=True)
@@ -53,15 +46,6 @@ class Outcome:
     log_tail: str
     marks: dict[str, tuple[float, int]] = field(default_factory=dict)
     forged: bool = False
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a process ended. exit_code: negative for a signal; None when it was still running at its end."""
-
-    exit_code: int | None
-    timed_out: bool
-    wall_s: float
 
 
 class Sandbox:
@@ -132,13 +116,13 @@ class Sandbox:
             ended, report, log = self.server().fork(folder, request, seal, timeout_s)
         return self.usable(outcome(ended, report, log))
 
-    def server(self) -> "Server":
+    def server(self) -> Server:
         """The server that jobs are forked from; a new one where the former has died."""
         if self._server is None or not self._server.alive():
             self._server = Server(self._wrapper(), self._environment(), self.scratch)
         return self._server
 
-    def fork_server(self, **environment: str) -> "Server":
+    def fork_server(self, **environment: str) -> Server:
         """A separate server (worker.server) for jobs that run beside others (standing.py). The caller ends it.
         environment: variables that differ from those of other children."""
         return Server(self._wrapper(), {**self._environment(), **environment}, self.scratch)
@@ -247,38 +231,7 @@ class Beside:
         self._thread.shutdown()
 
 
-WORKER = [sys.executable, "-m", "kernelopt.worker"]
-BWRAP = ["bwrap", "--ro-bind", "/", "/"]
-
-
-def isolation(kind: str) -> str:
-    """ "bwrap", "landlock" or "none" for a value of --sandbox. EnvironmentLacks when the demanded one does not work."""
-    if kind not in KINDS:
-        raise UsageError(f"--sandbox is one of {', '.join(KINDS)}")
-    if kind == "none":
-        return "none"
-    if kind != "landlock":
-        if not (lacking := why_no_bubblewrap()):
-            return "bwrap"
-        if kind == "bwrap":
-            raise EnvironmentLacks(f"bubblewrap does not work here ({lacking}); install it, or pass --sandbox auto")
-    if landlock.version():
-        return "landlock"
-    if kind == "landlock":
-        raise EnvironmentLacks(
-            "this kernel has no Landlock (Linux 5.13 has it, unless switched off); pass --sandbox auto"
-        )
-    return "none"
-
-
-def why_no_bubblewrap() -> str | None:
-    if shutil.which("bwrap") is None:
-        return "no bwrap on the PATH"
-    done = subprocess.run([*BWRAP, "--unshare-net", "--unshare-pid", "--", "true"], capture_output=True, text=True)
-    return done.stderr.strip() or f"exit {done.returncode}" if done.returncode else None
-
-
-def outcome(ended: Exit, report: "Report", log: str) -> Outcome:
+def outcome(ended: Exit, report: Report, log: str) -> Outcome:
     code = ended.exit_code
     return Outcome(
         result=report.result,
@@ -290,11 +243,6 @@ def outcome(ended: Exit, report: "Report", log: str) -> Outcome:
         marks=report.marks,
         forged=report.forged or report.unfinished(),
     )
-
-
-def start_child(command: list[str], environment: dict, **options) -> subprocess.Popen:
-    """A process that leads a new session."""
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **options)
 
 
 def run_to_end(
@@ -317,85 +265,6 @@ def run_to_end(
         kill_group(process)
     log.finish()
     return Exit(code, timed_out, time.monotonic() - start), log.reader.text()
-
-
-class Server:
-    """The process that children are forked from (worker.server), and the socket to it."""
-
-    def __init__(self, wrapper: list[str], environment: dict, folder: Path):
-        self._socket, theirs = socket.socketpair()
-        command = [*wrapper, *WORKER, "serve", str(theirs.fileno())]
-        log = open(folder / "server.log", "w+b")  # noqa: SIM115 (read when the server dies)
-        self._log = log
-        self._process = start_child(
-            command, environment, cwd=folder, stdout=log, stderr=log, pass_fds=[theirs.fileno()]
-        )
-        theirs.close()
-        self._has_answered = False
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def split(self) -> socket.socket:
-        """A socket to a fork of the server, which serves it alone. Closing the socket ends that fork and its job."""
-        ours, theirs = socket.socketpair()
-        socket.send_fds(self._socket, [json.dumps({"split": True}).encode()], [theirs.fileno()])
-        theirs.close()
-        return ours
-
-    def end(self) -> None:
-        self._socket.close()
-        kill_group(self._process)
-        self._log.close()
-
-    def fork(self, folder: str, request: str, seal: str, timeout_s: float) -> tuple[Exit, "Report", str]:
-        """(how a fresh child ended, the report of its job, the end of its log)"""
-        start = time.monotonic()
-        report, log = send_job(self._socket, request, seal, {"folder": folder, "timeout_s": timeout_s})
-        ended = self._answer(timeout_s) or Exit(-signal.SIGKILL, False, time.monotonic() - start)
-        report.finish()
-        log.finish()
-        return ended, report.reader, log.reader.text()
-
-    def _answer(self, timeout_s: float) -> Exit | None:
-        """How a child ended, by the server's answer; None when the server itself is gone.
-
-        EnvironmentLacks when it has never answered: no candidate has run yet that could have ended it.
-        """
-        ready, _, _ = select.select([self._socket], [], [], timeout_s + ANSWER_GRACE_S)
-        line = b""
-        with contextlib.suppress(ConnectionResetError):
-            line = self._socket.recv(1 << 16) if ready else b""
-        if line:
-            self._has_answered = True
-            return Exit(**json.loads(line))
-        kill_group(self._process)
-        if not self._has_answered:
-            self._log.seek(0)
-            said = last_line(self._log.read())
-            sandboxed = f"; {REFUSED_CALL}" if said.endswith(os.strerror(errno.EPERM)) else ""
-            raise EnvironmentLacks(f"the worker does not start: {said}{sandboxed}")
-        return None
-
-
-def send_job(line: socket.socket, request: str, seal: str, message: dict, *orders: int) -> tuple["Pump", "Pump"]:
-    """(pump of the report, pump of the log) of a child that the server at the other end of `line` forks for a job.
-
-    message: as worker.server.serve takes it. orders: the end of a pipe that the child reads; it is closed here. A dead
-    server leaves both empty.
-    """
-    paper = os.memfd_create("request")
-    os.write(paper, request.encode())
-    os.lseek(paper, 0, os.SEEK_SET)
-    (report, channel), (log, output) = (pumped(reader) for reader in (Report(seal), Tail()))
-    theirs = [paper, channel, output, *orders]
-    try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(line, [json.dumps(message).encode()], theirs)
-    finally:
-        for handle in theirs:
-            os.close(handle)
-    return report, log
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:
@@ -421,106 +290,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def kill_group(process: subprocess.Popen) -> None:
-    """End the child and all processes of its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def last_line(log: bytes) -> str:
-    lines = [line.strip() for line in log.decode("utf-8", "replace").splitlines()]
-    return next(filter(None, reversed(lines)), "it left no message")
-
-
-class Report:
-    """The messages of a job. A line holds its seal and a JSON object: a mark, an answer or the result. Any other line
-    is a forgery."""
-
-    def __init__(self, seal: str):
-        self._seal, self._rest, self._size = f"{seal} ".encode(), b"", 0
-        self.result: dict | None = None
-        self.marks: dict[str, tuple[float, int]] = {}
-        self.answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
-        self.forged = False
-
-    def take(self, piece: bytes) -> None:
-        now = time.monotonic()
-        self._size += len(piece)
-        if self._size > REPORT_BYTES:
-            self.forged = True
-            return
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
-            self._line(line, now)
-
-    def unfinished(self) -> bool:
-        """Is there an unfinished line that does not begin with the seal?"""
-        return bool(self._rest) and not self._rest.startswith(self._seal[: len(self._rest)])
-
-    def _line(self, line: bytes, now: float) -> None:
-        try:
-            message = bundle.loads(line.removeprefix(self._seal).decode())
-            sound = line.startswith(self._seal) and sum(kind in message for kind in ("mark", "answer", "result")) == 1
-        except (ValueError, TypeError):
-            sound = False
-        if not sound or self.result is not None:
-            self.forged = True
-        elif "mark" in message:
-            self.marks.setdefault(message["mark"], (now, message["calls"]))
-        elif "answer" in message:
-            self.answers.put(message["answer"])
-        else:
-            self.result = message["result"]
-
-
-class Tail:
-    """The end of a child's output. It is read as it comes, so a kernel that prints without end fills no memory."""
-
-    def __init__(self):
-        self._tail = b""
-
-    def take(self, piece: bytes) -> None:
-        self._tail = (self._tail + piece)[-LOG_TAIL_BYTES:]
-
-    def text(self) -> str:
-        return self._tail.decode("utf-8", "replace")
-
-
-class Pump:
-    """A thread that reads a pipe to its end and hands each piece to a reader."""
-
-    GRACE_S = 2.0  # a process that escaped may hold the pipe open
-
-    def __init__(self, stream, reader):
-        self.reader, self._stream = reader, stream
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        with self._stream:
-            while piece := os.read(self._stream.fileno(), 1 << 16):
-                self.reader.take(piece)
-
-    def finish(self) -> None:
-        self._thread.join(self.GRACE_S)
-
-    @staticmethod
-    def feeding(stream, content: bytes) -> threading.Thread:
-        """A thread that writes `content` to a process, which may ignore it or die meanwhile."""
-
-        def feed() -> None:
-            with contextlib.suppress(OSError), stream:
-                stream.write(content)
-
-        thread = threading.Thread(target=feed, daemon=True)
-        thread.start()
-        return thread
-
-
-def pumped(reader) -> tuple[Pump, int]:
-    """A pipe that feeds `reader`, and the handle to write to it."""
-    read, write = os.pipe()
-    return Pump(os.fdopen(read, "rb", buffering=0), reader), write

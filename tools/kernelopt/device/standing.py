@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .sandbox import ANSWER_GRACE_S, Exit, Outcome, Sandbox, Server, outcome, send_job
+from .fork_server import ANSWER_GRACE_S, Exit, Server, send_job
+from .sandbox import Outcome, Sandbox, outcome
 
 LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
 

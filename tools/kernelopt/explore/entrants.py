@@ -11,8 +11,9 @@ from typing import TypeVar
 from ..case_types import OracleCheck
 from ..compiling.compiled import Compiled
 from ..device import outcomes, standing
+from ..device.fork_server import Server
 from ..device.outcomes import Fault
-from ..device.sandbox import Sandbox, Server
+from ..device.sandbox import Sandbox
 from ..measure import correctness
 from ..measure.cases import Case
 from ..measure.correctness import CaseReport

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..device.sandbox import Pump, Tail, kill_group
+from ..device.fork_server import kill_group
+from ..device.pipes import Pump, Tail
 from ..errors import UsageError
 from ..session.workspace import environment_without_git
 

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from ..device import outcomes
-from ..device.sandbox import Sandbox, last_line
+from ..device.pipes import last_line
+from ..device.sandbox import Sandbox
 from ..device.standing import Standing
 from ..errors import Refused, TimedOut, UsageError
 from ..statuses import Status
