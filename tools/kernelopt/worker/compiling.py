@@ -8,7 +8,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -41,6 +41,55 @@ class CompilationError(Exception):
     """Triton's compiler printed an error and went on."""
 
 
+class TritonKernelJson(TypedDict):
+    """A kernel that Triton compiled. hash: Triton's, of what was compiled. configuration: that of an autotuner, None
+    for a kernel without one. constants: its compile-time arguments, as text. files: stage -> name of a file.
+    shared_bytes, warps, threads: of a block. tensor_memory: columns, None where it has none. stages: of the software
+    pipeline. has_dot: the source asks for a product of matrices. dot_types: of the operands of its products, as
+    Triton's representation has them: "f16", "f8E4M3FN". log: what the compiler printed."""
+
+    name: str
+    hash: str
+    configuration: str | None
+    constants: dict[str, str]
+    files: dict[str, str]
+    shared_bytes: int
+    tensor_memory: int | None
+    warps: int
+    threads: int
+    stages: int | None
+    has_dot: bool
+    dot_types: list[str]
+    log: str
+
+
+class FailedJson(TypedDict):
+    """The configuration of a kernel that the compiler or the GPU refuses."""
+
+    name: str
+    configuration: str
+
+
+@dataclass(frozen=True)
+class CompileAnswer:
+    """What came of a kernel on one target. status: OK, or of what went wrong. kernels: those of Triton. failed: None
+    where no autotuner is to blame. configurations: {kernel: their number}, of the autotuners that were reached.
+    has_cuda: the kernel builds CUDA C++. cuda: files with its compiled code. log: what its compiler printed. lacking:
+    what this machine lacks to compile the rest, or None. asked: what the kernel asked of the GPU that no page
+    answers."""
+
+    status: Status
+    message: str
+    kernels: list[TritonKernelJson]
+    failed: FailedJson | None
+    configurations: dict[str, int]
+    has_cuda: bool
+    cuda: list[str]
+    log: str
+    lacking: str | None
+    asked: list[str]
+
+
 def compile_only(
     context: Context,
     kernel: str,
@@ -50,16 +99,12 @@ def compile_only(
     folder: str,
     configuration: int,
 ) -> None:
-    """One answer: {status, message, kernels, failed, configurations, has_cuda, cuda, log, lacking, asked}.
+    """Compile what a call of the kernel on the case would launch, and answer once, a CompileAnswer.
 
     case: {inputs: file of a case}, or {reference, workload, dtype}: then the inputs have their shapes and no values.
     target: the fields of hardware.card.CompileTarget. compiler: the path of nvcc, or of hipcc for AMD; None where there
     is none. folder: for compiled files. configuration: the number of the one that each autotuner takes; one with fewer
     takes its first.
-    status: OK, or of what went wrong. failed: FailedJson, None where no autotuner is to blame. kernels: of Triton, each
-    a TritonKernelJson. configurations: {kernel: their number}, of the autotuners that were reached. has_cuda: it builds
-    CUDA C++. cuda: files with its compiled code. log: what its compiler printed. lacking: what this machine lacks to
-    compile the rest, or null. asked: what the kernel asked of the GPU that no page answers.
     """
     wanted = CompileTarget.from_json(target)
     gpu = Elsewhere(wanted)
@@ -73,17 +118,22 @@ def compile_only(
     (status, *others), message = called_past_refusals(
         lambda: called(context, kernel, case), lambda: not (tuning.failed or extensions.files) and triton.pass_over()
     )
-    if (
-        Status.COMPILE_ERROR in (status, *others)
-        and not wanted.is_nvidia
-        and b"inline_asm" in Path(kernel).read_bytes()
-    ):
-        message += f"\n{PTX_ON_AMD}"
+    if Status.COMPILE_ERROR in (status, *others) and not wanted.is_nvidia:
+        message += f"\n{PTX_ON_AMD}" if b"inline_asm" in Path(kernel).read_bytes() else ""
     lacking = NO_ROCM_LINKER if ROCM_LINKER.search(message) else extensions.lacking
-    answer = {"status": Status.OK if lacking else status, "message": message, "kernels": triton.kernels}
-    answer |= {"failed": tuning.failed if message else None, "configurations": tuning.numbers}
-    answer |= {"has_cuda": bool(extensions.files or extensions.lacking), "cuda": extensions.files}
-    context.answer({**answer, "log": extensions.log, "lacking": lacking, "asked": sorted(gpu.asked)})
+    answer = CompileAnswer(
+        status=Status.OK if lacking else status,
+        message=message,
+        kernels=triton.kernels,
+        failed=tuning.failed if message else None,
+        configurations=tuning.numbers,
+        has_cuda=bool(extensions.files or extensions.lacking),
+        cuda=extensions.files,
+        log=extensions.log,
+        lacking=lacking,
+        asked=sorted(gpu.asked),
+    )
+    context.answer(answer)
 
 
 def called_past_refusals(
@@ -112,8 +162,8 @@ def called(context: Context, kernel: str, case: dict) -> tuple[Status, str]:
         pass
     except Exception as error:
         traceback.print_exc()
-        told = describe(error)
-        return told["status"], told["message"]
+        described = describe(error)
+        return described["status"], described["message"]
     return Status.OK, ""
 
 
@@ -134,35 +184,6 @@ def case_without_values(reference: str, workload: str, dtype: str | None) -> tup
             return large, META
     with blaming(OracleError):
         return built("cpu"), "cpu"
-
-
-class TritonKernelJson(TypedDict):
-    """A kernel that Triton compiled. hash: Triton's, of what was compiled. configuration: that of an autotuner, None
-    for a kernel without one. constants: its compile-time arguments, as text. files: stage -> name of a file.
-    shared_bytes, warps, threads: of a block. tensor_memory: columns, None where it has none. stages: of the software
-    pipeline. has_dot: the source asks for a product of matrices. dot_types: of the operands of its products, as
-    Triton's representation has them: "f16", "f8E4M3FN". log: what the compiler printed."""
-
-    name: str
-    hash: str
-    configuration: str | None
-    constants: dict[str, str]
-    files: dict[str, str]
-    shared_bytes: int
-    tensor_memory: int | None
-    warps: int
-    threads: int
-    stages: int | None
-    has_dot: bool
-    dot_types: list[str]
-    log: str
-
-
-class FailedJson(TypedDict):
-    """The configuration of a kernel that the compiler or the GPU refuses."""
-
-    name: str
-    configuration: str
 
 
 class Configurations:
