@@ -79,10 +79,10 @@ def proved(name: str, args) -> bool:
     try:
         for step in args.steps:
             STEPS[step](name, PROOFS[name], args, row)
-            kept(args.json, name, row)
+            write_row(args.json, name, row)
     except StepFailed as error:
         row["failed"] = str(error)
-        kept(args.json, name, row)
+        write_row(args.json, name, row)
         print(error, file=sys.stderr)
     return row["failed"] is None
 
@@ -91,7 +91,7 @@ class StepFailed(Exception):
     """A command said no; the message is what it said."""
 
 
-def found(name: str, proof: Proof, args, row: dict) -> None:
+def profiled(name: str, proof: Proof, args, row: dict) -> None:
     """The profiled step: its times, ways of running, groups and advice."""
     saved = args.folder / f"{name}.json.gz"
     options = ["--ways", *args.ways, *limits(args), "--save", str(saved)]
@@ -143,7 +143,7 @@ def put_back(name: str, proof: Proof, args, row: dict) -> None:
         raise StepFailed(f"{name}: the model is wrong with the kernel")
 
 
-STEPS = {"find": found, "cut": cut, "gate": gated, "put_back": put_back}
+STEPS = {"find": profiled, "cut": cut, "gate": gated, "put_back": put_back}
 
 
 def part(proof: Proof, groups: Path) -> list[str]:
@@ -208,7 +208,7 @@ def run(command: list[str], allowed: int = 0) -> str:
     return done.stdout
 
 
-def kept(path: Path | None, name: str, row: dict) -> None:
+def write_row(path: Path | None, name: str, row: dict) -> None:
     """Write a model's row into the file, beside the others."""
     if path:
         path.write_text(json.dumps({**rows(path), name: row}, indent=1) + "\n")

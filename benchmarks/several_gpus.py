@@ -91,7 +91,7 @@ def times(rows: int) -> dict[str, float | str]:
 
 
 def times_with_norm(handle, shared: torch.Tensor, given: torch.Tensor, total: torch.Tensor) -> dict[str, float | str]:
-    """The same for a sum, a residual add and an RMSNorm."""
+    """`times` for a sum, a residual add and an RMSNorm."""
     weight, residual = torch.ones(WIDTH, dtype=torch.bfloat16, device="cuda"), torch.zeros_like(given)
     expected = torch.nn.functional.rms_norm(total.float(), (WIDTH,), eps=EPSILON).bfloat16()
     other = handle.get_buffer(1 - handle.rank, shared.shape, shared.dtype)

@@ -108,12 +108,12 @@ def start(demo: Demo, root: str, platform: str | None) -> Path:
 def step_0(demo: Demo, workspace: Path, calibrated: bool) -> None:
     demo.tool("Step 0: the least work", "estimate_work.py", "--workspace", workspace)
     if calibrated:
-        found = demo.tool("Step 0: what this card gives", "calibrate_gpu.py", "--workspace", workspace)
-        demo.row("calibration", found.splitlines()[-2], "measured")
-    found = demo.tool(
+        printed = demo.tool("Step 0: what this card gives", "calibrate_gpu.py", "--workspace", workspace)
+        demo.row("calibration", printed.splitlines()[-2], "measured")
+    printed = demo.tool(
         "Step 0: roofline and Stop Conditions", "compute_utilization.py", "--workspace", workspace, "--set-targets"
     )
-    demo.row("stop condition", found.splitlines()[-1].removeprefix("- "), "cited")
+    demo.row("stop condition", printed.splitlines()[-1].removeprefix("- "), "cited")
 
 
 def on_gpu(demo: Demo, workspace: Path) -> None:
@@ -138,8 +138,8 @@ def on_paper(workspace: Path) -> bool:
 
 
 def judge(demo: Demo, workspace: Path, version: str, title: str, expect: int = 0) -> None:
-    found = demo.tool(title, "run_gate.py", "--workspace", workspace, "--version", version, expect=expect)
-    demo.row(f"gate {version}", found, "measured")
+    printed = demo.tool(title, "run_gate.py", "--workspace", workspace, "--version", version, expect=expect)
+    demo.row(f"gate {version}", printed, "measured")
 
 
 def profile(demo: Demo, workspace: Path, version: str) -> None:
@@ -154,8 +154,8 @@ def profile(demo: Demo, workspace: Path, version: str) -> None:
         also=3,  # no right to read counters, or no profiler: there are durations all the same
     )
     folder = workspace / "profiles" / version / "annotation"
-    found = demo.tool(f"What limits {version}, and what to try", "analyze_profile.py", folder, "--findings", "2")
-    demo.row(f"profile {version}", classification(found), "measured")
+    printed = demo.tool(f"What limits {version}, and what to try", "analyze_profile.py", folder, "--findings", "2")
+    demo.row(f"profile {version}", classification(printed), "measured")
 
 
 def classification(report: str) -> str:
@@ -171,7 +171,7 @@ def change(workspace: Path, version: str, kernel: str, plan: Path) -> None:
 def without_gpu(demo: Demo, workspace: Path) -> None:
     for version, file in (("v0", "three_passes.py"), ("v1", "one_pass.py")):
         shutil.copyfile(EXAMPLE / file, workspace / "kernel.py")
-        found = demo.tool(
+        printed = demo.tool(
             f"Is {version} right? (logic only: CPU interpreter, smallest workload)",
             *(
                 "verify_kernel.py",
@@ -185,12 +185,12 @@ def without_gpu(demo: Demo, workspace: Path) -> None:
                 "2",
             ),
         )
-        demo.row(f"verify {version}", found, "cpu-interpreter")
+        demo.row(f"verify {version}", printed, "cpu-interpreter")
         recorded = RECORDED / "profiles" / version / "annotation"
-        found = demo.tool(
+        printed = demo.tool(
             f"What limits {version} (a report recorded on an H200)", "analyze_profile.py", recorded, "--findings", "2"
         )
-        demo.row(f"profile {version}", classification(found), "recorded")
+        demo.row(f"profile {version}", classification(printed), "recorded")
     demo.tool("The gate wants a GPU", "run_gate.py", "--workspace", workspace, "--version", "v0", expect=3)
     demo.row("gate", "refused: no GPU, nothing accepted, nothing recorded", "not run")
     demo.tool("Stop check: nothing was measured here", "check_goal.py", workspace, expect=1)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 BUILDS = Path(__file__).resolve().parents[1] / "reference" / "torch_builds.json"
 QUERY = ["nvidia-smi", "--format=csv,noheader", "--query-gpu"]
-
-
 ANSWER_S = 60
 
 
@@ -36,8 +34,7 @@ def choose(gpus: list[dict], builds: list[dict]) -> dict:
     mend = f"install driver {newest} or newer" if driver < newest else "put a torch built for it into a Python"
     raise NoneFits(
         f"no build of torch 2.6 or newer that set-up knows runs on {describe(gpus[0])} under the NVIDIA driver "
-        f"{driver}: "
-        f"{mend}, then run this again (PYTHON=... names another Python)"
+        f"{driver}: {mend}, then run this again (PYTHON=... names another Python)"
     )
 
 
@@ -49,8 +46,8 @@ def runs(build: dict, capability: list[int] | None) -> bool:
 
 
 def describe(gpu: dict) -> str:
-    told = gpu["capability"]
-    return f"{gpu['name']} (compute capability {told[0]}.{told[1]})" if told else gpu["name"]
+    capability = gpu["capability"]
+    return f"{gpu['name']} (compute capability {'.'.join(map(str, capability))})" if capability else gpu["name"]
 
 
 def ask() -> list[dict]:

@@ -56,7 +56,7 @@ def main() -> int:
     lines = [*result["values"], f"{target}: {len(made.rows)} values of {made.platform}, in {result['seconds']} s"]
     cli.emit(result, args.json, lines + next_step(workspace))
     if had:
-        cli.say(f"calibrate_gpu.py: {what_became(has_ceilings(target))}")
+        cli.say(f"calibrate_gpu.py: {of_former_ceilings(has_ceilings(target))}")
     if others := calibration.foreign_processes(measured):
         cli.say(
             f"calibrate_gpu.py: other processes used this GPU meanwhile ({', '.join(map(str, others))}), so its rates "
@@ -86,9 +86,9 @@ def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> 
         raise UsageError(f"{target} exists and is no calibration of this card; name another file")
 
 
-def what_became(kept: bool) -> str:
-    """Of the ceilings on the former page."""
-    if kept:
+def of_former_ceilings(carried_over: bool) -> str:
+    """The message about the ceilings of the former page."""
+    if carried_over:
         return "the page keeps this card's ceilings of tensor operations; to measure them again: measure_ceiling.py"
     return "the page's ceilings were another card's and are gone; measure this card's: measure_ceiling.py --workspace W"
 

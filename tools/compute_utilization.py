@@ -84,8 +84,7 @@ def product(workspace: Workspace, task: Task, args) -> wiki.Page:
     if task.platform is None:
         raise UsageError(
             "the Task block names no platform; write a name of gpu_specs.py list there, or for a card that the wiki "
-            "lacks "
-            f"run: calibrate_gpu.py --workspace {workspace.root}"
+            f"lacks run: calibrate_gpu.py --workspace {workspace.root}"
         )
     return platforms.of_task(workspace, task, args.gpu_wiki)
 
@@ -100,8 +99,7 @@ def known_work(task: Task) -> dict[str, Work]:
     if main.cast_to not in (ABSENT, task.dtype):
         raise UsageError(
             f"the task's dtype was {main.cast_to or UNCAST} when the work was counted and is {task.dtype or UNCAST} "
-            "now; "
-            "run: estimate_work.py --workspace W"
+            "now; run: estimate_work.py --workspace W"
         )
     return task.work
 
@@ -127,8 +125,7 @@ def set_targets(workspace: Workspace, args) -> int:
     if stop_conditions.is_documented(target):
         cli.say(
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this "
-            "card "
-            f"(about a minute): calibrate_gpu.py --workspace {workspace.root}"
+            f"card (about a minute): calibrate_gpu.py --workspace {workspace.root}"
         )
     result = {"targets": [target.to_json()], "citations": citations}
     cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
@@ -156,9 +153,8 @@ def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
     )
     if roofline.fits_in_cache(work.bytes_min, roof):
         line += (
-            "; its bytes fit in the L2, so launch and ramp-up weigh and the bandwidth of large buffers is out of "
-            "reach: "
-            "for a target that can be met: measure_ceiling.py --workspace W --set-target"
+            "; its bytes fit in the L2, so launch and ramp-up weigh, and the bandwidth of large buffers is out of "
+            "reach; a target that can be met: measure_ceiling.py --workspace W --set-target"
         )
     return line
 

@@ -23,8 +23,8 @@ def of_the_system(error: OSError) -> str:
     calls."""
     if error.errno == errno.EPERM and not error.filename:
         return f"{os.strerror(errno.EPERM)}: {REFUSED_CALL}"
-    what = f"{error.strerror or error}: {error.filename or 'input or output'}; check disk space and permissions"
-    return what if error.filename and error.errno != errno.EROFS else f"{what}; {IN_A_SANDBOX}"
+    sentence = f"{error.strerror or error}: {error.filename or 'input or output'}; check disk space and permissions"
+    return sentence if error.filename and error.errno != errno.EROFS else f"{sentence}; {IN_A_SANDBOX}"
 
 
 class ToolError(Exception):

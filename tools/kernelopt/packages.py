@@ -28,8 +28,7 @@ def too_old(name: str, file: Path) -> str | None:
     least = ".".join(map(str, LEAST[name]))
     return (
         f"{name} {installed[0]} in {file.parent} is too old, these tools need {least} or newer: upgrade it there, or "
-        "remove "
-        "the environment that scripts/python.sh names and run PYTHON=ANOTHER_PYTHON bash scripts/setup.sh"
+        "remove the environment that scripts/python.sh names and run PYTHON=ANOTHER_PYTHON bash scripts/setup.sh"
     )
 
 

@@ -28,14 +28,8 @@ RATES = {"bytes/s": 1e-9, "KB/s": 1e-6, "MB/s": 1e-3, "GB/s": 1.0, "TB/s": 1e3, 
     "TiB/s": 2**40 / 1e9,
 }
 FLOPS = {"FLOPS": 1e-12, "KFLOPS": 1e-9, "MFLOPS": 1e-6, "GFLOPS": 1e-3, "TFLOPS": 1.0, "PFLOPS": 1e3}
-WORK = {
-    "FLOP": 1e-12,
-    "KFLOP": 1e-9,
-    "MFLOP": 1e-6,
-    "GFLOP": 1e-3,
-    "TFLOP": 1.0,
-    "PFLOP": 1e3,
-}  # people also write these for rates
+# People also write these for rates.
+WORK = {"FLOP": 1e-12, "KFLOP": 1e-9, "MFLOP": 1e-6, "GFLOP": 1e-3, "TFLOP": 1.0, "PFLOP": 1e3}
 OPS = {"OPS": 1e-12, "GOPS": 1e-3, "TOPS": 1.0, "POPS": 1e3}
 CLOCKS = {"MHz": 1.0, "GHz": 1e3}
 POWER = {"W": 1.0, "kW": 1e3}
@@ -85,8 +79,7 @@ WORDS = {
     word: value
     for value, words in enumerate(
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen "
-        "eighteen nineteen".split()
+        "seventeen eighteen nineteen".split()
     )
     for word in [words]
 } | {word: 10 * tens for tens, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}

@@ -69,7 +69,7 @@ class CompiledKernel:
 
     @property
     def key(self) -> Key:
-        """The same for one kernel on several targets, whatever was compiled of it there."""
+        """Equal on all targets of one kernel in one configuration."""
         return self.name, tuple(sorted(self.constants.items())), self.configuration
 
     @property

@@ -57,7 +57,7 @@ def without_occupancy(kernel: CompiledKernel) -> str:
 
 
 def brief_lines(results: Sequence[Compiled]) -> list[str]:
-    """The same for a language model: a line for each kernel and target, and below it what the code proves."""
+    """The results for a language model: a line for each kernel and target, and below it what the code proves."""
     text = []
     for one in results:
         if one.status != Status.OK:

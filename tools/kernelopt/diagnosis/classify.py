@@ -10,11 +10,8 @@ from ..profilers.profile import Metrics
 from .diagnosis import Classification, Limits
 from .findings import ISSUE, PIPES, idle_share, stall_shares
 
-QUEUES = (
-    "stall_mio_throttle",
-    "stall_lg_throttle",
-    "stall_math_pipe_throttle",
-)  # full queues are a sign of a busy unit
+# Full queues are a sign of a busy unit.
+QUEUES = ("stall_mio_throttle", "stall_lg_throttle", "stall_math_pipe_throttle")
 
 
 def classify(m: Metrics, limits: Limits) -> Classification:

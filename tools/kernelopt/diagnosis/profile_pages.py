@@ -284,8 +284,7 @@ def variants_of(kernel: dict) -> list[str]:
         return [f"- `{kernel['name']}`: registers and spills are not known; this version of Triton does not show them"]
     return [
         f"- `{kernel['name']}`: {one['registers']} registers, {one['spills']} spills, {one['shared_bytes']} bytes "
-        "shared, "
-        f"{one['num_warps']} warps, {one['num_stages']} stages; {', '.join(one['files'])}"
+        f"shared, {one['num_warps']} warps, {one['num_stages']} stages; {', '.join(one['files'])}"
         for one in kernel["compiled"]
     ]
 

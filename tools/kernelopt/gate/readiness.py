@@ -62,8 +62,7 @@ def check_task(start: RoundStart) -> None:
         if getattr(start.task, name) != getattr(then, name):
             raise UsageError(
                 f"the Task block's {name} is {getattr(start.task, name)}, v0 was judged with {getattr(then, name)}; "
-                "put it "
-                "back, or start a new session"
+                "put it back, or start a new session"
             )
 
 

@@ -42,12 +42,8 @@ LIMIT_ROWS = {
     "fp4": ("peak_fp4_tensor", "peak_fp8_tensor", "peak_int8_tensor", *HALF, "peak_fp32"),
 }
 NOT_MEASURED = ("fp4", "int")  # calibrate_gpu.py has no product in these
-UNITS = {
-    "bandwidth": "GB/s",
-    "capacity": "MB",
-    "clock": "MHz",
-    "int8": "TOPS",
-}  # of a row, by a word in its name; else TFLOPS
+# By a word in a row's metric; any other is in TFLOPS.
+UNITS = {"bandwidth": "GB/s", "capacity": "MB", "clock": "MHz", "int8": "TOPS"}
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
 LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two values for one product
 BEYOND_PCT = 102.0  # percent of the floor; two runs on one card agree within 2 %

@@ -160,10 +160,9 @@ def find(name: str, products: list[Page]) -> Page:
     if similar:
         raise Refused(f"'{name}' does not name one product exactly; did you mean: {', '.join(similar)}?")
     near = f"names like it: {', '.join(names_like_it)}; " if (names_like_it := nearest(wanted, products)) else ""
-    count = len(products)
     raise Refused(
-        f"'{name}' is not in the wiki, and no other product stands in for it; {near}gpu_specs.py list prints all "
-        f"{count}"
+        f"'{name}' is not in the wiki, and no other product stands in for it; {near}"
+        f"gpu_specs.py list prints all {len(products)}"
     )
 
 

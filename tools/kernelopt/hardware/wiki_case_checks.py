@@ -43,31 +43,31 @@ def of_case(case: Case, wiki: Path, home: Path) -> Iterator[str]:
         yield "it names no operator"
     if not case.rounds:
         yield "it names no record"
-    for found in case.rounds:
-        yield from differences(found, home)
+    for cited in case.rounds:
+        yield from differences(cited, home)
     yield from unrecorded(case, home)
 
 
-def differences(found: Round, home: Path) -> Iterator[str]:
+def differences(cited: Round, home: Path) -> Iterator[str]:
     """Yield where a round's verdict or figures differ from its record."""
-    name = f"{found.example}/memory/{found.version}.json"
+    name = f"{cited.example}/memory/{cited.version}.json"
     if not (home / name).is_file():
         yield f"{name} does not exist"
         return
     pair = bundle.read_json(home / name)["performance"]["comparison_with_previous"]
     if not pair:
-        if found.figures:
-            yield f"{name} has no comparison; the case has {', '.join(found.figures)}"
+        if cited.figures:
+            yield f"{name} has no comparison; the case has {', '.join(cited.figures)}"
         return
     recorded = pair["verdict"], *(f"{value:.3f}" for value in (pair["speedup"], *pair["ci95"])), pair["against"]
-    written = found.verdict, *found.figures, found.against
+    written = cited.verdict, *cited.figures, cited.against
     if written != recorded:
         yield f"{name} has {', '.join(recorded)}; the case has {', '.join(map(str, written))}"
 
 
 def unrecorded(case: Case, home: Path) -> Iterator[str]:
     """Yield the figures of a case that none of the texts on its rounds has."""
-    known = {number for found in case.rounds for number in numbers_of(found, home)}
+    known = {number for cited in case.rounds for number in numbers_of(cited, home)}
     prose = " ".join(text for name, text in case.items.items() if name != "Record")
     figures = [*wiki_figures.FIGURE.findall(prose), *DECIMAL.findall(prose)]
     for number in dict.fromkeys(IN_TEXTS.search(figure)[0] for figure in figures):
@@ -75,22 +75,22 @@ def unrecorded(case: Case, home: Path) -> Iterator[str]:
             yield f"{number} stands in no plan, lesson or profile of the round"
 
 
-def numbers_of(found: Round, home: Path) -> set[str]:
+def numbers_of(cited: Round, home: Path) -> set[str]:
     """Return the numbers, as they are written, in the texts on a round: its plan, the lessons, the profiles of it and
     of the version it was held against."""
-    folder = home / found.example
-    files = [folder / "lessons.md", folder / "plans" / f"{found.version}_plan.md"]
-    files += [folder / "profiles" / str(version) / "annotation/report.md" for version in (found.version, found.against)]
+    folder = home / cited.example
+    files = [folder / "lessons.md", folder / "plans" / f"{cited.version}_plan.md"]
+    files += [folder / "profiles" / str(version) / "annotation/report.md" for version in (cited.version, cited.against)]
     texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    return set(IN_TEXTS.findall("\n".join(texts))) | set(found.figures)
+    return set(IN_TEXTS.findall("\n".join(texts))) | set(cited.figures)
 
 
 def uncovered(cases: list[Case], wiki: Path, home: Path) -> list[str]:
     """Return the examples' rounds with a verdict that no case has, and no page lists as teaching nothing new."""
-    covered = {(found.example, found.version) for case in cases for found in case.rounds}
+    covered = {(cited.example, cited.version) for case in cases for cited in case.rounds}
     for page in sorted((wiki / wiki_cases.FOLDER).glob("*.md")):
         said = page.read_text(encoding="utf-8").partition("\nNothing new: ")[2].partition("\n\n")[0]
-        covered |= {(found.example, found.version) for found in wiki_cases.rounds_in(said)}
+        covered |= {(cited.example, cited.version) for cited in wiki_cases.rounds_in(said)}
     records = sorted((home / "examples").glob("**/memory/v*.json"))
     judged = [file for file in records if file.stem != "v0" and bundle.read_json(file)["quality_gate"]["result"]]
     rounds = {file: (str(file.parent.parent.relative_to(home)), file.stem) for file in judged}

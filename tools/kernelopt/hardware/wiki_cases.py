@@ -71,8 +71,8 @@ def of_page(page: str, text: str) -> list[Case]:
 
 def of_section(page: str, line: int, title: str, body: str) -> Case:
     """Return the case of a section; what it lacks is empty."""
-    found = re.findall(r"^- \*\*([\w -]+):\*\* (.*?)(?=^- \*\*|\Z)", body, re.DOTALL | re.MULTILINE)
-    items = {name: " ".join(text.split()) for name, text in found}
+    entries = re.findall(r"^- \*\*([\w -]+):\*\* (.*?)(?=^- \*\*|\Z)", body, re.DOTALL | re.MULTILINE)
+    items = {name: " ".join(text.split()) for name, text in entries}
     findings, operators = (tuple(re.findall(r"`([\w-]+)`", items.get(name, ""))) for name in ("Findings", "Operators"))
     return Case(page, line, title, body, items, tuple(rounds_in(items.get("Record", ""))), findings, operators)
 

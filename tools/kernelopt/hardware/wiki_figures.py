@@ -63,8 +63,8 @@ def untagged(page: Path, name: str, cards: re.Pattern) -> list[str]:
 def figure_of(block: Block) -> str | None:
     """Return the first figure of a block: a number with its unit, or a number below a unit in a table's header."""
     prose = re.sub(r"`[^`\n]*`", "", THRESHOLD.sub(without_threshold, block.text))
-    if found := FIGURE.search(prose):
-        return found[0]
+    if in_prose := FIGURE.search(prose):
+        return in_prose[0]
     in_cell = re.search(rf"\| *({NUMBER}) *\|", prose) if IN_HEADER.search(block.header) else None
     return in_cell and in_cell[1]
 

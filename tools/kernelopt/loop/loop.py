@@ -78,10 +78,8 @@ class Loop:
         history.forget_unrecorded_commit(self.workspace, self.records)
         if resume and not unfinished:
             self.say("there is no unfinished run; this one starts from the beginning")
-        if unfinished and unfinished.waiting:
-            history.put_best_back(
-                self.workspace, self.records.best()
-            )  # it may have been killed with a candidate in its place
+        if unfinished and unfinished.waiting:  # the run may have been killed with a candidate in kernel.py's place
+            history.put_best_back(self.workspace, self.records.best())
         else:
             check_untouched(self.workspace, self.records)
         recorded = {fingerprint(text) for text in recorded_kernels(self.workspace, self.records)}

@@ -240,8 +240,7 @@ def round_lines(root: Path, next_version: str) -> list[str]:
     return [
         f"- Your version is {next_version}: plan in {root / 'plans' / f'{next_version}_plan.md'}, then one change, "
         "then the gate.",
-        "- Leave plans, profiles and rejected kernels of versions that the history does not name unread, the git log "
-        "too: "
-        "they are masked.",
+        "- Do not read plans, profiles and rejected kernels of versions that the history does not name, nor the git "
+        "log: they are masked.",
         "- Records are hints, not proof: plan again from the profile, also what a record rules out.",
     ]

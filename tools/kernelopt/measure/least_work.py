@@ -23,7 +23,7 @@ def counted_work(
 
 
 def counted_in(sandbox: Sandbox, reference: Path, dtype: str | None, timeout_s: float) -> dict[str, CountedWorkload]:
-    """The same in a sandbox that is open already, whose worker need not start again."""
+    """`counted_work` in a sandbox that is open already, whose worker need not start again."""
     arguments = {"reference": str(reference.resolve()), "dtype": dtype, "workloads": None}
     counted = result_of_reference(sandbox.run("estimate", arguments, timeout_s))["workloads"]
     return {name: CountedWorkload.from_json(answer) for name, answer in counted.items()}

@@ -11,7 +11,7 @@ VALUES = "values"  # what a call ran on, as worker.observing has it
 
 @dataclass(frozen=True)
 class Observation:
-    """As worker.observing.Observation."""
+    """What worker.observing.Observation says; its docstring describes the fields."""
 
     ran: str
     outputs: list[str]

@@ -64,7 +64,7 @@ def lacked_memory(ran: list[Ran] | Fault) -> bool:
 def run_parts(
     sandbox: Sandbox, kernel: Path, reference: Path, parts: list[list[Case]], folder: str, timeout_s: float
 ) -> tuple[Outcome, list[Ran] | Fault]:
-    """The same, each part of the cases in a process."""
+    """`run` with each part of the cases in a process of its own."""
     oracle = reference.read_bytes()
     hidden = hidden_files(kernel, reference, [case for part in parts for case in part])
     paths = [f"{folder}/output-{number}" for number in range(len(parts))]

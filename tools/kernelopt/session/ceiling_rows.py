@@ -97,10 +97,10 @@ def carried_over(fresh: str, before: str, device: Card) -> str:
 def with_rows(text: str, new: list[str], source_line: str) -> str:
     """A calibration page, without its digest, with these rows and their source. Rows of the same name and source go."""
     names = {row.split("|")[1].strip() for row in new}
-    kept = [line for line in text.rstrip("\n").splitlines() if not replaced(line, names)]
-    end = table_end(kept, kept.index(wiki.HEADER))
-    gap = [""] if kept[-1].startswith("#") else []
-    return "\n".join([*kept[:end], *new, *kept[end:], *gap, source_line])
+    lines = [line for line in text.rstrip("\n").splitlines() if not replaced(line, names)]
+    end = table_end(lines, lines.index(wiki.HEADER))
+    gap = [""] if lines[-1].startswith("#") else []
+    return "\n".join([*lines[:end], *new, *lines[end:], *gap, source_line])
 
 
 def replaced(line: str, names: set[str]) -> bool:

@@ -41,7 +41,7 @@ def page_of(name: str, workspace: Workspace | None, task: Task | None = None) ->
 
 
 def existing_page_of(name: str, workspace: Workspace | None, task: Task | None = None) -> wiki.Page:
-    """The same. Raise Refused if there is none."""
+    """Return what `page_of` returns. Raise Refused if there is no page."""
     return of_device(name, workspace, task or workspace.task()) if workspace else wiki.product(name)
 
 

@@ -45,7 +45,7 @@ class Promise:
     saved_us: float | None = None
 
     def most_pct(self, step_us: float) -> float | None:
-        """The same of the step in a way of running."""
+        """The share of the step that could be saved in another way of running, which takes `step_us`."""
         if self.saved_us is None:
             return None
         if not self.at_most_pct:

@@ -24,13 +24,9 @@ from .workspace import VERSION, Workspace, version_number
 
 SCHEMA = "v_iteration.schema.json"
 MEND = "mend it by hand (moved away, its round is lost)"
-GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")  # only run_gate.py writes them
-MEASURED_FIELDS = (
-    "performance",
-    "correctness",
-    "device",
-    "timestamp",
-)  # run_gate.py also writes these, after its verdict
+# Only run_gate.py writes these: the first always, the second once it has given its verdict.
+GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")
+MEASURED_FIELDS = ("performance", "correctness", "device", "timestamp")
 # Cached together: all that `list` and `summary` of memory_manager.py print.
 SHORT = (
     "masked",

@@ -9,7 +9,7 @@ from ..errors import ToolError, UsageError
 from .record import Record
 from .workspace import Workspace
 
-KEPT = ("versions", "rejected")  # folders with kernels of other versions
+FOLDERS = ("versions", "rejected")  # folders with kernels of other versions
 
 
 def kernel_digest(workspace: Workspace, revision: str) -> str:
@@ -30,7 +30,7 @@ def _candidates(workspace: Workspace, record: Record) -> Iterator[bytes]:
     if commit := record.git_commit_hash:
         with contextlib.suppress(ToolError):  # the workspace may be a copy without its history
             yield workspace.file_at(commit, "kernel.py")
-    copies = [sorted((workspace.root / name).glob(f"{record.version}_kernel*.py")) for name in KEPT]
+    copies = [sorted((workspace.root / name).glob(f"{record.version}_kernel*.py")) for name in FOLDERS]
     for path in (*itertools.chain(*copies), workspace.kernel):
         if path.is_file():
             yield path.read_bytes()

@@ -51,9 +51,9 @@ def of_module(module, folder: str | None) -> list[TritonKernelJson]:
     for name, value in vars(module).items():
         kernel = _innermost(value)
         if kernel is not None:
-            kept = _compilations(kernel)
-            known = None if kept is None else [_compiled(name, at, one, folder) for at, one in enumerate(kept)]
-            kernels.append({"name": name, "compiled": known, "autotuned": _autotuned(value)})
+            known = _compilations(kernel)
+            compiled = None if known is None else [_compiled(name, at, one, folder) for at, one in enumerate(known)]
+            kernels.append({"name": name, "compiled": compiled, "autotuned": _autotuned(value)})
     return kernels
 
 

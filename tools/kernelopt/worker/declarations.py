@@ -72,7 +72,7 @@ class Declarations:
         return self.parameters[position] if position < len(self.parameters) else str(position)
 
     def shown(self, position: int) -> str:
-        """The same for a message: 'residual', or position 7."""
+        """The parameter at that position as a message names it: 'residual', or position 7."""
         return f"'{self.name(position)}'" if position < len(self.parameters) else f"position {position}"
 
     def mutated_tensors(self, inputs: list) -> list[int]:

@@ -113,7 +113,7 @@ class Properties:
 
 
 class DriverProperties(dict):
-    """The same, as Triton's driver tells it."""
+    """The properties of it that Triton's driver tells."""
 
     def __init__(self, gpu: Elsewhere):
         super().__init__(max_shared_mem=gpu.target.shared_bytes, warpSize=gpu.threads_of_a_warp)

@@ -160,14 +160,14 @@ def linked(build: Callable, given: dict) -> bool:
 def without_card(flags: list[str]) -> list[str]:
     """The flags without those that choose the card: nvcc's -gencode X, -gencode=X, -arch=X, --gpu-architecture X, and
     hipcc's --offload-arch=X."""
-    kept, skip = [], False
+    others, skip = [], False
     for flag in flags:
         name = flag.split("=")[0].lstrip("-")
         chooses = name in ("gencode", "generate-code", "arch", "gpu-architecture", "code", "gpu-code", "offload-arch")
         if not skip and not chooses:
-            kept.append(flag)
+            others.append(flag)
         skip = chooses and "=" not in flag
-    return kept
+    return others
 
 
 class Built:

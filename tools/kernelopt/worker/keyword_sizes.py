@@ -49,12 +49,12 @@ def other_sizes(sizes: Keywords, small: Keywords, narrow: bool) -> Iterator[tupl
     """(name, keywords) for all sizes but the primes just below. small: small primes where the task takes them. narrow:
     the task's own sizes are large, so that the sizes that stay are small."""
     yield "prime sizes", small
-    kept = small if narrow else {}
+    others = small if narrow else {}
     for name, size in sizes.items():
-        yield one(name, size, 1), {**kept, name: 1}
+        yield one(name, size, 1), {**others, name: 1}
         if prime := small_prime(size):
-            yield one(name, size, prime), {**kept, name: prime}
-        yield one(name, size, size + 1), {**kept, name: size + 1}
+            yield one(name, size, prime), {**others, name: prime}
+        yield one(name, size, size + 1), {**others, name: size + 1}
         passing = max(beyond(size), TILE + 1)
         yield one(name, size, passing), {**small, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)

@@ -249,9 +249,8 @@ def refuse_unsupported(tensor: torch.Tensor) -> None:
     dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
     if not dense or tensor.dtype in UNSUPPORTED:
         raise UnsupportedInput(
-            f"an input is a {tensor.layout} tensor of {tensor.dtype}, a limit of this bundle and no fault of the "
-            "reference: it "
-            "handles dense tensors of floating, complex and signed integer dtypes, uint8 and bool"
+            f"an input is a {tensor.layout} tensor of {tensor.dtype}; that is a limit of this bundle and no fault of "
+            "the reference: it handles dense tensors of floating, complex and signed integer dtypes, uint8 and bool"
         )
 
 
@@ -264,9 +263,8 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
     if eight_bits and changed:
         raise CastOfQuantised(
             f"--dtype {dtype} would cast {tensor_trees.plain(changed)} tensors of a task with "
-            f"{tensor_trees.plain(eight_bits)} data: the 8-bit numbers or "
-            "their scales would be others; start a session without --dtype, so that inputs keep the dtypes of the "
-            "reference"
+            f"{tensor_trees.plain(eight_bits)} data, and so change the 8-bit numbers or their scales; start a session "
+            "without --dtype, so that inputs keep the dtypes of the reference"
         )
 
 

@@ -164,9 +164,9 @@ def nvrtc_library() -> ctypes.CDLL:
 class Kernel:
     """A loaded probe with its operands and results; calling it launches it on torch's current stream."""
 
-    def __init__(self, cubin: bytes, what: Amount, dtype: str, device: str):
+    def __init__(self, cubin: bytes, work: Amount, dtype: str, device: str):
         self.blocks = torch.cuda.get_device_properties(0).multi_processor_count
-        self.threads = MULTIPLIERS + (OTHERS if what.fmas or what.exps else 0)
+        self.threads = MULTIPLIERS + (OTHERS if work.fmas or work.exps else 0)
         self.operands = operands(dtype, device)
         kind = torch.int32 if dtype == "int8" else torch.float32
         self.out = torch.full((self.blocks, MULTIPLIERS, 2), -1, dtype=kind, device=device)
@@ -174,7 +174,7 @@ class Kernel:
         self._clocks = torch.zeros(2, dtype=torch.int64, device=device)
         tensors = (self.operands, self.out, self._rest, self._clocks)
         values = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-        values += [ctypes.c_int(number) for number in (what.panels, what.fmas, what.exps)]
+        values += [ctypes.c_int(number) for number in (work.panels, work.fmas, work.exps)]
         self._values = values
         self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self._driver = ctypes.CDLL("libcuda.so.1")  # after the tensors: torch has made its context current by then
@@ -271,20 +271,20 @@ def tensor_ceiling(
     which = variant(torch.cuda.get_device_capability(0), dtype, bool(other))
     blocks = torch.cuda.get_device_properties(0).multi_processor_count
     first = amount(1, dtype, blocks, **(other or {}))
-    what = amount(max(flops, LEAST_PANELS * first.flops), dtype, blocks, **(other or {}))
+    work = amount(max(flops, LEAST_PANELS * first.flops), dtype, blocks, **(other or {}))
     cubin = compiled(which)
-    call, start = (Kernel(cubin, each, dtype, context.device) for each in (what, first))
-    error = checked(call, what.panels, which)
+    call, start = (Kernel(cubin, each, dtype, context.device) for each in (work, first))
+    error = checked(call, work.panels, which)
     return {
         "dtype": dtype,
         "instruction": which.instruction,
         "flops": flops,
-        "done_flops": what.flops,
+        "done_flops": work.flops,
         "blocks": blocks,
-        "panels": what.panels,
-        "other": other and {**other, "fmas_per_thread": what.fmas, "exp2_per_thread": what.exps},
+        "panels": work.panels,
+        "other": other and {**other, "fmas_per_thread": work.fmas, "exp2_per_thread": work.exps},
         "relative_error": error,
-        **timed(call, start, what.panels, rep_ms, pause_s, sustained_s),
+        **timed(call, start, work.panels, rep_ms, pause_s, sustained_s),
     }
 
 

@@ -53,10 +53,9 @@ class Tripwire:
         self.writable = tuple(realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
         self.hidden = {realpath(path) for path in hidden}
         self.offences: list[str] = []
+        # Both spellings: code names its file as sys.path spells it.
         spelt = [spell(path) for path in sys.path if path for spell in (realpath, abspath)]
-        self._libraries = tuple(
-            path + "/" for path in dict.fromkeys(spelt)
-        )  # code names its file as sys.path spells it
+        self._libraries = tuple(path + "/" for path in dict.fromkeys(spelt))
         self._harness = get_ident()
         sys.addaudithook(self._hook())
 
@@ -109,8 +108,8 @@ class Tripwire:
         if looks and self._called_by_candidate():
             name = arguments[1] if event == "object.__getattr__" else event
             return (
-                f"the kernel looks into its judge with {name}; leave out what walks frames, inspect.currentframe and "
-                "stack too"
+                f"the kernel looks into its judge with {name}; leave out all that walks frames, also "
+                "inspect.currentframe and inspect.stack"
             )
         return None
 

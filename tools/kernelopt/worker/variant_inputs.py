@@ -85,8 +85,8 @@ def arranged(
     if rising(before):
         if is_offsets(before, lengths):
             return stretched(before, len(tensor), limits)
-        kept = within(tensor, limits)
-        return kept if kept is before else kept.sort().values
+        inside = within(tensor, limits)
+        return inside if inside is before else inside.sort().values
     if tensor.shape != before.shape and is_permutation(before):
         more = torch.arange(len(before), max(len(tensor), len(before))).to(before)
         return torch.cat([before, more])[: len(tensor)].argsort().argsort().to(before)
