@@ -1,4 +1,4 @@
-"""The examples of docs/verification.md, kind by kind: a right kernel passes, and a wrong one does not. torch on the CPU
+"""The examples of docs/declarations.md, kind by kind: a right kernel passes, and a wrong one does not. torch on the CPU
 stands in for kernels here."""
 
 import re
@@ -7,7 +7,7 @@ import pytest
 from conftest import BUNDLE
 from written_tasks import judge
 
-PAGE = (BUNDLE / "docs" / "verification.md").read_text()
+PAGE = (BUNDLE / "docs" / "declarations.md").read_text()
 EXAMPLES = dict(re.findall(r"^### ([^\n]+)\n\n```python\n(.*?)```", PAGE, flags=re.DOTALL | re.MULTILINE))
 
 # How a kernel in the words of the reference becomes another right one, where the declaration is about that.

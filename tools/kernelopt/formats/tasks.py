@@ -28,7 +28,7 @@ RESERVED = {
     *("device_of", "probabilities", "stored", "DATA", "SIZES"),
     *("MUTATES", "COMPARE", "SAMPLES", "LAYOUTS"),
 }
-LEAST_SHARE, MOST_RTOL = 0.9, 0.5  # the loosest that COMPARE takes (docs/verification.md)
+LEAST_SHARE, MOST_RTOL = 0.9, 0.5  # the loosest that COMPARE takes (docs/declarations.md)
 
 
 @dataclass(frozen=True)

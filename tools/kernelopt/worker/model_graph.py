@@ -202,7 +202,7 @@ def refuse_foreign(node: fx.Node) -> None:
         raise NotCut(f"it runs {node.target}, which is no operator of torch's own; cut beside it with --between")
     if torch.Tag.nondeterministic_seeded in node.target.tags and is_random(node):
         raise NotCut(
-            f"it runs {node.target}, which draws random numbers that no kernel can repeat; docs/verification.md, "
+            f"it runs {node.target}, which draws random numbers that no kernel can repeat; docs/declarations.md, "
             "'Dropout with a seed', shows a way"
         )
 
