@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
 from kernelopt.session import platforms
-from kernelopt.session.record_store import SHORT, FieldChange, ListChange, RecordStore, differences, field
+from kernelopt.session.record_fields import FieldChange, ListChange, differences, field
+from kernelopt.session.record_store import SHORT, RecordStore
 from kernelopt.session.workspace import Workspace, version_number
 
 EXAMPLES = """examples:

@@ -18,7 +18,8 @@ from kernelopt import bundle
 from kernelopt.errors import Refused, ToolError, UsageError
 from kernelopt.session import record_cache
 from kernelopt.session.record import QualityGate, Record
-from kernelopt.session.record_store import RecordStore, differences, empty
+from kernelopt.session.record_fields import differences
+from kernelopt.session.record_store import RecordStore, empty
 
 RECORD = BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json"  # of an accepted round
 NOTE = {"error_type": "x", "error_message": "", "root_cause": "", "fix_applied": "", "lesson": "l"}

@@ -11,18 +11,18 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, ToolError, UsageError
+from . import record_fields
 from .record import Record
 from .record_cache import RecordCache
 from .workspace import VERSION, Workspace, version_number
 
-SCHEMA = "v_iteration.schema.json"
 MEND = "mend it by hand (moved away, its round is lost)"
 # Only run_gate.py writes these: the first always, the second once it has given its verdict.
 GATE_FIELDS = ("version", "quality_gate", "kernel_sha256", "git_commit_hash")
@@ -40,49 +40,6 @@ SHORT = (
     "quality_gate.result",
     "optimization.action_description",
 )
-
-
-@dataclass(frozen=True)
-class FieldValue:
-    """The value of a field, any JSON value, in the record of one version."""
-
-    version: str
-    value: object
-
-    def to_json(self) -> dict:
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class FieldChange:
-    """A field, named by dotted path, with different values in two records."""
-
-    field: str
-    old: object
-    new: object
-
-    def to_json(self) -> dict:
-        return {"field": self.field, "from": self.old, "to": self.new}
-
-    @property
-    def removed(self) -> list:
-        return [self.old]
-
-    @property
-    def added(self) -> list:
-        return [self.new]
-
-
-@dataclass(frozen=True)
-class ListChange:
-    """A list of two records, and the items that only the first or only the second has."""
-
-    field: str
-    removed: list
-    added: list
-
-    def to_json(self) -> dict:
-        return dict(vars(self))
 
 
 class RecordStore:
@@ -195,7 +152,7 @@ class RecordStore:
 
         def cut(version: str) -> dict:
             if (values := cache.get(version)) is not None:
-                return joined(version, wanted, [values[place] for place in places])
+                return record_fields.joined(version, wanted, [values[place] for place in places])
             record = self.read_json(version)  # sound: it has these fields
             cache.put(version, [reduce(getitem, path, record) for path in paths])
             return record
@@ -207,17 +164,17 @@ class RecordStore:
         """Return the versions of the valid records that are masked."""
         return {record.version for record in self.scan(masked=True) if record.masked}
 
-    def history(self, name: str) -> list[FieldValue]:
+    def history(self, name: str) -> list[record_fields.FieldValue]:
         """Return the values of a field in the unmasked records. The value is None if a record lacks the field. Raise
         UsageError if all records lack it."""
         entries, lacking = [], []
-        for record in self.glance((holder(name),)):
+        for record in self.glance((record_fields.holder(name),)):
             try:
-                value = field(record, name)
+                value = record_fields.field(record, name)
             except UsageError as error:
                 value = None
                 lacking.append(error)
-            entries.append(FieldValue(record["version"], value))
+            entries.append(record_fields.FieldValue(record["version"], value))
         if entries and len(lacking) == len(entries):
             raise lacking[0]
         return entries
@@ -269,7 +226,7 @@ class RecordStore:
         with self.editing(version) as record:
             for name, text in changes.items():
                 _check_free(record, name)
-                _assign(record, name, text)
+                record_fields.assign(record, name, text)
         return Record.from_json(record)
 
     def append(self, version: str, name: str, items: list[str]) -> Record:
@@ -277,11 +234,11 @@ class RecordStore:
         `update` apply."""
         with self.editing(version) as record:
             _check_free(record, name)
-            values = field(record, name)
+            values = record_fields.field(record, name)
             if not isinstance(values, list):
                 lists = ", ".join(key for key, value in record.items() if isinstance(value, list))
                 raise UsageError(f"'{name}' is no list; lists are: {lists}")
-            values += [_json(item, name, "JSON values") for item in items]
+            values += [record_fields.json_value(item, name, "JSON values") for item in items]
         return Record.from_json(record)
 
     def set_masked(self, versions: list[str], masked: bool) -> None:
@@ -348,7 +305,7 @@ def check(record, title: str, escapes: bool = False) -> None:
 
     escapes: whether the source text has escapes. An escape can encode a lone surrogate, which cannot be written.
     """
-    bundle.validate(record, SCHEMA, title)
+    bundle.validate(record, record_fields.SCHEMA, title)
     if not escapes:
         return
     try:
@@ -364,7 +321,7 @@ def now() -> str:
 
 def empty(version: str) -> Record:
     """Make an empty record of `version` from the schema's list of fields."""
-    schema = bundle.read_json(bundle.REFERENCE / SCHEMA)
+    schema = bundle.read_json(bundle.REFERENCE / record_fields.SCHEMA)
     return Record.from_json({**_blank(schema), "version": version, "masked": False, "timestamp": now()})
 
 
@@ -372,69 +329,6 @@ def _blank(schema: dict):
     if schema.get("type") == "object":
         return {name: _blank(schema["properties"][name]) for name in schema["required"]}
     return [] if schema.get("type") == "array" else None
-
-
-def field(record: dict, name: str):
-    """Return the value at a dotted path. The UsageError names the part that does not exist."""
-    value = record
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise UsageError(f"'{name}' is no field of a record ('{part}' is not there)")
-        value = value[part]
-    return value
-
-
-def holder(name: str) -> str:
-    """Return the field that holds the value at the dotted path `name`. The field is in every record, at the top
-    level or one below. Return "masked" if there is no such field."""
-    fields = bundle.read_json(bundle.REFERENCE / SCHEMA)["properties"]
-    top, second = [*name.split("."), ""][:2]
-    if second in fields.get(top, {}).get("properties", {}):
-        return f"{top}.{second}"
-    return top if top in fields else "masked"
-
-
-def joined(version: str, names: tuple[str, ...], values: list) -> dict:
-    """Make a record of only these fields. The names are dotted paths of at most two parts."""
-    record: dict = {"version": version}
-    for name, value in zip(names, values, strict=True):
-        top, _, second = name.partition(".")
-        if second:
-            record.setdefault(top, {})[second] = value
-        else:
-            record[top] = value
-    return record
-
-
-def differences(before: Record, after: Record) -> list[FieldChange | ListChange]:
-    """Return the fields in which two records differ, in order.
-
-    A field on only one side, such as a workload, is None on the other. Fields that always differ (version, timestamp)
-    are left out. Latencies are listed without a ratio, because only a paired comparison measures a speed-up.
-    """
-    return list(_differences(before.to_json(), after.to_json()))
-
-
-def _differences(before: dict, after: dict, path: str = "") -> Iterator[FieldChange | ListChange]:
-    for name in [*before, *(name for name in after if name not in before)]:
-        old, new, where = before.get(name), after.get(name), f"{path}{name}"
-        if old == new or where in ("version", "timestamp"):
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{where}.")
-        elif isinstance(old, list) and not path:
-            yield ListChange(where, _without(old, new), _without(new, old))
-        else:
-            yield FieldChange(where, old, new)
-
-
-def _without(items: list, others: list) -> list:
-    """Return `items` without one occurrence of each of `others`."""
-    left = list(items)
-    for other in others:
-        if other in left:
-            left.remove(other)
-    return left
 
 
 def _number(version: str) -> int:
@@ -451,44 +345,3 @@ def _check_free(record: dict, name: str) -> None:
         raise UsageError(f"{name} is written by run_gate.py, from what it measured")
     if name == "masked":
         raise UsageError("the verbs mask and unmask change that")
-
-
-def _assign(record: dict, name: str, text: str) -> None:
-    """Convert `text` to the type that the schema gives to the field `name`, and set the field."""
-    field(record, name)
-    schema = bundle.read_json(bundle.REFERENCE / SCHEMA)
-    holder = record
-    *parents, last = name.split(".")
-    for part in parents:
-        schema, holder = schema["properties"][part], holder[part]
-        if "properties" not in schema:
-            raise UsageError(f"'{name}': set the whole of '{part}', as JSON")
-    holder[last] = _typed(schema["properties"][last], text, name)
-
-
-def _typed(schema: dict, text: str, name: str):
-    _check_text(text, name)
-    types = schema.get("type", [])
-    types = [types] if isinstance(types, str) else types
-    if text == "null" and ("null" in types or None in schema.get("enum", []) or "oneOf" in schema):
-        return None
-    if "string" in types or "enum" in schema:
-        return text
-    return _json(text, name, " or ".join(types) or "JSON")
-
-
-def _json(text: str, name: str, wanted: str):
-    try:
-        value = bundle.loads(text)
-    except ValueError:
-        raise UsageError(f"'{name}' takes {wanted}, not '{text}'") from None
-    _check_text(bundle.dumps(value), name)
-    return value
-
-
-def _check_text(text: str, name: str) -> None:
-    """Raise UsageError for a lone surrogate, which cannot be written."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(f"'{name}': the value is not UTF-8 text") from None
