@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Put the router skill and its sub-skills where a client looks for them, each as <skills>/<name>/SKILL.md.
 
-They are links to this bundle; --copy makes copies that need it no more. What is there already and is not from this
-script is never touched. --uninstall takes away what was put, and the folders that were made for it."""
+They are links to this bundle; --copy makes copies that no longer need it. The script never touches what it did not put
+there. --uninstall removes what it put there, and the folders that it made."""
 
 import contextlib
 import hashlib
@@ -254,7 +254,7 @@ def arguments():
     parser.add_argument("--project", type=cli.path, metavar="DIR", help="for this project (default: for this user)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--copy", action="store_true", help="copies: for committing, and for clients that follow no links")
-    how.add_argument("--uninstall", action="store_true", help="take it away again")
+    how.add_argument("--uninstall", action="store_true", help="remove it again")
     return parser.parse_args()
 
 

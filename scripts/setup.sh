@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes the Python environment that the tools need; idempotent. Prints the Python to use.
 #   bash scripts/setup.sh            what the tools need
-#   bash scripts/setup.sh test checks    also these groups of pyproject.toml (test checks distributed formats), as far as they can be had
-#   bash scripts/setup.sh oldest     an environment apart with the oldest versions that are supported, for the tests: .venv-oldest
+#   bash scripts/setup.sh test checks    also these groups of pyproject.toml: test checks distributed formats; what cannot be had is named
+#   bash scripts/setup.sh oldest     a separate environment, .venv-oldest, with the oldest supported versions, for the tests
 # The environment lies in ${XDG_CACHE_HOME:-~/.cache}/gpu-kernel-optimizer. KERNELOPT_VENV names another folder, here and for all tools;
 # a .venv in the bundle is used where there is one. An importable torch (of $PYTHON, default python3) is used and never replaced; else
 # one is chosen that fits GPU and driver (reference/torch_builds.json).

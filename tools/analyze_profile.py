@@ -2,7 +2,7 @@
 """What limits a profiled kernel, which metrics say so, and what to try. Needs no GPU.
 
 PATH: a folder of profile_kernel.sh, its metrics.json, any .ncu-rep (whose whole report is taken as one call), a CSV of
-Nsight Compute, or output of rocprofv3 (folder, CSV or .db; AMD: the parser was tested on samples and never ran there).
+Nsight Compute, or output of rocprofv3 (folder, CSV or .db; tested on samples, never on an AMD machine).
 exit 1: nothing could be classified, or with --check-response the answer does not hold."""
 
 import sys
@@ -111,7 +111,7 @@ def arguments():
     parser.add_argument("--findings", type=cli.positive_int, default=5, help="how many findings at most (default 5)")
     parser.add_argument("--workspace", type=Path, help="adds task, kernel, history and earlier profiles")
     parser.add_argument(
-        "--platform", type=cli.filled, help="of rocprofv3 output: the product, whose bandwidth is looked up"
+        "--platform", type=cli.filled, help="for rocprofv3 output: the product whose bandwidth is looked up"
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--summary", action="store_true", help="the block for an orchestrating agent")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Calibrates this card: memory bandwidth and matrix products, rested and sustained, as a page in the wiki's form.
+"""Calibrates this card: memory bandwidth and matrix products, from rest and back to back, as a page of the wiki's form.
 
 With --workspace W the page is W/calibration.md, and W's Task block names it: roofline and targets then use these
 measurements. This also gives a page to a card that the wiki lacks. With --out the page is a file for other workspaces
@@ -162,9 +162,9 @@ def next_step(workspace: Workspace | None) -> list[str]:
 def arguments():
     parser = cli.parser(__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
+    cli.add_workspace(where)
     where.add_argument("--out", type=cli.path, help="a file for the page")
-    parser.add_argument("--timeout", type=cli.positive_float, default=60, help="seconds per measurement (default 60)")
+    cli.add_timeout(parser, 60, "for each measurement")
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -54,7 +54,7 @@ def arguments():
     subs["pack"].add_argument("--out", type=cli.path, required=True, metavar="FILE", help="the file, NAME.tar.gz")
     subs["judge"].add_argument("file", type=cli.path, metavar="FILE", help="what pack wrote")
     subs["judge"].add_argument("--out", type=cli.path, metavar="FILE", help="the result (default NAME.judged.tar.gz)")
-    subs["judge"].add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process")
+    cli.add_timeout(subs["judge"], 300)
     cli.add_sandbox(subs["judge"])
     subs["unpack"].add_argument("file", type=cli.path, metavar="RESULT", help="what judge wrote")
     subs["unpack"].add_argument("workspace", type=Path, metavar="W")

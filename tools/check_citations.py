@@ -2,11 +2,13 @@
 """Is every hardware value a citation that holds? Audits a workspace's README, plans, reports, records, notes and
 kernels, or files.
 
-Problems block the gate: a citation that does not hold, wherever it stands, of a row of an exploration too; a plan with
-a TBD; and where values are used (Task block, Hardware Spec, Roofline, Stop Conditions, a plan's Evidence,
-baseline_report.md, a record's evidence) a figure without a citation or measurement. Hints do not: elsewhere a figure
-that equals a row of the platform's pages, with the citation to write or the query to make. exit 0: something was
-checked, and there is no problem.
+Problems block the gate:
+  a citation that does not hold, in any file, of a row of an exploration too
+  a plan with a TBD
+  a figure without a citation or measurement where values are used: Task block, Hardware Spec, Roofline, Stop
+  Conditions, a plan's Evidence, baseline_report.md, a record's evidence
+Hints do not. They name a figure elsewhere that equals a row of the platform's pages, and the citation to write or the
+query to make. exit 0: something was checked, and there is no problem.
 """
 
 import sys

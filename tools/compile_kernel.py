@@ -68,18 +68,16 @@ def arguments():
         metavar="TARGETS",
         help="architectures or cards of the wiki, with commas (default: the workspace's platform, or the GPU here)",
     )
-    parser.add_argument("--workload", default="default", metavar="NAME", help="whose shapes (default: get_inputs)")
+    cli.add_workload(parser)
     parser.add_argument("--emit", type=cli.path, metavar="FOLDER", help="write ptx, cubin, amdgcn and hsaco there")
     parser.add_argument(
         "--configurations",
         type=cli.positive_int,
         default=compiler.MOST_CONFIGURATIONS,
         metavar="N",
-        help=f"of an autotuner at most N are compiled (default {compiler.MOST_CONFIGURATIONS})",
+        help=f"compile at most N configurations of an autotuner (default {compiler.MOST_CONFIGURATIONS})",
     )
-    parser.add_argument(
-        "--timeout", type=cli.positive_float, default=300, metavar="S", help="seconds in all (default 300)"
-    )
+    cli.add_timeout(parser, 300, "in all")
     cli.add_sandbox(parser)
     cli.add_json(parser)
     return parser.parse_args()

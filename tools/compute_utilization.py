@@ -161,7 +161,7 @@ def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
 
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
-    parser.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
+    cli.add_workspace(parser)
     parser.add_argument("--version", help="with --workspace: judge the recorded latency of this version")
     parser.add_argument(
         "--set-targets", action="store_true", help="with --workspace: write roofline and Stop Conditions"

@@ -77,8 +77,10 @@ def line(name: str, counted: CountedWorkload) -> str:
 
 def arguments():
     parser = cli.parser(__doc__)
-    parser.add_argument("--workspace", type=Path, help="a workspace made by reference/workspace_init.sh")
-    parser.add_argument("--reference", type=Path, help="instead of a workspace: file with Model and get_inputs")
+    cli.add_workspace(parser)
+    parser.add_argument(
+        "--reference", type=Path, metavar="FILE", help="instead of a workspace: file with Model and get_inputs"
+    )
     parser.add_argument(
         "--dtype", type=cli.filled, help="with --reference: cast floating inputs to bf16, fp16, fp32 or fp64"
     )
@@ -87,7 +89,7 @@ def arguments():
     )
     parser.add_argument("--flops", type=cli.positive_int, help="FLOPs of the default workload, given by hand")
     parser.add_argument("--bytes", type=cli.positive_int, help="least bytes of the default workload, given by hand")
-    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds (default 300)")
+    cli.add_timeout(parser, 300, "in all")
     cli.add_json(parser)
     return parser.parse_args()
 

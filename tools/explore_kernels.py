@@ -87,7 +87,7 @@ def workspace_of(args) -> Workspace:
 def arguments():
     parser = cli.parser(__doc__)
     parser.add_argument("kernels", nargs="*", type=cli.path, metavar="KERNELS", help="files, or folders of them")
-    parser.add_argument("--workspace", type=Path, metavar="W", help="a workspace made by reference/workspace_init.sh")
+    cli.add_workspace(parser)
     parser.add_argument("--reference", type=Path, metavar="FILE", help="without a workspace: has Model and get_inputs")
     parser.add_argument("--dtype", type=cli.filled, help="with --reference: cast floating inputs to it")
     parser.add_argument(
@@ -98,16 +98,18 @@ def arguments():
         help="timed too: best (of the workspace), eager, torch.compile or a file; again for more; ratios refer to the "
         "first; default: best, or eager without one",
     )
+    cli.add_workload(parser)
     parser.add_argument(
-        "--workload", default="default", metavar="NAME", help="which workload (default: that of get_inputs)"
+        "--profile", type=cli.natural, default=0, metavar="N", help="add ncu's key metrics for the best N"
     )
-    parser.add_argument("--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics of the best N")
-    parser.add_argument("--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="default 90")
+    parser.add_argument(
+        "--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="for all (default 90)"
+    )
     parser.add_argument(
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="a candidate's limit (default: until times are taken)",
+        help="to compile and check one candidate (default: the budget)",
     )
     parser.add_argument(
         "--card",

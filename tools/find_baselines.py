@@ -56,7 +56,7 @@ def arguments():
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("operator", nargs="*", default=[], help="a page of docs/operators, or words, such as: rms norm")
     choice.add_argument("--list", action="store_true", help="the opponents of all operators")
-    parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+    cli.add_gpu_wiki(parser)
     cli.add_json(parser)
     return parser.parse_args()
 

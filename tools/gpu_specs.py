@@ -46,7 +46,7 @@ def arguments():
     }.items():
         sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
         cli.add_json(sub)
-        sub.add_argument("--gpu-wiki", type=Path, help="another wiki (default: $GPU_WIKI, else the one in the bundle)")
+        cli.add_gpu_wiki(sub)
         if verb in ("show", "lookup"):
             sub.add_argument("platform", help="for example H200")
             sub.add_argument("--workspace", type=Path, help="use its calibration (calibrate_gpu.py) before the wiki")

@@ -3,8 +3,9 @@
 SOL-ExecBench problem, a GPU MODE task, a KernelBench or KernelBench-Hard problem.
 
 SOURCE is the definition's or problem's file, or the task's folder. Sizes become keyword sizes, tolerances COMPARE,
-outputs that are written in place MUTATES. What cannot be carried over is said, a line each, and stands in the file. The
-source's code runs in the sandbox alone, on its smallest workload: on the CPU where there is no GPU."""
+outputs that are written in place MUTATES. The tool prints what cannot be carried over, a line each,
+and writes it into the file. The source's code runs in the sandbox alone, on its smallest workload: on the CPU where
+there is no GPU."""
 
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def arguments():
     parser.add_argument(
         "source", metavar="SOURCE", type=cli.path, help="a definition's or problem's file, or a task's folder"
     )
-    parser.add_argument("--format", choices=detecting.FORMATS, help="default: seen from the files and their keys")
+    parser.add_argument("--format", choices=detecting.FORMATS, help="default: recognised by the files and their keys")
     parser.add_argument(
         "--workloads", type=cli.path, metavar="FILE", help="a definition's workloads (default: beside it)"
     )
@@ -68,9 +69,7 @@ def arguments():
         "--device", choices=["cuda", "cpu-interpreter"], help="where its code runs (default: cuda where there is a GPU)"
     )
     cli.add_sandbox(parser)
-    parser.add_argument(
-        "--timeout", type=cli.positive_float, default=60, metavar="S", help="seconds a run (default 60)"
-    )
+    cli.add_timeout(parser, 60, "for each run")
     cli.add_json(parser)
     return parser.parse_args()
 

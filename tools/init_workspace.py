@@ -53,7 +53,7 @@ def arguments():
     parser.add_argument(
         "--calibration",
         type=Path,
-        help="what calibrate_gpu.py --out measured of this card; its rates go before the wiki's",
+        help="a file of calibrate_gpu.py --out; its rates are used rather than the wiki's",
     )
     parser.add_argument("--framework", type=cli.filled, help=f"what the kernel is written in: {', '.join(FRAMEWORKS)}")
     parser.add_argument(
@@ -63,7 +63,7 @@ def arguments():
         "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms) (default: by dtype)"
     )
     parser.add_argument("--notes", default="", help="constraints, known bottlenecks, preferred directions")
-    parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+    cli.add_gpu_wiki(parser)
     return parser.parse_args()
 
 

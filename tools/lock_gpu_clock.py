@@ -38,7 +38,7 @@ def main() -> int:
         cli.emit(result, args.json, [describe(note, reading_mhz), f"give it back with: {clocks.UNLOCK}"])
         return 0
     if args.json:
-        raise UsageError("--json goes without a command: stdout is the command's")
+        raise UsageError("--json takes no command, because stdout belongs to the command")
     return run_locked(command, args.clock)
 
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""The former name of `measure_ceiling.py --only bandwidth`, with the keys that it printed: this GPU's memory on a
-problem's size. A kernel reads and writes the problem's bytes and does nothing else, with a cold cache."""
+"""The former name of `measure_ceiling.py --only bandwidth`; it prints the former keys.
+
+Measures this GPU's memory on a problem's size: a kernel reads and writes the problem's bytes and does nothing else,
+with a cold cache."""
 
 import sys
 from pathlib import Path

@@ -211,7 +211,7 @@ def set_target(workspace: Workspace, target: Target) -> None:
 def arguments(description: str):
     parser = cli.parser(description)
     parser.add_argument("--workspace", type=Path, help="a workspace with its work counted")
-    parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
+    cli.add_workload(parser)
     parser.add_argument("--only", choices=["bandwidth", "tensor"], help="default: what bounds the problem")
     parser.add_argument("--bytes-in", type=cli.natural, help="instead of a workspace: bytes read")
     parser.add_argument("--bytes-out", type=cli.natural, help="bytes written")

@@ -95,7 +95,7 @@ def arguments():
         metavar="FILE|REV",
         help="another kernel file (or a reference: PyTorch itself), or a revision",
     )
-    parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
+    cli.add_workload(parser)
     parser.add_argument(
         "--warmup-ms", type=cli.positive_int, default=timing.WARMUP_MS, help="do_bench's warm-up, in milliseconds"
     )
@@ -106,7 +106,7 @@ def arguments():
         "--tolerance", type=cli.tolerance, help="for the outputs of timed calls, as in verify_kernel.py"
     )
     cli.add_sandbox(parser)
-    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    cli.add_timeout(parser, 300)
     cli.add_json(parser)
     return parser.parse_args()
 

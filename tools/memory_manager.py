@@ -58,7 +58,7 @@ def arguments():
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="|".join(VERBS))
     for verb, text in VERBS.items():
         sub = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-        sub.add_argument("--workspace", type=Path, required=True)
+        cli.add_workspace(sub, required=True)
         cli.add_json(sub)
         if verb in ("mask", "unmask"):
             sub.add_argument("--version", nargs="+", action="extend", required=True, help="v1 v2 …")

@@ -66,7 +66,7 @@ def arguments():
         default=0,
         help="shared memory or LDS per block, static and dynamic (default 0)",
     )
-    parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+    cli.add_gpu_wiki(parser)
     cli.add_json(parser)
     return parser.parse_args()
 

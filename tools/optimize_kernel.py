@@ -92,7 +92,7 @@ def arguments():
     add, number, seconds = parser.add_argument, {"type": cli.positive_int}, {"type": cli.positive_float, "metavar": "S"}
     add("--workspace", type=Path, required=True, metavar="W", help="with an accepted v0")
     who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--client", choices=clients.CLIENTS, help="its command line is known")
+    who.add_argument("--client", choices=clients.CLIENTS, help="a client whose command line the loop knows")
     who.add_argument("--agent", type=cli.filled, metavar="COMMAND", help="reads the brief on stdin")
     add("--model", type=cli.filled, metavar="M", help="of the client (default: its own choice)")
     where = parser.add_mutually_exclusive_group()

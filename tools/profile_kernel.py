@@ -3,8 +3,8 @@
 
 annotation (start here): roofline counters, findings, table against the version before. ncu: all sections, NVIDIA's
 rules, hotspots by source line and instruction. event: time of each stage. nsys: timeline, gaps, overlap, cost of the
-host's calls. Writes profiles/vN/MODE/. Clocks are left alone. exit 3, with durations and resources all the same: no
-counters here.
+host's calls. Writes profiles/vN/MODE/. Clocks are left alone. exit 3: there are no
+counters here; durations and resources are written nevertheless.
 """
 
 import shlex
@@ -30,7 +30,7 @@ def main() -> int:
     written, lack = profile_run.run(request, cli.say)
     cli.emit({"folder": str(folder), **written.to_json()}, args.json, [str(folder), written.describe()])
     if lack:
-        raise EnvironmentLacks(f"no counters, durations and resources alone are in {folder}: {lack}")
+        raise EnvironmentLacks(f"there are no counters: {lack}; {folder} has durations and resources")
     return 0
 
 
@@ -49,16 +49,16 @@ def dry_run(folder: Path, args) -> int:
 
 def arguments():
     parser = cli.parser(__doc__, prog="profile_kernel.sh")
-    parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
+    cli.add_workspace(parser, required=True)
     parser.add_argument("--version", required=True, help="the version that is profiled, for example v0")
     parser.add_argument("--mode", choices=collect.MODES, default="annotation", help="default: annotation")
-    parser.add_argument("--workload", default="default", help="which workload (default: the one of get_inputs)")
+    cli.add_workload(parser)
     parser.add_argument(
         "--cache", choices=["cold", "warm"], default="cold", help="cold: caches flushed before each pass"
     )
     parser.add_argument("--out", type=cli.path, help="another folder than the workspace's profiles/vN/MODE")
     parser.add_argument("--dry-run", action="store_true", help="print the command line and the folder, start nothing")
-    parser.add_argument("--timeout", type=cli.positive_float, default=600, help="seconds per process (default 600)")
+    cli.add_timeout(parser, 600)
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -48,10 +48,10 @@ def took(seconds: dict[str, float]) -> str:
 
 def arguments():
     parser = cli.parser(__doc__)
-    parser.add_argument("--workspace", type=Path, required=True, help="a workspace made by reference/workspace_init.sh")
+    cli.add_workspace(parser, required=True)
     parser.add_argument("--version", required=True, help="the version that kernel.py is to become, for example v1")
     cli.add_sandbox(parser)
-    parser.add_argument("--timeout", type=cli.positive_float, default=300, help="seconds per process (default 300)")
+    cli.add_timeout(parser, 300)
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -58,7 +58,7 @@ def for_people(section: wiki_index.Section, lines: list[tuple[int, str]]) -> lis
 def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     parser.add_argument("words", nargs="+", type=cli.filled, help="the question, or words of it, in any case and order")
-    parser.add_argument("--gpu-wiki", type=Path, help="another wiki; default $GPU_WIKI, else the bundle's own")
+    cli.add_gpu_wiki(parser)
     cli.add_json(parser)
     return parser.parse_args()
 

@@ -84,12 +84,12 @@ def arguments():
     parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")
     parser.add_argument("--quick", action="store_true", help="the task's own inputs, two seeds; no gate accepts it")
     parser.add_argument("--compile-only", action="store_true", help="compile it and check nothing")
-    parser.add_argument("--card", type=cli.filled, help="with --compile-only: for this card or gfx942")
+    parser.add_argument(
+        "--card", type=cli.filled, help="with --compile-only: for this card or architecture, such as gfx942"
+    )
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer as well")
     cli.add_sandbox(parser)
-    parser.add_argument(
-        "--timeout", type=cli.positive_float, default=300, metavar="S", help="seconds a process (default 300)"
-    )
+    cli.add_timeout(parser, 300)
     cli.add_json(parser)
     args = parser.parse_args()
     if args.card and not args.compile_only:

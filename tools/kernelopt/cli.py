@@ -84,7 +84,7 @@ def parser(description: str, **options) -> Parser:
 
 def add_benchmark_options(parser) -> None:
     parser.add_argument("--rep-ms", type=positive_int, default=200, help="do_bench's repetition, in milliseconds")
-    parser.add_argument("--timeout", type=positive_float, default=300, help="seconds (default 300)")
+    add_timeout(parser, 300, "in all")
     add_json(parser)
 
 
@@ -93,9 +93,33 @@ def add_json(target) -> None:
     target.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def add_workspace(target, required: bool = False) -> None:
+    target.add_argument(
+        "--workspace", type=Path, required=required, metavar="W", help="a workspace made by reference/workspace_init.sh"
+    )
+
+
+def add_timeout(target, default_s: int, per: str = "for each process") -> None:
+    target.add_argument(
+        "--timeout", type=positive_float, default=default_s, metavar="S", help=f"seconds {per} (default {default_s})"
+    )
+
+
+def add_gpu_wiki(target) -> None:
+    target.add_argument(
+        "--gpu-wiki", type=Path, metavar="FOLDER", help="another wiki (default: $GPU_WIKI, else the bundle's own)"
+    )
+
+
+def add_workload(target) -> None:
+    target.add_argument(
+        "--workload", default="default", metavar="NAME", help="which workload (default: the one of get_inputs)"
+    )
+
+
 def add_subject(target) -> None:
     """What a command works on: a workspace, or a kernel beside a reference."""
-    target.add_argument("--workspace", type=Path, metavar="W", help="a workspace made by reference/workspace_init.sh")
+    add_workspace(target)
     target.add_argument("--kernel", type=Path, metavar="FILE", help="without a workspace: ModelNew or kernel_function")
     target.add_argument("--reference", type=Path, metavar="FILE", help="with --kernel: file with Model and get_inputs")
     target.add_argument("--dtype", type=filled, help="with --kernel: cast floating inputs to bf16, fp16, fp32 or fp64")

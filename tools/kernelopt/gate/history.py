@@ -21,7 +21,7 @@ def committed(workspace: Workspace, message: str, kernel_sha256: str) -> str:
     if version_kernels.kernel_digest(workspace, commit) != kernel_sha256:
         workspace.git("update-ref", "HEAD", "HEAD^")
         raise UsageError(
-            "git stored another kernel.py than the one that was judged; look for a filter: "
+            "git stored a kernel.py that differs from the judged one; look for a filter: "
             f"git -C {workspace.root} check-attr -a kernel.py"
         )
     return commit

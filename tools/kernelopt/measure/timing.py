@@ -202,5 +202,5 @@ def result_of_kernel(outcome: Outcome) -> dict:
     if fault.status == Status.TIMEOUT:
         raise TimedOut(f"the kernel did not finish: {fault.message}; --timeout raises the limit")
     if fault.status == Status.BASELINE_ERROR:
-        raise UsageError(f"what the kernel is compared with fails itself: {fault.message.strip()}")
+        raise UsageError(f"the kernel that it is compared with fails: {fault.message.strip()}")
     raise KernelFailed(fault.status, fault.message)

@@ -92,7 +92,7 @@ def scan(names: Iterable[str], workspace: str | None, mirror: str = "", most_byt
             tree[str(path).removeprefix(mirror)] = kind
             size += path.lstat().st_size if digest_of(kind) else 0
             if size > most_bytes:
-                raise UsageError(f"{name} and what else is named hold over {most_bytes / 2**30:.0f} GiB; name less")
+                raise UsageError(f"the named files hold over {most_bytes / 2**30:.0f} GiB, with {name}; name fewer")
         tree = above(real, mirror) | tree
     return tree
 

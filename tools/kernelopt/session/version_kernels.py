@@ -23,7 +23,7 @@ def kernel_of(workspace: Workspace, record: Record) -> bytes:
     for content in _candidates(workspace, record):
         if hashlib.sha256(content).hexdigest() == record.kernel_sha256:
             return content
-    raise UsageError(f"the kernel of {record.version} is nowhere to be found: not in the history, not in rejected/")
+    raise UsageError(f"the kernel of {record.version} is lost: neither the git history nor rejected/ has it")
 
 
 def _candidates(workspace: Workspace, record: Record) -> Iterator[bytes]:

@@ -126,7 +126,7 @@ class Workspace:
     def locked(self):
         """Let only one gate at a time work on a workspace. The second one gets EnvironmentLacks."""
         if not (self.root / ".git").is_dir():
-            raise UsageError(f"{self.root} has no history (.git), so that nothing can be judged there")
+            raise UsageError(f"{self.root} has no history (.git), so nothing can be judged there; make a new workspace")
         with bundle.lock_file(self.root / ".git" / "kernelopt-lock") as handle:  # not in a folder that people clear
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

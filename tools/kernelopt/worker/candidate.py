@@ -17,6 +17,7 @@ from .state import all_identical, identical
 
 SETTLE_S = 0.02  # wait before the check for late writes by a thread or stream of the candidate
 GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which double the memory
+NO_KERNEL_RAN = "none of its Triton kernels ran; something else computed the result"
 STREAM_HELD_CYCLES = 400_000  # about 0.2 ms; work that does not wait for the current stream runs too early in it
 
 
@@ -48,7 +49,7 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     candidate.check()
     owns = any(entry["variant"] is None for entry in cases)  # a variant may need no kernel
     if context.device == "cpu" and owns and elements and candidate.ran_no_kernel():
-        raise CheatError("none of its Triton kernels ran, something else computed the result")
+        raise CheatError(NO_KERNEL_RAN)
     return {"cases": done}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from . import artefacts, judging, persisting, problem, tensor_trees, tracing
-from .candidate import Run
+from .candidate import NO_KERNEL_RAN, Run
 from .case_maker import CaseMaker
 from .context import Candidate, Context, load_reference
 from .state import identical
@@ -102,7 +102,7 @@ class Contestant:
         done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
         self.candidate.check()
         if self.context.device == "cpu" and self.candidate.ran_no_kernel():
-            raise RuntimeError("none of its Triton kernels ran, something else computed the result")
+            raise RuntimeError(NO_KERNEL_RAN)
         if self.context.device == "cuda":
             torch.cuda.empty_cache()
         self.context.answer({"stage": "checked", "done": done})
