@@ -101,9 +101,7 @@ class Snapshot:
         moved = [name for name in new if self._move_away(name)]
         reports = [self._restored(name) for name in changed if name in self.entries]
         if moved and (left := [name for name in self._changed() if name not in self.entries]):
-            raise UsageError(
-                f"{self.root / left[0]} appeared while agents worked and cannot be removed; remove it yourself, then --resume"
-            )
+            raise UsageError(f"{self.root / left[0]} appeared while agents worked; remove it yourself, then --resume")
         mend_git(self.root, self.head)
         return [*self._keep_commits(commits), *sorted([*moved, *reports])]
 

@@ -69,7 +69,7 @@ def staged(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) 
         for digest, content in contents:
             bundle.write_bytes(folder / digest, content)
         if lacking := [one for one in trees.digests(changed.values()) if not (folder / one).is_file()]:
-            raise UsageError(f"{len(lacking)} changed files did not arrive; nothing was changed here; run the command again")
+            raise UsageError(f"{len(lacking)} changed files did not arrive; nothing was changed here; run it again")
         bundle.write_bytes(folder / JOURNAL, json.dumps(changed).encode())  # escapes names that are no UTF-8
     except BaseException:
         remove(folder)
