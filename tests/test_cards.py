@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import STAND_INS, call_tool, run_tool, stand_in_pynvml, tool_json
-from kernelopt.device import gpu
+from kernelopt.device import gpu_lock
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.work import ABSENT
 from kernelopt.session.task import Task
@@ -48,7 +48,7 @@ def machine(tmp_path):
 
     yield with_card
     for uuid in uuids:
-        (gpu.LOCKS / f"kernelopt-{uuid}.lock").unlink(missing_ok=True)
+        (gpu_lock.LOCKS / f"kernelopt-{uuid}.lock").unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt.device import clocks, gpu
+from kernelopt.device import clocks, gpu, gpu_lock
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 
 CLOCKS = list(range(345, 1996, 15))
@@ -107,7 +107,7 @@ class StandInGpu:
 def card(tmp_path, interruptible):
     made = StandInGpu(tmp_path)
     yield made
-    (gpu.LOCKS / f"kernelopt-{made.uuid}.lock").unlink(missing_ok=True)
+    (gpu_lock.LOCKS / f"kernelopt-{made.uuid}.lock").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_reset_without_permission_keeps_the_note(card):
 
 
 def test_a_measuring_gpu_is_left_alone(here):
-    with gpu.locked(here.uuid), pytest.raises(EnvironmentLacks, match="GPU busy"):
+    with gpu_lock.locked(here.uuid), pytest.raises(EnvironmentLacks, match="GPU busy"):
         clocks.lock()
     assert here["sets"] == []
 

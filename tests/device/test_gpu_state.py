@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import TIMING, stand_in_pynvml
-from kernelopt.device import gpu
+from kernelopt.device import gpu, gpu_watch
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import GpuState, MaxClocks, Spread, merged
 
@@ -69,7 +69,7 @@ def test_a_gpu_that_a_sandbox_hides_is_told_from_none(cards, monkeypatch, tmp_pa
 
 
 def watched() -> GpuState:
-    with gpu.Watch() as watch:
+    with gpu_watch.Watch() as watch:
         deadline = time.monotonic() + 5
         while not watch.samples and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, STAND_INS, kernel_text, run_tool, tool_json
-from kernelopt.device import fork_server, gpu, isolation, landlock, sandbox
+from kernelopt.device import fork_server, gpu, gpu_lock, isolation, landlock, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import verify
@@ -225,30 +225,31 @@ def test_an_unknown_sandbox_is_refused(problem):
 
 
 def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "LOCKS", tmp_path)
-    code = (
-        f"import pathlib, sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt.device import gpu\n"
-    )
-    code += f"gpu.LOCKS = pathlib.Path({str(tmp_path)!r})\n"
-    code += "with gpu.locked('GPU-1'): print('held', flush=True); time.sleep(30)"
+    monkeypatch.setattr(gpu_lock, "LOCKS", tmp_path)
+    code = f"import pathlib, sys, time; sys.path.insert(0, {str(BUNDLE / 'tools')!r}); from kernelopt.device import gpu_lock\n"
+    code += f"gpu_lock.LOCKS = pathlib.Path({str(tmp_path)!r})\n"
+    code += "with gpu_lock.locked('GPU-1'): print('held', flush=True); time.sleep(30)"
     holder = subprocess.Popen([sys.executable, "-c", code, "sample"], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(EnvironmentLacks, match=f"process {holder.pid} of .*sample"), gpu.locked("GPU-1", timeout_s=0.3):
+    with (
+        pytest.raises(EnvironmentLacks, match=f"process {holder.pid} of .*sample"),
+        gpu_lock.locked("GPU-1", timeout_s=0.3),
+    ):
         pass
     assert capsys.readouterr().err.count(f"waiting for the GPU, which process {holder.pid} of") == 1
-    with gpu.locked("GPU-2", timeout_s=0.3):
+    with gpu_lock.locked("GPU-2", timeout_s=0.3):
         pass
     holder.kill()
     holder.wait()
-    with gpu.locked("GPU-1", timeout_s=5):
+    with gpu_lock.locked("GPU-1", timeout_s=5):
         pass
 
 
 def test_the_lock_of_another_user_is_opened_without_making_it(tmp_path, monkeypatch):
     """With fs.protected_regular Linux refuses O_CREAT on another's file in a sticky folder. A stand-in for that
     refusal."""
-    monkeypatch.setattr(gpu, "LOCKS", tmp_path)
-    with gpu.locked("GPU-1", timeout_s=0):
+    monkeypatch.setattr(gpu_lock, "LOCKS", tmp_path)
+    with gpu_lock.locked("GPU-1", timeout_s=0):
         pass
     plain = os.open
 
@@ -258,7 +259,7 @@ def test_the_lock_of_another_user_is_opened_without_making_it(tmp_path, monkeypa
         return plain(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", protected)
-    with gpu.locked("GPU-1", timeout_s=0):
+    with gpu_lock.locked("GPU-1", timeout_s=0):
         pass
 
 

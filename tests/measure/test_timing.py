@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import REFERENCE, TIMING, kernel_text, with_changes
-from kernelopt.device import gpu
+from kernelopt.device import gpu_watch
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.measure import least_work, raw_times, timing
 from kernelopt.measure.latency import Latency, Timing
@@ -89,7 +89,7 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
         def run(self, *_):
             return answers.pop(0)
 
-    monkeypatch.setattr(timing.gpu, "Watch", contextlib.nullcontext)
+    monkeypatch.setattr(timing.gpu_watch, "Watch", contextlib.nullcontext)
     monkeypatch.setattr(
         timing, "believed_times", lambda times, watch, on_gpu: timing.refuse(times, on_gpu) or {"default": times}
     )
@@ -119,9 +119,9 @@ def test_a_timing_comes_back_from_its_json():
 def test_processes_that_descend_from_this_one_are_not_foreign():
     import os
 
-    assert gpu.foreign([os.getpid()]) == [] and gpu.foreign([os.getpid(), 1]) == [1]
-    assert gpu.foreign([1 << 22]) == []  # the one unknown number in a container is our own
-    assert gpu.foreign([1 << 22, (1 << 22) + 1]) == [(1 << 22) + 1]
+    assert gpu_watch.foreign([os.getpid()]) == [] and gpu_watch.foreign([os.getpid(), 1]) == [1]
+    assert gpu_watch.foreign([1 << 22]) == []  # the one unknown number in a container is our own
+    assert gpu_watch.foreign([1 << 22, (1 << 22) + 1]) == [(1 << 22) + 1]
 
 
 def test_the_parent_times_the_stretches_by_its_own_clock():

@@ -325,9 +325,9 @@ class StandInSandbox:
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    monkeypatch.setattr(collect.gpu.Watch, "__enter__", lambda self: self)
-    monkeypatch.setattr(collect.gpu.Watch, "__exit__", lambda self, *_: None)
-    monkeypatch.setattr(collect.gpu.Watch, "state", lambda self, window: None)
+    monkeypatch.setattr(collect.gpu_watch.Watch, "__enter__", lambda self: self)
+    monkeypatch.setattr(collect.gpu_watch.Watch, "__exit__", lambda self, *_: None)
+    monkeypatch.setattr(collect.gpu_watch.Watch, "state", lambda self, window: None)
     (tmp_path / "kernel.py").write_text("")
     (tmp_path / "profile").mkdir()
     inputs = ("input.pt", [[4, 4]], "bf16")

@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import bundle
 from ..errors import EnvironmentLacks, Refused, UsageError
 from ..session.record_store import now
-from . import gpu
+from . import gpu, gpu_lock
 
 SHARE = 0.8  # of the highest clock; our choice: it leaves room below the power limit
 READS, INTERVAL_S = 20, 0.1  # how long a GPU may take to come down to its new clock
@@ -48,7 +48,7 @@ def lock(asked_mhz: int | None = None) -> tuple[Note, int]:
     clock. EnvironmentLacks: no permission, not supported, or the GPU is measuring.
     """
     device = gpu.identify()
-    with gpu.locked(device.uuid, timeout_s=0), _control(device.name) as (nvml, handle):
+    with gpu_lock.locked(device.uuid, timeout_s=0), _control(device.name) as (nvml, handle):
         path = note_of(device.uuid)
         if path.exists():
             held = Note.read(path)

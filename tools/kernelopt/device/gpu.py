@@ -1,24 +1,18 @@
-"""The GPU of this machine as NVML reports it: its identity, its state, and the one lock that guards it.
+"""The GPU of this machine as NVML reports it: which it is, and what it can do.
 
 No CUDA context is made here, so the parent process of a measurement stays out of the GPU.
 """
 
 import contextlib
 import ctypes
-import fcntl
-import getpass
 import os
-import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .. import bundle
-from ..errors import EnvironmentLacks, say
-from ..hardware.card import READINGS, Card, GpuState, MaxClocks, Spread, all_processes, all_reasons
+from ..errors import EnvironmentLacks
+from ..hardware.card import Card, MaxClocks
 from . import amd
 
 ON_A_CPU = (
@@ -38,15 +32,6 @@ AMD_GPU = (
     "the GPU here is {}, of AMD: this bundle measures NVIDIA GPUs alone; compile_kernel.py --for {} compiles a kernel "
     "for it, and --device cpu-interpreter checks one in Triton"
 )
-LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
-THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
-    ("nvmlClocksEventReasonSwPowerCap", "nvmlClocksThrottleReasonSwPowerCap"): "sw_power_cap",
-    ("nvmlClocksThrottleReasonHwSlowdown",): "hw_slowdown",
-    ("nvmlClocksEventReasonSyncBoost", "nvmlClocksThrottleReasonSyncBoost"): "sync_boost",
-    ("nvmlClocksEventReasonSwThermalSlowdown", "nvmlClocksThrottleReasonSwThermalSlowdown"): "sw_thermal_slowdown",
-    ("nvmlClocksThrottleReasonHwThermalSlowdown",): "hw_thermal_slowdown",
-    ("nvmlClocksThrottleReasonHwPowerBrakeSlowdown",): "hw_power_brake",
-}
 
 
 @contextlib.contextmanager
@@ -145,7 +130,7 @@ def identify() -> Card:
             name=nvml.nvmlDeviceGetName(handle),
             uuid=nvml.nvmlDeviceGetUUID(handle),
             driver=nvml.nvmlSystemGetDriverVersion(),
-            max_clocks=_max_clocks(nvml, _whole(nvml, handle)),
+            max_clocks=_max_clocks(nvml, whole_gpu(nvml, handle)),
         )
 
 
@@ -154,10 +139,10 @@ def _max_clocks(nvml, handle) -> MaxClocks:
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
     }
-    return MaxClocks(**_answers(nvml, queries))
+    return MaxClocks(**answers(nvml, queries))
 
 
-def _answers(nvml, queries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def answers(nvml, queries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """The results, by name, of the queries that this device, driver and binding support."""
     answers = {}
     for name, ask in queries.items():
@@ -170,7 +155,7 @@ def _is_slice(nvml, handle) -> bool:
     return nvml.nvmlDeviceGetUUID(handle).startswith("MIG-")
 
 
-def _whole(nvml, handle):
+def whole_gpu(nvml, handle):
     """The GPU that a slice belongs to, or the GPU itself."""
     if not _is_slice(nvml, handle):
         return handle
@@ -185,7 +170,7 @@ def query() -> dict[str, float | str]:
     and L2 are left out, because they belong to the whole GPU.
     """
     with open_nvml() as (nvml, handle):
-        whole, a_slice = _whole(nvml, handle), _is_slice(nvml, handle)
+        whole, a_slice = whole_gpu(nvml, handle), _is_slice(nvml, handle)
         queries = {
             "compute_capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(whole)),
             "memory_capacity": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
@@ -194,11 +179,11 @@ def query() -> dict[str, float | str]:
         }
         if a_slice:
             queries["sm_count"] = lambda: nvml.nvmlDeviceGetAttributes(handle).multiprocessorCount
-            return _answers(nvml, queries)
+            return answers(nvml, queries)
         queries["memory_bus_width"] = lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle)
         queries["tdp"] = lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000
-        bus_id = _answers(nvml, {"bus_id": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId}).get("bus_id")
-        return _answers(nvml, queries) | driver_attributes(bus_id)
+        bus_id = answers(nvml, {"bus_id": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId}).get("bus_id")
+        return answers(nvml, queries) | driver_attributes(bus_id)
 
 
 def driver_attributes(bus_id: str | bytes | None) -> dict[str, float]:
@@ -224,90 +209,8 @@ def driver_attributes(bus_id: str | bytes | None) -> dict[str, float]:
 def power_limit_w() -> float | None:
     """The power limit in force, in W; None when the device does not report it."""
     with open_nvml() as (nvml, handle):
-        limit = _answers(nvml, {"w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(_whole(nvml, handle)) / 1000})
+        limit = answers(nvml, {"w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(whole_gpu(nvml, handle)) / 1000})
         return limit.get("w")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One reading of a GPU's state. at_s: seconds since the epoch. None: this device or its driver does not report
-    it."""
-
-    at_s: float
-    foreign_processes: tuple[int, ...]
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-
-
-def _sample(nvml, handle) -> Sample:
-    whole = _whole(nvml, handle)
-    queries = {
-        "foreign_processes": lambda: _foreign_processes(nvml, handle),
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_MEM),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(whole) / 1000,
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(whole, nvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": lambda: _throttle_reasons(nvml, whole),
-    }
-    return Sample(**{"foreign_processes": (), **_answers(nvml, queries)}, at_s=time.time())
-
-
-def _foreign_processes(nvml, handle) -> tuple[int, ...]:
-    return tuple(foreign([process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]))
-
-
-def _throttle_reasons(nvml, handle) -> tuple[str, ...]:
-    try:
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except (nvml.NVMLError, AttributeError):  # a driver or a binding before 535 uses its former name
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return tuple(name for bits, name in THROTTLE_REASONS.items() if reasons & _bit(nvml, bits))
-
-
-def _bit(nvml, names: tuple[str, ...]) -> int:
-    """The constant under the first of its names that this binding has; 0 when it has no such name."""
-    return next((getattr(nvml, name) for name in names if hasattr(nvml, name)), 0)
-
-
-class Watch:
-    """Samples the GPU's state every 20 ms while the `with` block runs; `state` sums up a part of it afterwards."""
-
-    INTERVAL_S = 0.02
-
-    def __init__(self):
-        self.samples: list[Sample] = []
-        self._stop = threading.Event()
-
-    def __enter__(self) -> "Watch":
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with contextlib.suppress(EnvironmentLacks), open_nvml() as (nvml, handle):
-            while not self._stop.wait(self.INTERVAL_S):
-                self.samples.append(_sample(nvml, handle))
-
-    def state(self, window: list[float] | None = None) -> GpuState | None:
-        """The state of the GPU within `window` (seconds since the epoch, measured by the worker). None when there is
-        no sample."""
-        since, until = window or (0, float("inf"))
-        samples = [s for s in self.samples if since - self.INTERVAL_S <= s.at_s <= until + self.INTERVAL_S]
-        if not samples:
-            return None
-        return GpuState(
-            samples=len(samples),
-            **{name: Spread.of(getattr(sample, name) for sample in samples) for name in READINGS},
-            throttle_reasons=all_reasons(sample.throttle_reasons for sample in samples),
-            foreign_processes=all_processes(sample.foreign_processes for sample in samples),
-        )
 
 
 def free_bytes() -> int | None:
@@ -317,78 +220,3 @@ def free_bytes() -> int | None:
             return nvml.nvmlDeviceGetMemoryInfo(handle).free
         except nvml.NVMLError:
             return None
-
-
-def foreign(processes: list[int]) -> list[int]:
-    """The processes on the GPU that are neither this one nor its descendants. In a container, NVML may report numbers
-    of the host. The first number that is not in /proc counts as this process."""
-    unknown = [pid for pid in processes if parent_of(pid) is None]
-    return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
-
-
-def descends(pid: int) -> bool:
-    """Is this process the one of that number, or its ancestor?"""
-    while pid and pid != os.getpid():
-        pid = parent_of(pid) or 0
-    return pid == os.getpid()
-
-
-def parent_of(pid: int) -> int | None:
-    """The parent's number; None when this process does not exist here."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None
-
-
-@contextlib.contextmanager
-def locked(uuid: str, timeout_s: float = 600):
-    """Hold the one lock of a GPU, so that nothing else of this bundle measures on it.
-
-    The kernel frees it when the holder dies. A wait is announced on stderr. EnvironmentLacks names the holder after
-    `timeout_s`.
-    """
-    path = LOCKS / f"kernelopt-{uuid}.lock"
-    with open(_lock_file(path), "r+") as file:
-        deadline, announced = time.monotonic() + timeout_s, False
-        while not _took(file):
-            holder = file.read().strip() or "unknown"
-            file.seek(0)
-            if time.monotonic() > deadline:
-                raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end")
-            if not announced:
-                say(f"waiting for the GPU, which {holder} uses")
-                announced = True
-            time.sleep(0.2)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} of {user()} ({' '.join(sys.argv)[:200]})\n")
-        file.flush()
-        yield
-
-
-def _took(file: IO) -> bool:
-    """Take the file's lock, if nobody holds it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-
-
-def _lock_file(path: Path) -> int:
-    """The open lock, made if it is not there. Another user's is opened without O_CREAT: with that, Linux refuses it in
-    a folder for everybody (fs.protected_regular), whatever its mode."""
-    try:
-        return os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        with contextlib.suppress(PermissionError):
-            path.chmod(0o666)  # for the other users of this GPU
-        return handle
-
-
-def user() -> str:
-    """The name of the current user, or the user's number in a container that has no name for it."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"

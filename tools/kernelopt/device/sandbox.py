@@ -21,7 +21,7 @@ from typing import IO
 from .. import bundle, intervals
 from ..errors import EnvironmentLacks
 from ..statuses import Status
-from . import gpu
+from . import gpu, gpu_lock
 from .fork_server import WORKER, Exit, Server, kill_group, start_child
 from .isolation import BWRAP, isolation
 from .pipes import REPORT_BYTES, Pump, Report, Tail
@@ -92,7 +92,7 @@ class Sandbox:
         return self.gpu.name if self.gpu else self.device
 
     def __enter__(self) -> "Sandbox":
-        self._lock = gpu.locked(self.gpu.uuid) if self.gpu else contextlib.nullcontext()
+        self._lock = gpu_lock.locked(self.gpu.uuid) if self.gpu else contextlib.nullcontext()
         try:
             self._lock.__enter__()
         except BaseException:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..compiling import compiler
 from ..compiling.compiled import status_after
-from ..device import gpu, standing
+from ..device import gpu, gpu_watch, standing
 from ..device.sandbox import Sandbox
 from ..errors import ToolError
 from ..hardware import wiki
@@ -96,7 +96,7 @@ def check_and_time(
 ) -> None:
     """On a GPU. began: on the monotonic clock, the begin of the budget."""
     compiled_by, timed_by = (began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
-    with gpu.Watch() as watch:
+    with gpu_watch.Watch() as watch:
         waiting = waves(entrants, live_at_once(starter.inputs))
         run_waves(starter, waiting, Race(entrants, timed_by), compiled_by, say)
         finish(entrants, sandbox, watch, plan)
@@ -222,7 +222,7 @@ def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable
         list(pool.map(lambda entrant: starter.start(entrant, until), wave))
 
 
-def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu.Watch, plan: Plan) -> None:
+def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu_watch.Watch, plan: Plan) -> None:
     """Sustained times, clocks while they were taken, and the compiled code, of all entrants that still run."""
     living = [entrant for entrant in entrants if entrant.process]
     for entrant in sorted((one for one in living if not one.dropped), key=median_of):

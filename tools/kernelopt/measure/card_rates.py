@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from ..device import gpu, outcomes
+from ..device import gpu_watch, outcomes
 from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, TimedOut
 from ..hardware.card import Card
@@ -30,7 +30,7 @@ def jobs(timeout_s: float) -> Iterator[tuple[Card, Job]]:
     with Sandbox("cuda") as sandbox:
 
         def measure(job: str, **arguments) -> Report:
-            with gpu.Watch() as watch:
+            with gpu_watch.Watch() as watch:
                 outcome = sandbox.run(job, arguments, timeout_s)
             if outcome.timed_out:
                 raise TimedOut(f"no result after {timeout_s:.0f} s; --timeout raises the limit")
@@ -41,7 +41,7 @@ def jobs(timeout_s: float) -> Iterator[tuple[Card, Job]]:
         yield sandbox.gpu, measure
 
 
-def states_of(report: dict, watch: gpu.Watch) -> dict[str, State]:
+def states_of(report: dict, watch: gpu_watch.Watch) -> dict[str, State]:
     """The state of the GPU within the report's window, or during the whole job; and by name within the window of each
     part that has one."""
     windows = {name: part["window"] for name, part in report.items() if isinstance(part, dict) and "window" in part}

@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..device import gpu, outcomes
+from ..device import gpu_watch, outcomes
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
 from ..hardware import card
@@ -117,7 +117,7 @@ def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: lis
     milliseconds looks like tampering once, a kernel that tampers does so each time."""
     on_gpu = sandbox.gpu is not None
     for repeat in range(1 + REPEATS[on_gpu]):
-        with gpu.Watch() as watch:
+        with gpu_watch.Watch() as watch:
             outcome = sandbox.run("measure", arguments, timeout_s, hidden)
         try:
             return believed_times(outcome, watch, on_gpu)
@@ -126,7 +126,7 @@ def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: lis
                 raise
 
 
-def believed_times(outcome: Outcome, watch: gpu.Watch, on_gpu: bool) -> dict[str, RawTimes]:
+def believed_times(outcome: Outcome, watch: gpu_watch.Watch, on_gpu: bool) -> dict[str, RawTimes]:
     """The worker's raw times per workload, with the state of the GPU and this process's own clock.
 
     KernelFailed when they cannot be believed.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .. import bundle
-from ..device import gpu
+from ..device import gpu_watch
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import EnvironmentLacks, Refused
 from ..hardware import occupancy, wiki
@@ -63,7 +63,7 @@ def take(mode: str, sandbox: Sandbox, call: Call, folder: Path, work: dict | Non
 def _metrics(everything: bool, sandbox: Sandbox, call: Call, folder: Path, work: dict | None) -> Profile:
     report = folder / "report.ncu-rep"
     compiled = folder / "compiled" if everything else None
-    with gpu.Watch() as watch:
+    with gpu_watch.Watch() as watch:
         outcome = ncu.collect(
             sandbox, call.kernel, call.inputs, report, call.cache, call.timeout_s, everything, compiled=compiled
         )
@@ -76,7 +76,7 @@ def _metrics(everything: bool, sandbox: Sandbox, call: Call, folder: Path, work:
 def _timeline(mode: str, sandbox: Sandbox, call: Call, folder: Path) -> Profile:
     """event and nsys take the same calls. Where nsys writes no report, torch's profiler serves."""
     trace = None
-    with gpu.Watch() as watch:
+    with gpu_watch.Watch() as watch:
         if mode == "nsys" and nsys.program():
             report = folder / "report.nsys-rep"
             outcome = nsys.collect(sandbox, call.kernel, call.inputs, report, call.timeout_s)
@@ -89,7 +89,7 @@ def _timeline(mode: str, sandbox: Sandbox, call: Call, folder: Path) -> Profile:
     return Profile(params=params, timeline=timeline.analyse(trace))
 
 
-def settings(sandbox: Sandbox, call: Call, outcome: Outcome, watch: gpu.Watch, profiler: str) -> Params:
+def settings(sandbox: Sandbox, call: Call, outcome: Outcome, watch: gpu_watch.Watch, profiler: str) -> Params:
     state = watch.state(outcome.result["window"])
     return Params(
         version=call.version,

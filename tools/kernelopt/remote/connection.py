@@ -152,7 +152,7 @@ class RayNode:
             ray.shutdown()
 
     def _await(self, actor) -> None:
-        """Wait until a GPU of the node is free for the actor. A wait is announced on stderr, as by gpu.locked."""
+        """Wait until a GPU of the node is free for the actor. A wait is announced on stderr, as by gpu_lock.locked."""
         import ray
 
         with telling(self.address):
