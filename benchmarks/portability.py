@@ -22,7 +22,7 @@ from kernelopt.compiling.compiled import Compiled, reason
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.targets import Target
 from kernelopt.session import workspace
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 from kernelopt.statuses import Status
 
 EXAMPLES = ROOT / "examples"

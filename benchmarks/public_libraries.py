@@ -19,7 +19,7 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import verify
 from kernelopt.measure.verdict import Verdict
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 LIBRARY = "liger-kernel"
 

@@ -24,7 +24,7 @@ from kernelopt.hardware.work import Work
 from kernelopt.measure import baselines, card_rates, pairing, timing, verify
 from kernelopt.session import platforms
 from kernelopt.session.record_store import RecordStore
-from kernelopt.session.target import of_workspace
+from kernelopt.session.subject import of_workspace
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = ROOT / "examples"

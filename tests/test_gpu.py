@@ -23,7 +23,7 @@ from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.measure import verify
 from kernelopt.session import platforms, workspace
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 from kernelopt.session.task import Target
 
 pytestmark = pytest.mark.gpu

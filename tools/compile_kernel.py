@@ -16,7 +16,7 @@ from kernelopt.compiling import choosing, compiler, findings, table
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, TimedOut
 from kernelopt.session import compilations, record_store, workspace
-from kernelopt.session.target import resolve
+from kernelopt.session.subject import resolve
 from kernelopt.statuses import Status
 
 EXAMPLES = """examples:

@@ -15,17 +15,17 @@ from kernelopt import cli
 from kernelopt.hardware import roofline
 from kernelopt.hardware.work import COUNTED, CountedWorkload, Work
 from kernelopt.measure import least_work
-from kernelopt.session.target import of_reference
+from kernelopt.session.subject import of_reference
 from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:
     args = arguments()
-    target = of_reference(args)
-    counted = least_work.counted_work(target.reference, target.dtype, target.cache, args.timeout)
+    subject = of_reference(args)
+    counted = least_work.counted_work(subject.reference, subject.dtype, subject.cache, args.timeout)
     workloads = {name: replace(each, work=by_hand(name, each.work, args)) for name, each in counted.items()}
-    if target.workspace:
-        record(target.workspace, workloads)
+    if subject.workspace:
+        record(subject.workspace, workloads)
     result = {name: {**each.work.to_json(), "shapes": each.shapes} for name, each in workloads.items()}
     cli.emit({"workloads": result}, args.json, [line(name, each) for name, each in workloads.items()])
     return 0

@@ -22,7 +22,7 @@ from kernelopt.explore import candidates, opponents, run, store, table
 from kernelopt.explore.candidates import Candidate
 from kernelopt.hardware.targets import Target
 from kernelopt.session import platforms
-from kernelopt.session.target import KernelUnderTest, of_reference
+from kernelopt.session.subject import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
 
@@ -33,11 +33,11 @@ def main() -> int:
         print(store.keep(workspace_of(args), args.keep))
         return 0
     entries = candidates.from_paths(args.kernels)
-    target = of_reference(args)
-    compile_for = target_of(args, target)
+    subject = of_reference(args)
+    compile_for = target_of(args, subject)
     with tempfile.TemporaryDirectory() as folder:
-        others = opponents.of(target, args.against, Path(folder))
-        result, path = explored(args, target, entries, others, compile_for)
+        others = opponents.of(subject, args.against, Path(folder))
+        result, path = explored(args, subject, entries, others, compile_for)
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
     if args.keep:
         cli.say(store.keep(workspace_of(args), args.keep))
@@ -45,26 +45,26 @@ def main() -> int:
 
 
 def explored(
-    args, target: KernelUnderTest, entries: list[Candidate], others: dict[str, Path], compile_for: Target | None
+    args, subject: KernelUnderTest, entries: list[Candidate], others: dict[str, Path], compile_for: Target | None
 ) -> tuple[dict, Path | None]:
     """(the result of the exploration, the file of the workspace that keeps it)"""
     started = time.monotonic()
-    with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
+    with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
         cli.say(f"exploring {len(entries)} candidates on {sandbox.device_name}")
         plan = run.Plan(
-            target,
+            subject,
             entries,
             others,
             against=next(iter(others), None),
             workload=args.workload,
             budget_s=args.budget_seconds,
             candidate_s=args.candidate_seconds or args.budget_seconds,
-            product=platforms.page_of(sandbox.device_name, target.workspace),
+            product=platforms.page_of(sandbox.device_name, subject.workspace),
             compile_for=compile_for,
         )
         outcome = run.explore(plan, sandbox, cli.say, args.profile)
         result = store.result_of(plan, outcome, sandbox.device_name, time.monotonic() - started)
-        path = store.save(target.workspace, result, outcome.entrants) if target.workspace else None
+        path = store.save(subject.workspace, result, outcome.entrants) if subject.workspace else None
     return result, path
 
 

@@ -15,19 +15,19 @@ from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
 from kernelopt.measure import least_work, pairing, timing, verify
 from kernelopt.measure.latency import Timing
-from kernelopt.session.target import KernelUnderTest, resolve
+from kernelopt.session.subject import KernelUnderTest, resolve
 from kernelopt.statuses import Speed, Status
 
 
 def main() -> int:
     args = arguments()
-    target = resolve(args)
-    with tempfile.TemporaryDirectory(dir=target.cache if target.cache and target.cache.exists() else None) as folder:
-        baseline = baseline_file(args.against, target, Path(folder)) if args.against else None
-        with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
-            timed, comparison = measure(sandbox, target, baseline, args)
+    subject = resolve(args)
+    with tempfile.TemporaryDirectory(dir=subject.cache if subject.cache and subject.cache.exists() else None) as folder:
+        baseline = baseline_file(args.against, subject, Path(folder)) if args.against else None
+        with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
+            timed, comparison = measure(sandbox, subject, baseline, args)
             if sandbox.gpu:
-                limit_us = least_work.limit_us(sandbox, target, args.workload, args.timeout)
+                limit_us = least_work.limit_us(sandbox, subject, args.workload, args.timeout)
                 check_possible(limit_us, timed.latency.median_us)
     result = timed.to_json()
     if comparison:
@@ -44,25 +44,25 @@ def check_possible(limit_us: float | None, time_us: float) -> None:
         raise timing.KernelFailed(Status.IMPOSSIBLE_TIME, acceptance.impossible(time_us, limit_us))
 
 
-def baseline_file(name: str, target: KernelUnderTest, folder: Path) -> Path:
+def baseline_file(name: str, subject: KernelUnderTest, folder: Path) -> Path:
     """A file, or a revision of the workspace's kernel.py."""
     if Path(name).is_file():
         return Path(name)
-    if target.workspace is None:
+    if subject.workspace is None:
         raise UsageError(f"--against: {name} is not a file (a git revision needs --workspace)")
-    return target.workspace.extract(name, folder)
+    return subject.workspace.extract(name, folder)
 
 
 def measure(
-    sandbox: Sandbox, target: KernelUnderTest, baseline: Path | None, args
+    sandbox: Sandbox, subject: KernelUnderTest, baseline: Path | None, args
 ) -> tuple[Timing, pairing.Comparison | None]:
     """The timing of the kernel, and its comparison with the baseline. KernelFailed when a timed output is wrong."""
-    cli.say(f"timing {target.kernel} on {sandbox.device_name}")
-    cases = timing.inputs(sandbox, target.reference, target.dtype, [args.workload], args.timeout)
+    cli.say(f"timing {subject.kernel} on {sandbox.device_name}")
+    cases = timing.inputs(sandbox, subject.reference, subject.dtype, [args.workload], args.timeout)
     window = {"warmup_ms": args.warmup_ms, "rep_ms": args.rep_ms, "timeout_s": args.timeout}
-    measured = timing.measure(sandbox, target.kernel, baseline, cases, **window)[args.workload]
-    tolerance = args.tolerance or target.tolerance
-    fault = verify.check_timed(sandbox, target.reference, target.dtype, [measured.outputs], tolerance, args.timeout)
+    measured = timing.measure(sandbox, subject.kernel, baseline, cases, **window)[args.workload]
+    tolerance = args.tolerance or subject.tolerance
+    fault = verify.check_timed(sandbox, subject.reference, subject.dtype, [measured.outputs], tolerance, args.timeout)
     if fault:
         raise timing.KernelFailed(fault.status, fault.message)
     return measured.timing, pairing.compare(measured.runs) if baseline else None

@@ -16,7 +16,7 @@ from kernelopt.compiling import choosing, compiler, table
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, TimedOut
 from kernelopt.measure import verify
-from kernelopt.session.target import KernelUnderTest, resolve
+from kernelopt.session.subject import KernelUnderTest, resolve
 from kernelopt.statuses import Status
 
 QUICK = "a quick check: no other sizes, layouts and values were tried"
@@ -27,16 +27,16 @@ def main() -> int:
     given = resolve(args)
     if args.compile_only:
         return compile_only(args, given)
-    target = replace(
+    subject = replace(
         given,
         tolerance=args.tolerance or given.tolerance,
         libraries=args.allow_libraries or given.libraries,
         only_these_shapes=args.quick or args.only_these_shapes or given.only_these_shapes,
     )
     seeds = 2 if args.quick else args.seeds
-    with Sandbox(args.device, target.cache, args.sandbox) as sandbox:
-        cli.say(f"verifying {target.kernel} on {sandbox.device_name}")
-        result = verify.verify(sandbox, target, args.workload, seeds, args.sanitize, args.timeout, cli.say)
+    with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
+        cli.say(f"verifying {subject.kernel} on {sandbox.device_name}")
+        result = verify.verify(sandbox, subject, args.workload, seeds, args.sanitize, args.timeout, cli.say)
     if args.quick:
         result = replace(result, summary=f"{result.summary}; {QUICK}")
     cli.emit(result.to_json(), args.json, [result.summary])

@@ -15,7 +15,7 @@ from kernelopt.device import fork_server, gpu, gpu_lock, isolation, landlock, sa
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import verify
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 needs_bubblewrap = pytest.mark.skipif(
     isolation.why_no_bubblewrap() is not None, reason=f"bubblewrap: {isolation.why_no_bubblewrap()}"

@@ -16,7 +16,7 @@ from kernelopt.formats import detecting, importing
 from kernelopt.formats.tasks import Options
 from kernelopt.measure import observing, verify
 from kernelopt.measure.cases import ReferenceFailed
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 TASKS = FIXTURES / "formats"
 HEAD = "import torch\nimport torch.nn as nn\n\n\n"

@@ -19,7 +19,7 @@ from kernelopt.measure import correctness, verify
 from kernelopt.measure.correctness import CaseResult, KernelShare, Observed
 from kernelopt.measure.pairing import Comparison
 from kernelopt.measure.verdict import Verdict
-from kernelopt.session import platforms, record_store, target
+from kernelopt.session import platforms, record_store, subject
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Speed, Status
 from kernelopt.worker import tracing
@@ -101,7 +101,7 @@ class StandInGpu:
 
 @pytest.fixture
 def kernel_under_test(problem):
-    return target.KernelUnderTest(kernel=problem["kernel"], reference=problem["reference"])
+    return subject.KernelUnderTest(kernel=problem["kernel"], reference=problem["reference"])
 
 
 def test_a_verification_says_aloud_that_own_work_was_not_checked(kernel_under_test):

@@ -17,7 +17,7 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.hardware import wiki_cases, wiki_index, wiki_search, wiki_terms
 from kernelopt.measure.verify import verify
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 WIKI = BUNDLE / "gpu-wiki"
 FRAMEWORK_PAGES = sorted((WIKI / "docs/frameworks").glob("*.md"))

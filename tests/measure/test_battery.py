@@ -16,7 +16,7 @@ from conftest import BUNDLE
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
 from kernelopt.measure import timing, verify
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 KERNELS = BUNDLE / "tests" / "kernels"
 WITHOUT_KERNEL = "\nfor name in ('kernel_function', 'ModelNew'):\n    globals().pop(name, None)\n"

@@ -13,7 +13,7 @@ from kernelopt.hardware.card import Card, GpuState, Spread
 from kernelopt.measure import card_rates, verify
 from kernelopt.session import stop_conditions
 from kernelopt.session.benchmark_reports import REPORTS, BufferRate, Ceiling, Rate, ShapeRate
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 
 def test_the_stream_reads_and_writes_everything_whichever_is_longer():

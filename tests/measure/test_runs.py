@@ -9,7 +9,7 @@ from kernelopt.device import standing
 from kernelopt.device.sandbox import Outcome
 from kernelopt.measure import runs, verify
 from kernelopt.measure.cases import Case, slow_in_interpreter
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 from kernelopt.statuses import Status
 
 CONTIGUOUS = Variant("3 rows", [[0, 0, 3]], "contiguous", None, None)

@@ -12,7 +12,7 @@ from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.measure import least_work, raw_times, timing
 from kernelopt.measure.latency import Latency, Timing
 from kernelopt.measure.raw_times import RawTimes
-from kernelopt.session import target
+from kernelopt.session import subject
 
 
 def raw(**changes) -> RawTimes:
@@ -145,7 +145,7 @@ def on(interpreter, name: str, **max_clocks) -> SimpleNamespace:
 
 def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter):
     problem["reference"].write_text(REFERENCE.replace("torch.randn(8, 16)", "torch.randn(1 << 24, 16)"))
-    kernel = target.KernelUnderTest(problem["kernel"], problem["reference"])
+    kernel = subject.KernelUnderTest(problem["kernel"], problem["reference"])
     limit = least_work.limit_us(on(interpreter, "NVIDIA H200"), kernel, "default", 60)
     assert 300 < limit < 450  # 2 GiB and some, less what the L2 holds, at the documented 4.8 TB/s
     assert least_work.limit_us(on(interpreter, "Some GPU"), kernel, "default", 60) is None
@@ -156,7 +156,7 @@ def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter):
 def test_work_that_was_given_by_hand_counts(session, interpreter):
     given = {"flops": 0, "bytes_in": None, "bytes_out": None, "bytes_min": 10**9, "dtype": "fp32", "source": "given"}
     session.update_readme(with_changes(session.task(), work={"default": given}), {})
-    kernel, h200 = target.of_workspace(session, session.task()), on(interpreter, "NVIDIA H200")
+    kernel, h200 = subject.of_workspace(session, session.task()), on(interpreter, "NVIDIA H200")
     assert 150 < least_work.limit_us(h200, kernel, "default", 60) < 10**9 / 4.8e6
     assert least_work.limit_us(h200, kernel, "tall", 60) is None
 

@@ -14,7 +14,7 @@ from kernelopt.measure import cases, correctness, memcheck, verdict, verify
 from kernelopt.measure.correctness import CaseReport
 from kernelopt.measure.runs import reports_of
 from kernelopt.measure.verdict import ProcessEnd, Verdict
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 from kernelopt.statuses import Status
 
 ON_CPU = ("--device", "cpu-interpreter")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kernelopt.measure import verify
-from kernelopt.session.target import KernelUnderTest
+from kernelopt.session.subject import KernelUnderTest
 
 HEAD = "import torch\nimport torch.nn as nn\n"
 

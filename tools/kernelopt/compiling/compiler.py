@@ -21,7 +21,7 @@ from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..errors import Refused, UsageError
 from ..hardware.targets import Target
-from ..session.target import KernelUnderTest
+from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import reading
 from .compiled import Compiled, CompiledKernel, ranked

@@ -6,15 +6,15 @@ from pathlib import Path
 from ..errors import UsageError
 from ..measure import baselines
 from ..session.record_store import RecordStore
-from ..session.target import KernelUnderTest
+from ..session.subject import KernelUnderTest
 
 BEST = "best"
 
 
-def of(target: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[str, Path]:
+def of(subject: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[str, Path]:
     """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else
     eager."""
-    best = RecordStore(target.workspace).best() if target.workspace else None
+    best = RecordStore(subject.workspace).best() if subject.workspace else None
     if names is None:
         names = [BEST if best else "eager"]
     opponents: dict[str, Path] = {}
@@ -22,10 +22,10 @@ def of(target: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[s
         if name == BEST:
             if best is None:
                 raise UsageError("--against best: no version is accepted yet")
-            opponents[f"{BEST} ({best.version})"] = target.workspace.extract(best.git_commit_hash, folder)
+            opponents[f"{BEST} ({best.version})"] = subject.workspace.extract(best.git_commit_hash, folder)
         elif name in baselines.MODES:
             file = folder / f"opponent_{len(opponents)}.py"
-            file.write_bytes(baselines.source(target.reference.read_bytes(), name))
+            file.write_bytes(baselines.source(subject.reference.read_bytes(), name))
             opponents[name] = file
         elif Path(name).is_file():
             opponents[Path(name).stem] = Path(name).resolve()

@@ -24,7 +24,7 @@ from ..hardware.targets import Target
 from ..measure import cases, verify
 from ..measure.cases import Case
 from ..profilers import ncu
-from ..session.target import KernelUnderTest
+from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import halving, resources
 from .candidates import Candidate

@@ -7,7 +7,7 @@ from pathlib import Path
 from .. import bundle
 from ..device.sandbox import Sandbox
 from ..errors import UsageError
-from ..session import target
+from ..session import subject
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.version_kernels import kernel_of
@@ -96,7 +96,7 @@ def export(
 ) -> Written:
     """Write a version's kernel in a format to `out`. Nothing is left there unless it loads back and is right; see
     load_back.check for what is raised otherwise."""
-    task = target.of_workspace(workspace, workspace.task())
+    task = subject.of_workspace(workspace, workspace.task())
     source = kernel_of(workspace, record).decode("utf-8")
     wanted = Export(
         workspace.root.name.removeprefix("kernel_opt_"),

@@ -15,7 +15,7 @@ from ..errors import EnvironmentLacks, Refused, TimedOut, say
 from ..measure import cases, correctness, runs, verify
 from ..measure.verify import StoredCall, StoredCase
 from ..session.interface import Interface
-from ..session.target import KernelUnderTest
+from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from .artefact import Artefact
 

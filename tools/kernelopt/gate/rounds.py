@@ -23,7 +23,7 @@ from ..session.record import (
     QualityGate,
     Record,
 )
-from ..session.target import KernelUnderTest, of_workspace
+from ..session.subject import KernelUnderTest, of_workspace
 from ..session.workspace import Workspace, digest
 from ..statuses import Speed, Status
 from . import acceptance, history, readiness

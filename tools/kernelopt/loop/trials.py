@@ -22,7 +22,7 @@ from ..gate.readiness import RoundStart
 from ..measure import verify
 from ..measure.verdict import Verdict
 from ..remote import child
-from ..session.target import of_workspace
+from ..session.subject import of_workspace
 from ..session.workspace import Workspace
 from .final import Final
 

@@ -8,7 +8,7 @@ from ..errors import Refused
 from ..hardware import roofline
 from ..hardware.work import CountedWorkload, Work
 from ..session import platforms
-from ..session.target import KernelUnderTest
+from ..session.subject import KernelUnderTest
 from ..session.task import Task
 from .cases import result_of_reference
 

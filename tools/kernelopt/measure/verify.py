@@ -16,7 +16,7 @@ from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import EnvironmentLacks
-from ..session.target import KernelUnderTest
+from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import correctness, runs
 from .cases import (

@@ -1,4 +1,4 @@
-"""The target of a measuring command: a workspace, or a kernel and its reference."""
+"""What a command works on: a workspace, or a kernel and its reference."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +35,13 @@ def resolve(args) -> KernelUnderTest:
         if args.kernel or args.reference or args.dtype:
             raise UsageError("--workspace says everything; leave out --kernel, --reference and --dtype")
         workspace = Workspace(args.workspace)
-        target = of_workspace(workspace, workspace.task())
-        if not target.kernel.is_file():
+        subject = of_workspace(workspace, workspace.task())
+        if not subject.kernel.is_file():
             root = args.workspace
             raise UsageError(
-                f"{target.kernel} does not exist; the last accepted one: git -C {root} checkout -- kernel.py"
+                f"{subject.kernel} does not exist; the last accepted one: git -C {root} checkout -- kernel.py"
             )
-        return target
+        return subject
     if not args.kernel or not args.reference:
         raise UsageError("pass --workspace W, or --kernel FILE with --reference FILE")
     for path in (args.kernel, args.reference):
@@ -51,7 +51,7 @@ def resolve(args) -> KernelUnderTest:
 
 
 def of_reference(args) -> KernelUnderTest:
-    """Return the target of a command that needs no kernel: the workspace's, or the file that --reference names as both
+    """Return the subject of a command that needs no kernel: the workspace's, or the file that --reference names as both
     kernel and reference. Raise UsageError for any other combination."""
     if args.workspace:
         if args.reference or args.dtype:
