@@ -48,7 +48,7 @@ class Plan:
     compile and run. against: the opponent that ratios refer to. product: the page of the GPU, where there is one.
     compile_for: without a GPU, what candidates are compiled for, or None."""
 
-    target: KernelUnderTest
+    subject: KernelUnderTest
     candidates: list[Candidate]
     opponents: dict[str, Path]
     against: str | None
@@ -154,12 +154,12 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
 
 def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
     """(the inputs of two seeds, and the oracle at work on them; the task's workloads)"""
-    target, seeds = plan.target, [cases.secret_seed() for _ in range(SEEDS)]
+    subject, seeds = plan.subject, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
     made = cases.prepare_task(
         sandbox,
-        target.reference,
-        target.dtype,
+        subject.reference,
+        subject.dtype,
         [plan.workload],
         seeds,
         plan.budget_s,
@@ -167,14 +167,14 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
         folder=folder,
     )
     arguments = {
-        "reference": str(target.reference.resolve()),
-        "dtype": target.dtype,
+        "reference": str(subject.reference.resolve()),
+        "dtype": subject.dtype,
         "workload": plan.workload,
         "seeds": seeds,
-        "tolerances": verify.tolerances(target.tolerance),
+        "tolerances": verify.tolerances(subject.tolerance),
     }
     judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
-    starter = Starter(sandbox, sandbox.server(), made.cases, judge, target.libraries, plan.candidate_s)
+    starter = Starter(sandbox, sandbox.server(), made.cases, judge, subject.libraries, plan.candidate_s)
     return starter, made.workloads
 
 

@@ -56,15 +56,7 @@ def serve(handle: int) -> None:
             return
         wanted = json.loads(message)
         start = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            control.close()
-            if "split" in wanted:
-                _serve_apart(*files)
-            os.environ.update(wanted.get("environment", {}))
-            _become_job(wanted["folder"], *files)
-        for file in files:
-            os.close(file)
+        child = _fork(wanted, files, control)
         if "split" in wanted:
             continue
         status, timed_out = _wait(child, wanted["timeout_s"], control)
@@ -73,6 +65,20 @@ def serve(handle: int) -> None:
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
         with contextlib.suppress(BrokenPipeError):
             control.sendmsg([json.dumps(answer).encode() + b"\n"])
+
+
+def _fork(wanted: dict, files: list[int], control: socket.socket) -> int:
+    """The number of a child that does what a message wants, with its files."""
+    child = os.fork()
+    if child == 0:
+        control.close()
+        if "split" in wanted:
+            _serve_apart(*files)
+        os.environ.update(wanted.get("environment", {}))
+        _become_job(wanted["folder"], *files)
+    for file in files:
+        os.close(file)
+    return child
 
 
 def _serve_apart(handle: int) -> None:
