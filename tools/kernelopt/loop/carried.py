@@ -49,7 +49,7 @@ class Judged:
 def pack(workspace: Workspace, out: Path) -> list[str]:
     """Write the workspace to the file `out`. Return the names of the candidates that wait; UsageError without one."""
     if Path(os.path.realpath(out)).is_relative_to(workspace.root):
-        raise UsageError(f"{out} would lie in the workspace that it carries; name a file elsewhere")
+        raise UsageError(f"{out} is in the workspace that it carries; name a file elsewhere")
     if (workspace.root / KEPT_FILE).exists():
         raise UsageError("an unattended run was killed among its agents; first end it: optimize_kernel.py --resume")
     with workspace.locked():
