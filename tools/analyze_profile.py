@@ -17,7 +17,7 @@ from kernelopt.diagnosis import analysis, profile_folder, profile_pages, text
 from kernelopt.diagnosis.diagnosis import Diagnosis
 from kernelopt.errors import UsageError
 from kernelopt.profilers.profile import Profile
-from kernelopt.report import brief
+from kernelopt.report import brief, brief_answer
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -100,7 +100,7 @@ def check_response(args, diagnosis: Diagnosis) -> int:
         answer = args.check_response.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{args.check_response} cannot be read: {error.strerror}") from None
-    result = brief.check_response(answer, diagnosis.metrics)
+    result = brief_answer.check_response(answer, diagnosis.metrics)
     cli.emit(result.to_json(), args.json, result.problems or ["the answer holds"])
     return 0 if result.valid else 1
 

@@ -18,7 +18,7 @@ from kernelopt.hardware import roofline, wiki
 from kernelopt.hardware.work import Work
 from kernelopt.profilers import metrics, ncu, rocprof
 from kernelopt.profilers.profile import Profile
-from kernelopt.report import brief
+from kernelopt.report import brief, brief_answer
 from kernelopt.session import explorations, target_setting, workspace
 from kernelopt.session.record import Record
 
@@ -74,7 +74,7 @@ def test_a_profile_of_amd_has_a_brief_in_amds_metrics():
     diagnosis = analysis.diagnose(rocprof.read(AMD_PROFILE))
     rows = rows_of(brief.compose(brief.Parts(diagnosis)).user)
     assert set(rows) == {metric.key for metric in metrics.rocprof()}
-    assert rows["valu_busy"][1] == "Vector units busy" and rows["mfma_busy"][2] == brief.NOT_COLLECTED
+    assert rows["valu_busy"][1] == "Vector units busy" and rows["mfma_busy"][2] == brief_answer.NOT_COLLECTED
     assert float(rows["valu_busy"][2]) == pytest.approx(diagnosis.metrics["valu_busy"], rel=0.01)
 
 
@@ -202,14 +202,16 @@ def test_a_kernel_cannot_leave_its_fence(parts):
 
 def test_the_prompt_holds_the_schema_that_answers_are_checked_by(parts):
     shown = json.loads(brief.compose(parts).user.split("```json\n")[-1].split("\n```")[0])
-    whole = bundle.read_json(bundle.REFERENCE / brief.RESPONSE_SCHEMA)
+    whole = bundle.read_json(bundle.REFERENCE / brief_answer.RESPONSE_SCHEMA)
     assert shown == {key: value for key, value in whole.items() if key not in ("$schema", "title")}
 
 
 def test_the_categories_are_the_classes_of_the_diagnosis():
     record = bundle.read_json(bundle.REFERENCE / "v_iteration.schema.json")["properties"]["profile_evidence"]
     classes = set(record["properties"]["bottleneck_type"]["enum"])
-    item = bundle.read_json(bundle.REFERENCE / brief.RESPONSE_SCHEMA)["else"]["properties"]["bottlenecks"]["items"]
+    item = bundle.read_json(bundle.REFERENCE / brief_answer.RESPONSE_SCHEMA)["else"]["properties"]["bottlenecks"][
+        "items"
+    ]
     assert set(item["properties"]["category"]["enum"]) == classes - {"balanced", "unknown", None}
     assert all(category in brief.ANSWER for category in item["properties"]["category"]["enum"])
 
@@ -237,7 +239,7 @@ ABSTAIN = {"abstain": True, "reason": "the stalls were not collected"}
 
 def problems(response) -> list[str]:
     text = response if isinstance(response, str) else json.dumps(response)
-    checked = brief.check_response(text, REPORT)
+    checked = brief_answer.check_response(text, REPORT)
     assert checked.valid == (not checked.problems)
     return checked.problems
 
@@ -253,7 +255,7 @@ def citing(metric: str, value) -> dict:
 
 def test_good_answers():
     assert problems(GOOD) == problems(changed()) == problems(ABSTAIN) == []
-    checked = brief.check_response(json.dumps(GOOD), REPORT).to_json()
+    checked = brief_answer.check_response(json.dumps(GOOD), REPORT).to_json()
     assert checked == {"valid": True, "problems": [], "response": GOOD}
     assert list(checked) == ["valid", "problems", "response"]
 
@@ -263,7 +265,7 @@ def test_a_real_report_answered_with_its_own_metrics(parts):
     shown = rows_of(brief.compose(parts).user)
     for key in values.keys() - {"tcgen05_instructions"}:  # which this GPU does not have
         answer = changed(evidence=[{"metric": key, "value": json.loads(shown[key][2])}])
-        assert brief.check_response(json.dumps(answer), values).problems == []
+        assert brief_answer.check_response(json.dumps(answer), values).problems == []
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_a_real_report_answered_with_its_own_metrics(parts):
     ],
 )
 def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
-    checked = brief.check_response(text.format(json.dumps(GOOD, indent=1)), REPORT)
+    checked = brief_answer.check_response(text.format(json.dumps(GOOD, indent=1)), REPORT)
     assert checked.response == GOOD and checked.valid
 
 
@@ -293,14 +295,14 @@ def test_the_answer_is_found_in_chatter_and_the_last_one_counts(text):
     ],
 )
 def test_without_a_complete_answer_that_is_said(text):
-    checked = brief.check_response(text, REPORT)
+    checked = brief_answer.check_response(text, REPORT)
     assert checked.response is None and "no complete JSON object" in checked.problems[0]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 def test_numbers_that_are_none_make_no_answer(number):
     text = json.dumps(changed()).replace("91.2}", number + "}")
-    assert brief.check_response(text, REPORT).response is None
+    assert brief_answer.check_response(text, REPORT).response is None
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_a_figure_is_the_reports_rounded_to_the_digits_that_are_cited(metric, ri
 
 
 def test_a_zero_is_cited_as_zero():
-    assert brief.agrees(0, 0.0) and not brief.agrees(0.01, 0.0)
+    assert brief_answer.agrees(0, 0.0) and not brief_answer.agrees(0.01, 0.0)
 
 
 def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_wherever_its_profile_lies(tmp_path):
@@ -393,7 +395,7 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     assert alone.recorded_us is None
     assert brief.utilization(at, at.task(), alone).time_us == alone.total_us
     parts, _ = brief.of_workspace(at, alone, analysis.diagnose(alone))
-    said = f"- profiled {brief.figure(alone.total_us)} us, at a library's rate "  # the wiki has no ceiling
+    said = f"- profiled {brief_answer.figure(alone.total_us)} us, at a library's rate "  # the wiki has no ceiling
     assert said in brief.compose(parts).user
 
 

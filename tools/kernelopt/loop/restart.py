@@ -9,6 +9,7 @@ from pathlib import Path
 from .. import bundle
 from ..errors import Refused, UsageError
 from ..report import brief
+from ..report.brief_answer import figure
 from ..session import platforms, stop_conditions
 from ..session.record import Record
 from ..session.record_store import RecordStore, now
@@ -204,9 +205,9 @@ def best_lines(root: Path, best: Record | None, by_library_rate: bool) -> list[s
         return [f"- nothing is accepted yet; kernel: {root / 'kernel.py'}"]
     latency, share = best.latency_us, best.performance.floor_share_pct
     of = "a library's rate, which is no floor" if by_library_rate else "the floor's speed (100 is the floor itself)"
-    of_floor = "" if share is None else f", {brief.figure(share)} % of {of}"
+    of_floor = "" if share is None else f", {figure(share)} % of {of}"
     return [
-        f"- {best.version}: {'not measured' if latency is None else f'{brief.figure(latency)} us'}{of_floor}",
+        f"- {best.version}: {'not measured' if latency is None else f'{figure(latency)} us'}{of_floor}",
         f"- kernel: {root / 'kernel.py'}",
     ]
 
@@ -215,9 +216,9 @@ def goal_lines(targets: Sequence[Target], best: Record | None) -> list[str]:
     lines = []
     for standing in stop_conditions.standings(targets, best):
         goal, reached = standing.target, standing.achieved
-        achieved = "not measured" if reached is None else f"{brief.figure(reached)} {goal.unit}"
+        achieved = "not measured" if reached is None else f"{figure(reached)} {goal.unit}"
         sign = stop_conditions.sign(goal.metric)
-        wanted = f"{goal.workload} {goal.metric} {sign} {brief.figure(goal.target)} {goal.unit}"
+        wanted = f"{goal.workload} {goal.metric} {sign} {figure(goal.target)} {goal.unit}"
         lines.append(f"- {wanted}; best so far: {achieved}")
     return lines
 
