@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import BUNDLE, FIXTURES, call_tool, run_tool, tool_json
 from kernelopt.device.sandbox import Outcome
-from kernelopt.diagnosis import analysis, classify, findings, profile_folder, profile_pages
+from kernelopt.diagnosis import analysis, case, classify, findings, profile_folder, profile_pages
 from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import metrics, ncu, ncu_source
@@ -283,11 +283,11 @@ def test_mma_sync_is_a_finding_where_the_gpu_has_a_newer_instruction_alone(capab
 def test_every_metric_that_a_rule_reads_is_in_the_schema():
     known = {metric.key for metric in metrics.schema()}
     assert {f"{kind}_{rest}" for kind in ("load", "store") for rest in ("sectors", "bytes_per_sector")} <= known
-    source = Path(classify.__file__).read_text() + Path(findings.__file__).read_text()
-    groups = (findings.PIPES, classify.QUEUES, findings.OCCUPANCY_LIMITS)
-    for group in (*groups, findings.texts()["stalls"], *findings.EXPLAINED.values()):
+    source = "".join(Path(module.__file__).read_text() for module in (case, classify, findings))
+    groups = (case.PIPES, classify.QUEUES, findings.OCCUPANCY_LIMITS)
+    for group in (*groups, case.texts()["stalls"], *findings.EXPLAINED.values()):
         assert set(group) <= known
-    assert {metric for _, metric, _, _ in findings.NEWER_THAN_MMA_SYNC.values()} <= known
+    assert {metric for _, metric, _, _ in case.NEWER_THAN_MMA_SYNC.values()} <= known
     read = set(re.findall(r'(?:m|\.metrics)(?:\.get\(|\[)"([a-z0-9_]+)"', source))
     assert read and read <= known, read - known
 

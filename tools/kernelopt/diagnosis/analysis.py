@@ -13,6 +13,7 @@ from ..hardware.work import Work
 from ..profilers import metrics
 from ..profilers.profile import KernelProfile, Params, Profile
 from . import amd, classify, findings, speed_of_light
+from .case import Case
 from .diagnosis import Diagnosis, Floor, Limits, summaries
 
 # From this share of the least bytes on, a problem mostly reads, and may pass the rate of a copy (gpu-wiki, H200).
@@ -45,7 +46,7 @@ def from_metrics(profile: Profile, limits: Limits, bound: Floor | None = None) -
     kernels = summaries(profile.kernels, [classify.classify(kernel.metrics, limits) for kernel in profile.kernels])
     main = profile.longest
     judged = kernels[profile.kernels.index(main)]
-    case = findings.Case(profile.kernels, main, judged.share_pct, profile.work, judged.classification, bound, limits)
+    case = Case(profile.kernels, main, judged.share_pct, profile.work, judged.classification, bound, limits)
     absent = {key for kernel in profile.kernels for key, value in kernel.metrics.items() if value is None}
     capability = metrics.capability(main.metrics)
     elsewhere = metrics.not_on(capability)

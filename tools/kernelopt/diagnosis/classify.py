@@ -7,8 +7,8 @@ stall is a full queue, the busiest unit is the limiter.
 """
 
 from ..profilers.profile import Metrics
+from .case import ISSUE, PIPES, idle_share, stall_shares
 from .diagnosis import Classification, Limits
-from .findings import ISSUE, PIPES, idle_share, stall_shares
 
 # Full queues are a sign of a busy unit.
 QUEUES = ("stall_mio_throttle", "stall_lg_throttle", "stall_math_pipe_throttle")

@@ -6,35 +6,34 @@ reference/findings.json. A metric that was not collected is None and proves noth
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
-from .. import bundle
-from ..profilers.profile import KernelProfile, Metrics
-from .diagnosis import Classification, Finding, Floor, Limits, Observation
+from .case import (
+    ISSUE,
+    LOCAL_SECTORS,
+    NEWER_THAN_MMA_SYNC,
+    PIPES,
+    SECTOR,
+    Case,
+    all_sectors,
+    beside_dram,
+    byte_share,
+    dram_has_the_least,
+    gain_of,
+    holds_for_all_loads,
+    idle_share,
+    room,
+    runs_special_functions,
+    sees_all,
+    stall_shares,
+    texts,
+    traffic_ratio,
+)
+from .diagnosis import Finding, Observation
 
-PIPES = {  # metric -> the limiter that it stands for, when the SM itself is the busiest unit
-    "fma_cycles": "fma pipe",
-    "alu_cycles": "alu pipe",
-    "fp64_cycles": "fp64 pipe",
-    "xu_instructions": "xu pipe",
-    "lsu_instructions": "lsu pipe",
-    "tensor_cycles": "tensor pipe",
-}
-ISSUE = "instruction issue"
-SECTOR = 32  # bytes
 OCCUPANCY_LIMITS = ("limit_registers", "limit_shared_memory", "limit_warps", "limit_blocks")
 SHARED_MEMORY_STALLS = ("stall_short_scoreboard", "stall_mio_throttle")
-LOCAL_SECTORS = ("local_load_sectors", "local_store_sectors")
 TENSOR_DTYPES = ("bf16", "fp16", "fp8")
-# Where a newer tensor instruction than mma.sync exists: compute capability, major -> (the finding that it is not used,
-# its metric, its name, its name in SASS). 12 has none: mma.sync feeds its tensor cores.
-BLACKWELL = ("mma_sync_on_blackwell", "tcgen05_instructions", "tcgen05", "UTCHMMA")
-NEWER_THAN_MMA_SYNC = {
-    9: ("mma_sync_on_hopper", "gmma_instructions", "wgmma", "HGMMA"),
-    10: BLACKWELL,
-    11: BLACKWELL,
-}
 # Stalls that follow from a unit at its limit: they say no more than the limiter.
 EXPLAINED = {
     "dram": {"stall_long_scoreboard", "stall_lg_throttle", "stall_drain"},
@@ -47,46 +46,6 @@ EXPLAINED = {
     "lsu pipe": {"stall_lg_throttle", "stall_mio_throttle"},
     "tensor pipe": {"stall_gmma", "stall_math_pipe_throttle", "stall_barrier"},
 }
-
-
-@cache
-def texts() -> dict:
-    """reference/findings.json, which explains itself."""
-    return bundle.read_json(bundle.REFERENCE / "findings.json")
-
-
-@dataclass(frozen=True)
-class Case:
-    """The input of a rule. kernels: of the call. main: the longest. share_pct: its share of the call's GPU time.
-    classification: its class and limiter. work: {flops, bytes_in, bytes_min, dtype}; None unknown."""
-
-    kernels: tuple[KernelProfile, ...]
-    main: KernelProfile
-    share_pct: float | None
-    work: dict | None
-    classification: Classification
-    floor: Floor | None
-    limits: Limits
-
-    @property
-    def m(self) -> Metrics:
-        """The metrics of the main kernel."""
-        return self.main.metrics
-
-    @property
-    def most_gain_pct(self) -> float | None:
-        """See Floor; None without a floor."""
-        return self.floor and self.floor.most_gain_pct
-
-    @property
-    def tile_instruction(self) -> str | None:
-        """ "wgmma" or "tcgen05" where the kernel uses it: a few warps issue large tiles, which the tensor pipe works
-        off beside them."""
-        return next((name for _, metric, name, _ in NEWER_THAN_MMA_SYNC.values() if self.m.get(metric)), None)
-
-    @property
-    def is_limited_by_memory_or_latency(self) -> bool:
-        return self.classification.bottleneck in ("memory", "latency")
 
 
 def of(case: Case) -> tuple[Finding, ...]:
@@ -134,104 +93,6 @@ def finding(
         wiki=f"gpu-wiki/docs/optimization/{words['wiki'].format(**values)}",
         falsified_by=words["falsified_by"].format(**values),
     )
-
-
-# --- shared by several rules ------------------------------------------------------------------------------------------
-
-
-def gain_of(case: Case, gain_pct: float | None) -> float | None:
-    """A gain within the main kernel as a share of the whole call."""
-    return None if case.share_pct is None or gain_pct is None else gain_pct * case.share_pct / 100
-
-
-def room(m: Metrics) -> float:
-    """Percent of the kernel's time that less waiting can save at most. The busiest unit and issued instructions take
-    the rest in any case; NVIDIA's rules bound their estimates of stalls by the first of the two."""
-    busy = [m.get("sm_throughput"), m.get("memory_throughput"), 100 * (m.get("issue_active") or 0)]
-    return max(0.0, 100 - max(value for value in busy if value is not None))
-
-
-def beside_dram(m: Metrics) -> float | None:
-    """Percent of the kernel's time that fewer instructions can save at most: the part that DRAM does not need."""
-    return None if m.get("dram_throughput") is None else 100 - m["dram_throughput"]
-
-
-def stall_shares(m: Metrics) -> dict[str, float]:
-    """{stall: percent of the warp latency}; {} when that was not collected."""
-    total = m.get("warp_latency")
-    return {stall: 100 * m[stall] / total for stall in texts()["stalls"] if m.get(stall) is not None} if total else {}
-
-
-def idle_share(m: Metrics, limits: Limits) -> float | None:
-    """The share of the SMs' time that less than a wave of blocks leaves idle; None when the grid fills the GPU.
-
-    Less than a wave may still put a block on each SM. Then the SMs work equally long, and only occupancy is low.
-    """
-    waves, average, most = (m.get(key) for key in ("waves_per_sm", "cycles_active", "cycles_active_most"))
-    if waves is None or waves >= 1:
-        return None
-    if not average or not most:
-        return 1 - waves
-    return 1 - average / most if most / average > limits["small_grid_ratio"] else None
-
-
-def traffic_ratio(case: Case) -> tuple[float, float] | None:
-    """(bytes that all kernels of the call move through DRAM, their ratio to the least bytes); None unknown."""
-    moved = [k.metrics.get(key) for k in case.kernels for key in ("dram_bytes_read", "dram_bytes_written")]
-    return (sum(moved), sum(moved) / case.work["bytes_min"]) if case.work and None not in moved else None
-
-
-def dram_has_the_least(case: Case) -> bool:
-    """DRAM limits and moves only the least bytes. Then the accesses in L1 and L2 cost nothing."""
-    traffic = traffic_ratio(case)
-    limited = case.classification.limiter == "dram"
-    return limited and traffic is not None and traffic[1] < case.limits["excess_traffic_ratio"]
-
-
-def sees_all(m: Metrics) -> bool:
-    """Do the metrics of loads and stores include all traffic of the kernel? They are blind to bulk copies, which came
-    with compute capability 9."""
-    return m.get("tma_cycles") == 0 or (m.get("compute_capability") or 9) < 9
-
-
-def all_sectors(m: Metrics) -> float | None:
-    """Sectors of 32 bytes that the kernel moves; None unknown. Where bulk copies carry some of them, it is at least the
-    traffic of DRAM: a share of that is an upper bound of the true share."""
-    counted = sum(m.get(key) or 0 for key in ("load_sectors", "store_sectors", *LOCAL_SECTORS))
-    if m.get("load_sectors") is None or m.get("store_sectors") is None:
-        return None
-    if sees_all(m):
-        return counted
-    dram = [m.get(key) for key in ("dram_bytes_read", "dram_bytes_written")]
-    return None if None in dram else max(counted, sum(dram) / SECTOR)
-
-
-def byte_share(m: Metrics, kind: str) -> float | None:
-    """Percent of the kernel's bytes that its loads or stores use; None unknown. Bytes of bulk copies are at least the
-    traffic of DRAM."""
-    pairs = [(m.get(f"{each}_sectors"), m.get(f"{each}_bytes_per_sector")) for each in ("load", "store")]
-    used = sum(sectors * width for sectors, width in pairs if sectors and width)
-    if not sees_all(m):
-        used = max(used, sum(m.get(key) or 0 for key in ("dram_bytes_read", "dram_bytes_written")))
-    return 100 * m[f"{kind}_sectors"] * m[f"{kind}_bytes_per_sector"] / used if used else None
-
-
-def holds_for_all_loads(case: Case) -> bool:
-    """Does `load_bytes_per_sector` hold for all `load_sectors`? Those of cp.async are counted, their bytes are not. It
-    shows where all loads of the call would use less than its inputs, no bulk copy brings the rest, and DRAM reads as
-    much as the inputs."""
-    inputs, most = (case.work or {}).get("bytes_in"), case.limits["most_inputs_ratio"]
-    each = [k.metrics for k in case.kernels]
-    read = [m.get("dram_bytes_read") for m in each]
-    if inputs is None or None in read or not all(map(sees_all, each)):
-        return True
-    used = sum((m.get("load_sectors") or 0) * (m.get("load_bytes_per_sector") or 0) for m in each)
-    return used >= most * inputs or sum(read) < most * inputs
-
-
-def runs_special_functions(case: Case) -> bool:
-    """Does the kernel compute exponentials, as a softmax does? A product without them gets no advice on them."""
-    return (case.m.get("xu_instructions") or 0) >= case.limits["relevant_xu_pct"]
 
 
 def sector_share(case: Case, name: str, share: float | None) -> Evidence:
