@@ -107,7 +107,7 @@ def test_what_may_be_of_two_formats_must_be_named(refusal, tmp_path):
         ("task.yml", "lang: py\nfiles: {}\n", "files must be a list"),
         (
             "task.yml",
-            "lang: py\nfiles: [{name: reference.py, source: ../../../reference.py}]\n",
+            "lang: py\nfiles: [{name: reference.py, source: ../../../../reference.py}]\n",
             "lies outside the task's",
         ),
         ("reference.py", "def ref_kernel(data): return data\n", "does not define generate_input"),

@@ -146,6 +146,23 @@ def test_a_declared_input_that_may_stay_as_it_was_makes_no_task(at_own_sizes):
     )
 
 
+REJECTS = """
+class Model(nn.Module):
+    def forward(self, taken, ratios): taken.copy_((ratios > 0.5).int().cumprod(-1).sum(-1))
+def get_inputs():
+    ratios = torch.rand(3, 4)
+    return [torch.zeros(3, dtype=torch.int32), ratios / 2 if torch.initial_seed() == 0 else ratios]
+MUTATES = ("taken",)
+"""
+
+
+def test_an_output_that_stays_by_chance_at_one_seed_is_judged_at_the_others(at_own_sizes):
+    counts = "def kernel_function(taken, ratios): taken.copy_((ratios > 0.5).int().cumprod(-1).sum(-1))\n"
+    found = at_own_sizes(REJECTS, counts, seeds=5)
+    assert found["status"] == "OK", found["summary"]
+    assert at_own_sizes(REJECTS, "def kernel_function(taken, ratios): pass\n", seeds=5)["status"] == "WRONG_VALUES"
+
+
 def test_arguments_that_hold_several_tensors_are_declared_as_one(judged, at_own_sizes):
     reference = """
 class Model(nn.Module):

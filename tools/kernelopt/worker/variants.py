@@ -67,7 +67,7 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     small = keyword_sizes.smallest(sizes, possible)
     shapes = Shapes(reference, workload, case)
     larger = keyword_sizes.larger(sizes, possible) if shapes.tiny() else {}
-    named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]))
+    named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]), possible=possible)
     for name, keywords in [*named, ("larger sizes", larger)]:
         if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one.keywords} for one in made)]:
             made.append(Variant(name, [], keywords=keywords))
