@@ -163,6 +163,21 @@ def test_an_output_that_stays_by_chance_at_one_seed_is_judged_at_the_others(at_o
     assert at_own_sizes(REJECTS, "def kernel_function(taken, ratios): pass\n", seeds=5)["status"] == "WRONG_VALUES"
 
 
+def test_a_seed_that_counts_less_than_the_tolerance_makes_no_task(at_own_sizes):
+    reference = """
+from kernelopt.worker.philox import rand
+class Model(nn.Module):
+    def forward(self, x, seed): return x * 2 + 1e-6 * (rand(seed, torch.arange(x.numel())).view(x.shape) > 0.5)
+def get_inputs(): return [torch.randn(6, 8), 5]
+"""
+    found = at_own_sizes(reference, "def kernel_function(x, seed): return x * 2\n")
+    assert found["status"] == "INVALID_TASK" and "the result with another 'seed' is within" in found["summary"]
+    exact = reference + 'COMPARE = {0: {"atol": 0, "rtol": 0}}\n'
+    assert at_own_sizes(exact, "def kernel_function(x, seed): return x * 2\n")["status"] == "WRONG_VALUES"
+    unused = reference.replace("1e-6", "0.0")
+    assert at_own_sizes(unused, "def kernel_function(x, seed): return x * 2\n")["status"] == "OK"
+
+
 def test_arguments_that_hold_several_tensors_are_declared_as_one(judged, at_own_sizes):
     reference = """
 class Model(nn.Module):

@@ -314,13 +314,13 @@ WARM = """
 class Model(nn.Module):
     def forward(self, logits, temperature, seed): return torch.softmax(logits / HOW, -1)
 def get_inputs(*, rows=64, values=8):
-    return [2 * torch.randn(1, values).repeat(rows, 1), GIVEN, 17]
-SAMPLES = {0: {"tvd": 0.08, "draws": 4_000}}
+    return [torch.randperm(values).float()[None].repeat(rows, 1), GIVEN, 17]
+SAMPLES = {0: {"tvd": 0.06, "draws": 4_000}}
 """
 
 
 @pytest.mark.parametrize(
-    ("how", "given"), [("temperature", "0.7"), ("temperature[:, None]", "torch.full((rows,), 0.7)")]
+    ("how", "given"), [("temperature", "1.4"), ("temperature[:, None]", "torch.full((rows,), 1.4)")]
 )
 def test_a_number_that_draws_depend_on_counts(judged, how, given):
     kernel = f"""
@@ -330,8 +330,40 @@ def kernel_function(logits, temperature, seed):
 """
     reference = WARM.replace("HOW", how).replace("GIVEN", given)
     assert judged(reference, kernel)["status"] == "OK"
-    found = judged(reference, kernel.replace(f"/ {how}", "/ 0.7"))
+    found = judged(reference, kernel.replace(f"/ {how}", "/ 1.4"))
     assert found["status"] == "WRONG_VALUES" and "other numbers" in found["summary"], found["summary"]
+
+
+SAVED = """
+class Model(nn.Module):
+    def forward(self, x, rstd, scale, seed): return x * rstd[:, None] * (scale if seed % 2 else scale + 1)
+def get_inputs(*, rows=6, columns=24):
+    x = torch.randn(rows, columns) + 1
+    return [x, x.sum(-1).square(), 0.3, 17]
+"""
+FROM_SAVED = """
+def kernel_function(x, rstd, scale, seed): return x * x.sum(-1, keepdim=True).square() * (scale if seed % 2 else scale + 1)
+"""
+
+
+def test_other_numbers_and_seeds_leave_what_the_task_computes_as_it_is(judged):
+    found = judged(SAVED, FROM_SAVED)
+    assert found["status"] == "OK", found["summary"]
+    assert {"other numbers", "another seed"} <= {case["variant"] for case in found["cases"]}
+    for wrong in (FROM_SAVED.replace("(scale", "(0.3"), FROM_SAVED.replace("seed % 2", "True")):
+        assert judged(SAVED, wrong)["status"] == "WRONG_VALUES"
+
+
+def test_a_threshold_that_decides_on_few_elements_counts(judged):
+    reference = """
+class Model(nn.Module):
+    def forward(self, scores, least): return (scores > least).nonzero()[:, 0]
+def get_inputs(*, boxes=8): return [(torch.randperm(boxes) + 0.5) / boxes, 0.34]
+"""
+    kernel = "def kernel_function(scores, least): return (scores > least).nonzero()[:, 0]\n"
+    assert judged(reference, kernel)["status"] == "OK"
+    found = judged(reference, kernel.replace("> least", "> 0.34"))
+    assert found["status"] == "WRONG_SHAPE" and "other numbers" in found["summary"], found["summary"]
 
 
 def test_a_size_that_can_only_be_a_power_of_two_or_a_multiple_is_another_one_too(judged):

@@ -1,6 +1,6 @@
 """The job that judges outputs: the reference runs here, and a candidate is never loaded."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -349,7 +349,21 @@ class Check:
             given = tensor_trees.input_tensors(expected.inputs)
             bland = accuracy.bland_answers(expected.baseline, given, twins)
             answers += accuracy.passing(bland, expected.oracle, passes)
-        return answers
+        return [*answers, *self._other_seeds(expected, passes)]
+
+    def _other_seeds(self, expected: Expected, passes: Callable[[torch.Tensor | None, int], bool]) -> list[str]:
+        """The parameters that hold a seed on which the result depends, but by less than the tolerance."""
+        inputs, declared = expected.inputs, self.loaded.declarations
+        names = []
+        for at in declared.seeds() if not declared.samples else []:
+            if at < len(inputs) and variant_inputs.may_be_seed(inputs[at]):
+                other = [*inputs[:at], variant_inputs.reseeded(inputs[at]), *inputs[at + 1 :]]
+                with blaming(OracleError):
+                    results = outputs(self.loaded, self.case.with_inputs(other), self.device)
+                same = all(map(state.identical, results, expected.baseline))
+                if not same and all(passes(one, number) for number, one in enumerate(results)):
+                    names.append(f"the result with another '{declared.name(at)}'")
+        return names
 
     def _stays_beside_another(self, expected: Expected, at: int) -> bool:
         """Is this one of several tensors of an argument, which the reference leaves alone while it changes another?"""
