@@ -248,6 +248,23 @@ def test_which_workload_counts_most_and_how_many_there_are_is_the_users(run_here
     assert done.returncode == 2 and "there is no workload 'none'; it has: benchmark0" in done.stderr
 
 
+def test_a_tolerance_below_rounding_becomes_a_rounding_step_and_sets_of_tasks_share_files(run_here, tmp_path):
+    if not importlib.util.find_spec("yaml"):
+        pytest.skip("needs PyYAML")
+    folder = shutil.copytree(TASKS / "gpumode/rank_py", tmp_path / "set/rank_py")
+    shutil.copyfile(TASKS / "gpumode/utils.py", tmp_path / "utils.py")
+    for name, old, new in (
+        ("task.yml", "../utils.py", "../../utils.py"),
+        ("reference.py", "torch.randn(size, device=DEVICE) * 10", "torch.randn(size, device=DEVICE).half()"),
+    ):
+        (folder / name).write_text((folder / name).read_text().replace(old, new))
+    file = tmp_path / "reference.py"
+    done = run_here("import_task.py", folder, "--out", file, "--device", "cpu-interpreter")
+    assert done.returncode == 0, done.stderr
+    assert "rtol 1e-05 is less than rounding to float16 costs; here it is one rounding step, 0.00098" in done.stdout
+    assert '0: {"atol": 1e-08, "rtol": 0.0009765625}' in file.read_text()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_code_runs_there_and_right_kernels_pass(tmp_path):
     with Sandbox("cuda") as sandbox:

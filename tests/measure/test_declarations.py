@@ -192,6 +192,23 @@ MUTATES = ("states",)
     assert at_own_sizes(reference, kernel.replace("LAST", "1"))["status"] == "WRONG_VALUES"
 
 
+@pytest.mark.parametrize("effect", ["states[0] = states[0] / 2 + x", "states.clear()", "own[0] = own[0] * 2"])
+def test_a_list_among_the_inputs_holds_the_same_tensors_after_a_call(at_own_sizes, effect):
+    reference = """
+class Model(nn.Module):
+    def forward(self, states, own, x):
+        for state in states:
+            state.mul_(0.5).add_(x)
+        return own[0] + x
+def get_inputs(): return [[torch.randn(6, 8), torch.randn(6, 8)], [torch.randn(6, 8)], torch.randn(6, 8)]
+MUTATES = ("states",)
+"""
+    kernel = "def kernel_function(states, own, x):\n    for state in states: state.copy_(state / 2 + x)\n    y = own[0] + x\n"
+    assert at_own_sizes(reference, f"{kernel}    return y\n")["status"] == "OK"
+    found = at_own_sizes(reference, f"{kernel}    {effect}\n    return y\n")
+    assert found["status"] == "INPUT_MUTATED" and "holds other things after the call" in found["summary"]
+
+
 def test_one_of_several_tensors_of_a_declared_argument_may_stay(at_own_sizes):
     pairs = """
 class Model(nn.Module):

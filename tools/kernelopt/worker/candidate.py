@@ -89,6 +89,7 @@ class Run:
         self.kept: list[list[torch.Tensor]] = []  # copies of the results, made right after each call
         self.taken: set[int] = set()  # storages of inputs and of former outputs
         self.aliased = False
+        self.rearranged = False  # did a call put other things into a list, a dict or an object among its inputs?
 
     def result(self, path: str, trace: bool) -> dict:
         """The fields of measure.correctness.CaseReport; the outputs go to files at `path`."""
@@ -109,6 +110,7 @@ class Run:
             "mutated": sorted(self.mutated),
             "changed": sorted(self.changed),
             "aliased": self.aliased,
+            "rearranged": self.rearranged,
             "shares": sorted(self.shares),
             "changed_after_return": not all(map(all_identical, self.live, self.own))
             or not all(identical(last[number], tensor) for number, tensor in self.left[-1].items()),
@@ -176,7 +178,10 @@ class Run:
         if self.context.device == "cuda":
             torch.cuda._sleep(STREAM_HELD_CYCLES)
         fill(memory, contents)
-        outputs = self._outputs(self._bound(memory, case), lambda: fill(memory, contents))
+        arguments = self._arguments(memory, case)
+        given = tensor_trees.leaves(arguments)
+        outputs = self._outputs(lambda: problem.call(self.kernel, arguments), lambda: fill(memory, contents))
+        self.rearranged |= not same_objects(given, tensor_trees.leaves(arguments))
         with torch._C.DisableTorchFunctionSubclass():
             copies = [tensor.detach().clone() for tensor in outputs]
             pairs = enumerate(zip(memory, contents, strict=True))
@@ -240,6 +245,10 @@ def fill(memory: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
     """Put these contents into memory of their shapes."""
     for tensor, content in zip(memory, contents, strict=True):
         tensor.copy_(content)
+
+
+def same_objects(a: list, b: list) -> bool:
+    return len(a) == len(b) and all(one is other for one, other in zip(a, b, strict=True))
 
 
 def same_contents(a: dict[int, torch.Tensor], b: dict[int, torch.Tensor]) -> bool:
