@@ -209,6 +209,18 @@ MUTATES = ("states",)
     assert found["status"] == "INPUT_MUTATED" and "holds other things after the call" in found["summary"]
 
 
+def test_a_reference_that_appends_to_a_list_among_its_inputs_is_told_so(at_own_sizes):
+    reference = """
+class Model(nn.Module):
+    def forward(self, states, x):
+        states.append(x * 2)
+        return torch.stack(states).sum(0)
+def get_inputs(): return [[torch.randn(6, 8)], torch.randn(6, 8)]
+"""
+    found = at_own_sizes(reference, "def kernel_function(states, x): return states[0] + 2 * x\n")
+    assert found["status"] == "INVALID_TASK" and "puts tensors into a list" in found["summary"], found["summary"]
+
+
 def test_one_of_several_tensors_of_a_declared_argument_may_stay(at_own_sizes):
     pairs = """
 class Model(nn.Module):
