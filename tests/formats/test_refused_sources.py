@@ -133,7 +133,9 @@ def test_a_broken_task_of_gpu_mode(refusal, tmp_path, file, text, message):
         ("shapes.py", "[\n", "list(\n", "is not valid Python"),
         ("shapes.py", '"k": 1}', '"k": 2 - 1.5}', "computes SHAPES; write its value out"),
         ("shapes.py", '"k": 1}', '"k": 0}', "sets k to 0, no whole number from 1 on"),
+        ("shapes.py", '"k": 1}', '"k": SHAPES}', "computes SHAPES; write its value out"),
         ("problem.yaml", "5e-2", "tight", "tolerance torch.bfloat16 is 'tight'"),
+        ("problem.yaml", "tolerance:", "world_size: 4\ntolerance:", "needs several GPUs (world_size is 4)"),
         ("reference.py", "k=self.best", "k=k", "Model reads the name k of its module"),
     ],
 )
@@ -144,6 +146,14 @@ def test_a_broken_problem_of_kernelbench_hard(refusal, tmp_path, file, old, new,
     (folder / file).write_text(text.replace(old, new))
     code, told, made = refusal(folder)
     assert code == 2 and message in told and not made.exists(), told
+
+
+def test_shapes_may_be_stated_with_names(refusal, tmp_path):
+    folder = shutil.copytree(TASKS / "kernelbench_hard/07_best_of", tmp_path / "07_best_of")
+    text = (folder / "shapes.py").read_text()
+    (folder / "shapes.py").write_text(text.replace("SHAPES = [", "ONE = 1\nSHAPES = [").replace('"k": 1', '"k": ONE'))
+    code, told, made = refusal(folder)
+    assert code == 0 and '{"ROWS": 2, "N": 70, "k": 1}' in made.read_text(), told
 
 
 def test_code_of_a_source_runs_elsewhere_alone(refusal, tmp_path):
