@@ -265,6 +265,26 @@ def test_a_tolerance_below_rounding_becomes_a_rounding_step_and_sets_of_tasks_sh
     assert '0: {"atol": 1e-08, "rtol": 0.0009765625}' in file.read_text()
 
 
+def test_a_tolerance_that_zeros_would_pass_is_the_verifiers_own(run_here, tmp_path):
+    value = {
+        "name": "shares",
+        "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 4096}},
+        "inputs": {"x": {"shape": ["rows", "width"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["rows", "width"], "dtype": "float32"}},
+        "reference": "import torch\ndef run(x): return torch.softmax(x, -1)\n",
+    }
+    (tmp_path / "definition.json").write_text(json.dumps(value))
+    (tmp_path / "workload.jsonl").write_text(
+        json.dumps({"uuid": "one", "axes": {"rows": 3}, "inputs": {"x": {"type": "random"}}}) + "\n"
+    )
+    file = tmp_path / "reference.py"
+    done = run_here(
+        "import_task.py", tmp_path, "--out", file, "--device", "cpu-interpreter", "--format", "sol-execbench"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "atol 0.01 is more than output 0 itself (rms 0.0004" in done.stdout and "COMPARE" not in file.read_text()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_code_runs_there_and_right_kernels_pass(tmp_path):
     with Sandbox("cuda") as sandbox:

@@ -97,8 +97,9 @@ def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:
 
 def with_bounds(task: Task, observed: Observation) -> Task:
     """The task that says of which outputs the bound is not the source's."""
-    dtypes = [*observed.outputs, *(dtype for changed in observed.changed.values() for dtype in changed)]
-    return replace(task, remarks=(*task.remarks, *task.bounds.remarks(dtypes)))
+    changed = [(dtype, None) for dtypes in observed.changed.values() for dtype in dtypes]
+    outputs = [*zip(observed.outputs, observed.rms, strict=True), *changed]
+    return replace(task, remarks=(*task.remarks, *(task.bounds.remarks(outputs) if not task.more else ())))
 
 
 @dataclass

@@ -77,14 +77,25 @@ class Bounds:
         modes = self.stated(dtype) or {}
         return 0 < modes.get("rtol", 0) < STEPS.get(dtype, 0) / 2
 
-    def remarks(self, dtypes: Sequence[str]) -> list[str]:
-        """What is looser than in the source, for outputs of these dtypes."""
-        return [
-            f"tolerance: rtol {self.stated(dtype)['rtol']:g} is less than rounding to {dtype} costs; here it is one "
-            f"rounding step, {STEPS[dtype]:.2g}"
-            for dtype in dict.fromkeys(dtypes)
-            if self.is_below_rounding(dtype)
-        ]
+    def takes_zeros(self, dtype: str, rms: float | None) -> bool:
+        """Is the absolute bound larger than an output of that rms itself? Then an output of zeros is within it."""
+        return bool(rms) and (self.stated(dtype) or {}).get("atol", 0) > rms
+
+    def remarks(self, outputs: Sequence[tuple[str, float | None]]) -> list[str]:
+        """What is not as in the source, for outputs of these dtypes and rms."""
+        made = []
+        for at, (dtype, rms) in enumerate(outputs):
+            if self.takes_zeros(dtype, rms):
+                made.append(
+                    f"tolerance: atol {self.stated(dtype)['atol']:g} is more than output {at} itself (rms {rms:.2g}), "
+                    "so that zeros would pass; the verifier's own bounds by dtype hold for it"
+                )
+            elif self.is_below_rounding(dtype):
+                made.append(
+                    f"tolerance: rtol {self.stated(dtype)['rtol']:g} is less than rounding to {dtype} costs; here it "
+                    f"is one rounding step, {STEPS[dtype]:.2g}"
+                )
+        return list(dict.fromkeys(made))
 
 
 @dataclass(frozen=True)

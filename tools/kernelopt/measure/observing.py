@@ -15,6 +15,7 @@ class Observation:
 
     ran: str
     outputs: list[str]
+    rms: list[float | None]
     keys: list[str] | None
     arguments: int
     changed: dict[int, list[str]]

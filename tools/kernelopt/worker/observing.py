@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from . import blank, oracle, problem, state, tensor_trees
+from . import accuracy, blank, oracle, problem, state, tensor_trees
 from .context import Context, load_reference
 from .contract import ContractError
 from .declarations import DeclaredJson
@@ -21,13 +21,15 @@ VALUES, SHAPES = "values", "shapes"
 class Observation:
     """A call of the reference.
 
-    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. keys: those of a returned
+    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. rms: of each of them, None
+    for whole numbers, and on shapes alone. keys: those of a returned
     dict; None for anything else. arguments: how many inputs there are. changed: by position of an input that the call
     changes, the dtypes of the changed tensors. bytes: of inputs and parameters. declared: what the reference declares.
     """
 
     ran: str
     outputs: list[str]
+    rms: list[float | None]
     keys: list[str] | None
     arguments: int
     changed: dict[int, list[str]]
@@ -95,11 +97,20 @@ def of_call(model: Callable, inputs: list, ran: str) -> Observation:
     return Observation(
         ran,
         [tensor_trees.plain(tensor.dtype) for tensor in outputs],
+        [rms_of(tensor) if ran == VALUES else None for tensor in outputs],
         list(result) if isinstance(result, dict) else None,
         len(inputs),
         changed,
         tensor_trees.held_bytes([*tensor_trees.input_tensors(inputs), *model.state_dict().values()]),
     )
+
+
+def rms_of(tensor: torch.Tensor) -> float | None:
+    """The root mean square of a floating tensor's finite elements."""
+    if not tensor.is_floating_point():
+        return None
+    values = accuracy.comparable(tensor.detach())
+    return accuracy.root_mean_square(torch.where(torch.isfinite(values), values, 0.0))
 
 
 def has_changed(tensor: torch.Tensor, version: int, before: torch.Tensor | None) -> bool:
