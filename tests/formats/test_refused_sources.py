@@ -148,6 +148,16 @@ def test_a_broken_problem_of_kernelbench_hard(refusal, tmp_path, file, old, new,
     assert code == 2 and message in told and not made.exists(), told
 
 
+def test_inputs_that_cannot_be_stored_are_named_however_large(refusal, tmp_path):
+    (tmp_path / "a.py").write_text(
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, cache, x): return x + 1\n"
+        "class Cache(torch.nn.Module):\n    pass\n"
+        "def get_inputs(): return [Cache(), torch.rand(1 << 27)]\n"
+    )
+    code, told, _ = refusal(tmp_path / "a.py")
+    assert code == 2 and "gives a Cache, which cannot be stored" in told, told
+
+
 def test_shapes_may_be_stated_with_names(refusal, tmp_path):
     folder = shutil.copytree(TASKS / "kernelbench_hard/07_best_of", tmp_path / "07_best_of")
     text = (folder / "shapes.py").read_text()

@@ -81,6 +81,9 @@ def counted(model: torch.nn.Module, inputs: list) -> tuple[Observation, int]:
 
 def of_call(model: Callable, inputs: list, ran: str) -> Observation:
     """What one call on these inputs returns and changes."""
+    for leaf in tensor_trees.leaves(inputs):
+        if isinstance(leaf, torch.nn.Module):  # it may be too large to find out by storing it
+            raise oracle.unstorable(type(leaf).__name__)
     held = [tensor_trees.input_tensors([value]) for value in inputs]
     before = [[(tensor._version, tensor.clone() if ran == VALUES else None) for tensor in tensors] for tensors in held]
     result = problem.call(model, inputs)

@@ -187,6 +187,13 @@ class Maker:
         return inputs
 
 
+def unstorable(kind: str) -> problem.ContractError:
+    return problem.ContractError(
+        f"get_inputs or get_init_inputs gives a {kind}, which cannot be stored; give "
+        "tensors, numbers, strings, dtypes, None, and lists, dicts, named tuples and dataclasses of them"
+    )
+
+
 def store(maker: Maker, workload: str, seed: int, variant: Variant | None, folder: str) -> dict:
     """Write one case: {workload, seed, variant, path, dtype, shapes, names, mutates}. names: of the parameters that
     hold the tensors. mutates: numbers of those that forward is declared to change."""
@@ -197,10 +204,7 @@ def store(maker: Maker, workload: str, seed: int, variant: Variant | None, folde
         problem.Case.load(path)
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise problem.ContractError(
-            f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give "
-            "tensors, numbers, strings, dtypes, None, and lists, dicts, named tuples and dataclasses of them"
-        ) from None
+        raise unstorable(kind[1] if kind else "value") from None
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
