@@ -248,6 +248,43 @@ def test_which_workload_counts_most_and_how_many_there_are_is_the_users(run_here
     assert done.returncode == 2 and "there is no workload 'none'; it has: benchmark0" in done.stderr
 
 
+def test_a_tolerance_below_rounding_becomes_a_rounding_step_and_sets_of_tasks_share_files(run_here, tmp_path):
+    if not importlib.util.find_spec("yaml"):
+        pytest.skip("needs PyYAML")
+    folder = shutil.copytree(TASKS / "gpumode/rank_py", tmp_path / "set/rank_py")
+    shutil.copyfile(TASKS / "gpumode/utils.py", tmp_path / "utils.py")
+    for name, old, new in (
+        ("task.yml", "../utils.py", "../../utils.py"),
+        ("reference.py", "torch.randn(size, device=DEVICE) * 10", "torch.randn(size, device=DEVICE).half()"),
+    ):
+        (folder / name).write_text((folder / name).read_text().replace(old, new))
+    file = tmp_path / "reference.py"
+    done = run_here("import_task.py", folder, "--out", file, "--device", "cpu-interpreter")
+    assert done.returncode == 0, done.stderr
+    assert "rtol 1e-05 is less than rounding to float16 costs; here it is one rounding step, 0.00098" in done.stdout
+    assert '0: {"atol": 1e-08, "rtol": 0.0009765625}' in file.read_text()
+
+
+def test_a_tolerance_that_zeros_would_pass_is_the_verifiers_own(run_here, tmp_path):
+    value = {
+        "name": "shares",
+        "axes": {"rows": {"type": "var"}, "width": {"type": "const", "value": 4096}},
+        "inputs": {"x": {"shape": ["rows", "width"], "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["rows", "width"], "dtype": "float32"}},
+        "reference": "import torch\ndef run(x): return torch.softmax(x, -1)\n",
+    }
+    (tmp_path / "definition.json").write_text(json.dumps(value))
+    (tmp_path / "workload.jsonl").write_text(
+        json.dumps({"uuid": "one", "axes": {"rows": 3}, "inputs": {"x": {"type": "random"}}}) + "\n"
+    )
+    file = tmp_path / "reference.py"
+    done = run_here(
+        "import_task.py", tmp_path, "--out", file, "--device", "cpu-interpreter", "--format", "sol-execbench"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "atol 0.01 is more than output 0 itself (rms 0.0004" in done.stdout and "COMPARE" not in file.read_text()
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_code_runs_there_and_right_kernels_pass(tmp_path):
     with Sandbox("cuda") as sandbox:

@@ -107,7 +107,7 @@ def test_what_may_be_of_two_formats_must_be_named(refusal, tmp_path):
         ("task.yml", "lang: py\nfiles: {}\n", "files must be a list"),
         (
             "task.yml",
-            "lang: py\nfiles: [{name: reference.py, source: ../../../reference.py}]\n",
+            "lang: py\nfiles: [{name: reference.py, source: ../../../../reference.py}]\n",
             "lies outside the task's",
         ),
         ("reference.py", "def ref_kernel(data): return data\n", "does not define generate_input"),
@@ -133,7 +133,9 @@ def test_a_broken_task_of_gpu_mode(refusal, tmp_path, file, text, message):
         ("shapes.py", "[\n", "list(\n", "is not valid Python"),
         ("shapes.py", '"k": 1}', '"k": 2 - 1.5}', "computes SHAPES; write its value out"),
         ("shapes.py", '"k": 1}', '"k": 0}', "sets k to 0, no whole number from 1 on"),
+        ("shapes.py", '"k": 1}', '"k": SHAPES}', "computes SHAPES; write its value out"),
         ("problem.yaml", "5e-2", "tight", "tolerance torch.bfloat16 is 'tight'"),
+        ("problem.yaml", "tolerance:", "world_size: 4\ntolerance:", "needs several GPUs (world_size is 4)"),
         ("reference.py", "k=self.best", "k=k", "Model reads the name k of its module"),
     ],
 )
@@ -144,6 +146,24 @@ def test_a_broken_problem_of_kernelbench_hard(refusal, tmp_path, file, old, new,
     (folder / file).write_text(text.replace(old, new))
     code, told, made = refusal(folder)
     assert code == 2 and message in told and not made.exists(), told
+
+
+def test_inputs_that_cannot_be_stored_are_named_however_large(refusal, tmp_path):
+    (tmp_path / "a.py").write_text(
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, cache, x): return x + 1\n"
+        "class Cache(torch.nn.Module):\n    pass\n"
+        "def get_inputs(): return [Cache(), torch.rand(1 << 27)]\n"
+    )
+    code, told, _ = refusal(tmp_path / "a.py")
+    assert code == 2 and "gives a Cache, which cannot be stored" in told, told
+
+
+def test_shapes_may_be_stated_with_names(refusal, tmp_path):
+    folder = shutil.copytree(TASKS / "kernelbench_hard/07_best_of", tmp_path / "07_best_of")
+    text = (folder / "shapes.py").read_text()
+    (folder / "shapes.py").write_text(text.replace("SHAPES = [", "ONE = 1\nSHAPES = [").replace('"k": 1', '"k": ONE'))
+    code, told, made = refusal(folder)
+    assert code == 0 and '{"ROWS": 2, "N": 70, "k": 1}' in made.read_text(), told
 
 
 def test_code_of_a_source_runs_elsewhere_alone(refusal, tmp_path):

@@ -146,6 +146,38 @@ def test_a_declared_input_that_may_stay_as_it_was_makes_no_task(at_own_sizes):
     )
 
 
+REJECTS = """
+class Model(nn.Module):
+    def forward(self, taken, ratios): taken.copy_((ratios > 0.5).int().cumprod(-1).sum(-1))
+def get_inputs():
+    ratios = torch.rand(3, 4)
+    return [torch.zeros(3, dtype=torch.int32), ratios / 2 if torch.initial_seed() == 0 else ratios]
+MUTATES = ("taken",)
+"""
+
+
+def test_an_output_that_stays_by_chance_at_one_seed_is_judged_at_the_others(at_own_sizes):
+    counts = "def kernel_function(taken, ratios): taken.copy_((ratios > 0.5).int().cumprod(-1).sum(-1))\n"
+    found = at_own_sizes(REJECTS, counts, seeds=5)
+    assert found["status"] == "OK", found["summary"]
+    assert at_own_sizes(REJECTS, "def kernel_function(taken, ratios): pass\n", seeds=5)["status"] == "WRONG_VALUES"
+
+
+def test_a_seed_that_counts_less_than_the_tolerance_makes_no_task(at_own_sizes):
+    reference = """
+from kernelopt.worker.philox import rand
+class Model(nn.Module):
+    def forward(self, x, seed): return x * 2 + 1e-6 * (rand(seed, torch.arange(x.numel())).view(x.shape) > 0.5)
+def get_inputs(): return [torch.randn(6, 8), 5]
+"""
+    found = at_own_sizes(reference, "def kernel_function(x, seed): return x * 2\n")
+    assert found["status"] == "INVALID_TASK" and "the result with another 'seed' is within" in found["summary"]
+    exact = reference + 'COMPARE = {0: {"atol": 0, "rtol": 0}}\n'
+    assert at_own_sizes(exact, "def kernel_function(x, seed): return x * 2\n")["status"] == "WRONG_VALUES"
+    unused = reference.replace("1e-6", "0.0")
+    assert at_own_sizes(unused, "def kernel_function(x, seed): return x * 2\n")["status"] == "OK"
+
+
 def test_arguments_that_hold_several_tensors_are_declared_as_one(judged, at_own_sizes):
     reference = """
 class Model(nn.Module):
@@ -158,6 +190,35 @@ MUTATES = ("states",)
     kernel = "def kernel_function(states, x):\n    for state in states[:LAST]: state.copy_(state / 2 + x)\n"
     assert judged(reference, kernel.replace("LAST", ""))["status"] == "OK"
     assert at_own_sizes(reference, kernel.replace("LAST", "1"))["status"] == "WRONG_VALUES"
+
+
+@pytest.mark.parametrize("effect", ["states[0] = states[0] / 2 + x", "states.clear()", "own[0] = own[0] * 2"])
+def test_a_list_among_the_inputs_holds_the_same_tensors_after_a_call(at_own_sizes, effect):
+    reference = """
+class Model(nn.Module):
+    def forward(self, states, own, x):
+        for state in states:
+            state.mul_(0.5).add_(x)
+        return own[0] + x
+def get_inputs(): return [[torch.randn(6, 8), torch.randn(6, 8)], [torch.randn(6, 8)], torch.randn(6, 8)]
+MUTATES = ("states",)
+"""
+    kernel = "def kernel_function(states, own, x):\n    for state in states: state.copy_(state / 2 + x)\n    y = own[0] + x\n"
+    assert at_own_sizes(reference, f"{kernel}    return y\n")["status"] == "OK"
+    found = at_own_sizes(reference, f"{kernel}    {effect}\n    return y\n")
+    assert found["status"] == "INPUT_MUTATED" and "holds other things after the call" in found["summary"]
+
+
+def test_a_reference_that_appends_to_a_list_among_its_inputs_is_told_so(at_own_sizes):
+    reference = """
+class Model(nn.Module):
+    def forward(self, states, x):
+        states.append(x * 2)
+        return torch.stack(states).sum(0)
+def get_inputs(): return [[torch.randn(6, 8)], torch.randn(6, 8)]
+"""
+    found = at_own_sizes(reference, "def kernel_function(states, x): return states[0] + 2 * x\n")
+    assert found["status"] == "INVALID_TASK" and "puts tensors into a list" in found["summary"], found["summary"]
 
 
 def test_one_of_several_tensors_of_a_declared_argument_may_stay(at_own_sizes):

@@ -310,6 +310,78 @@ def kernel_function(probs, seed):
     assert found["status"] == "WRONG_VALUES" and "total variation" in found["summary"], found["summary"]
 
 
+WARM = """
+class Model(nn.Module):
+    def forward(self, logits, temperature, seed): return torch.softmax(logits / HOW, -1)
+def get_inputs(*, rows=64, values=8):
+    return [torch.randperm(values).float()[None].repeat(rows, 1), GIVEN, 17]
+SAMPLES = {0: {"tvd": 0.06, "draws": 4_000}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "given"), [("temperature", "1.4"), ("temperature[:, None]", "torch.full((rows,), 1.4)")]
+)
+def test_a_number_that_draws_depend_on_counts(judged, how, given):
+    kernel = f"""
+def kernel_function(logits, temperature, seed):
+    seeds = torch.Generator().manual_seed(int(seed))
+    return torch.multinomial(torch.softmax(logits / {how}, -1), 1, generator=seeds)[:, 0]
+"""
+    reference = WARM.replace("HOW", how).replace("GIVEN", given)
+    assert judged(reference, kernel)["status"] == "OK"
+    found = judged(reference, kernel.replace(f"/ {how}", "/ 1.4"))
+    assert found["status"] == "WRONG_VALUES" and "other numbers" in found["summary"], found["summary"]
+
+
+SAVED = """
+class Model(nn.Module):
+    def forward(self, x, rstd, scale, seed): return x * rstd[:, None] * (scale if seed % 2 else scale + 1)
+def get_inputs(*, rows=6, columns=24):
+    x = torch.randn(rows, columns) + 1
+    return [x, x.sum(-1).square(), 0.3, 17]
+"""
+FROM_SAVED = """
+def kernel_function(x, rstd, scale, seed): return x * x.sum(-1, keepdim=True).square() * (scale if seed % 2 else scale + 1)
+"""
+
+
+def test_other_numbers_and_seeds_leave_what_the_task_computes_as_it_is(judged):
+    found = judged(SAVED, FROM_SAVED)
+    assert found["status"] == "OK", found["summary"]
+    assert {"other numbers", "another seed"} <= {case["variant"] for case in found["cases"]}
+    for wrong in (FROM_SAVED.replace("(scale", "(0.3"), FROM_SAVED.replace("seed % 2", "True")):
+        assert judged(SAVED, wrong)["status"] == "WRONG_VALUES"
+
+
+def test_a_threshold_that_decides_on_few_elements_counts(judged):
+    reference = """
+class Model(nn.Module):
+    def forward(self, scores, least): return (scores > least).nonzero()[:, 0]
+def get_inputs(*, boxes=8): return [(torch.randperm(boxes) + 0.5) / boxes, 0.34]
+"""
+    kernel = "def kernel_function(scores, least): return (scores > least).nonzero()[:, 0]\n"
+    assert judged(reference, kernel)["status"] == "OK"
+    found = judged(reference, kernel.replace("> least", "> 0.34"))
+    assert found["status"] == "WRONG_SHAPE" and "other numbers" in found["summary"], found["summary"]
+
+
+def test_a_size_that_can_only_be_a_power_of_two_or_a_multiple_is_another_one_too(judged):
+    reference = """
+class Model(nn.Module):
+    def forward(self, x): return x.unflatten(-1, (4, -1)).sum(-1)
+def get_inputs(*, rows=3, width=16):
+    if width & (width - 1): raise ValueError("a power of two is needed")
+    return [torch.randn(rows, max(width, 4))]
+"""
+    kernel = "def kernel_function(x): return x.unflatten(-1, (4, -1))[..., :4].sum(-1)\n"
+    found = judged(reference, kernel)
+    assert found["status"] == "WRONG_VALUES" and "'width 16 -> 32'" in found["summary"], found["summary"]
+    found = judged(reference, kernel.replace("[..., :4]", ""))
+    variants = {case["variant"] for case in found["cases"]}
+    assert found["status"] == "OK" and {"width 16 -> 32", "width 16 -> 8"} <= variants and "rows 3 -> 6" not in variants
+
+
 @pytest.mark.parametrize("longest", [5, 12])
 def test_a_kernel_that_serves_short_requests_alone_is_wrong(judged, longest):
     reference = """

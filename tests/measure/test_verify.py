@@ -300,6 +300,14 @@ def test_the_last_seed_is_secret_and_new_each_time():
     assert cases.draw_seeds(10)[:7] == list(range(7)) and len(set(cases.draw_seeds(10))) == 10
 
 
+def test_seeds_of_samples_show_every_bit_that_is_left_out():
+    seeds = cases.draw_sample_seeds(100)
+    assert len(set(seeds)) == 100 and min(seeds) >= cases.KNOWN_SEEDS and max(seeds) < 2**31 - 1
+    kept = [len({seed & ~(1 << bit) for seed in seeds}) for bit in range(16)]
+    assert max(kept) < 100  # the lower ones: a seed without one of its higher bits may be below the secret ones
+    assert cases.draw_sample_seeds(1) != cases.draw_sample_seeds(1)
+
+
 def test_a_kernel_that_prints_without_end_fills_no_disk_and_no_memory(problem, run_here):
     problem["kernel"].write_text(
         kernel_text("import sys\nfor _ in range(40): sys.stdout.write('x' * (1 << 20))\nraise ValueError('the end')")

@@ -8,10 +8,10 @@ from kernelopt.session.subject import KernelUnderTest
 HEAD = "import torch\nimport torch.nn as nn\n"
 
 
-def judge(interpreter, folder: Path, reference: str, kernel: str, **options) -> dict:
+def judge(interpreter, folder: Path, reference: str, kernel: str, seeds: int = 2, **options) -> dict:
     """The verdict on the kernel as JSON."""
     files = written(folder, reference, kernel)
-    return verify.verify(interpreter, KernelUnderTest(*files, **options), seeds=2).to_json()
+    return verify.verify(interpreter, KernelUnderTest(*files, **options), seeds=seeds).to_json()
 
 
 def written(folder: Path, reference: str, kernel: str) -> tuple[Path, Path]:

@@ -168,13 +168,15 @@ class OracleCheck:
 class Observation:
     """A call of a reference.
 
-    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. keys: those of a returned
-    dict; None for anything else. arguments: how many inputs there are. changed: by position of an input that the call
-    changes, the dtypes of the changed tensors. bytes: of inputs and parameters. declared: what the reference declares.
+    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. rms: of each of them, None
+    for whole numbers, and on shapes alone. keys: those of a returned dict; None for anything else. arguments: how many
+    inputs there are. changed: by position of an input that the call changes, the dtypes of the changed tensors. bytes:
+    of inputs and parameters. declared: what the reference declares.
     """
 
     ran: str
     outputs: list[str]
+    rms: list[float | None]
     keys: list[str] | None
     arguments: int
     changed: dict[int, list[str]]

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,16 +77,36 @@ def python_tree(text: str, where: str) -> ast.Module:
 
 
 def literal(tree: ast.Module, name: str, where: str):
-    """The value that a module assigns to a name, written out in it."""
+    """The value that a module assigns to a name, written out in it, or with names that it assigns values to."""
+    assigned = assignments(tree)
+    if name not in assigned:
+        raise UsageError(f"{where} does not assign {name}")
+    with contextlib.suppress(ValueError, TypeError, *TOO_DEEP):
+        return ast.literal_eval(Named(assigned).visit(copy.deepcopy(assigned[name])))
+    raise UsageError(f"{where} computes {name}; write its value out")
+
+
+def assignments(tree: ast.Module) -> dict[str, ast.expr]:
+    """What a module assigns to names first, by name."""
+    assigned: dict[str, ast.expr] = {}
     for node in tree.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets) and node.value:
-            with contextlib.suppress(ValueError, TypeError, *TOO_DEEP):
-                return ast.literal_eval(node.value)
-            raise UsageError(f"{where} computes {name}; write its value out")
-    raise UsageError(f"{where} does not assign {name}")
+        for target in targets:
+            if isinstance(target, ast.Name) and node.value:
+                assigned.setdefault(target.id, node.value)
+    return assigned
+
+
+class Named(ast.NodeTransformer):
+    """Puts what names were assigned in their places."""
+
+    def __init__(self, assigned: dict[str, ast.expr]):
+        self._assigned = assigned
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._assigned.get(node.id, node)
 
 
 def one_line(error: Exception) -> str:

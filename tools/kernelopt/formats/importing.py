@@ -82,6 +82,7 @@ def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:
         run = Run(task, sandbox, Path(folder) / "reference.py", timeout_s)
         try:
             observed = run.look(reference_file.text_of(task, None))
+            task = with_bounds(task, observed)
             text = reference_file.text_of(task, observed)
             observed = run.look(text)
             if observed.ran == VALUES and observed.bytes <= STORED_BYTES:
@@ -92,6 +93,13 @@ def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:
             told = replace(task, remarks=(*task.remarks, UNDECLARED))
             return Imported(told, reference_file.text_of(told, None), sandbox.device_name, None, {}, unchecked=error)
         return Imported(task, text, sandbox.device_name, observed.ran, observed.declared)
+
+
+def with_bounds(task: Task, observed: Observation) -> Task:
+    """The task that says of which outputs the bound is not the source's."""
+    changed = [(dtype, None) for dtypes in observed.changed.values() for dtype in dtypes]
+    outputs = [*zip(observed.outputs, observed.rms, strict=True), *changed]
+    return replace(task, remarks=(*task.remarks, *(task.bounds.remarks(outputs) if not task.more else ())))
 
 
 @dataclass

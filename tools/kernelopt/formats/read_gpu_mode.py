@@ -84,10 +84,11 @@ def modules_of(folder: Path, value: dict, file: Path) -> dict[str, Source]:
 
 
 def within(folder: Path, source: str, file: Path) -> Path:
-    """The path of a file that task.yml names: in the task's folder, or in the one above, which tasks share."""
+    """The path of a file that task.yml names: in the task's folder, or in the two above, which tasks of a set and
+    sets of tasks share."""
     path = (folder / source).resolve()
-    if not path.is_relative_to(folder.resolve().parent):
-        raise UsageError(f"{file}: {source} lies outside the task's folder and the one above it")
+    if not path.is_relative_to(folder.resolve().parents[1]):
+        raise UsageError(f"{file}: {source} lies outside the task's folder and the two above it")
     return path
 
 

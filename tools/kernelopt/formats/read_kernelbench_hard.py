@@ -29,6 +29,9 @@ SELECTING = ("topk", "sort", "argsort", "kthvalue")
 def read(folder: Path, options: Options) -> Task:
     """The task of a problem's folder."""
     problem, path = yaml_object(folder / PROBLEM), folder / REFERENCE
+    if problem.get("world_size", 1) != 1:
+        several = f"needs several GPUs (world_size is {problem['world_size']})"
+        raise UsageError(f"{folder / PROBLEM}: the task {several}, which cannot be carried over")
     source = Source(text_of(path), str(path))
     if lacking := NEEDED - defined(source.tree):
         raise UsageError(f"{path} does not define {min(lacking)}")

@@ -112,7 +112,7 @@ def compared(task: Task, observed: Observation, names: dict[int, str | int]) -> 
     compare: dict[str | int, dict] = {}
     for at, dtype in enumerate(observed.outputs):
         modes = {"ties": task.ties} if task.ties and dtype not in (*FLOATS, "bool") else task.bounds.of(dtype)
-        if modes and not task.more:
+        if modes and not task.more and not task.bounds.takes_zeros(dtype, observed.rms[at]):
             compare[at] = modes
     for at, dtypes in observed.changed.items():
         key = names[at] if isinstance(names[at], str) else len(observed.outputs) + list(names).index(at)

@@ -20,6 +20,9 @@ FLOATS = (
     "float8_e4m3fnuz",
     "float8_e5m2fnuz",
 )
+# One rounding step: the distance of neighbouring numbers, over the number.
+STEPS = {"float16": 2**-10, "bfloat16": 2**-7, **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), 2**-3)}
+STEPS |= dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), 2**-2)
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.=-]+")
 LONG, SHORT = 24, 8  # characters of a name; a UUID has 36
 # Names that a reference defines itself, so that a source's own of that name is called otherwise.
@@ -62,7 +65,37 @@ class Bounds:
     by_dtype: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def of(self, dtype: str) -> dict[str, float] | None:
+        modes = self.stated(dtype)
+        return {**modes, "rtol": STEPS[dtype]} if self.is_below_rounding(dtype) else modes
+
+    def stated(self, dtype: str) -> dict[str, float] | None:
         return self.by_dtype.get(dtype, self.usual) if dtype in FLOATS else None
+
+    def is_below_rounding(self, dtype: str) -> bool:
+        """Is the relative bound less than what rounding the exact result to the dtype may cost? Then a right kernel
+        that adds in another order would be refused."""
+        modes = self.stated(dtype) or {}
+        return 0 < modes.get("rtol", 0) < STEPS.get(dtype, 0) / 2
+
+    def takes_zeros(self, dtype: str, rms: float | None) -> bool:
+        """Is the absolute bound larger than an output of that rms itself? Then an output of zeros is within it."""
+        return bool(rms) and (self.stated(dtype) or {}).get("atol", 0) > rms
+
+    def remarks(self, outputs: Sequence[tuple[str, float | None]]) -> list[str]:
+        """What is not as in the source, for outputs of these dtypes and rms."""
+        made = []
+        for at, (dtype, rms) in enumerate(outputs):
+            if self.takes_zeros(dtype, rms):
+                made.append(
+                    f"tolerance: atol {self.stated(dtype)['atol']:g} is more than output {at} itself (rms {rms:.2g}), "
+                    "so that zeros would pass; the verifier's own bounds by dtype hold for it"
+                )
+            elif self.is_below_rounding(dtype):
+                made.append(
+                    f"tolerance: rtol {self.stated(dtype)['rtol']:g} is less than rounding to {dtype} costs; here it "
+                    f"is one rounding step, {STEPS[dtype]:.2g}"
+                )
+        return list(dict.fromkeys(made))
 
 
 @dataclass(frozen=True)

@@ -181,9 +181,14 @@ def draw_seeds(count: int) -> list[int]:
 
 
 def draw_sample_seeds(count: int) -> list[int]:
-    """Secret seeds, each another, for a kernel that draws at random."""
+    """Secret seeds, each another, for a kernel that draws at random. The first ones differ from one of them in a single
+    bit, each in another, so that a kernel which leaves out a part of the seed draws the same twice."""
     generator = secrets.SystemRandom()
-    return generator.sample(range(KNOWN_SEEDS, 2**31 - 1), count)
+    one = 3 * KNOWN_SEEDS + generator.randrange(2**31 - 4 * KNOWN_SEEDS)
+    beside = [one, *(one ^ (1 << bit) for bit in range(31))]
+    near = [seed for seed in beside if KNOWN_SEEDS <= seed < 2**31 - 1]
+    far = generator.sample(range(KNOWN_SEEDS, 2**31 - 1), count + len(near))
+    return [*near, *(seed for seed in far if seed not in near)][:count]
 
 
 def secret_seed() -> int:

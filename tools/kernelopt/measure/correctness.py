@@ -40,7 +40,8 @@ MEMORY_LAYOUT = {"shape": Status.WRONG_SHAPE, "dtype": Status.WRONG_DTYPE, "stri
 class CaseReport:
     """What the candidate's process reports of a case that ran. Nothing in it is a verdict.
 
-    mutated: numbers of inputs. changed: names of parameters and buffers. aliased: an output shares memory with one of
+    mutated: numbers of inputs. rearranged: other things lie in a list, dict or object among the inputs than before.
+    changed: names of parameters and buffers. aliased: an output shares memory with one of
     another call. shares: numbers of inputs that an output shares memory with. changed_after_return: an output was
     written after its call. deterministic: two calls on the same contents agree, None where there was one. device:
     where an output lies, if elsewhere. guarded: with guard bands.
@@ -58,6 +59,7 @@ class CaseReport:
     fails_guarded: bool
     kernels: list[dict] | None
     shares: Sequence[int] = ()
+    rearranged: bool = False
 
 
 REPORT_KEYS = {field.name for field in fields(CaseReport)}
@@ -201,6 +203,9 @@ def faults_of_process(case: Case, report: CaseReport, check: OracleCheck) -> Ite
         name = case.names[undeclared[0]] if case.names else ""
         shown = undeclared[0] if not name or name.isdigit() else f"'{name}'"
         yield Fault(Status.INPUT_MUTATED, f"input {shown} was changed")
+    if report.rearranged:
+        message = "a list, dict or object among the inputs holds other things after the call; write into its tensors"
+        yield Fault(Status.INPUT_MUTATED, message)
     if check.changes is not None:
         for name in report.changed:
             if name not in check.changes:

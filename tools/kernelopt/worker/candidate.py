@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -109,6 +110,7 @@ class Run:
         self.shares: set[int] = set()  # inputs whose memory a result of the same call lies in
         self.taken: set[int] = set()  # storages of inputs and of former outputs
         self.aliased = False
+        self.rearranged = False  # did a call put other things into a list, a dict or an object among its inputs?
 
     def result(self, path: str, trace: bool) -> dict:
         """The fields of measure.correctness.CaseReport; the outputs go to files at `path`."""
@@ -140,6 +142,7 @@ class Run:
             "mutated": sorted(self.mutated),
             "changed": sorted(self.changed),
             "aliased": self.aliased,
+            "rearranged": self.rearranged,
             "shares": sorted(self.shares),
             "changed_after_return": any(late),
             "out_of_bounds": self.guards.broken(),
@@ -166,7 +169,8 @@ class Run:
     def _traced(self, memory: list[torch.Tensor]) -> list[tracing.KernelRun]:
         """The GPU kernels of one more call on the first contents."""
         contents = tensor_trees.input_tensors(self.case.inputs)
-        return tracing.kernels_of(self._bound(memory, self.case), before=lambda: tensor_trees.fill(memory, contents))
+        call = partial(problem.call, self.kernel, tensor_trees.with_tensors(self.case.inputs, memory))
+        return tracing.kernels_of(call, before=lambda: tensor_trees.fill(memory, contents))
 
     def _memory(self, case: problem.Case) -> list[torch.Tensor]:
         """Memory for the inputs of a case; guarded, it holds nothing but NaN."""
@@ -184,11 +188,6 @@ class Run:
             for number, tensor in enumerate(tensors)
         ]
 
-    def _bound(self, memory: list[torch.Tensor], case: problem.Case) -> Callable[[], object]:
-        """A call of the kernel on the case's arguments, its tensors taken from `memory`."""
-        arguments = tensor_trees.with_tensors(case.inputs, memory)
-        return lambda: problem.call(self.kernel, arguments)
-
     def _call(self, memory: list[torch.Tensor], case: problem.Case) -> None:
         """Put the case's contents into memory, call the kernel, and copy its results, all on the current stream."""
         contents = [tensor.to(self.context.device) for tensor in tensor_trees.input_tensors(case.inputs)]
@@ -197,7 +196,11 @@ class Run:
         if self.context.device == "cuda":
             torch.cuda._sleep(STREAM_HELD_CYCLES)
         tensor_trees.fill(memory, contents)
-        result = self._returned(self._bound(memory, case), lambda: tensor_trees.fill(memory, contents))
+        arguments = tensor_trees.with_tensors(case.inputs, memory)
+        given = tensor_trees.leaves(arguments)
+        call = partial(problem.call, self.kernel, arguments)
+        result = self._returned(call, lambda: tensor_trees.fill(memory, contents))
+        self.rearranged |= not same_objects(given, tensor_trees.leaves(arguments))
         outputs, structure = returned(result), tensor_trees.structure(result)
         with torch._C.DisableTorchFunctionSubclass():
             copies = [tensor.detach().clone() for tensor in outputs]
@@ -250,6 +253,10 @@ class Run:
         for number, call in enumerate(self.calls[:2] if deterministic else self.calls):
             changed = self.first_state if number == 0 and self.watched else None
             self.candidate.save(call.copies, f"{path}-{number}.pt", call.inputs, call.structure, changed)
+
+
+def same_objects(a: list, b: list) -> bool:
+    return len(a) == len(b) and all(one is other for one, other in zip(a, b, strict=True))
 
 
 def same_shapes(a: problem.Case, b: problem.Case) -> bool:

@@ -25,16 +25,17 @@ class CaseMaker:
         self.declarations = loaded.declarations
 
     def samples(self, case: problem.Case, variant: Variant | None) -> list[Draws]:
-        """The outputs of a case that are drawn at random, over many seeds on the task's own inputs, over few at one
-        other set of sizes, and not at all on other variants."""
-        if not self.declarations.samples or (variant and variant.name != variants.JUST_BELOW):
+        """The outputs of a case that are drawn at random, over many seeds on the task's own inputs and with other
+        numbers among them, over few at one other set of sizes, and not at all on other variants."""
+        many = variant is None or variant.values == variant_inputs.OTHER_NUMBERS
+        if not self.declarations.samples or not (many or variant.name == variants.JUST_BELOW):
             return []
         probabilities = reference_runs.outputs(self._loaded, case, self._device)
         return [
             Draws(
                 output=at,
                 seed=one.seed,
-                calls=sampling.calls_needed(one, probabilities[at], self._device, own=not variant),
+                calls=sampling.calls_needed(one, probabilities[at], self._device, own=many),
             )
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)

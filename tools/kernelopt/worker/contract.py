@@ -27,3 +27,10 @@ class WrongModelFile(ContractError):
 
 class NotCut(ContractError):
     """A part of a model cannot be cut out, or put back, as it is."""
+
+
+def unstorable(kind: str) -> ContractError:
+    return ContractError(
+        f"get_inputs or get_init_inputs gives a {kind}, which cannot be stored; give tensors, numbers, strings, "
+        "dtypes, None, and lists, dicts, named tuples and dataclasses of them"
+    )

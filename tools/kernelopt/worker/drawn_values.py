@@ -53,12 +53,16 @@ class NumbersUsed(TorchFunctionMode):
 
 def free_numbers(reference: problem.Reference, workload: str, dtype: str | None, sizes: dict[str, int]) -> list[int]:
     """The places, among the leaves of inputs of these sizes, of floating numbers other than 0 that no tensor is
-    computed with."""
+    computed with. Where outputs are drawn at random, also of tensors that hold a single number, such as a temperature
+    for each request: noise would make the rows differ, and each would need draws of its own."""
     used = NumbersUsed()
     _, inputs, _ = reference.build(workload, 0, dtype, "cpu", sizes, used)
-    leaves = enumerate(tensor_trees.leaves(inputs))
+    leaves = list(enumerate(tensor_trees.leaves(inputs)))
     floats = ((place, leaf) for place, leaf in leaves if type(leaf) is float and math.isfinite(leaf) and leaf)
-    return [place for place, leaf in floats if leaf not in used.numbers]
+    free = [place for place, leaf in floats if leaf not in used.numbers]
+    if reference.declarations.samples:
+        free += [place for place, leaf in leaves if isinstance(leaf, torch.Tensor) and variant_inputs.constant(leaf)]
+    return free
 
 
 def is_drawn(function, arguments: tuple, made) -> bool:

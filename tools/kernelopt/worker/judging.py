@@ -1,5 +1,6 @@
 """The job that judges outputs: the reference runs here, and a candidate is never loaded."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -37,7 +38,23 @@ def check(
     loaded = load_reference(reference)
     maker = CaseMaker(loaded, dtype, context.device)
     usual: dict[str, list[Usual]] = {}
-    return CheckAnswer([checked(context, loaded, maker, entry, tolerances, usual) for entry in cases])
+    answers = [checked(context, loaded, maker, entry, tolerances, usual) for entry in cases]
+    for at, entry in enumerate(cases):
+        if answers[at].trivial_answers:
+            own = (one for one in cases if one["workload"] == entry["workload"] and not one["variant"])
+            others = (Check(context, loaded, maker, one, tolerances, {}) for one in own if one is not entry)
+            answers[at] = replace(answers[at], trivial_answers=everywhere(answers[at].trivial_answers, others))
+    return CheckAnswer(answers)
+
+
+def everywhere(answers: Sequence[str], others: Iterable["Check"]) -> list[str]:
+    """The trivial answers that would pass on the workload's other cases too. Where one passes by chance alone, on a few
+    draws that were all rejected, say, the other seeds tell it from a kernel."""
+    left = list(answers)
+    for other in others:
+        if left:
+            left = [answer for answer in left if answer in other.trivial_answers()]
+    return left
 
 
 def checked(
@@ -255,6 +272,11 @@ class Check:
             return [max(ROUGHLY, bound) if bound else bound for bound in bounds]
         return bounds
 
+    def trivial_answers(self) -> list[str]:
+        """The answers that compute nothing and would pass on this case."""
+        expected = self.expected(self.entry["seed"], first=False)
+        return self._trivial_answers(expected, self._bounds(expected.baseline))
+
     def expected(self, inputs_seed: int, first: bool) -> Expected:
         """The reference's results on a seed's inputs with this case's parameters; for the first call also whether the
         reference is random and which trivial answers would pass."""
@@ -341,7 +363,21 @@ class Check:
             given = tensor_trees.input_tensors(expected.inputs)
             bland = accuracy.bland_answers(expected.baseline, given, twins)
             answers += accuracy.passing(bland, expected.oracle, passes)
-        return answers
+        return [*answers, *self._other_seeds(expected, passes)]
+
+    def _other_seeds(self, expected: Expected, passes: Callable[[torch.Tensor | None, int], bool]) -> list[str]:
+        """The parameters that hold a seed on which the result depends, but by less than the tolerance."""
+        inputs, declared = expected.inputs, self.loaded.declarations
+        names = []
+        for at in declared.seeds() if not declared.samples else []:
+            if at < len(inputs) and variant_inputs.may_be_seed(inputs[at]):
+                other = [*inputs[:at], variant_inputs.reseeded(inputs[at]), *inputs[at + 1 :]]
+                with blaming(OracleError):
+                    results = reference_runs.outputs(self.loaded, self.case.with_inputs(other), self.device)
+                same = all(map(state.identical, results, expected.baseline))
+                if not same and all(passes(one, number) for number, one in enumerate(results)):
+                    names.append(f"the result with another '{declared.name(at)}'")
+        return names
 
     def _stays_beside_another(self, expected: Expected, at: int) -> bool:
         """Is this one of several tensors of an argument, which the reference leaves alone while it changes another?"""

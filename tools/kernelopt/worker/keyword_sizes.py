@@ -45,9 +45,12 @@ def chosen(sizes: Keywords, own: dict, workload: str) -> Keywords:
     return {**sizes, **own}
 
 
-def other_sizes(sizes: Keywords, small: Keywords, narrow: bool) -> Iterator[tuple[str, Keywords]]:
+def other_sizes(
+    sizes: Keywords, small: Keywords, narrow: bool, possible: Callable[[Keywords], bool]
+) -> Iterator[tuple[str, Keywords]]:
     """(name, keywords) for all sizes but the primes just below. small: small primes where the task takes them. narrow:
-    the task's own sizes are large, so that the sizes that stay are small."""
+    the task's own sizes are large, so that the sizes that stay are small. A size that can only be a power of two, or a
+    multiple of something, becomes twice and half as large."""
     yield "prime sizes", small
     others = small if narrow else {}
     for name, size in sizes.items():
@@ -55,6 +58,9 @@ def other_sizes(sizes: Keywords, small: Keywords, narrow: bool) -> Iterator[tupl
         if prime := small_prime(size):
             yield one(name, size, prime), {**others, name: prime}
         yield one(name, size, size + 1), {**others, name: size + 1}
+        if not possible({**others, name: size + 1}):
+            for other in (2 * size, max(size // 2, 1)):
+                yield one(name, size, other), {**others, name: other}
         passing = max(beyond(size), TILE + 1)
         yield one(name, size, passing), {**small, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 
 from ..case_types import SHAPES, VALUES, Observation
-from . import blank, problem, state, tensor_trees
+from . import accuracy, blank, problem, state, tensor_trees
 from .context import Context, load_reference
-from .contract import ContractError
+from .contract import ContractError, unstorable
 from .faults import OracleError, blaming
 
 # On a CPU larger workloads run on shapes alone.
@@ -52,6 +52,9 @@ def counted(model: torch.nn.Module, inputs: list) -> tuple[Observation, int]:
 
 def of_call(model: Callable, inputs: list, ran: str) -> Observation:
     """What one call on these inputs returns and changes."""
+    for leaf in tensor_trees.leaves(inputs):
+        if isinstance(leaf, torch.nn.Module):  # it may be too large to find out by storing it
+            raise unstorable(type(leaf).__name__)
     held = [tensor_trees.input_tensors([value]) for value in inputs]
     before = [[(tensor._version, tensor.clone() if ran == VALUES else None) for tensor in tensors] for tensors in held]
     result = problem.call(model, inputs)
@@ -68,11 +71,20 @@ def of_call(model: Callable, inputs: list, ran: str) -> Observation:
     return Observation(
         ran,
         [tensor_trees.plain(tensor.dtype) for tensor in outputs],
+        [rms_of(tensor) if ran == VALUES else None for tensor in outputs],
         list(result) if isinstance(result, dict) else None,
         len(inputs),
         changed,
         tensor_trees.held_bytes([*tensor_trees.input_tensors(inputs), *model.state_dict().values()]),
     )
+
+
+def rms_of(tensor: torch.Tensor) -> float | None:
+    """The root mean square of a floating tensor's finite elements."""
+    if not tensor.is_floating_point():
+        return None
+    values = accuracy.comparable(tensor.detach())
+    return accuracy.root_mean_square(torch.where(torch.isfinite(values), values, 0.0))
 
 
 def has_changed(tensor: torch.Tensor, version: int, before: torch.Tensor | None) -> bool:

@@ -5,10 +5,9 @@ import re
 from pathlib import Path
 
 from ..case_types import Variant
-from . import problem, reference_runs, sampling, tensor_trees, variant_inputs, variants, work
+from . import contract, problem, reference_runs, sampling, tensor_trees, variant_inputs, variants, work
 from .case_maker import CaseMaker
 from .context import Context, load_reference
-from .contract import ContractError
 from .faults import OracleError, blaming
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
@@ -126,10 +125,7 @@ def store(maker: CaseMaker, workload: str, seed: int, variant: Variant | None, f
         problem.Case.load(path)
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise ContractError(
-            f"get_inputs or get_init_inputs gives a {kind[1] if kind else 'value'}, which cannot be stored; give "
-            "tensors, numbers, strings, dtypes, None, and lists, dicts, named tuples and dataclasses of them"
-        ) from None
+        raise contract.unstorable(kind[1] if kind else "value") from None
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]

@@ -42,8 +42,14 @@ def run(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 
 def refuse_undeclared(declarations: Declarations, given: list, inputs: list, versions: list[int]) -> None:
     """InvalidDeclaration when an input was changed that MUTATES does not name: the kernel's effect on it would not be
     judged. versions: torch's counters of changes, before the call; a change to the same value counts."""
+    tensors, left = tensor_trees.input_tensors(given), tensor_trees.input_tensors(inputs)
+    if len(tensors) != len(left):
+        raise InvalidDeclaration(
+            "the reference puts tensors into a list, dict or object among its inputs, or takes some out; have forward "
+            "work on a copy of it"
+        )
     allowed = declarations.mutated_tensors(given)
-    pairs = zip(tensor_trees.input_tensors(given), tensor_trees.input_tensors(inputs), versions, strict=True)
+    pairs = zip(tensors, left, versions, strict=True)
     for number, (before, after, version) in enumerate(pairs):
         if number in allowed:
             continue

@@ -200,7 +200,7 @@ def with_values(tensor: torch.Tensor, values: str | None, number: int) -> torch.
         return varied(tensor, number) if constant(tensor) else tensor
     if values == FLAGS:
         return varied(tensor, number) if constant_flags(tensor) else tensor
-    if values is None or tensor.dtype not in tensor_trees.NAMES or rising(tensor):
+    if values not in VALUES or tensor.dtype not in tensor_trees.NAMES or rising(tensor):
         return tensor
     if values == SCALED:
         return 64 * tensor

@@ -68,15 +68,18 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     small = keyword_sizes.smallest(sizes, possible)
     shapes = Shapes(reference, workload, case)
     larger = keyword_sizes.larger(sizes, possible) if shapes.tiny() else {}
-    named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]))
+    named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]), possible=possible)
     for name, keywords in [*named, ("larger sizes", larger)]:
         if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one.keywords} for one in made)]:
             made.append(Variant(name, [], keywords=keywords))
     layouts_too = reference.declarations.layouts is None
     others = [one for one in at_small_sizes(shapes, case, [], layouts_too) if one.values != variant_inputs.FLAGS]
-    if drawn_values.free_numbers(reference, workload, case.dtype, small):
-        others.append(Variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS))
     made += [replace(one, keywords=small) for one in others]
+    if drawn_values.free_numbers(reference, workload, case.dtype, small):
+        numbers = Variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS)
+        # A threshold decides little among few elements. Many rows take long to draw.
+        made.append(replace(numbers, keywords=small if reference.declarations.samples else larger or small))
+        others.append(numbers)
     if small and shapes.tiny():
         made += map(at_own, others)
     return made
