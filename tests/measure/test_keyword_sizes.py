@@ -354,6 +354,32 @@ def test_other_numbers_and_seeds_leave_what_the_task_computes_as_it_is(judged):
         assert judged(SAVED, wrong)["status"] == "WRONG_VALUES"
 
 
+ROWS = """
+class Model(nn.Module):
+    def forward(self, probs, seed): return probs * 1.0, probs.square().sum(-1)
+def get_inputs(SIZES):
+    return [torch.softmax(torch.randn(1, 12), -1).repeat(64, 1), 17]
+SAMPLES = {0: {"tvd": 0.08, "draws": 4_000}}
+"""
+
+
+@pytest.mark.parametrize("sizes", ["", "*, width=5"])
+def test_a_kernel_for_equal_rows_alone_is_wrong(judged, sizes):
+    reference = ROWS.replace("SIZES", sizes)
+    kernel = """
+def kernel_function(probs, seed):
+    seeds = torch.Generator().manual_seed(int(seed))
+    return torch.multinomial(probs, 1, generator=seeds)[:, 0], (probs * probs).sum(-1)
+"""
+    assert judged(reference, kernel)["status"] == "OK"
+    for own, first in (
+        ("(probs, 1,", "(probs[:1].repeat(len(probs), 1), 1,"),
+        ("(probs * probs)", "(probs[:1] * probs)"),
+    ):
+        found = judged(reference, kernel.replace(own, first))
+        assert found["status"] == "WRONG_VALUES" and "unequal rows" in found["summary"], found["summary"]
+
+
 def test_a_threshold_that_decides_on_few_elements_counts(judged):
     reference = """
 class Model(nn.Module):

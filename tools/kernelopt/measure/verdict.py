@@ -221,6 +221,7 @@ VALUES_IN_WORDS = {
     "varied constants": "other values in inputs that hold a single one",
     "another seed": "another seed",
     "other numbers": "other floating numbers among the arguments, three quarters as large",
+    "unequal rows": "every second one of equal rows from other inputs",
     "varied zeros and ones": "random zeros and ones in inputs of whole numbers that are all 0 or all 1",
 }
 

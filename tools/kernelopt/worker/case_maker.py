@@ -26,9 +26,11 @@ class CaseMaker:
 
     def samples(self, case: problem.Case, variant: Variant | None) -> list[Draws]:
         """The outputs of a case that are drawn at random, over many seeds on the task's own inputs and with other
-        numbers among them, over few at one other set of sizes, and not at all on other variants."""
+        numbers among them, over few at one other set of sizes and with unequal rows, and not at all on other
+        variants."""
         many = variant is None or variant.values == variant_inputs.OTHER_NUMBERS
-        if not self.declarations.samples or not (many or variant.name == variants.JUST_BELOW):
+        few = variant and (variant.name == variants.JUST_BELOW or variant.values == variant_inputs.UNEQUAL_ROWS)
+        if not self.declarations.samples or not (many or few):
             return []
         probabilities = reference_runs.outputs(self._loaded, case, self._device)
         return [
@@ -60,6 +62,10 @@ class CaseMaker:
             return self._last[1]
         rest = replace(variant, values=None) if drawn else variant
         made = variant_inputs.of_case(self._last[1], rest, from_the_end)
+        if variant.values == variant_inputs.UNEQUAL_ROWS:
+            another = self._loaded.case(workload, seed + 1, self._dtype, self._device, keywords)
+            another = variant_inputs.of_case(another, rest, from_the_end)
+            made = made.with_inputs(variant_inputs.unequal(made.inputs, another.inputs))
         return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant.values))
 
     def _other_numbers(self, inputs: list, workload: str, keywords: dict[str, int], values: str | None) -> list:

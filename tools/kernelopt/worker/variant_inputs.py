@@ -20,6 +20,7 @@ VALUES = ("mixed signs", SCALED, "nothing positive", "nothing negative")
 CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros, one scale: a kernel may ignore them
 OTHER_SEED = "another seed"  # in the parameters of forward that are called so
 OTHER_NUMBERS = "other numbers"  # floating ones, three quarters as large
+UNEQUAL_ROWS = "unequal rows"  # where outputs are drawn at random; get_inputs may make all rows equal
 FLAGS = "varied zeros and ones"  # of whole numbers: a mask of ones, token types or zero points of zeros
 
 
@@ -185,6 +186,28 @@ def other_numbers(inputs: list, free: Collection[int]) -> list:
     """The inputs with other numbers at these places among their leaves."""
     places = itertools.count()
     return tensor_trees.map_leaves(inputs, lambda leaf: 0.75 * leaf if next(places) in free else leaf)
+
+
+def has_equal_rows(tensor: torch.Tensor) -> bool:
+    """Does a floating tensor hold the same row several times?"""
+    if tensor.dtype not in tensor_trees.NAMES or tensor.dim() == 0 or len(tensor) < 2 or not tensor.numel():
+        return False
+    return bool((tensor == tensor[:1]).all())
+
+
+def unequal(inputs: list, others: list) -> list:
+    """The inputs, with every second one of equal rows from other inputs of the same sizes."""
+    rest = iter(tensor_trees.input_tensors(others))
+
+    def mixed(tensor: torch.Tensor) -> torch.Tensor:
+        other = next(rest)
+        if other.shape != tensor.shape or not (has_equal_rows(tensor) and has_equal_rows(other)):
+            return tensor
+        made = tensor.clone()
+        made[1::2] = other[1::2]
+        return made
+
+    return tensor_trees.map_tensors(inputs, mixed)
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:

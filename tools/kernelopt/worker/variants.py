@@ -170,6 +170,8 @@ def at_small_sizes(shapes: "Shapes", case: problem.Case, small: Sizes, layouts_t
         yield Variant(variant_inputs.FLAGS, small, values=variant_inputs.FLAGS)
     if any(variant_inputs.may_be_seed(case.inputs[at]) for at in shapes.seeds() if at < len(case.inputs)):
         yield Variant(variant_inputs.OTHER_SEED, small, values=variant_inputs.OTHER_SEED)
+    if shapes.samples() and any(variant_inputs.has_equal_rows(tensor) for tensor in shapes.inputs if tensor.dim() > 1):
+        yield Variant(variant_inputs.UNEQUAL_ROWS, [], values=variant_inputs.UNEQUAL_ROWS)
     for layout in layouts(shapes.inputs)[: FIRST + 1 if few else None] if layouts_too else []:
         yield Variant(layout, small, layout)
 
@@ -279,6 +281,9 @@ class Shapes:
 
     def seeds(self) -> list[int]:
         return self._arguments[0].declarations.seeds()
+
+    def samples(self) -> bool:
+        return bool(self._arguments[0].declarations.samples)
 
     def floating(self) -> bool:
         return any(tensor.dtype in tensor_trees.NAMES for tensor in self.inputs)
