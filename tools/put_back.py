@@ -67,10 +67,7 @@ def arguments():
         "--budget-seconds", type=cli.positive_float, default=20, metavar="S", help="to time each way (default 20)"
     )
     cli.add_compile_seconds(parser)
-    parser.add_argument("--timeout", type=cli.positive_float, default=1800, help="seconds (default 1800)")
-    cli.add_device(parser)
-    cli.add_sandbox(parser)
-    cli.add_json(parser)
+    cli.add_run(parser, timeout_s=1800)
     return parser.parse_args()
 
 

@@ -18,6 +18,8 @@ from .model_chain import chain
 from .model_file import ModelFile
 from .model_graph import traced
 
+FOLLOWING = "following the module with torch.export"
+
 
 def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:
     """The cut, for any size where that is possible, else for the recorded sizes; and why it may be for these alone.
@@ -64,6 +66,7 @@ class Drafts:
         ends = self.facts["between"] and tuple(self.facts["between"])
         for number, call in enumerate(calls, start=1):
             try:
+                self.file.phase(FOLLOWING)
                 made, fixed = cut_of(self.target, call, ends)
                 folder = self.folder / f"draft-{number}"
                 folder.mkdir()
@@ -121,6 +124,7 @@ class Draft:
         for workload in self.edges:
             refuse_unproved(self._proof(path, workload, lambda _: None))
         reference = problem.Reference(path)
+        self._file.phase("running the cut on random numbers")
         for workload in reference.workloads:
             model, inputs, _ = reference.build(workload, 0, None, self._file.device)
             if workload == "default":
@@ -200,8 +204,10 @@ class Draft:
         """Run the model with the cut of `path` in place of the original. see: gets copies of the inputs of its first
         call."""
         if workload not in self._plain:
+            self._file.phase(f"running the model, workload {workload}")
             self._plain[workload] = [self._outputs(self._file.module, workload) for _ in range(2)]
         first, second = self._plain[workload]
+        self._file.phase(f"running the model with the cut in place, workload {workload}")
         try:
             replaced = self._run_with(path, workload, see)
         except Exception as error:

@@ -10,7 +10,7 @@ from ..model_types import CutReport
 from . import problem, tensor_trees
 from .context import Context
 from .contract import NotCut
-from .cut_draft import Drafts, RealFiles
+from .cut_draft import FOLLOWING, Drafts, RealFiles
 from .graph_source import named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
 from .model_file import ModelFile
@@ -19,9 +19,10 @@ from .model_graph import traced
 
 def operators(context: Context, model: str, module: str, workload: str | None) -> dict:
     """The operators that a module runs, in order: {operators: [{name, operator, origin, dtype, shape}]}."""
-    file = ModelFile(Path(model), context.device)
+    file = ModelFile(Path(model), context.device, phase=context.phase)
     target = file.submodule(module)
     call, _ = recorded(file, target, module or "the model", file.chosen(workload))
+    file.phase(FOLLOWING)
     try:
         graph, _ = traced(target, call, any_size=True)  # as `cut` does, so that the names are the same
     except NotCut:
@@ -55,6 +56,7 @@ def described(node) -> dict:
 def recorded(file: ModelFile, target: torch.nn.Module, name: str, workload: str) -> tuple[RecordedCall, int]:
     """(the first call of a module in a run of the model, how many calls there were). NotCut when there is none, or a
     kernel could not take its arguments as they are."""
+    file.phase(f"running the model, workload {workload}")
     with recording(target) as recorder, file.buffers_restored():
         file.run(file.module, file.arguments(workload))
     call = recorder.call
@@ -82,7 +84,7 @@ def cut(
     """Write reference.py, for a module of a model or a chain of its operators, to `folder`, and prove it. weights,
     inputs: the paths that the reference names for kept ones, whose files are written to `folder`. about: more facts for
     CUT."""
-    file = ModelFile(Path(model), context.device)
+    file = ModelFile(Path(model), context.device, phase=context.phase)
     target, chosen = file.submodule(module), file.chosen(workload)
     call, calls = recorded(file, target, module or "the model", chosen)
     facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}

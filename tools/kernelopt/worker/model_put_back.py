@@ -43,7 +43,7 @@ def put_back(
     """Check, and on a GPU time, a model with the kernel of `folder` (kernel.py, reference.py) in place of the modules
     at `at`. training: also compare gradients. generate: how many greedy tokens are compared. tolerances: by dtype, on
     |error| / (|original| + rms). budget_s: for the times of each way of running a step; ready_s: to compile it."""
-    file = ModelFile(Path(model), context.device, training)
+    file = ModelFile(Path(model), context.device, training, context.phase)
     try:
         operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
         made = model_swap.replacements(file.module, at, operator)
@@ -61,6 +61,7 @@ def put_back(
     if context.device != "cuda" or any(check.passed is False for check in checks):
         return PutBackReport([*made], judge.calls, checks, {}, None)
     times = model_steps.compared(file, judge.after, budget_s, ready_s)
+    file.phase("timing the module alone")
     alone = model_steps.alone(file, *next(iter(made.items())), budget_s / 4)
     return PutBackReport([*made], judge.calls, checks, times, alone)
 
@@ -95,9 +96,11 @@ class Judge:
 
     def _in_workload(self, workload: str) -> ModelCheck:
         name = f"outputs, workload {workload}"
+        self._file.phase(f"running the model as it is, workload {workload}")
         plain = self._left_by(self._file.module, workload)
         calls: list[int] = []
         hooks = [one.register_forward_hook(lambda *_: calls.append(1)) for one in {*self._made.values()}]
+        self._file.phase(f"running the model with the kernel, workload {workload}")
         try:
             replaced = self._left_by(self.after, workload)
         except Exception as error:
@@ -150,6 +153,7 @@ class Judge:
 
     def operator(self, operator: model_swap.Operator) -> ModelCheck:
         """torch.library.opcheck, on the arguments of a real call."""
+        self._file.phase("running torch.library.opcheck on the kernel")
         op, given = operator.op, []
 
         def noting(*arguments):
@@ -168,6 +172,7 @@ class Judge:
 
     def gradients(self) -> ModelCheck:
         """The gradients of all parameters."""
+        self._file.phase("comparing gradients")
         workload = self._file.chosen(None)
         arguments = self._file.arguments(workload)
         plain, replaced = (self._gradients(module, arguments) for module in (self._file.module, self.after))
@@ -189,6 +194,7 @@ class Judge:
 
     def tokens(self, count: int) -> ModelCheck:
         """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
+        self._file.phase("comparing greedy tokens")
         plain, tokens = self._greedy(self._file.module, count, [])
         replaced, _ = self._greedy(self.after, count, tokens)
         equal = ties = 0
@@ -216,6 +222,7 @@ class Judge:
 
     def compiled(self, ready_s: float) -> ModelCheck:
         """All workloads through one torch.compile with dynamic sizes."""
+        self._file.phase("running the model with the kernel in torch.compile")
         backend = "inductor" if self._file.device == "cuda" else "aot_eager"
         try:
             results = self._left_compiled(self.after, backend, ready_s)

@@ -112,7 +112,11 @@ def compared(file: ModelFile, after: torch.nn.Module, budget_s: float, ready_s: 
     """The step of the original and of the model after the change, in turn. ready_s: to compile one of them."""
     steps = Steps(file, file.chosen(None))
     ways = [way for way in WAYS if not (file.training and "graph" in way)]
-    return {way: compared_way(getattr(steps, way), file.module, after, budget_s, ready_s) for way in ways}
+    times = {}
+    for way in ways:
+        file.phase(f"timing {way} steps")
+        times[way] = compared_way(getattr(steps, way), file.module, after, budget_s, ready_s)
+    return times
 
 
 def compared_way(
