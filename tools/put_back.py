@@ -30,6 +30,8 @@ def main() -> int:
     wanted = putting_back.Wanted(
         args.model,
         args.at,
+        args.where,
+        args.workload,
         args.training,
         args.generate,
         args.tolerance,
@@ -49,6 +51,15 @@ def arguments():
     parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
     parser.add_argument("model", type=cli.path, metavar="MODEL.py", help="has load() and inputs() or workloads()")
     parser.add_argument("--at", metavar="PATTERN", help="module paths, * for one part: layers.*.mlp")
+    parser.add_argument(
+        "--where",
+        type=cli.filled,
+        metavar="CONDITION",
+        help="the calls that the kernel takes, in names of the module's arguments: 'x.shape[1] == 1' (default: all)",
+    )
+    parser.add_argument(
+        "--workload", type=cli.filled, metavar="NAME", help="whose step is timed (default: the one of the cut)"
+    )
     parser.add_argument("--training", action="store_true", help="compare gradients too; a step then includes them")
     parser.add_argument(
         "--generate",
