@@ -168,8 +168,38 @@ def test_a_branch_on_contents_is_named_with_its_line(tmp_path):
         "        return x if rows.numel() == 0 else x[rows].sum(0, keepdim=True) + x\n"
         "def load(): return nn.Sequential(Routed())\n"
     )
-    with pytest.raises(NotCut, match=r"depends on the contents of a tensor \(.*model\.py:5"):
+    with pytest.raises(NotCut, match=r"depends on the contents of a tensor \(.*model\.py:5.*; no module inside it can"):
         cut(tmp_path, "0", model=write_model(tmp_path, text + ONE_INPUT))
+
+
+EXPERTS = """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+    def forward(self, x):
+        chosen, y = self.router(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            SKIP
+            y.index_add_(0, rows, expert(x[rows]))
+        return y
+def load(): return nn.Sequential(Experts(), nn.ReLU())
+def inputs(): return [torch.randn(2, 4)]
+def workloads(): return {"more": lambda: [torch.randn(9, 4)]}
+"""
+
+
+def test_a_mixture_of_experts_is_cut_as_a_whole_whatever_the_routing(tmp_path):
+    report = cut(tmp_path, "0", model=write_model(tmp_path, EXPERTS.replace("SKIP", "pass")))
+    assert [proof.equal for proof in report.proofs] == [True, True] and report.sizes == {"x_dim0": 2}
+
+
+def test_where_a_branch_on_the_routing_stops_the_cut_the_parts_inside_are_named(tmp_path):
+    model = write_model(tmp_path, EXPERTS.replace("SKIP", "if not len(rows): continue"))
+    said = r"model\.py:\d+.*inside it these can be cut: --module 0\.experts\.\d \(one of \d\), --module 0\.router$"
+    with pytest.raises(NotCut, match=said):
+        cut(tmp_path, "0", model=model)
 
 
 def test_the_operators_of_a_module_are_listed():

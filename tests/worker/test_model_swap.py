@@ -203,3 +203,17 @@ def test_the_original_follows_what_becomes_of_the_model(sometimes):
 def test_a_condition_in_other_names_is_refused(sometimes, where, message):
     with pytest.raises(model_swap.NotReplaced, match=message):
         model_swap.condition(where, sometimes[0]._others[0])
+
+
+def test_sizes_that_follow_from_contents_inside_do_not_reach_the_model(tmp_path):
+    """Rows of a mixture of experts: as many as its router says."""
+    text = (
+        "import torch, torch.nn as nn\n"
+        "class Routed(nn.Module):\n    def forward(self, x):\n        rows = torch.where(x[:, 0] > 0)[0]\n"
+        "        return torch.zeros_like(x).index_add_(0, rows, x[rows] * 2)\n"
+        "def load(): return nn.Sequential(Routed(), nn.ReLU())\ndef inputs(): return [torch.randn(5, 4)]\n"
+    )
+    (tmp_path / "model.py").write_text(text)
+    folder_with_cut(tmp_path, str(tmp_path / "model.py"), "0")
+    operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "reference.py")
+    assert set(torch.library.opcheck(operator.op, (torch.randn(5, 4),)).values()) == {"SUCCESS"}

@@ -27,3 +27,7 @@ class WrongModelFile(ContractError):
 
 class NotCut(ContractError):
     """A part of a model cannot be cut out, or put back, as it is."""
+
+
+class NotFollowed(NotCut):
+    """torch.export does not get through a part of a model."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from ..model_types import CutReport
-from . import problem, tensor_trees
+from . import model_inside, problem, tensor_trees
 from .context import Context
-from .contract import NotCut
+from .contract import NotCut, NotFollowed
 from .cut_draft import FOLLOWING, Drafts, RealFiles
 from .graph_source import named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
@@ -93,7 +93,10 @@ def cut(
     if between:  # names of operators, which may be others there
         names = names_until(between[1], target, call)
         others = (one for one in others if names and names_until(between[1], target, one) == names)
-    draft, proofs, fixed = drafts.first_proved([*others, call])
+    try:
+        draft, proofs, fixed = drafts.first_proved([*others, call])
+    except NotFollowed as error:
+        raise NotCut(f"{error}; {model_inside.advice(file, module, chosen)}") from error
     path, made = draft.write()
     draft.prove(path)
     edge = draft.edges[chosen]

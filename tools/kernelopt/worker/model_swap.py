@@ -12,6 +12,7 @@ computed again in the backward pass.
 
 import ast
 import builtins
+import contextlib
 import copy
 import fnmatch
 import functools
@@ -19,7 +20,7 @@ import importlib.util
 import inspect
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -182,9 +183,9 @@ class Operator:
 
     def _fake(self, *arguments):
         """What the reference returns without computing. It gets copies of what it changes."""
-        with torch.no_grad():
-            results = self._computed(self._blank, arguments)
-        return returned(apart(results, arguments))
+        with torch.no_grad(), inner_sizes_dropped() as results:
+            results += apart(self._computed(self._blank, arguments), arguments)
+        return returned(results)
 
     def _computed(self, model: torch.nn.Module, arguments) -> list[torch.Tensor]:
         """The results of the reference."""
@@ -398,6 +399,20 @@ def apart(results: list[torch.Tensor], arguments) -> list[torch.Tensor]:
         made.append(result.clone() if place(result) in taken else result)
         taken.add(place(made[-1]))
     return made
+
+
+@contextlib.contextmanager
+def inner_sizes_dropped() -> Iterator[list[torch.Tensor]]:
+    """For a fake implementation: sizes that depend on the contents of tensors, and that none of the results which the
+    block puts into the list has, are nobody's business outside of it."""
+    results: list[torch.Tensor] = []
+    mode = torch._guards.detect_fake_mode()
+    pending = getattr(mode and mode.shape_env, "pending_fresh_unbacked_symbols", [])
+    before = list(pending)
+    yield results
+    sizes = (size.node.expr for one in results for size in one.shape if isinstance(size, torch.SymInt))
+    used = {*before, *itertools.chain.from_iterable(size.free_symbols for size in sizes)}
+    pending[:] = [symbol for symbol in pending if symbol in used]
 
 
 def place(tensor: torch.Tensor) -> int:
