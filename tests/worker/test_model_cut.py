@@ -45,6 +45,16 @@ def test_views_and_writes_in_place_are_cut_and_proved(tmp_path, module, between,
     problem.call(model, inputs)
 
 
+def test_places_that_are_written_to_are_different_ones(tmp_path):
+    """Two numbers for one slot of a cache: which of them stays is not defined."""
+    reference = problem.Reference(Path(cut(tmp_path, "cache").path))
+    for seed in range(20):
+        _, inputs, _ = reference.build("default", seed, None, "cpu", {"keys_dim0": 6})
+        assert inputs[2].unique().numel() == 6 and inputs[2].min() >= 1 and inputs[2].max() <= 7
+    with pytest.raises(ValueError, match="fewer places"):
+        reference.build("default", 0, None, "cpu", {"keys_dim0": 8})
+
+
 def test_parameters_have_the_models_names_and_numbers_like_its_own(tmp_path):
     report = cut(tmp_path, "layers.1", model="decoder.py")
     own = problem.load_module(MODELS / "decoder.py").Decoder().get_submodule("layers.1")

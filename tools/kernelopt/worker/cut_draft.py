@@ -147,7 +147,9 @@ class Draft:
 
     def _written(self, name: str, made: Cut, loaded: str | None, recorded: tuple[str, list[str]] | None) -> Path:
         sizes = {workload: made.sizes_in(tensors) for workload, tensors in self.edges.items()}
-        inputs = cut_source.inputs_text(made, self.edges[self._workload], list(sizes.values()))
+        inputs = cut_source.inputs_text(
+            made, self.edges[self._workload], list(self.edges.values()), list(sizes.values())
+        )
         chosen = sizes.pop(self._workload)
         others = {workload: own for workload, own in sizes.items() if own and own != chosen}
         path = self._folder / name
@@ -182,7 +184,7 @@ class Draft:
             problem.call(model.to(self._file.device), tensor_trees.map_tensors(inputs, torch.Tensor.clone))
             return self._facts["between"] is not None or self._as_the_module(path, inputs)
         except ValueError as error:  # sizes at which the model takes another way
-            return str(error) == cut_source.OTHER_WAY
+            return str(error) in cut_source.NO_CASES
         except Exception:
             return False
 

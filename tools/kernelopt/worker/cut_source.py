@@ -20,7 +20,7 @@ from .contract import NotCut
 from .graph_source import Writer, assigned, named_sizes, recorded_sizes, size_text, sizes_of
 from .model_calls import Place, TakenApart
 from .model_chain import Chain
-from .model_graph import Graph
+from .model_graph import Graph, arguments, root
 from .recorded_values import tupled
 
 SIZE_OF_GUARD = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -45,8 +45,10 @@ def recorded(name):
     ]
 '''
 OTHER_WAY = "at these sizes the model takes another way"
+NO_CASES = (OTHER_WAY, recorded_values.FEWER)  # what get_inputs says of sizes that it does not take
 TRIED_SIZES = (4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 64, 100, 127, 128, 1000, 4096, 5000)
 TRIES = 200
+WRITING_BY_INDEX = ("index_put", "index_copy", "index_fill", "scatter")
 FEW = 64  # elements of a constant that are written out
 HEAD = '''"""{title}
 
@@ -238,21 +240,40 @@ def literal(tensor: torch.Tensor) -> str | None:
 WRITTEN_OUT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
 
 
-def inputs_text(cut: Cut, edge: list[torch.Tensor], also: list[dict[str, int]]) -> str:
-    """get_inputs, for the tensors that the chain got. also: other sizes that it must take."""
+def inputs_text(cut: Cut, edge: list[torch.Tensor], edges: list[list[torch.Tensor]], also: list[dict[str, int]]) -> str:
+    """get_inputs, for the tensors that the chain got. edges: the same in each workload. also: other sizes that it must
+    take."""
     keywords = [f"{size.name}={size.recorded}" for size in named_sizes(cut.sizes)]
     parameters = f"*, {', '.join(keywords)}" if keywords else ""
     lines = [f"\n\ndef get_inputs({parameters}):"]
     if conditions := size_conditions(cut, also):
         lines += [f"    if not ({' and '.join(conditions)}):", f'        raise ValueError("{OTHER_WAY}")']
     lines.append("    return [")
-    for node, tensor in zip(cut.chain.inputs, edge, strict=True):
+    targets = written_places(cut.chain.inside)
+    for node, tensor, everywhere in zip(cut.chain.inputs, edge, zip(*edges, strict=True), strict=True):
         sizes = [size_text(size, cut.sizes) for size in node.meta["val"].shape]
+        larger = max(everywhere, key=torch.Tensor.numel)
+        write = recorded_values.places_to_write if node in targets else recorded_values.expression
         try:
-            lines.append(f"        {recorded_values.expression(tensor, sizes)},  # {cut.inputs[node]}")
+            lines.append(f"        {write(tensor, sizes, larger)},  # {cut.inputs[node]}")
         except NotCut as error:
             raise NotCut(f"the input '{cut.inputs[node]}': {error}") from None
     return "\n".join([*lines, "    ]", ""])
+
+
+def written_places(nodes: list[fx.Node]) -> set[fx.Node]:
+    """The tensors of whole numbers that say where an operator writes. A place that sums up may get several."""
+    indices: list[fx.Node] = []
+    for node in nodes:
+        given = {argument.name: value for argument, value in arguments(node)} if is_write_by_index(node) else {}
+        if not given.get("accumulate"):
+            own = given.get("index", given.get("indices", ()))
+            indices += [one for one in (own if isinstance(own, list | tuple) else [own]) if isinstance(one, fx.Node)]
+    return {root(one) for one in indices}
+
+
+def is_write_by_index(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._opname.rstrip("_") in WRITING_BY_INDEX
 
 
 def size_conditions(cut: Cut, also: list[dict[str, int]]) -> list[str]:
