@@ -132,6 +132,20 @@ def test_a_size_of_1_is_left_open_in_the_call_around_a_chain_too(tmp_path):
     assert [proof.equal for proof in report.proofs] == [True, True] and report.workloads == ["default", "two"]
 
 
+def test_operators_that_have_other_names_at_size_1_are_the_same_chain(tmp_path):
+    """torch.export leaves a slice of all out at size 1, and numbers what comes after it otherwise."""
+    text = "class Own(nn.Module):\n    def forward(self, x): return ((x * 2)[:, None] * 3).exp() * 5\n"
+    text += "def load(): return nn.Sequential(Own(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4)]\n"
+    text += "def workloads(): return {'two': lambda: [torch.randn(2, 4)]}\n"
+    model = write_model(tmp_path, text)
+    named = [
+        [one["name"] for one in model_cut.operators(CONTEXT, model, "0", workload)["operators"]]
+        for workload in ("default", "two")
+    ]
+    report = cut(tmp_path, "0", ["mul_1", "exp"], model=model)
+    assert named[0] != named[1] and report.workloads == ["default", "two"] and 1 in report.sizes.values()
+
+
 def test_a_chain_is_cut_by_the_names_of_its_own_workload(tmp_path):
     """Where a workload with more sizes above 1 runs other operators, those names would mean others."""
     text = "class Own(nn.Module):\n    def forward(self, x): return (x * 2 if x.shape[0] == 1 else x * 3 * 5) * 7\n"

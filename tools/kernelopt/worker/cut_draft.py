@@ -60,11 +60,12 @@ class Drafts:
     facts: dict
     files: RealFiles
 
-    def first_proved(self, calls: list[RecordedCall]) -> tuple["Draft", list[Proof], str]:
+    def first_proved(
+        self, calls: list[tuple[RecordedCall, tuple[str, str] | None]]
+    ) -> tuple["Draft", list[Proof], str]:
         """The draft of the first call whose operators are proved, its proofs, and why no size of it may differ. NotCut
-        for the last one."""
-        ends = self.facts["between"] and tuple(self.facts["between"])
-        for number, call in enumerate(calls, start=1):
+        for the last one. With each call come the names of the first and the last operator there."""
+        for number, (call, ends) in enumerate(calls, start=1):
             try:
                 self.file.phase(FOLLOWING)
                 made, fixed = cut_of(self.target, call, ends)
