@@ -115,6 +115,32 @@ def test_sizes_at_which_the_model_takes_another_way_are_no_case(tmp_path):
         reference.build("default", 0, None, "cpu", {"x_dim0": 8})
 
 
+LOOP = """
+class Last(nn.Module):
+    def forward(self, x):
+        h = x[:, 0]
+        for at in range(1, x.shape[1]):
+            h = h * 0.5 + x[:, at]
+        return h
+def load(): return nn.Sequential(Last(), nn.ReLU())
+def inputs(): return [torch.randn(2, 6, 4)]
+"""
+
+
+def test_a_call_of_sizes_that_the_cut_is_not_made_for_is_refused(tmp_path):
+    """A loop over time has as many turns as were recorded: more tokens would be left out without a word."""
+    call = problem.load_module(Path(cut(tmp_path, "0", model=write_model(tmp_path, LOOP)).path)).call
+    assert call(lambda x: x, None, torch.ones(3, 6, 4)).shape == (3, 6, 4)
+    with pytest.raises(ValueError, match=r"cut out of a call with .*x\.shape\[1\] == 6.*; put_back\.py --where leaves"):
+        call(lambda x: x, None, torch.ones(3, 9, 4))
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    odd = cut(folder, "odd")
+    if "x_dim0" in odd.sizes:  # older torch does not tell when the model takes another way
+        with pytest.raises(ValueError, match="cut out of a call with"):
+            problem.load_module(Path(odd.path)).call(lambda x: x, None, torch.ones(6, 4))
+
+
 def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
     text = "class Twice(nn.Module):\n    def forward(self, x): return x.view(x.shape[0], -1) * 2\n"
     text += "def load(): return nn.Sequential(Twice(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
