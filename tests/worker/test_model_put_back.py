@@ -117,8 +117,18 @@ def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_pa
         judge = model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES)
         return judge, judge.outputs()
 
-    assert [one.passed for one in judged(None)[1]] == [True, False]
+    judge, checks = judged(None)
+    assert [one.passed for one in checks] == [True, False] and judge.left_out == []
     judge, checks = judged("input.shape[0] == 2")
     assert [one.passed for one in checks] == [True, True] and judge.left_out == ["wide"]
     assert checks[1].detail.startswith("the original takes 1 of 1 calls; ")
     assert operator.workload == "default" and judge.calls == {"default": 1, "wide": 0}
+
+
+def test_a_backward_pass_that_the_model_itself_has_not_is_its_own_fault(tmp_path):
+    text = "class Own(nn.Module):\n    def forward(self, x): return x.exp().mul_(x)\n"
+    text = TRAINED.replace("def load", text + "def load").replace("nn.ReLU()", "Own()")
+    cached(tmp_path, text)
+    file = ModelFile(tmp_path / "model.py", "cpu", training=True)
+    with pytest.raises(WrongModelFile, match="the backward pass failed: RuntimeError: one of the variables"):
+        model_put_back.Judge(file, file.module, {}, TOLERANCES).gradients()

@@ -152,6 +152,12 @@ class ModelFile:
             raise WrongModelFile(f"no output of {self.name} needs gradients; define loss(outputs) there")
         return sum(tensor.float().square().mean() for tensor in floating)
 
+    def backward(self, outputs) -> None:
+        """The backward pass of the loss."""
+        loss = self.loss(outputs)
+        with self._blamed("the backward pass"):
+            loss.backward()
+
     def submodule(self, path: str) -> torch.nn.Module:
         """The module at a dotted path, the model itself for "". Raises WrongModelFile, naming what is there."""
         try:

@@ -94,7 +94,8 @@ def with_modules(model: torch.nn.Module, made: dict[str, torch.nn.Module], prefi
 
 
 class Judge:
-    """Compares a model with the original. workload: of the step. calls: of the kernel in a step of each workload."""
+    """Compares a model with the original. workload: of the step. calls: of the kernel in a step of each workload.
+    left_out: workloads in which the original takes all calls."""
 
     def __init__(
         self,
@@ -105,17 +106,13 @@ class Judge:
         workload: str | None = None,
     ):
         self.after, self.calls = after, dict.fromkeys(file.workloads, 0)
+        self.left_out: list[str] = []
         self.workload = file.chosen(workload)
         self._file = file
         parameters = [*file.module.parameters(), *file.module.buffers()]
         self._tolerance = tolerances.get(tensor_trees.dominant_dtype(parameters), tolerances["fp32"])
         self._exact = widened(file.module)
         self._made = made
-
-    @property
-    def left_out(self) -> list[str]:
-        """The workloads in which the original takes all calls."""
-        return [workload for workload, calls in self.calls.items() if not calls]
 
     def outputs(self) -> list[ModelCheck]:
         """The outputs in each workload, and the buffers and inputs as a step leaves them."""
@@ -140,6 +137,7 @@ class Judge:
             for hook in hooks:
                 hook.remove()
         self.calls[workload] = sum(calls)
+        self.left_out += [workload] if calls and not any(calls) else []
         if not calls:
             return ModelCheck(name, False, "the model did not call the module")
         check = self._compared(name, replaced, plain, self._exact_outputs(workload))
@@ -210,7 +208,11 @@ class Judge:
         """The gradients of all parameters."""
         self._file.phase("comparing gradients")
         arguments = self._file.arguments(self.workload)
-        plain, replaced = (self._gradients(module, arguments) for module in (self._file.module, self.after))
+        plain = self._gradients(self._file.module, arguments)
+        try:
+            replaced = self._gradients(self.after, arguments)
+        except Exception as error:
+            return ModelCheck("gradients", False, first_line(error))
         if missing := [name for name in plain if name not in replaced]:
             return ModelCheck("gradients", False, f"'{missing[0]}' gets none")
         try:
@@ -222,7 +224,7 @@ class Judge:
 
     def _gradients(self, module: torch.nn.Module, arguments: Arguments) -> dict[str, torch.Tensor]:
         module.zero_grad()
-        self._file.loss(self._file.run(module, arguments)).backward()
+        self._file.backward(self._file.run(module, arguments))
         made = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
         module.zero_grad()
         return made

@@ -64,7 +64,7 @@ class Steps:
         def call():
             outputs = file.call(module, arguments)  # a seed could not be set while a graph is captured
             if file.training:
-                file.loss(outputs).backward()
+                file.backward(outputs)
                 module.zero_grad()
 
         return call
