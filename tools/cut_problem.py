@@ -65,10 +65,7 @@ def arguments():
     parser.add_argument("--out", type=cli.path, metavar="FILE", help="where reference.py goes")
     parser.add_argument("--keep-weights", type=cli.path, metavar="FILE", help="keep the real parameters in this file")
     parser.add_argument("--keep-inputs", type=cli.path, metavar="FILE", help="keep real inputs, as more workloads")
-    parser.add_argument("--timeout", type=cli.positive_float, default=600, help="seconds (default 600)")
-    cli.add_device(parser)
-    cli.add_sandbox(parser)
-    cli.add_json(parser)
+    cli.add_run(parser, timeout_s=600)
     args = parser.parse_args()
     if not args.operators and not args.out:
         parser.error("pass --out FILE, where reference.py goes, or --operators")

@@ -70,12 +70,7 @@ def arguments():
         help="gpu-mode, flashinfer-bench: for which, in their spelling (the latter names the recorded one by itself)",
     )
     parser.add_argument("--workload", nargs="+", metavar="NAME", help="load it back on these alone (default: all)")
-    parser.add_argument(
-        "--timeout", type=cli.positive_float, default=300, metavar="S", help="seconds a process (default 300)"
-    )
-    cli.add_device(parser)
-    cli.add_sandbox(parser)
-    cli.add_json(parser)
+    cli.add_run(parser, timeout_s=300)
     return parser.parse_args()
 
 

@@ -70,14 +70,11 @@ def arguments():
         "--budget-seconds", type=cli.positive_float, default=10, metavar="S", help="to time each way (default 10)"
     )
     cli.add_compile_seconds(parser)
-    parser.add_argument("--timeout", type=cli.positive_float, default=1800, help="seconds (default 1800)")
     parser.add_argument("--all", action="store_true", help="all groups, the small ones too")
     parser.add_argument("--save", type=cli.path, metavar="FILE", help="keep the profile, a gzipped Chrome trace")
     parser.add_argument("--recorded", type=cli.path, metavar="FILE", help="a kept profile in place of MODEL.py")
     parser.add_argument("--page", type=cli.path, metavar="FILE", help="write an HTML page as well")
-    cli.add_device(parser)
-    cli.add_sandbox(parser)
-    cli.add_json(parser)
+    cli.add_run(parser, timeout_s=1800)
     return parser.parse_args()
 
 

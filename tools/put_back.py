@@ -30,6 +30,8 @@ def main() -> int:
     wanted = putting_back.Wanted(
         args.model,
         args.at,
+        args.where,
+        args.workload,
         args.training,
         args.generate,
         args.tolerance,
@@ -49,6 +51,15 @@ def arguments():
     parser.add_argument("workspace", type=Path, metavar="WORKSPACE")
     parser.add_argument("model", type=cli.path, metavar="MODEL.py", help="has load() and inputs() or workloads()")
     parser.add_argument("--at", metavar="PATTERN", help="module paths, * for one part: layers.*.mlp")
+    parser.add_argument(
+        "--where",
+        type=cli.filled,
+        metavar="CONDITION",
+        help="the calls that the kernel takes, in names of the module's arguments: 'x.shape[1] == 1' (default: all)",
+    )
+    parser.add_argument(
+        "--workload", type=cli.filled, metavar="NAME", help="whose step is timed (default: the one of the cut)"
+    )
     parser.add_argument("--training", action="store_true", help="compare gradients too; a step then includes them")
     parser.add_argument(
         "--generate",
@@ -67,10 +78,7 @@ def arguments():
         "--budget-seconds", type=cli.positive_float, default=20, metavar="S", help="to time each way (default 20)"
     )
     cli.add_compile_seconds(parser)
-    parser.add_argument("--timeout", type=cli.positive_float, default=1800, help="seconds (default 1800)")
-    cli.add_device(parser)
-    cli.add_sandbox(parser)
-    cli.add_json(parser)
+    cli.add_run(parser, timeout_s=1800)
     return parser.parse_args()
 
 

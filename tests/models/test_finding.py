@@ -314,7 +314,7 @@ def test_a_group_becomes_a_cut_with_its_promise():
     assert (chain.module, chain.between) == ("layers.0.mlp", ("silu", "mul")) and chain.about["at_most_pct"] == 3.0
     for number, message in (
         (2, "own operators of a module with others inside"),
-        (3, "backward"),
+        (3, "--module head cuts that, and its kernel leaves the backward pass to autograd"),
         (4, "cut it whole \\(leave --group out\\), or a chain: add --between A B \\(--operators lists them\\)"),
         (9, "no group 9"),
     ):

@@ -48,13 +48,13 @@ def cut_out(tmp_path_factory) -> workspace.Workspace:
     return made
 
 
-@pytest.mark.timeout(300)  # torch.compile, in a process of its own
 @pytest.mark.parametrize(("step_us", "most"), [(1000.0, 12.0), (500.0, 24.0), (160.0, 50.0), (60.0, 0.0)])
 def test_a_promise_for_another_way_leaves_the_floor(step_us, most):
     """An eager step of 1,000 us, 200 us of the part, floor 80 us."""
     assert Promise(20.0, 12.0, 120.0).most_pct(step_us) == pytest.approx(most)
 
 
+@pytest.mark.timeout(300)  # torch.compile, in a process of its own
 def test_a_triton_kernel_stands_in_for_the_modules_and_the_report_says_so(cut_out, tmp_path, run_here):
     made = copy_of(cut_out.root, tmp_path)
     command = [made.root, DECODER, "--at", "layers.*.before", "--candidate", "--generate", 3, *ON_CPU]
@@ -62,8 +62,8 @@ def test_a_triton_kernel_stands_in_for_the_modules_and_the_report_says_so(cut_ou
     assert done.returncode == 0, done.stdout + done.stderr
     first, *lines = done.stdout.splitlines()
     assert first == (
-        "kernel.py, which is not accepted, in place of 2 modules at layers.*.before, called 2 times a step, on "
-        "cpu-interpreter"
+        "kernel.py, which is not accepted, in place of 2 modules at layers.*.before, called 2 times a step of workload "
+        "default, on cpu-interpreter"
     )
     checks = [line.removeprefix("ok: ").split(":")[0] for line in lines[:5]]
     compiled = "torch.compile, dynamic sizes"
@@ -76,6 +76,19 @@ def test_a_triton_kernel_stands_in_for_the_modules_and_the_report_says_so(cut_ou
 
 
 WORKLOADS = ["outputs, workload default", "outputs, workload long"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--where", "tokens > 1"], "names 'tokens', and the module's arguments are: x"),
+        (["--where", "x.shape[1] == 7", "--workload", "long"], "workload 'long' makes no call that fits"),
+        (["--at", "layer"], "the model has no module"),
+    ],
+)
+def test_a_wrong_call_is_told_so(cut_out, options, said, run_here):
+    done = run_here("put_back.py", cut_out.root, DECODER, "--candidate", "--at", "layers.*.before", *options, *ON_CPU)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
 
 
 def test_a_kernel_that_makes_the_model_wrong_is_not_put_back(cut_out, tmp_path, run_here):
@@ -114,7 +127,10 @@ def result(**changes) -> PutBack:
         timestamp="2026-11-23T00:00:00Z",
         model="model.py",
         at="layers.*.mlp",
+        where=None,
         paths=("layers.0.mlp", "layers.1.mlp"),
+        workload="default",
+        left_out=(),
         calls=2,
         version="v3",
         kernel_sha256="0" * 64,
@@ -143,6 +159,20 @@ def test_the_promise_is_held_against_what_came_of_it(cut_out):
         "came of it, eager: 10.0 % of the step, where at most 12.0 % could come",
     ]
     assert lines[9].startswith("it pays: a step takes at best 1.001 ms without the kernel (eager), 0.901 ms with it")
+
+
+def test_what_is_left_to_the_original_is_said(cut_out):
+    given = result(at="mlp", where="x.shape[1] == 1", workload="decode", left_out=("prefill",))
+    lines = list(putting_back.lines(given, cut_out))
+    assert "called 2 times a step of workload decode" in lines[0]
+    assert lines[1:3] == [
+        "the kernel takes the calls with x.shape[1] == 1; the original takes the others",
+        "left out, with the original in all calls: workload prefill",
+    ]
+    assert lines[-1].endswith("model_swap.py, into(model, 'mlp', where='x.shape[1] == 1')")
+    checks = [ModelCheck(f"outputs, workload {name}", passed, "") for name, passed in (("a", True), ("b", False))]
+    lines = list(putting_back.lines(result(checks=tuple(checks), ways=()), cut_out))
+    assert any("--where 'x.shape[1] == 1', say" in line for line in lines)
 
 
 def ways(**times: tuple[float, float]) -> tuple:
@@ -182,12 +212,14 @@ def test_the_exit_code_is_1_unless_some_way_of_running_is_faster():
 
 
 def test_a_result_is_read_again_and_a_broken_one_is_a_gap_of_the_report(ready):
-    put_backs.write(ready, result())
-    assert put_backs.recorded(ready) == result()
+    written = result(where="x.shape[1] == 1", left_out=("prefill",))
+    put_backs.write(ready, written)
+    assert put_backs.recorded(ready) == written
     page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout
     row = "| eager | 1.001 ms | 0.901 ms | 1.111x (1.111 to 1.111) | FASTER | 3, then 2 |"
     assert row in page and "2.000x, so a step 1.111x as fast" in page
     assert "1.001 ms (eager) without the kernel, 0.901 ms (eager) with it: 1.111x, so it pays" in page
+    assert "the original takes all of workload prefill." in page
     path = put_backs.folder_of(ready) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "ways": 3}))
     page = run_script(BUNDLE / "tools" / "render_report.py", ready.root, "--markdown").stdout

@@ -45,6 +45,16 @@ def test_views_and_writes_in_place_are_cut_and_proved(tmp_path, module, between,
     problem.call(model, inputs)
 
 
+def test_places_that_are_written_to_are_different_ones(tmp_path):
+    """Two numbers for one slot of a cache: which of them stays is not defined."""
+    reference = problem.Reference(Path(cut(tmp_path, "cache").path))
+    for seed in range(20):
+        _, inputs, _ = reference.build("default", seed, None, "cpu", {"keys_dim0": 6})
+        assert inputs[2].unique().numel() == 6 and inputs[2].min() >= 1 and inputs[2].max() <= 7
+    with pytest.raises(ValueError, match="fewer places"):
+        reference.build("default", 0, None, "cpu", {"keys_dim0": 8})
+
+
 def test_parameters_have_the_models_names_and_numbers_like_its_own(tmp_path):
     report = cut(tmp_path, "layers.1", model="decoder.py")
     own = problem.load_module(MODELS / "decoder.py").Decoder().get_submodule("layers.1")
@@ -105,6 +115,32 @@ def test_sizes_at_which_the_model_takes_another_way_are_no_case(tmp_path):
         reference.build("default", 0, None, "cpu", {"x_dim0": 8})
 
 
+LOOP = """
+class Last(nn.Module):
+    def forward(self, x):
+        h = x[:, 0]
+        for at in range(1, x.shape[1]):
+            h = h * 0.5 + x[:, at]
+        return h
+def load(): return nn.Sequential(Last(), nn.ReLU())
+def inputs(): return [torch.randn(2, 6, 4)]
+"""
+
+
+def test_a_call_of_sizes_that_the_cut_is_not_made_for_is_refused(tmp_path):
+    """A loop over time has as many turns as were recorded: more tokens would be left out without a word."""
+    call = problem.load_module(Path(cut(tmp_path, "0", model=write_model(tmp_path, LOOP)).path)).call
+    assert call(lambda x: x, None, torch.ones(3, 6, 4)).shape == (3, 6, 4)
+    with pytest.raises(ValueError, match=r"cut out of a call with .*x\.shape\[1\] == 6.*; put_back\.py --where leaves"):
+        call(lambda x: x, None, torch.ones(3, 9, 4))
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    odd = cut(folder, "odd")
+    if "x_dim0" in odd.sizes:  # older torch does not tell when the model takes another way
+        with pytest.raises(ValueError, match="cut out of a call with"):
+            problem.load_module(Path(odd.path)).call(lambda x: x, None, torch.ones(6, 4))
+
+
 def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
     text = "class Twice(nn.Module):\n    def forward(self, x): return x.view(x.shape[0], -1) * 2\n"
     text += "def load(): return nn.Sequential(Twice(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
@@ -120,6 +156,20 @@ def test_a_size_of_1_is_left_open_in_the_call_around_a_chain_too(tmp_path):
     text += "def workloads(): return {'two': lambda: [torch.randn(2, 5, 3)]}\n"
     report = cut(tmp_path, "0", ["exp", "mul"], model=write_model(tmp_path, text))
     assert [proof.equal for proof in report.proofs] == [True, True] and report.workloads == ["default", "two"]
+
+
+def test_operators_that_have_other_names_at_size_1_are_the_same_chain(tmp_path):
+    """torch.export leaves a slice of all out at size 1, and numbers what comes after it otherwise."""
+    text = "class Own(nn.Module):\n    def forward(self, x): return ((x * 2)[:, None] * 3).exp() * 5\n"
+    text += "def load(): return nn.Sequential(Own(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4)]\n"
+    text += "def workloads(): return {'two': lambda: [torch.randn(2, 4)]}\n"
+    model = write_model(tmp_path, text)
+    named = [
+        [one["name"] for one in model_cut.operators(CONTEXT, model, "0", workload)["operators"]]
+        for workload in ("default", "two")
+    ]
+    report = cut(tmp_path, "0", ["mul_1", "exp"], model=model)
+    assert named[0] != named[1] and report.workloads == ["default", "two"] and 1 in report.sizes.values()
 
 
 def test_a_chain_is_cut_by_the_names_of_its_own_workload(tmp_path):
@@ -168,8 +218,38 @@ def test_a_branch_on_contents_is_named_with_its_line(tmp_path):
         "        return x if rows.numel() == 0 else x[rows].sum(0, keepdim=True) + x\n"
         "def load(): return nn.Sequential(Routed())\n"
     )
-    with pytest.raises(NotCut, match=r"depends on the contents of a tensor \(.*model\.py:5"):
+    with pytest.raises(NotCut, match=r"depends on the contents of a tensor \(.*model\.py:5.*; no module inside it can"):
         cut(tmp_path, "0", model=write_model(tmp_path, text + ONE_INPUT))
+
+
+EXPERTS = """
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+    def forward(self, x):
+        chosen, y = self.router(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            SKIP
+            y.index_add_(0, rows, expert(x[rows]))
+        return y
+def load(): return nn.Sequential(Experts(), nn.ReLU())
+def inputs(): return [torch.randn(2, 4)]
+def workloads(): return {"more": lambda: [torch.randn(9, 4)]}
+"""
+
+
+def test_a_mixture_of_experts_is_cut_as_a_whole_whatever_the_routing(tmp_path):
+    report = cut(tmp_path, "0", model=write_model(tmp_path, EXPERTS.replace("SKIP", "pass")))
+    assert [proof.equal for proof in report.proofs] == [True, True] and report.sizes == {"x_dim0": 2}
+
+
+def test_where_a_branch_on_the_routing_stops_the_cut_the_parts_inside_are_named(tmp_path):
+    model = write_model(tmp_path, EXPERTS.replace("SKIP", "if not len(rows): continue"))
+    said = r"model\.py:\d+.*inside it these can be cut: --module 0\.experts\.\d \(one of \d\), --module 0\.router$"
+    with pytest.raises(NotCut, match=said):
+        cut(tmp_path, "0", model=model)
 
 
 def test_the_operators_of_a_module_are_listed():

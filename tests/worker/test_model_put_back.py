@@ -97,3 +97,38 @@ def test_opcheck_tries_gradients_in_training_alone(tmp_path, monkeypatch, traini
     monkeypatch.setattr(torch.library, "opcheck", lambda op, given, **_: tried.extend(given) or {})
     model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES).operator(operator)
     assert len(tried) == 3 and any(one.requires_grad for one in tried) is training
+
+
+def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_path):
+    workloads = "def workloads(): return {'wide': lambda: [torch.randn(3, 4)]}\n"
+    file = cached(tmp_path, TRAINED + workloads)
+    folder, model = str(tmp_path), str(tmp_path / "model.py")
+    text = Path(model_cut.cut(CONTEXT, model, "0", None, None, folder, None, None, {}).path).read_text()
+    (tmp_path / "cut.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(
+        text.replace("class Model(", "class ModelNew(").replace(
+            "(self, input):", "(self, input):\n        assert len(input) == 2"
+        )
+    )
+    operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "cut.py")
+
+    def judged(where):
+        made = model_swap.replacements(file.module, "0", operator, where)
+        judge = model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES)
+        return judge, judge.outputs()
+
+    judge, checks = judged(None)
+    assert [one.passed for one in checks] == [True, False] and judge.left_out == []
+    judge, checks = judged("input.shape[0] == 2")
+    assert [one.passed for one in checks] == [True, True] and judge.left_out == ["wide"]
+    assert checks[1].detail.startswith("the original takes 1 of 1 calls; ")
+    assert operator.workload == "default" and judge.calls == {"default": 1, "wide": 0}
+
+
+def test_a_backward_pass_that_the_model_itself_has_not_is_its_own_fault(tmp_path):
+    text = "class Own(nn.Module):\n    def forward(self, x): return x.exp().mul_(x)\n"
+    text = TRAINED.replace("def load", text + "def load").replace("nn.ReLU()", "Own()")
+    cached(tmp_path, text)
+    file = ModelFile(tmp_path / "model.py", "cpu", training=True)
+    with pytest.raises(WrongModelFile, match="the backward pass failed: RuntimeError: one of the variables"):
+        model_put_back.Judge(file, file.module, {}, TOLERANCES).gradients()

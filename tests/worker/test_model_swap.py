@@ -140,3 +140,80 @@ def test_results_in_one_piece_of_memory_are_parted():
     assert len(places) == 3 and torch.equal(second, torch.tensor([3.0, 4.0, 5.0]))
     (own,) = model_swap.apart([whole.view(2, 3)], [whole])
     assert own.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+
+
+SOMETIMES = """
+import torch, torch.nn as nn
+class Sometimes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.register_buffer("scale", torch.full((4,), 2.0))
+    def forward(self, x, *, factor=3.0):
+        return self.drop(self.linear(x) * self.scale * factor)
+def load(): return nn.Sequential(Sometimes(), nn.ReLU())
+def inputs(): return [torch.randn(2, 1, 4)]
+"""
+TWICE = """
+import torch, torch.nn as nn
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.linear.weight, self.linear.bias) * self.scale * 3
+"""
+
+
+@pytest.fixture
+def sometimes(tmp_path) -> torch.nn.Module:
+    """A model whose kernel takes calls with one token only; it is off by one, which tells who was called."""
+    (tmp_path / "model.py").write_text(SOMETIMES)
+    folder_with_cut(tmp_path, str(tmp_path / "model.py"), "0")
+    (tmp_path / "kernel.py").write_text(TWICE.replace("Twice(", "ModelNew(").replace("* 3", "* 3 + 1"))
+    torch.manual_seed(0)
+    model = problem.load_module(tmp_path / "model.py").load().eval()
+    return model_swap.into(model, "0", tmp_path, where="x.shape[1] == 1 and factor == 3.0")
+
+
+def test_the_original_takes_the_calls_that_do_not_fit(sometimes):
+    x, linear = torch.randn(2, 5, 4), sometimes[0].linear
+    for made in (sometimes, torch.compile(sometimes, backend="eager", dynamic=True)):
+        with torch.no_grad():
+            for tokens, added in ((5, 0.0), (1, 1.0), (3, 0.0)):
+                part = x[:, :tokens]
+                assert torch.allclose(made(part), (linear(part) * 6 + added).relu()), tokens
+    assert list(sometimes.state_dict()) == ["0.scale", "0.linear.weight", "0.linear.bias"]
+
+
+def test_the_original_follows_what_becomes_of_the_model(sometimes):
+    """Its mode, its dtype, and buffers that are others then."""
+    x = torch.ones(2, 3, 4, dtype=torch.float64)
+    sometimes.train().double()
+    assert (sometimes(x) == 0).any() and sometimes.eval()(x).dtype == torch.float64
+    sometimes[0].scale = torch.zeros(4, dtype=torch.float64)
+    assert not sometimes(x).any() and not copy.deepcopy(sometimes)(x).any()
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [("x.shape[", "is no expression of Python"), ("y.shape[0] > 1", "names 'y', and the module's arguments are: x, f")],
+)
+def test_a_condition_in_other_names_is_refused(sometimes, where, message):
+    with pytest.raises(model_swap.NotReplaced, match=message):
+        model_swap.condition(where, sometimes[0]._others[0])
+
+
+def test_sizes_that_follow_from_contents_inside_do_not_reach_the_model(tmp_path):
+    """Rows of a mixture of experts: as many as its router says."""
+    text = (
+        "import torch, torch.nn as nn\n"
+        "class Routed(nn.Module):\n    def forward(self, x):\n        rows = torch.where(x[:, 0] > 0)[0]\n"
+        "        return torch.zeros_like(x).index_add_(0, rows, x[rows] * 2)\n"
+        "def load(): return nn.Sequential(Routed(), nn.ReLU())\ndef inputs(): return [torch.randn(5, 4)]\n"
+    )
+    (tmp_path / "model.py").write_text(text)
+    folder_with_cut(tmp_path, str(tmp_path / "model.py"), "0")
+    operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "reference.py")
+    assert set(torch.library.opcheck(operator.op, (torch.randn(5, 4),)).values()) == {"SUCCESS"}

@@ -63,6 +63,21 @@ def test_kinds_of_numbers_are_told_apart(tensor, sizes, text):
     assert made.dtype == tensor.dtype
 
 
+BEGINNINGS = [
+    (torch.tensor([20]), torch.arange(5, 9), "(20 + torch.arange(n, dtype=torch.int64))"),
+    (torch.tensor([0]), torch.arange(5, 9), "torch.arange(n, dtype=torch.int64)"),
+    (torch.tensor([7]), torch.tensor([5, 0, 9]), "torch.randint(0, 9 + 1, (n,), dtype=torch.int64)"),
+    (torch.tensor([7]), torch.tensor([3]), "torch.full((n,), 7, dtype=torch.int64)"),
+    (torch.tensor([True]), torch.tensor([True, False, True]), "either((n,), 0.333333, False, True, torch.bool)"),
+]
+
+
+@pytest.mark.parametrize("single, larger, text", BEGINNINGS)
+def test_a_single_number_is_of_the_kind_that_another_workload_shows(single, larger, text):
+    """The slot of a cache that a decoder writes to: others in a row would be one and the same slot."""
+    assert recorded_values.expression(single, ["n"], larger) == text
+
+
 def test_numbers_have_the_range_and_the_deviation_of_the_recorded_ones():
     tensor = 5 + 3 * torch.rand(50, 50)
     made = eval(recorded_values.expression(tensor, ["2000", "50"]), NAMES)

@@ -157,6 +157,20 @@ def add_sandbox(target) -> None:
     )
 
 
+def add_run(target, timeout_s: int) -> None:
+    """How a command that runs a user's code does so, and how it prints the result."""
+    target.add_argument(
+        "--timeout",
+        type=positive_float,
+        default=timeout_s,
+        metavar="S",
+        help=f"seconds a process (default {timeout_s})",
+    )
+    add_device(target)
+    add_sandbox(target)
+    add_json(target)
+
+
 def number(text: str, kind: type, fits: Callable[[float], bool], wanted: str):
     """`text` as an int or float that fits; argparse shows `wanted` when it does not."""
     try:

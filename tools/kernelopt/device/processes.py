@@ -8,6 +8,7 @@ import signal
 
 LIBC = ctypes.CDLL(None)  # opened before any fork: a child of a process with threads may not do it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+STACK_FILE = "stack.txt"  # in a job's folder: where its Python code was when a signal ended it
 WALL = 0x40000000  # linux/wait.h: children of every kind
 
 

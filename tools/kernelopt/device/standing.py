@@ -65,12 +65,12 @@ class Standing:
     ):
         seal, request = sandbox.request(job, arguments, hidden)
         self._sandbox, self._job = sandbox, job
-        self._folder = sandbox.new_folder(job)
+        self.folder = sandbox.new_folder(job)
         self._started = time.monotonic()
         self._outcome: Outcome | None = None
         self._socket = server.split()
         orders, self._orders = os.pipe()
-        message = {"folder": self._folder, "timeout_s": timeout_s, "environment": environment or {}}
+        message = {"folder": self.folder, "timeout_s": timeout_s, "environment": environment or {}}
         self._report, self._log = send_job(self._socket, request, seal, message, orders)
 
     def order(self, **order) -> None:

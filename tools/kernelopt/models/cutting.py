@@ -64,7 +64,10 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
         raise UsageError(f"there is no group {number}; there are {known}")
     path = group["paths"][0]
     if group["backward"]:
-        raise UsageError(f"group {number} is a backward pass; cut the module itself: --module {path}")
+        raise UsageError(
+            f"group {number} is a backward pass, and a cut is of a forward pass: --module {path} cuts that, and its "
+            "kernel leaves the backward pass to autograd; docs/models.md, 'Training', says how to state a backward pass"
+        )
     if group["has_submodules"] and not group["whole"] and not between:
         whole, listing = (
             (f"--module {path}", f"--module {path} --operators") if path else ("leave --group out", "--operators")

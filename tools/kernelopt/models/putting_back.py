@@ -38,11 +38,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to check. at: a pattern of module paths; None takes the path that the problem was cut at. tolerance: None
-    takes that of the model's dtype. budget_s: of each way of running. ready_s: how long each may take to compile."""
+    """What to check. at: a pattern of module paths; None takes the path that the problem was cut at. where: the calls
+    that the kernel takes; None for all. workload: of the step; None takes that of the cut. tolerance: None takes that
+    of the model's dtype. budget_s: of each way of running. ready_s: how long each may take to compile."""
 
     model: Path
     at: str | None
+    where: str | None
+    workload: str | None
     training: bool
     generate: int
     tolerance: float | None
@@ -75,6 +78,8 @@ def put_back(sandbox: Sandbox, workspace: Workspace, kernel: Kernel, wanted: Wan
             "model": str(wanted.model.resolve()),
             "folder": folder,
             "at": at,
+            "where": wanted.where,
+            "workload": wanted.workload,
             "training": wanted.training,
             "generate": wanted.generate,
             "tolerances": verify.tolerances(wanted.tolerance),
@@ -86,8 +91,11 @@ def put_back(sandbox: Sandbox, workspace: Workspace, kernel: Kernel, wanted: Wan
         timestamp=record_store.now(),
         model=wanted.model.name,
         at=at,
+        where=wanted.where,
         paths=tuple(report["paths"]),
+        workload=report["workload"],
         calls=report["calls"],
+        left_out=tuple(report["left_out"]),
         version=kernel.version,
         kernel_sha256=kernel.sha256,
         device=sandbox.device_name,
@@ -150,12 +158,18 @@ def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
     version = result.version or "kernel.py, which is not accepted,"
     modules = f"{len(result.paths)} module{'s' * (len(result.paths) > 1)}"
     times = "once" if result.calls == 1 else f"{result.calls} times"
-    yield f"{version} in place of {modules} at {result.at}, called {times} a step, on {result.device}"
+    step = f"called {times} a step of workload {result.workload}"
+    yield f"{version} in place of {modules} at {result.at}, {step}, on {result.device}"
+    if result.where:
+        yield f"the kernel takes the calls with {result.where}; the original takes the others"
+    if result.left_out:
+        yield f"left out, with the original in all calls: workload {', '.join(result.left_out)}"
     for check in result.checks:
         word = {True: "ok", False: "WRONG", None: "not known"}[check.passed]
         yield f"{word}: {check.name}: {check.detail}"
     if not result.is_right:
         yield "the model is not right with this kernel, so nothing was timed"
+        yield from hint_lines(result)
     elif not result.ways:
         yield "nothing was timed: there is no GPU here"
     for way in (*result.ways, *([result.alone] if result.alone else [])):
@@ -163,7 +177,15 @@ def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
     yield from promise_lines(result)
     yield from verdict_lines(result)
     if result.is_right:
-        yield f"to use it: {put_backs.folder_of(workspace)}/{SWAP.name}, into(model, {result.at!r})"
+        where = f", where={result.where!r}" if result.where else ""
+        yield f"to use it: {put_backs.folder_of(workspace)}/{SWAP.name}, into(model, {result.at!r}{where})"
+
+
+def hint_lines(result: PutBack) -> Iterator[str]:
+    """What to do where some workloads are right."""
+    outputs = {check.passed for check in result.checks if check.name.startswith(put_backs.OUTPUTS)}
+    if outputs == {True, False}:
+        yield "--where 'x.shape[1] == 1', say, gives the kernel only the calls that it is made for"
 
 
 def way_line(way: Way) -> str:

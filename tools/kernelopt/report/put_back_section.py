@@ -16,6 +16,9 @@ def in_model(session: Session) -> Iterator:
     if result.version and session.best and result.version != session.best.version:
         kernel += f" (the best version is {session.best.version} now)"
     yield Text(f"{kernel}, in place of {', '.join(result.paths)} of {result.model}, on {result.device}.")
+    if result.where:
+        left = f" all of workload {', '.join(result.left_out)}" if result.left_out else " the others"
+        yield Text(f"The kernel takes the calls with {result.where}; the original takes{left}.")
     if gain := gain_rows(result):
         yield Facts(gain)
     if times := [*result.ways, *([result.alone] if result.alone else [])]:

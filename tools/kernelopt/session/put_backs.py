@@ -11,6 +11,7 @@ from .workspace import Workspace
 
 FOLDER = "put_back"
 BROKEN = "the model with the kernel fails"  # how worker.model_steps begins to say so
+OUTPUTS = "outputs, workload"  # how worker.model_put_back begins the names of these checks
 EAGER, ALONE = "eager", "the module alone"
 
 
@@ -56,14 +57,18 @@ class Promise:
 
 @dataclass(frozen=True)
 class PutBack:
-    """version: of the kernel; None for a candidate that is not accepted. calls: of the kernel in a step. ways: empty
-    without a GPU. alone: one call of the first module, by itself."""
+    """version: of the kernel; None for a candidate that is not accepted. where: the calls that it takes; None for all.
+    workload: of the step. calls: of the kernel in it. left_out: workloads in which the original takes all calls. ways:
+    empty without a GPU. alone: one call of a module, by itself."""
 
     timestamp: str
     model: str
     at: str
+    where: str | None
     paths: tuple[str, ...]
+    workload: str
     calls: int
+    left_out: tuple[str, ...]
     version: str | None
     kernel_sha256: str
     device: str
@@ -120,7 +125,7 @@ class PutBack:
     def from_json(cls, value: dict) -> "PutBack":
         """KeyError, TypeError or ValueError when the value is none."""
         made = {field.name: value[field.name] for field in fields(cls)}
-        made["paths"] = tuple(map(str, value["paths"]))
+        made |= {name: tuple(map(str, value[name])) for name in ("paths", "left_out")}
         made["checks"] = tuple(ModelCheck(**check) for check in value["checks"])
         made["ways"] = tuple(way_from(way) for way in value["ways"])
         made["alone"] = value["alone"] and way_from(value["alone"])

@@ -17,7 +17,8 @@ from .tripwire import Snapshot, Tripwire
 
 @dataclass(frozen=True)
 class Context:
-    """device: "cuda" or "cpu". rules: {writable, hidden} for a candidate. line: the way to the parent (server.Channel).
+    """device: "cuda" or "cpu". rules: {writable, hidden} for a candidate. line: the way to the parent (server.Channel);
+    None where there is none.
     pipe: where a job that stays reads its orders, a file's number. hang_s: how long the GPU may take to become idle;
     None for any time."""
 
@@ -35,6 +36,11 @@ class Context:
         """Send the parent a message before the result: the answer to an order, or the progress of the job. answer: a
         dict or a dataclass."""
         self.line.send({"answer": answer})
+
+    def phase(self, name: str) -> None:
+        """Tell the parent what the job does from here on ("loading the model"), for its message if the process dies."""
+        if self.line is not None:
+            self.answer({"phase": name})
 
     def orders(self) -> Iterator[dict]:
         """The parent's orders, one JSON object a line, until it closes the pipe."""

@@ -29,6 +29,10 @@ class NotCut(ContractError):
     """A part of a model cannot be cut out, or put back, as it is."""
 
 
+class NotFollowed(NotCut):
+    """torch.export does not get through a part of a model."""
+
+
 def unstorable(kind: str) -> ContractError:
     return ContractError(
         f"get_inputs or get_init_inputs gives a {kind}, which cannot be stored; give tensors, numbers, strings, "

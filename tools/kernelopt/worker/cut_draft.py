@@ -13,10 +13,12 @@ from . import accuracy, cut_source, model_swap, problem, tensor_trees
 from .contract import NotCut
 from .cut_source import Cut
 from .graph_source import Size, named_sizes
-from .model_calls import RecordedCall
+from .model_calls import RecordedCall, TakenApart
 from .model_chain import chain
-from .model_file import ModelFile
+from .model_file import Arguments, ModelFile
 from .model_graph import traced
+
+FOLLOWING = "following the module with torch.export"
 
 
 def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:
@@ -58,12 +60,14 @@ class Drafts:
     facts: dict
     files: RealFiles
 
-    def first_proved(self, calls: list[RecordedCall]) -> tuple["Draft", list[Proof], str]:
+    def first_proved(
+        self, calls: list[tuple[RecordedCall, tuple[str, str] | None]]
+    ) -> tuple["Draft", list[Proof], str]:
         """The draft of the first call whose operators are proved, its proofs, and why no size of it may differ. NotCut
-        for the last one."""
-        ends = self.facts["between"] and tuple(self.facts["between"])
-        for number, call in enumerate(calls, start=1):
+        for the last one. With each call come the names of the first and the last operator there."""
+        for number, (call, ends) in enumerate(calls, start=1):
             try:
+                self.file.phase(FOLLOWING)
                 made, fixed = cut_of(self.target, call, ends)
                 folder = self.folder / f"draft-{number}"
                 folder.mkdir()
@@ -76,7 +80,8 @@ class Drafts:
 
 
 class Draft:
-    """A cut that is being written. edges: the tensors that it gets, by workload of the model in which it was proved."""
+    """A cut that is being written. edges: the tensors that it gets, by workload of the model in which it was proved;
+    forms: the sizes of the module's arguments there."""
 
     def __init__(
         self, file: ModelFile, target: torch.nn.Module, made: Cut, folder: Path, facts: dict, files: RealFiles
@@ -87,6 +92,7 @@ class Draft:
         self._name = self._path or "the model"
         self._plain: dict[str, list[list[torch.Tensor]]] = {}
         self.edges: dict[str, list[torch.Tensor]] = {}
+        self.forms: dict[str, cut_source.Form] = {}
 
     def prove_draft(self) -> list[Proof]:
         """Prove the operators, in each workload. NotCut where the model's outputs with the cut in place are others in
@@ -96,10 +102,11 @@ class Draft:
         proofs = []
         for workload in [self._workload, *(name for name in self._file.workloads if name != self._workload)]:
             given: list[list[torch.Tensor]] = []
-            proofs.append(self._proof(path, workload, given.append))
+            forms: list[cut_source.Form] = []
+            proofs.append(self._proof(path, workload, given.append, forms.append))
             refuse_unproved(proofs[0])
             if proofs[-1].equal:
-                self.edges[workload] = given[0]
+                self.edges[workload], self.forms[workload] = given[0], forms[0]
         self._cut = self._cut.at_sizes_of(self.edges[self._workload])
         return proofs
 
@@ -119,8 +126,9 @@ class Draft:
         """NotCut unless the written file computes the same in the model, draws inputs of the recorded form, and its
         results on them are numbers."""
         for workload in self.edges:
-            refuse_unproved(self._proof(path, workload, lambda _: None))
+            refuse_unproved(self._proof(path, workload))
         reference = problem.Reference(path)
+        self._file.phase("running the cut on random numbers")
         for workload in reference.workloads:
             model, inputs, _ = reference.build(workload, 0, None, self._file.device)
             if workload == "default":
@@ -143,7 +151,9 @@ class Draft:
 
     def _written(self, name: str, made: Cut, loaded: str | None, recorded: tuple[str, list[str]] | None) -> Path:
         sizes = {workload: made.sizes_in(tensors) for workload, tensors in self.edges.items()}
-        inputs = cut_source.inputs_text(made, self.edges[self._workload], list(sizes.values()))
+        inputs = cut_source.inputs_text(
+            made, self.edges[self._workload], list(self.edges.values()), list(sizes.values())
+        )
         chosen = sizes.pop(self._workload)
         others = {workload: own for workload, own in sizes.items() if own and own != chosen}
         path = self._folder / name
@@ -159,7 +169,7 @@ class Draft:
         constants = [name for node, name in names.items() if node in made.graph.constants]
         facts = {**self._facts, "changes": changes, "constants": constants}
         model = cut_source.model_text(made, loaded and f"self.load_state_dict({loaded})")
-        parts = [model, *middle, cut_source.call_text(made, self._name)]
+        parts = [model, *middle, cut_source.call_text(made, self._name, [*self.forms.values()])]
         return cut_source.reference_text(title, facts, made.mutated(), parts)
 
     def _keep(self, path: str | None, name: str, value) -> str | None:
@@ -178,7 +188,7 @@ class Draft:
             problem.call(model.to(self._file.device), tensor_trees.map_tensors(inputs, torch.Tensor.clone))
             return self._facts["between"] is not None or self._as_the_module(path, inputs)
         except ValueError as error:  # sizes at which the model takes another way
-            return str(error) == cut_source.OTHER_WAY
+            return str(error) in cut_source.NO_CASES
         except Exception:
             return False
 
@@ -196,14 +206,18 @@ class Draft:
                 results.append([one.clone() for one in tensor_trees.input_tensors([outputs]) + arguments.tensors()])
         return all(difference_of(*pair) <= REPEATABLE for pair in zip(*results, strict=True))
 
-    def _proof(self, path: Path, workload: str, see: Callable) -> Proof:
+    def _proof(
+        self, path: Path, workload: str, see: Callable = lambda _: None, note: Callable = lambda _: None
+    ) -> Proof:
         """Run the model with the cut of `path` in place of the original. see: gets copies of the inputs of its first
-        call."""
+        call; note: the sizes of the module's arguments there."""
         if workload not in self._plain:
+            self._file.phase(f"running the model, workload {workload}")
             self._plain[workload] = [self._outputs(self._file.module, workload) for _ in range(2)]
         first, second = self._plain[workload]
+        self._file.phase(f"running the model with the cut in place, workload {workload}")
         try:
-            replaced = self._run_with(path, workload, see)
+            replaced = self._run_with(path, workload, see, note)
         except Exception as error:
             return Proof(workload, 0.0, 0.0, 0, str(error).strip().splitlines()[0])
         noise, difference = (max(map(difference_of, one, first), default=0.0) for one in (second, replaced))
@@ -223,7 +237,7 @@ class Draft:
         model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
         return model
 
-    def _run_with(self, path: Path, workload: str, see: Callable) -> list[torch.Tensor]:
+    def _run_with(self, path: Path, workload: str, see: Callable, note: Callable) -> list[torch.Tensor]:
         model, calls = self._model(path), []
 
         def kernel(*inputs):
@@ -235,7 +249,13 @@ class Draft:
             calls.append(1)
             return model(*inputs)
 
-        call = problem.load_module(path).call
+        def call(kernel, module, *args, **kwargs):
+            if not calls:
+                leaves = TakenApart(self._target, Arguments(args, kwargs)).leaves
+                note([tuple(leaf.tensor.shape) for leaf in leaves])
+            return own(kernel, module, *args, **kwargs)
+
+        own = problem.load_module(path).call
         with swapped(self._file.module, self._path, InPlace(self._target, call, kernel)) as whole:
             outputs = self._outputs(whole, workload)
         if not calls:

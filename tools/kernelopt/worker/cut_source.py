@@ -20,7 +20,7 @@ from .contract import NotCut
 from .graph_source import Writer, assigned, named_sizes, recorded_sizes, size_text, sizes_of
 from .model_calls import Place, TakenApart
 from .model_chain import Chain
-from .model_graph import Graph
+from .model_graph import Graph, arguments, root
 from .recorded_values import tupled
 
 SIZE_OF_GUARD = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -45,8 +45,11 @@ def recorded(name):
     ]
 '''
 OTHER_WAY = "at these sizes the model takes another way"
+NO_CASES = (OTHER_WAY, recorded_values.FEWER)  # what get_inputs says of sizes that it does not take
 TRIED_SIZES = (4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 64, 100, 127, 128, 1000, 4096, 5000)
 TRIES = 200
+Form = list[tuple[int, ...]]  # the sizes of the tensors among the arguments of a call of a module
+WRITING_BY_INDEX = ("index_put", "index_copy", "index_fill", "scatter")
 FEW = 64  # elements of a constant that are written out
 HEAD = '''"""{title}
 
@@ -238,21 +241,40 @@ def literal(tensor: torch.Tensor) -> str | None:
 WRITTEN_OUT = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
 
 
-def inputs_text(cut: Cut, edge: list[torch.Tensor], also: list[dict[str, int]]) -> str:
-    """get_inputs, for the tensors that the chain got. also: other sizes that it must take."""
+def inputs_text(cut: Cut, edge: list[torch.Tensor], edges: list[list[torch.Tensor]], also: list[dict[str, int]]) -> str:
+    """get_inputs, for the tensors that the chain got. edges: the same in each workload. also: other sizes that it must
+    take."""
     keywords = [f"{size.name}={size.recorded}" for size in named_sizes(cut.sizes)]
     parameters = f"*, {', '.join(keywords)}" if keywords else ""
     lines = [f"\n\ndef get_inputs({parameters}):"]
     if conditions := size_conditions(cut, also):
         lines += [f"    if not ({' and '.join(conditions)}):", f'        raise ValueError("{OTHER_WAY}")']
     lines.append("    return [")
-    for node, tensor in zip(cut.chain.inputs, edge, strict=True):
+    targets = written_places(cut.chain.inside)
+    for node, tensor, everywhere in zip(cut.chain.inputs, edge, zip(*edges, strict=True), strict=True):
         sizes = [size_text(size, cut.sizes) for size in node.meta["val"].shape]
+        larger = max(everywhere, key=torch.Tensor.numel)
+        write = recorded_values.places_to_write if node in targets else recorded_values.expression
         try:
-            lines.append(f"        {recorded_values.expression(tensor, sizes)},  # {cut.inputs[node]}")
+            lines.append(f"        {write(tensor, sizes, larger)},  # {cut.inputs[node]}")
         except NotCut as error:
             raise NotCut(f"the input '{cut.inputs[node]}': {error}") from None
     return "\n".join([*lines, "    ]", ""])
+
+
+def written_places(nodes: list[fx.Node]) -> set[fx.Node]:
+    """The tensors of whole numbers that say where an operator writes. A place that sums up may get several."""
+    indices: list[fx.Node] = []
+    for node in nodes:
+        given = {argument.name: value for argument, value in arguments(node)} if is_write_by_index(node) else {}
+        if not given.get("accumulate"):
+            own = given.get("index", given.get("indices", ()))
+            indices += [one for one in (own if isinstance(own, list | tuple) else [own]) if isinstance(one, fx.Node)]
+    return {root(one) for one in indices}
+
+
+def is_write_by_index(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._opname.rstrip("_") in WRITING_BY_INDEX
 
 
 def size_conditions(cut: Cut, also: list[dict[str, int]]) -> list[str]:
@@ -307,8 +329,9 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def call_text(cut: Cut, name: str) -> str:
-    """The function `call`: the module's call, with a kernel in place of the chain. name: of the module in the model."""
+def call_text(cut: Cut, name: str, forms: list[Form]) -> str:
+    """The function `call`: the module's call, with a kernel in place of the chain. name: of the module in the model.
+    forms: of the calls for which the cut is proved."""
     paths = {node: leaf.path for node, leaf in zip(cut.graph.inputs, cut.taken.leaves, strict=True)}
     names = {**paths, **{node: member("_module", own) for node, own in cut.graph.state.items()}}
     names |= {node: f"{literal(tensor)}" for node, tensor in cut.graph.constants.items() if literal(tensor)}
@@ -323,7 +346,7 @@ def call_text(cut: Cut, name: str) -> str:
         returned = returned_text(cut.graph.returned, [writer.names[node] for node in cut.graph.outputs])
     except KeyError as error:
         raise NotCut(f"a constant of the module outside of the cut, {error}, is too large to be written out") from None
-    lines = [*form_lines(cut, name), *size_lines(sizes, writer.used_sizes), *before]
+    lines = [*form_lines(cut, name, forms), *size_lines(sizes, writer.used_sizes), *before]
     lines += [assigned(results, f"_kernel({', '.join(given)})"), *after, f"return {returned}"]
     doc = f'"""A call of {name} in the model, with `_kernel` for Model."""'
     return f"\n\ndef call(_kernel, _module, /{signature_text(cut.taken.signature)}):\n" + "".join(
@@ -336,13 +359,43 @@ def name_of_result(node: fx.Node, writer: Writer) -> str:
     return node.name
 
 
-def form_lines(cut: Cut, name: str) -> list[str]:
-    """The refusal of a call of another form."""
-    conditions = cut.taken.conditions
+def form_lines(cut: Cut, name: str, forms: list[Form]) -> list[str]:
+    """The refusal of a call of another form, or of sizes that the cut is not made for."""
+    conditions = [*cut.taken.conditions, *given_lines(cut), *fixed_sizes(cut, forms), *guards_of_call(cut, forms)]
     if not conditions:
         return []
     text = " and ".join(conditions)
-    return [f"if not ({text}):", f"    raise ValueError({f'{name} was cut out of a call with {text}'!r})"]
+    told = f"{name} was cut out of a call with {text}; put_back.py --where leaves other calls to the original"
+    return [f"if not ({text}):", f"    raise ValueError({told!r})"]
+
+
+def given_lines(cut: Cut) -> list[str]:
+    """Tensors that a call could leave out."""
+    parameters = cut.taken.signature.parameters
+    paths = [leaf.path for leaf in cut.taken.leaves if leaf.path in parameters]
+    return [f"{path} is not None" for path in paths if parameters[path].default is None]
+
+
+def fixed_sizes(cut: Cut, forms: list[Form]) -> Iterator[str]:
+    """The sizes of the module's arguments that are fixed, but for those that differ among the proved calls."""
+    for number, (node, leaf) in enumerate(zip(cut.graph.inputs, cut.taken.leaves, strict=True)):
+        for at, size in enumerate(node.meta["val"].shape):
+            symbol = size.node.expr if isinstance(size, torch.SymInt) else None
+            fixed = size if symbol is None else cut.sizes.get(symbol)
+            if isinstance(fixed, int) and forms and all(form[number][at] == fixed for form in forms):
+                yield f"{leaf.path}.shape[{at}] == {fixed}"
+
+
+def guards_of_call(cut: Cut, forms: list[Form]) -> Iterator[str]:
+    """torch.export's conditions on single sizes of the module's arguments, without those that it takes for granted.
+    Where sizes must fit each other, the operators themselves refuse others."""
+    paths = [leaf.path for leaf in cut.taken.leaves]
+    for guard in cut.graph.guards if forms else ():
+        if len(places := {*SIZE_OF_GUARD.findall(guard)}) == 1:
+            number, at = map(int, places.pop())
+            text = SIZE_OF_GUARD.sub("size", guard)
+            if all(holds(text, {"size": form[number][at]}) for form in forms) and not always_holds(text, ["size"]):
+                yield text.replace("size", f"{paths[number]}.shape[{at}]")
 
 
 def signature_text(signature: inspect.Signature) -> str:

@@ -76,7 +76,7 @@ class Writer:
     def lines(self, nodes: list[fx.Node]) -> Iterator[str]:
         """The operators, with a comment where those of another submodule begin."""
         for node in nodes:
-            if self._is_whole_slice(node):
+            if is_whole_slice(node):
                 self.names[node] = self.names[node.args[0]]
                 continue
             if (origin := origin_of(node)) and origin != self._origin:
@@ -151,10 +151,11 @@ class Writer:
         narrow = self._dtype is not None and self._dtype.itemsize < torch.float32.itemsize
         return "wide" if narrow and dtype == torch.float32 else repr(dtype)
 
-    def _is_whole_slice(self, node: fx.Node) -> bool:
-        """Does it take all of a dimension?"""
-        is_slice = node.target is torch.ops.aten.slice.Tensor and not node.kwargs
-        return is_slice and node.args[2:] in ((), (0,), (0, WHOLE))
+
+def is_whole_slice(node: fx.Node) -> bool:
+    """Does it take all of a dimension?"""
+    is_slice = node.target is torch.ops.aten.slice.Tensor and not node.kwargs
+    return is_slice and node.args[2:] in ((), (0,), (0, WHOLE))
 
 
 def origin_of(node: fx.Node) -> str:

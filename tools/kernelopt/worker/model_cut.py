@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from ..model_types import CutReport
-from . import problem, tensor_trees
+from . import model_inside, problem, tensor_trees
 from .context import Context
-from .contract import NotCut
-from .cut_draft import Drafts, RealFiles
-from .graph_source import named_sizes, origin_of, recorded_sizes
+from .contract import NotCut, NotFollowed
+from .cut_draft import FOLLOWING, Drafts, RealFiles
+from .graph_source import is_whole_slice, named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
 from .model_file import ModelFile
 from .model_graph import traced
@@ -19,9 +19,10 @@ from .model_graph import traced
 
 def operators(context: Context, model: str, module: str, workload: str | None) -> dict:
     """The operators that a module runs, in order: {operators: [{name, operator, origin, dtype, shape}]}."""
-    file = ModelFile(Path(model), context.device)
+    file = ModelFile(Path(model), context.device, phase=context.phase)
     target = file.submodule(module)
     call, _ = recorded(file, target, module or "the model", file.chosen(workload))
+    file.phase(FOLLOWING)
     try:
         graph, _ = traced(target, call, any_size=True)  # as `cut` does, so that the names are the same
     except NotCut:
@@ -29,15 +30,26 @@ def operators(context: Context, model: str, module: str, workload: str | None) -
     return {"operators": [described(node) for node in graph.nodes]}
 
 
-def names_until(last: str, target: torch.nn.Module, call: RecordedCall) -> list[tuple[str, str]]:
-    """(name, operator) of the operators of a call up to one, as `operators` lists them; [] where sizes cannot be left
-    open, or there is none of that name."""
+def ends_in(
+    target: torch.nn.Module, other: RecordedCall, call: RecordedCall, ends: tuple[str, str]
+) -> tuple[str, str] | None:
+    """The names that the first and the last operator of a chain of `call` have in another call; None where other
+    operators lead to the last one there, or sizes cannot be left open. Slices that take all are counted in neither, as
+    torch.export leaves them out at size 1."""
     try:
-        graph, _ = traced(target, call, any_size=True)
-        nodes = graph.nodes[: graph.nodes.index(graph.node(last)) + 1]
+        own, theirs = (
+            [node for node in traced(target, one, any_size=True)[0].nodes if not is_whole_slice(node)]
+            for one in (call, other)
+        )
     except NotCut:
-        return []
-    return [(node.name, str(node.target)) for node in nodes]
+        return None
+    names = [node.name for node in own]
+    if not set(ends) <= {*names}:
+        return None
+    first, last = map(names.index, ends)
+    if [node.target for node in own[: last + 1]] != [node.target for node in theirs[: last + 1]]:
+        return None
+    return theirs[first].name, theirs[last].name
 
 
 def described(node) -> dict:
@@ -55,6 +67,7 @@ def described(node) -> dict:
 def recorded(file: ModelFile, target: torch.nn.Module, name: str, workload: str) -> tuple[RecordedCall, int]:
     """(the first call of a module in a run of the model, how many calls there were). NotCut when there is none, or a
     kernel could not take its arguments as they are."""
+    file.phase(f"running the model, workload {workload}")
     with recording(target) as recorder, file.buffers_restored():
         file.run(file.module, file.arguments(workload))
     call = recorder.call
@@ -82,16 +95,17 @@ def cut(
     """Write reference.py, for a module of a model or a chain of its operators, to `folder`, and prove it. weights,
     inputs: the paths that the reference names for kept ones, whose files are written to `folder`. about: more facts for
     CUT."""
-    file = ModelFile(Path(model), context.device)
+    file = ModelFile(Path(model), context.device, phase=context.phase)
     target, chosen = file.submodule(module), file.chosen(workload)
     call, calls = recorded(file, target, module or "the model", chosen)
     facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}
     drafts = Drafts(file, target, Path(folder), facts, RealFiles(weights, inputs))
-    others = wider(file, target, module, chosen, call)
-    if between:  # names of operators, which may be others there
-        names = names_until(between[1], target, call)
-        others = (one for one in others if names and names_until(between[1], target, one) == names)
-    draft, proofs, fixed = drafts.first_proved([*others, call])
+    ends = tuple(between) if between else None
+    others = [(one, ends and ends_in(target, one, call, ends)) for one in wider(file, target, module, chosen, call)]
+    try:
+        draft, proofs, fixed = drafts.first_proved([one for one in others if one[1] or not ends] + [(call, ends)])
+    except NotFollowed as error:
+        raise NotCut(f"{error}; {model_inside.advice(file, module, chosen)}") from error
     path, made = draft.write()
     draft.prove(path)
     edge = draft.edges[chosen]

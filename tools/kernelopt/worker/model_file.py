@@ -46,10 +46,13 @@ class Arguments:
 
 class ModelFile:
     """The module of a file, on `device`, and the arguments of its workloads. training: it is in training mode, and runs
-    keep what gradients need."""
+    keep what gradients need. phase: is told what is done with the model (context.Context.phase)."""
 
-    def __init__(self, path: Path, device: str, training: bool = False):
-        self.name, self.device, self.training = path.name, device, training
+    def __init__(
+        self, path: Path, device: str, training: bool = False, phase: Callable[[str], None] = lambda name: None
+    ):
+        self.name, self.device, self.training, self.phase = path.name, device, training, phase
+        phase(f"loading {self.name}")
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
         with self._blamed("it"):
@@ -148,6 +151,12 @@ class ModelFile:
         if not floating:
             raise WrongModelFile(f"no output of {self.name} needs gradients; define loss(outputs) there")
         return sum(tensor.float().square().mean() for tensor in floating)
+
+    def backward(self, outputs) -> None:
+        """The backward pass of the loss."""
+        loss = self.loss(outputs)
+        with self._blamed("the backward pass"):
+            loss.backward()
 
     def submodule(self, path: str) -> torch.nn.Module:
         """The module at a dotted path, the model itself for "". Raises WrongModelFile, naming what is there."""

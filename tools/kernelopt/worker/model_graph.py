@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from . import tensor_trees
-from .contract import NotCut
+from .contract import NotCut, NotFollowed
 from .faults import shortened
 from .model_calls import Place, RecordedCall, TakenApart
 
@@ -18,6 +18,7 @@ NO_OPERATORS = ("_assert", "sym_constrain", "sym_size", "sym_stride", "sym_numel
 SCOPES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # how many arguments come before the part inside
 SHARES = ("p", "dropout_p", "dropout")  # names of an operator's share of dropped numbers
 MODES = ("train", "training")  # names of what switches dropping on
+REWRITE = "docs/models.md, 'Routing by contents', has ways to write it without"
 WHOLE = 2**63 - 1  # the end of a slice that has none
 
 
@@ -83,7 +84,7 @@ def refuse_own_classes(outputs) -> None:
 
 def traced(module: torch.nn.Module, call: RecordedCall, any_size: bool) -> tuple[Graph, TakenApart]:
     """The operators of a recorded call, and its arguments taken apart. any_size: sizes of inputs that need not be as
-    recorded become symbols. NotCut where torch.export cannot follow the module."""
+    recorded become symbols. NotFollowed where torch.export cannot follow the module."""
     taken = TakenApart(module, call.arguments)
     flat = Flat(module, taken)
     tensors = tuple(leaf.tensor for leaf in taken.leaves)
@@ -97,7 +98,7 @@ def traced(module: torch.nn.Module, call: RecordedCall, any_size: bool) -> tuple
     except NotCut:
         raise
     except Exception as error:
-        raise NotCut(f"torch.export cannot follow it: {first_lines(error)}") from error
+        raise NotFollowed(f"torch.export cannot follow it: {first_lines(error)}") from error
     return graph_of(program, taken), taken
 
 
@@ -105,10 +106,11 @@ def first_lines(error: Exception) -> str:
     """The first sentence of an error of torch.export, and the place in the user's code."""
     text = str(error) or type(error).__name__
     first = text.strip().splitlines()[0]
-    if type(error).__name__ == "GuardOnDataDependentSymNode":
+    if dependent := type(error).__name__ == "GuardOnDataDependentSymNode":
         first = "a size or a branch depends on the contents of a tensor"
     place = place_in(text)
-    return shortened(f"{first} ({place})" if place else first)
+    whole = f"{first} ({place})" if place else first
+    return shortened(f"{whole}; {REWRITE}" if dependent else whole)
 
 
 def place_in(text: str) -> str | None:

@@ -48,15 +48,21 @@ def profile_step(
 ) -> ProfiledStep:
     """ways: names of model_steps.Steps that are held against the eager step; they need a GPU. budget_s: for each.
     ready_s: how long each may take to compile."""
-    file = ModelFile(Path(model), context.device, training)
+    file = ModelFile(Path(model), context.device, training, context.phase)
     chosen = file.chosen(workload)
     steps = Steps(file, chosen)
+    file.phase(f"running eager steps, workload {chosen}")
     eager = model_steps.warmed_up(steps.eager(file.module))
     step_us = [model_steps.host_us(eager) for _ in range(2 * model_steps.LEAST_ROUNDS)]
-    compared = {way: against_eager(steps, way, eager, file.module, budget_s, ready_s) for way in ways}
+    compared = {}
+    for way in ways:
+        file.phase(f"timing {way} steps")
+        compared[way] = against_eager(steps, way, eager, file.module, budget_s, ready_s)
+    file.phase("profiling a step")
     path = Path(folder, "step.json.gz")
     path.write_bytes(gzip.compress(json.dumps(trace_of(file, eager, folder)).encode()))
     own = list(file.module.parameters())
+    file.phase("counting the work of each module on blank tensors")
     return ProfiledStep(
         trace=str(path),
         torch=torch.__version__,

@@ -1,7 +1,7 @@
 """The job that puts a kernel into a model, checks the whole model against the original, and times a step of both."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,11 +19,14 @@ DYNAMIC = "torch.compile, dynamic sizes"
 
 @dataclass(frozen=True)
 class PutBackReport:
-    """paths: the modules that the kernel stands in for. calls: of it in a step. steps: times by way of running, {}
-    where there is no GPU. alone: of one call of the first module, by itself."""
+    """paths: the modules that the kernel stands in for. workload: the one of the step. calls: of the kernel in it.
+    left_out: workloads in which the original takes all calls. steps: times by way of running, {} where there is no GPU.
+    alone: of one call of the first module that has one, by itself."""
 
     paths: list[str]
+    workload: str
     calls: int
+    left_out: list[str]
     checks: list[ModelCheck]
     steps: dict[str, StepTimes]
     alone: StepTimes | None
@@ -34,6 +37,8 @@ def put_back(
     model: str,
     folder: str,
     at: str,
+    where: str | None,
+    workload: str | None,
     training: bool,
     generate: int,
     tolerances: dict[str, float],
@@ -41,28 +46,38 @@ def put_back(
     ready_s: float,
 ) -> PutBackReport:
     """Check, and on a GPU time, a model with the kernel of `folder` (kernel.py, reference.py) in place of the modules
-    at `at`. training: also compare gradients. generate: how many greedy tokens are compared. tolerances: by dtype, on
-    |error| / (|original| + rms). budget_s: for the times of each way of running a step; ready_s: to compile it."""
-    file = ModelFile(Path(model), context.device, training)
+    at `at`. where: the calls that it takes, a condition on the module's arguments. workload: of the step; None for that
+    of the cut, or else the first. training: also compare gradients. generate: how many greedy tokens are compared.
+    tolerances: by dtype, on |error| / (|original| + rms). budget_s: for the times of each way of running a step;
+    ready_s: to compile it."""
+    file = ModelFile(Path(model), context.device, training, context.phase)
     try:
         operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
-        made = model_swap.replacements(file.module, at, operator)
+        made = model_swap.replacements(file.module, at, operator, where)
+    except model_swap.WrongCall as error:
+        raise WrongModelFile(str(error)) from None
     except model_swap.NotReplaced as error:
         raise NotCut(str(error)) from None
     if training and operator.mutated:
         raise NotCut(f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow")
-    judge = Judge(file, with_modules(file.module, made), made, tolerances)
+    own = operator.workload if operator.workload in file.workloads else None
+    judge = Judge(file, with_modules(file.module, made), made, tolerances, workload or own)
     checks = judge.outputs()
+    if all(check.passed for check in checks) and not judge.calls[judge.workload]:
+        raise WrongModelFile(
+            f"workload '{judge.workload}' makes no call that fits '{where}'; name one that does: --workload NAME"
+        )
     if all(check.passed for check in checks):
         checks.append(judge.operator(operator))
         checks += [judge.gradients()] if training else []
         checks += [judge.tokens(generate)] if generate else []
         checks.append(judge.compiled(ready_s))
+    facts = [*made], judge.workload, judge.calls[judge.workload], judge.left_out
     if context.device != "cuda" or any(check.passed is False for check in checks):
-        return PutBackReport([*made], judge.calls, checks, {}, None)
-    times = model_steps.compared(file, judge.after, budget_s, ready_s)
-    alone = model_steps.alone(file, *next(iter(made.items())), budget_s / 4)
-    return PutBackReport([*made], judge.calls, checks, times, alone)
+        return PutBackReport(*facts, checks, {}, None)
+    times = model_steps.compared(file, judge.after, judge.workload, budget_s, ready_s)
+    file.phase("timing the module alone")
+    return PutBackReport(*facts, checks, times, model_steps.alone(file, made, judge.workload, budget_s / 4))
 
 
 def with_modules(model: torch.nn.Module, made: dict[str, torch.nn.Module], prefix: str = "") -> torch.nn.Module:
@@ -79,10 +94,20 @@ def with_modules(model: torch.nn.Module, made: dict[str, torch.nn.Module], prefi
 
 
 class Judge:
-    """Compares a model with the original. calls: of the kernel in a step."""
+    """Compares a model with the original. workload: of the step. calls: of the kernel in a step of each workload.
+    left_out: workloads in which the original takes all calls."""
 
-    def __init__(self, file: ModelFile, after: torch.nn.Module, made: dict, tolerances: dict[str, float]):
-        self.after, self.calls = after, 0
+    def __init__(
+        self,
+        file: ModelFile,
+        after: torch.nn.Module,
+        made: dict[str, model_swap.Replacement],
+        tolerances: dict[str, float],
+        workload: str | None = None,
+    ):
+        self.after, self.calls = after, dict.fromkeys(file.workloads, 0)
+        self.left_out: list[str] = []
+        self.workload = file.chosen(workload)
         self._file = file
         parameters = [*file.module.parameters(), *file.module.buffers()]
         self._tolerance = tolerances.get(tensor_trees.dominant_dtype(parameters), tolerances["fp32"])
@@ -95,9 +120,15 @@ class Judge:
 
     def _in_workload(self, workload: str) -> ModelCheck:
         name = f"outputs, workload {workload}"
+        self._file.phase(f"running the model as it is, workload {workload}")
         plain = self._left_by(self._file.module, workload)
-        calls: list[int] = []
-        hooks = [one.register_forward_hook(lambda *_: calls.append(1)) for one in {*self._made.values()}]
+        calls: list[bool] = []
+
+        def note(module, args, kwargs, outputs):
+            calls.append(module.fits(*args, **kwargs))
+
+        hooks = [one.register_forward_hook(note, with_kwargs=True) for one in {*self._made.values()}]
+        self._file.phase(f"running the model with the kernel, workload {workload}")
         try:
             replaced = self._left_by(self.after, workload)
         except Exception as error:
@@ -105,10 +136,16 @@ class Judge:
         finally:
             for hook in hooks:
                 hook.remove()
+        self.calls[workload] = sum(calls)
+        self.left_out += [workload] if calls and not any(calls) else []
         if not calls:
-            return ModelCheck(name, False, "the model did not call the kernel")
-        self.calls = self.calls or len(calls)
-        return self._compared(name, replaced, plain, self._exact_outputs(workload))
+            return ModelCheck(name, False, "the model did not call the module")
+        check = self._compared(name, replaced, plain, self._exact_outputs(workload))
+        if all(calls):
+            return check
+        return replace(
+            check, detail=f"the original takes {len(calls) - sum(calls)} of {len(calls)} calls; {check.detail}"
+        )
 
     def _left_by(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
         arguments = self._file.arguments(workload)
@@ -150,6 +187,7 @@ class Judge:
 
     def operator(self, operator: model_swap.Operator) -> ModelCheck:
         """torch.library.opcheck, on the arguments of a real call."""
+        self._file.phase("running torch.library.opcheck on the kernel")
         op, given = operator.op, []
 
         def noting(*arguments):
@@ -157,7 +195,7 @@ class Judge:
             return op(*arguments)
 
         operator.apply = noting
-        self._left_by(self.after, self._file.chosen(None))
+        self._left_by(self.after, self.workload)
         del operator.apply
         plain = operator.mutated or not self._file.training  # gradients that nobody asked for are not tried
         real = [one.detach() if plain and isinstance(one, torch.Tensor) else one for one in given[0]]
@@ -168,13 +206,17 @@ class Judge:
 
     def gradients(self) -> ModelCheck:
         """The gradients of all parameters."""
-        workload = self._file.chosen(None)
-        arguments = self._file.arguments(workload)
-        plain, replaced = (self._gradients(module, arguments) for module in (self._file.module, self.after))
+        self._file.phase("comparing gradients")
+        arguments = self._file.arguments(self.workload)
+        plain = self._gradients(self._file.module, arguments)
+        try:
+            replaced = self._gradients(self.after, arguments)
+        except Exception as error:
+            return ModelCheck("gradients", False, first_line(error))
         if missing := [name for name in plain if name not in replaced]:
             return ModelCheck("gradients", False, f"'{missing[0]}' gets none")
         try:
-            wide = self._gradients(self._exact, self._wide_arguments(workload))
+            wide = self._gradients(self._exact, self._wide_arguments(self.workload))
             exact = [wide[name] for name in plain]
         except Exception:
             exact = None
@@ -182,13 +224,14 @@ class Judge:
 
     def _gradients(self, module: torch.nn.Module, arguments: Arguments) -> dict[str, torch.Tensor]:
         module.zero_grad()
-        self._file.loss(self._file.run(module, arguments)).backward()
+        self._file.backward(self._file.run(module, arguments))
         made = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
         module.zero_grad()
         return made
 
     def tokens(self, count: int) -> ModelCheck:
         """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
+        self._file.phase("comparing greedy tokens")
         plain, tokens = self._greedy(self._file.module, count, [])
         replaced, _ = self._greedy(self.after, count, tokens)
         equal = ties = 0
@@ -205,7 +248,7 @@ class Judge:
         self, module: torch.nn.Module, count: int, given: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """(the last logits, the best tokens) of `count` steps. given: tokens that go on in place of the best ones."""
-        arguments = self._file.arguments(self._file.chosen(None))
+        arguments = self._file.arguments(self.workload)
         logits, tokens = [], []
         with self._file.buffers_restored():
             for number in range(count):
@@ -216,6 +259,7 @@ class Judge:
 
     def compiled(self, ready_s: float) -> ModelCheck:
         """All workloads through one torch.compile with dynamic sizes."""
+        self._file.phase("running the model with the kernel in torch.compile")
         backend = "inductor" if self._file.device == "cuda" else "aot_eager"
         try:
             results = self._left_compiled(self.after, backend, ready_s)

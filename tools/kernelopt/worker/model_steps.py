@@ -1,6 +1,7 @@
 """Times of a step of a model, before and after a change, in turn; and of one module by itself."""
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 
 from .model_calls import recording
 from .model_file import Arguments, ModelFile
+from .model_swap import Replacement
 
 LEAST_ROUNDS, MOST_ROUNDS = 6, 200
 WARM_UP_STEPS = 3
@@ -62,7 +64,7 @@ class Steps:
         def call():
             outputs = file.call(module, arguments)  # a seed could not be set while a graph is captured
             if file.training:
-                file.loss(outputs).backward()
+                file.backward(outputs)
                 module.zero_grad()
 
         return call
@@ -108,11 +110,17 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
 WAYS = ("eager", "compiled", "graph", "compiled_graph")
 
 
-def compared(file: ModelFile, after: torch.nn.Module, budget_s: float, ready_s: float) -> dict[str, StepTimes]:
+def compared(
+    file: ModelFile, after: torch.nn.Module, workload: str, budget_s: float, ready_s: float
+) -> dict[str, StepTimes]:
     """The step of the original and of the model after the change, in turn. ready_s: to compile one of them."""
-    steps = Steps(file, file.chosen(None))
+    steps = Steps(file, workload)
     ways = [way for way in WAYS if not (file.training and "graph" in way)]
-    return {way: compared_way(getattr(steps, way), file.module, after, budget_s, ready_s) for way in ways}
+    times = {}
+    for way in ways:
+        file.phase(f"timing {way} steps")
+        times[way] = compared_way(getattr(steps, way), file.module, after, budget_s, ready_s)
+    return times
 
 
 def compared_way(
@@ -176,15 +184,18 @@ def most_bytes(call: Callable) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def alone(file: ModelFile, path: str, made: torch.nn.Module, budget_s: float) -> StepTimes:
-    """The first call of a module in a step, by itself: the original and the kernel in turn, calls in a row between two
-    events."""
-    original = file.submodule(path)
-    with recording(original) as recorder:
-        file.run(file.module, file.arguments(file.chosen(None)))
-    arguments = recorder.call.arguments
-    calls = [warmed_up(lambda one=one: called(one, arguments)) for one in (original, made)]
-    return StepTimes(*in_turn(*calls, budget_s, events_us))
+def alone(file: ModelFile, made: dict[str, Replacement], workload: str, budget_s: float) -> StepTimes | None:
+    """The first call in a step of the first module whose kernel takes it, by itself: the original and the kernel in
+    turn, calls in a row between two events. None where there is none."""
+    for path, replacement in made.items():
+        original = file.submodule(path)
+        with recording(original) as recorder:
+            file.run(file.module, file.arguments(workload))
+        given = recorder.call and recorder.call.arguments
+        if given and replacement.fits(*given.args, **given.kwargs):
+            calls = [warmed_up(functools.partial(called, one, given)) for one in (original, replacement)]
+            return StepTimes(*in_turn(*calls, budget_s, events_us))
+    return None
 
 
 def called(module: torch.nn.Module, arguments: Arguments):

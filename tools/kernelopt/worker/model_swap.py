@@ -3,19 +3,24 @@ work on. This file stands alone: put_back.py leaves a copy beside kernel.py and 
 
     import model_swap
     model = model_swap.into(model, "layers.*.mlp")
+    model = model_swap.into(model, "layers.*.mlp", where="x.shape[1] == 1")  # the original elsewhere
 
 The operator gets the inputs of the kernel and the parameters and buffers of the module that it stands in for. What it
 returns without computing (its fake implementation) comes from the reference. Gradients come from the reference too,
 computed again in the backward pass.
 """
 
+import ast
+import builtins
+import contextlib
+import copy
 import fnmatch
 import functools
 import importlib.util
 import inspect
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -30,11 +35,16 @@ class NotReplaced(Exception):
     """The kernel cannot stand in for the module; the message says why."""
 
 
-def into(model: torch.nn.Module, at: str, folder: Path = HERE) -> torch.nn.Module:
+class WrongCall(NotReplaced):
+    """No module has that path, or the condition is none."""
+
+
+def into(model: torch.nn.Module, at: str, folder: Path = HERE, where: str | None = None) -> torch.nn.Module:
     """The model with the kernel of `folder` in place of all modules whose paths fit `at`, where * stands for one part
-    of a path. The model itself is changed, but for the path ""."""
+    of a path. where: the calls that the kernel takes, a condition in the names of the module's arguments; the original
+    module takes the others. The model itself is changed, but for the path ""."""
     operator = Operator(folder / "kernel.py", folder / "reference.py")
-    for path, made in replacements(model, at, operator).items():
+    for path, made in replacements(model, at, operator, where).items():
         if not path:
             return made
         owner, _, leaf = path.rpartition(".")
@@ -42,15 +52,17 @@ def into(model: torch.nn.Module, at: str, folder: Path = HERE) -> torch.nn.Modul
     return model
 
 
-def replacements(model: torch.nn.Module, at: str, operator: "Operator") -> dict[str, "Replacement"]:
+def replacements(
+    model: torch.nn.Module, at: str, operator: "Operator", where: str | None = None
+) -> dict[str, "Replacement"]:
     """What stands in for the modules that fit a pattern, by path: one for each module, wherever it stands."""
     originals = {path: model.get_submodule(path) for path in paths(model, at)}
-    made = {original: Replacement(original, operator) for original in dict.fromkeys(originals.values())}
+    made = {original: Replacement(original, operator, where) for original in dict.fromkeys(originals.values())}
     return {path: made[original] for path, original in originals.items()}
 
 
 def paths(model: torch.nn.Module, at: str) -> list[str]:
-    """The paths of modules that fit a pattern, all paths of a module that stands at several. NotReplaced when there is
+    """The paths of modules that fit a pattern, all paths of a module that stands at several. WrongCall when there is
     none."""
     parts, every = at.split("."), list(model.named_modules(remove_duplicate=False))
     fitting = {
@@ -59,7 +71,7 @@ def paths(model: torch.nn.Module, at: str) -> list[str]:
         if len(name.split(".")) == len(parts) and all(map(fnmatch.fnmatchcase, name.split("."), parts))
     }
     if not fitting:
-        raise NotReplaced(f"the model has no module '{at}'")
+        raise WrongCall(f"the model has no module '{at}'")
     return [name for name, module in every if module in fitting]
 
 
@@ -75,7 +87,8 @@ def load_file(path: Path):
 
 class Operator:
     """The operator of a kernel and its reference. inputs: names of the arguments of the kernel. state: names of the
-    parameters and buffers of Model. mutated: those of both that are written to."""
+    parameters and buffers of Model. mutated: those of both that are written to. workload: of the model, in which the
+    reference was cut out."""
 
     def __init__(self, kernel: Path, reference: Path, name: str | None = None):
         self._kernel = load_file(kernel)
@@ -86,6 +99,7 @@ class Operator:
         self.inputs = [*inspect.signature(self._reference.Model.forward).parameters][1:]
         self.state = [name for name, _ in held(self._blank)]
         cut = getattr(self._reference, "CUT", {})
+        self.workload = cut.get("workload")
         mutates = getattr(self._reference, "MUTATES", ())
         self.mutated = [one if isinstance(one, str) else self.inputs[one] for one in mutates]
         self.mutated += cut.get("changes", [])
@@ -95,6 +109,10 @@ class Operator:
         types, self._results = self._signature()
         self._name = name or f"cut_{next(NUMBERS)}"
         self.op = self._defined(types)
+
+    def __deepcopy__(self, memo) -> "Operator":
+        """Copies of a model share it: it holds no state of theirs."""
+        return self
 
     def call(self, module: torch.nn.Module, *args, **kwargs):
         """A call of a module, with the operator in it."""
@@ -165,9 +183,9 @@ class Operator:
 
     def _fake(self, *arguments):
         """What the reference returns without computing. It gets copies of what it changes."""
-        with torch.no_grad():
-            results = self._computed(self._blank, arguments)
-        return returned(apart(results, arguments))
+        with torch.no_grad(), inner_sizes_dropped() as results:
+            results += apart(self._computed(self._blank, arguments), arguments)
+        return returned(results)
 
     def _computed(self, model: torch.nn.Module, arguments) -> list[torch.Tensor]:
         """The results of the reference."""
@@ -265,11 +283,13 @@ class StandIn(torch.nn.Module):
 
 
 class Replacement(StandIn):
-    """An operator in place of a module."""
+    """An operator in place of a module. where: the calls that it takes; the original takes the others."""
 
-    def __init__(self, original: torch.nn.Module, operator: Operator):
+    def __init__(self, original: torch.nn.Module, operator: Operator, where: str | None = None):
         super().__init__(original)
         self._operator = operator
+        self._where = where and condition(where, original)
+        self._others = [sharing(original, self)] if where else []  # a list, which hides it from the model's state
         for name in operator.constants:
             device = next((one.device for _, one in held(self)), None)
             self.register_buffer(name, find(operator.real, name).to(device), persistent=False)
@@ -280,8 +300,51 @@ class Replacement(StandIn):
                 own = ", ".join(known for known, _ in held(self)) or "none"
                 raise NotReplaced(f"the module lacks '{name}', which Model has; its own are: {own}") from None
 
+    def fits(self, *args, **kwargs) -> bool:
+        """Does the kernel take this call?"""
+        return self._where is None or self._where(*args, **kwargs)
+
     def forward(self, *args, **kwargs):
-        return self._operator.call(self, *args, **kwargs)
+        if self.fits(*args, **kwargs):
+            return self._operator.call(self, *args, **kwargs)
+        return self._others[0](*args, **kwargs)
+
+    def train(self, mode: bool = True):
+        for one in self._others:
+            one.training = mode
+        return super().train(mode)
+
+
+def sharing(original: torch.nn.Module, owner: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a module that has its parameters, buffers and submodules from another one, whatever becomes of them."""
+    one = copy.copy(original)
+    for members in ("_parameters", "_buffers", "_modules"):
+        one.__dict__[members] = getattr(owner, members)
+    return one
+
+
+def condition(text: str, module: torch.nn.Module) -> Callable[..., bool]:
+    """A function of a module's arguments from an expression in their names. torch.compile makes a guard of it.
+    WrongCall where it is no expression, or has other names."""
+    signature = inspect.signature(module.forward)
+    try:
+        names = {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
+    except SyntaxError:
+        raise WrongCall(f"'{text}' is no expression of Python, such as x.shape[1] == 1") from None
+    if unknown := sorted(names - {*signature.parameters, *vars(builtins), "torch"}):
+        known = ", ".join(signature.parameters)
+        raise WrongCall(f"'{text}' names '{unknown[0]}', and the module's arguments are: {known}")
+    blank = [
+        one.replace(annotation=one.empty, default=one.default if one.default is one.empty else None)
+        for one in signature.parameters.values()
+    ]
+    given = str(signature.replace(parameters=blank, return_annotation=signature.empty))[1:-1]
+    made = eval(f"lambda {given}: bool({text})", {"torch": torch})
+    defaults = {one.name: one.default for one in signature.parameters.values() if one.default is not one.empty}
+    keyword = {one.name for one in signature.parameters.values() if one.kind == one.KEYWORD_ONLY}
+    made.__defaults__ = tuple(value for name, value in defaults.items() if name not in keyword)
+    made.__kwdefaults__ = {name: value for name, value in defaults.items() if name in keyword}
+    return made
 
 
 def traced(argument) -> bool:
@@ -336,6 +399,20 @@ def apart(results: list[torch.Tensor], arguments) -> list[torch.Tensor]:
         made.append(result.clone() if place(result) in taken else result)
         taken.add(place(made[-1]))
     return made
+
+
+@contextlib.contextmanager
+def inner_sizes_dropped() -> Iterator[list[torch.Tensor]]:
+    """For a fake implementation: sizes that depend on the contents of tensors, and that none of the results which the
+    block puts into the list has, are nobody's business outside of it."""
+    results: list[torch.Tensor] = []
+    mode = torch._guards.detect_fake_mode()
+    pending = getattr(mode and mode.shape_env, "pending_fresh_unbacked_symbols", [])
+    before = list(pending)
+    yield results
+    sizes = (size.node.expr for one in results for size in one.shape if isinstance(size, torch.SymInt))
+    used = {*before, *itertools.chain.from_iterable(size.free_symbols for size in sizes)}
+    pending[:] = [symbol for symbol in pending if symbol in used]
 
 
 def place(tensor: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ import torch
 from . import accuracy
 from .contract import NotCut
 
+FEWER = "there are fewer places to write to"
 HELPERS = {
     "drawn": '''
 def drawn(shape, dtype, mean, std, low, high):
@@ -21,6 +22,13 @@ def ordered(shape, low, high):
     numbers = torch.randint(low, high + 1, shape).sort(-1).values
     numbers[..., 0], numbers[..., -1] = low, high
     return numbers
+''',
+    "different": f'''
+def different(count, low, high):
+    """Different whole numbers from the lowest recorded one to the highest, in any order: places to write to."""
+    if count > high - low + 1:
+        raise ValueError("{FEWER}")
+    return low + torch.randperm(high - low + 1)[:count]
 ''',
     "triangle": '''
 def triangle(shape, diagonal, below, above, dtype):
@@ -36,13 +44,33 @@ def either(shape, share, first, second, dtype):
 }
 
 
-def expression(tensor: torch.Tensor, sizes: list[str]) -> str:
-    """What makes a tensor of these sizes (expressions), with numbers like those of `tensor` and strides like its. The
-    functions in HELPERS stand for themselves."""
+def places_to_write(tensor: torch.Tensor, sizes: list[str], larger: torch.Tensor) -> str:
+    """The same as `expression`, where each number is a place that is written to: none twice, if none was."""
+    if tensor.ndim == 1 and larger.unique().numel() == larger.numel() > 1 and not counted(larger, sizes):
+        both = torch.cat([tensor, larger])
+        return f"different({sizes[0]}, {int(both.min())}, {int(both.max())}).to({tensor.dtype})"
+    return expression(tensor, sizes, larger)
+
+
+def expression(tensor: torch.Tensor, sizes: list[str], larger: torch.Tensor | None = None) -> str:
+    """What makes a tensor of these sizes (expressions), with numbers like those of `tensor` and strides like its. A
+    single number says little of its kind: then `larger`, of another workload, tells it. The functions in HELPERS stand
+    for themselves."""
+    if tensor.ndim and tensor.numel() == 1 and larger is not None and larger.numel() > 1:
+        return beginning(tensor, larger, sizes)
     one = tensor.detach()[tuple(slice(1) if repeated(tensor, at) else slice(None) for at in range(tensor.ndim))]
     texts = ["1" if repeated(tensor, at) else size for at, size in enumerate(sizes)]
     made = structured(one, texts) or laid_out(one, texts, drawer(one))
     return f"{made}.expand({tupled(sizes)})" if one.shape != tensor.shape else made
+
+
+def beginning(tensor: torch.Tensor, larger: torch.Tensor, sizes: list[str]) -> str:
+    """The expression of `larger`; where that counts up, from the single number of `tensor` on."""
+    if not larger.is_floating_point() and not larger.is_complex() and larger.dtype != torch.bool:
+        up = torch.arange(larger.shape[-1], device=larger.device)
+        if bool((larger == larger.min() + up).all()):
+            return counting(int(tensor), larger, sizes)
+    return expression(larger, sizes)
 
 
 def repeated(tensor: torch.Tensor, at: int) -> bool:
@@ -88,7 +116,9 @@ def structured(tensor: torch.Tensor, sizes: list[str]) -> str | None:
 
 def is_random(expression: str) -> bool:
     """Does it make other numbers each time?"""
-    return any(f"{name}(" in expression for name in ("either", "ordered", "randperm", "randint", "drawn", "empty"))
+    return any(
+        f"{name}(" in expression for name in ("either", "ordered", "different", "randperm", "randint", "drawn", "empty")
+    )
 
 
 def two_valued(tensor: torch.Tensor, sizes: list[str], dtype: torch.dtype) -> str:
@@ -112,14 +142,19 @@ def counted(tensor: torch.Tensor, sizes: list[str]) -> str | None:
     length, low, high = tensor.shape[-1], int(tensor.min()), int(tensor.max())
     up = torch.arange(length, device=tensor.device)
     if bool((tensor == low + up).all()):
-        made = f"torch.arange({sizes[-1]}, dtype={tensor.dtype})"
-        made = f"({low} + {made})" if low else made
-        return made if tensor.ndim == 1 else f"{made}.expand({tupled(sizes)}).contiguous()"
+        return counting(low, tensor, sizes)
     if tensor.ndim == 1 and bool((tensor.sort().values == up).all()):
         return f"torch.randperm({sizes[0]}, dtype={tensor.dtype})"
     if length > 2 and bool((tensor[..., 1:] >= tensor[..., :-1]).all()):
         return f"ordered({tupled(sizes)}, {low}, {high}).to({tensor.dtype})"
     return None
+
+
+def counting(low: int, tensor: torch.Tensor, sizes: list[str]) -> str:
+    """Whole numbers that count up from one on, in a tensor like this."""
+    made = f"torch.arange({sizes[-1]}, dtype={tensor.dtype})"
+    made = f"({low} + {made})" if low else made
+    return made if tensor.ndim == 1 else f"{made}.expand({tupled(sizes)}).contiguous()"
 
 
 def number(value: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ the children.
 """
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -114,6 +115,8 @@ def _become_job(folder: str, request: int, channel: int, log: int, orders: int |
         os.close(log)
         os.chdir(folder)
         _limit()
+        if os.environ.get("PYTHONFAULTHANDLER"):  # Python itself looks at its start, before the fork
+            faulthandler.enable(open(processes.STACK_FILE, "w"), all_threads=False)  # noqa: SIM115 (open to the end)
         with os.fdopen(request) as file:
             text = file.read()
         failed = _perform(text, channel, orders)
