@@ -86,8 +86,8 @@ def modules_of(folder: Path, value: dict, file: Path) -> dict[str, Source]:
 def within(folder: Path, source: str, file: Path) -> Path:
     """The path of a file that task.yml names: in the task's folder, or in the two above, which tasks of a set and
     sets of tasks share."""
-    path = (folder / source).resolve()
-    if not path.is_relative_to(folder.resolve().parents[1]):
+    path, own = (folder / source).resolve(), folder.resolve()
+    if not path.is_relative_to([own, *own.parents][:3][-1]):
         raise UsageError(f"{file}: {source} lies outside the task's folder and the two above it")
     return path
 
