@@ -111,11 +111,19 @@ def test_options_that_do_not_go_together_are_refused(ready, run_here, options, s
     ("options", "on"),
     [(["claude"], "ray://127.0.0.1:9"), (["codex"], "local"), (["codex", "--network"], "ray://127.0.0.1:9")],
 )
-def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, options, on):
+def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, tmp_path, options, on):
     """Codex's sandbox has no network by itself, so its agents check kernels here."""
     monkeypatch.setenv("KERNELOPT_ON", "")
+    (tmp_path / options[0]).symlink_to(shutil.which("true"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--on", "ray://127.0.0.1:9", "--client", *options)
     assert done.returncode == 3 and os.environ["KERNELOPT_ON"] == on
+
+
+def test_a_client_that_is_not_installed_is_named_before_anything_runs(ready, run_here, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--client", "codex")
+    assert done.returncode == 3 and "codex is not installed, or not on the PATH" in done.stderr, done.stderr
 
 
 def test_a_known_client_has_its_command_line():

@@ -6,12 +6,14 @@ Source: their `--help` and what they print, of the versions that tests/clients/p
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 
 from .. import bundle
+from ..errors import EnvironmentLacks
 
 FINAL_AFTER = 3  # lines that tell what the user must mend: a login that is renewed meanwhile costs one
 GIVE_UP_S = 120.0  # since the first line of a trouble, without an answer; services recover from a rush in less
@@ -106,6 +108,12 @@ CLIENTS = {
         answers=(Sign({"type": "step_start"}),),
     ),
 }
+
+
+def require_installed(name: str) -> None:
+    """EnvironmentLacks when the program of a client, which has its name, is not on the PATH."""
+    if shutil.which(name) is None:
+        raise EnvironmentLacks(f"{name} is not installed, or not on the PATH; install it, or name another --client")
 
 
 @dataclass(frozen=True)
