@@ -89,7 +89,7 @@ def a_node_that_is_killed_is_named(node, session, process) -> None:
 def test_addresses():
     for text in ("ray://gpu:10001", "gpu:10001", "gpu", "ray://gpu/"):
         assert str(Address.parse(text)) == "ray://gpu:10001"
-    for text in ("", "ray://", "gpu:", "gpu:port", "http://gpu:1"):
+    for text in ("", "ray://", "gpu:", "gpu:port", "http://gpu:1", "gpu:0", "gpu:65536"):
         with pytest.raises(UsageError, match=r"write ray://HOST:PORT"):
             Address.parse(text)
 

@@ -64,7 +64,7 @@ class Address:
         host, _, port = text.removeprefix("ray://").rstrip("/").rpartition(":")
         if not host:
             host, port = port, str(PORT)
-        if not host or "/" in host or not (port.isascii() and port.isdigit()):
+        if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise UsageError(f"{text!r} is no address of a node; write ray://HOST:PORT")
         return cls(host, int(port))
 
