@@ -94,6 +94,17 @@ def test_addresses():
             Address.parse(text)
 
 
+def test_a_port_that_no_machine_has_starts_no_node(run_here):
+    done = run_here("gpu_node.py", "--port", "65536")
+    assert done.returncode == 2 and "127.0.0.1:65536' is no address of a node" in done.stderr
+
+
+def test_a_node_without_a_gpu_is_told_before_its_messages():
+    node = Address("h", 1)
+    assert connection.RayNode(node, 0).introduction("box, Python 3.11") == "on ray://h:1 (box, Python 3.11, no GPU)"
+    assert connection.RayNode(node, 2).introduction("box, Python 3.11") == "on ray://h:1 (box, Python 3.11)"
+
+
 def test_an_address_where_nothing_answers():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

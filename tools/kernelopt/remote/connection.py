@@ -151,6 +151,10 @@ class RayNode:
         with contextlib.suppress(Exception):  # the node may be gone
             ray.shutdown()
 
+    def introduction(self, about: str) -> str:
+        """Where the work runs; "here" in the messages that follow is there."""
+        return f"on {self.name} ({about}{'' if self.gpus else ', no GPU'})"
+
     def _await(self, actor) -> None:
         """Wait until a GPU of the node is free for the actor. A wait is announced on stderr, as by gpu.locked."""
         import ray
@@ -166,7 +170,7 @@ class RayNode:
                     announced = True
             about = unwrapped(*ray.get(ready))
             if not self._introduced:
-                say(f"on {self.name} ({about})")
+                say(self.introduction(about))
             self._introduced = True
 
 
