@@ -9,7 +9,7 @@ from shlex import quote
 import pytest
 from conftest import BUNDLE
 from kernelopt.errors import UsageError
-from kernelopt.loop import executors, gpu_steps, trials
+from kernelopt.loop import agent_sandbox, executors, gpu_steps, trials
 from kernelopt.loop.agent_sandbox import AgentSandbox
 from kernelopt.loop.clients import CLIENTS
 from kernelopt.session import record_store
@@ -87,6 +87,7 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
     assert record_store.RecordStore(ready).best().version == "v0" and ready.git("status", "--short") == ""
+    agent_sandbox.clear_killed_run(ready)
 
 
 @pytest.mark.parametrize(

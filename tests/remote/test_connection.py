@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import gpu_node, kernel_text
@@ -149,6 +150,11 @@ def test_a_missing_package_is_named(monkeypatch):
             (),
             "not accept this client (AttributeError: x); install the same",
         ),
+        (
+            "Initialization failure from server:\npsutil.ZombieProcess: a zombie",
+            (),
+            "cannot start its server for this client (psutil.ZombieProcess: a zombie); nothing was changed here; run",
+        ),
         ("ray client connection timeout", (), "is no node; start one there"),
         ("The actor died.\nIts node was killed", (), "broke (Its node was killed); nothing was changed here"),
         ("", (), "broke (without a reason)"),
@@ -157,6 +163,28 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_what_ray_raises_becomes_a_sentence(error, logged, words, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.60.0")
     assert words in connection.why(Address("h", 1), error, logged)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        ("Initialization failure from server:\npsutil.ZombieProcess: PID still exists but it's a zombie (pid=7)", 3),
+        ("Initialization failure from server:\npsutil.NoSuchProcess: process PID not found (pid=7)", 3),
+        ("Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.", 3),
+        ("Initialization failure from server:\nAttributeError: x", 1),
+    ],
+)
+def test_a_nodes_server_that_did_not_start_is_asked_for_again(monkeypatch, error, tries):
+    asked = []
+
+    def init(*_, **__):
+        asked.append(1)
+        raise ConnectionAbortedError(error)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
+    with pytest.raises(ConnectionAbortedError):
+        connection.join(Address("h", 1))
+    assert len(asked) == tries
 
 
 def test_the_token_of_this_machines_node_is_used_unless_the_user_has_one(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ PORT = 10001  # of Ray's client server
 REACH_S = 5  # seconds for the first answer of an address
 ANNOUNCED_S, GIVEN_UP_S = 5, 600  # seconds of waiting for a GPU of the node
 ATTEMPTS = 3  # to connect
+NOT_STARTED = ("server failed", "psutil.")  # of a node's server that ended while Ray waited for its start, too
 STOP_S = 15  # seconds in which the work on the node is ended
 WHO = ("The cluster was started with", "This process")  # in Ray's words on versions
 SETTINGS = {
@@ -113,7 +114,7 @@ def join(address: Address) -> None:
             ray.init(str(address), runtime_env=shipped(), log_to_driver=False, logging_level=logging.CRITICAL)
             return
         except ConnectionAbortedError as error:
-            if not attempts_left or "server failed" not in str(error):
+            if not attempts_left or not any(words in str(error) for words in NOT_STARTED):
                 raise
             ray.shutdown()
 
@@ -287,6 +288,8 @@ def why(address: Address, error: str, logged: Sequence[str]) -> str:
             return f"{address} refuses the token; set RAY_AUTH_TOKEN to the node's (its first lines say where that is)"
         return f"what answers at {address} is no node; start one there: bash scripts/gpu_node.sh"
     last = error.strip().splitlines()[-1:] or ["without a reason"]
+    if any(words in error for words in NOT_STARTED):
+        return f"{address} cannot start its server for this client ({last[0][:200]}); {AGAIN}"
     if "Initialization failure" in error:  # before Ray compares versions
         here = f"Ray {importlib.metadata.version('ray')}, Python {platform.python_version()}"
         return (
