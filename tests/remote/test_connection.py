@@ -4,6 +4,7 @@ The node is one test, because Ray takes seconds to start and a second a command.
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -52,6 +53,7 @@ def test_a_node_from_its_start_to_its_end(node_here, session, problem, run_here)
     a_tool_says_what_it_says_here(address, problem, run_here)
     of_ray = descendants(process.pid)
     with connection.connected(address) as node:
+        assert not logging.getLogger("ray.util.client.logsclient").isEnabledFor(logging.WARNING)
         work_ends_with_its_block(node)
         a_node_that_is_killed_is_named(node, session, process)
     assert not [pid for pid in of_ray if Path(f"/proc/{pid}").exists()]

@@ -95,6 +95,7 @@ def connected(text: str) -> Iterator["RayNode"]:
 
     warnings.filterwarnings("ignore", module=r"ray\.")  # on large messages, on a connection that breaks
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    logsclient.logger.disabled = True  # Ray gives it a level of its own
     logsclient.LogstreamClient.stdstream = lambda *_, **__: None  # it would print the server's lines on our stdout
     try:
         with reasons() as logged, telling(address, logged):
