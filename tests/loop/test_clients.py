@@ -38,6 +38,26 @@ def test_a_client_that_gets_no_answer_is_named_once_and_says_why(client, trouble
     assert watch.trouble.status == status or client == "opencode" or (client, trouble) == ("gemini", "model")
 
 
+@pytest.mark.parametrize(
+    ("text", "status", "kind"),
+    [
+        ("You've hit your session limit · resets 5:10pm (Europe/Paris)", None, "quota"),
+        ("You've hit your weekly limit · resets Monday", None, "quota"),
+        ("5-hour limit reached", None, "quota"),
+        ("You've hit your usage limit. Upgrade your plan, or try again at 16:29.", None, "quota"),
+        ("The usage limit has been reached", None, "quota"),
+        ("Selected model is at capacity. Please try a different model.", None, "unreachable"),
+        ("The 'gpt-x' model is not supported when using Codex with a ChatGPT account.", 400, "model"),
+        ("Invalid API key · Please run /login", None, "key"),
+        ("Prompt is too long: the limit is 200000 tokens", 400, None),
+    ],
+)
+def test_words_of_subscriptions_are_read(text, status, kind):
+    """As users report them in the issues of anthropics/claude-code (74079) and openai/codex (17642, 30546)."""
+    told = clients.kind_of(text, status)
+    assert told.name.startswith(KINDS[kind]) if kind else told is None
+
+
 def test_a_rejected_key_ends_at_the_third_line_and_a_quota_when_it_lasts():
     now = [0.0]
     watch = Watch(CLIENTS["claude"], lambda _: None, lambda: now[0])

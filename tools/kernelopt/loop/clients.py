@@ -140,13 +140,13 @@ KINDS = (
         "its quota is used up",
         "wait, or raise the quota",
         (402, 429),
-        r"quota|rate.?limit|usage limit|your limit|credit|billing",
+        r"quota|rate.?limit|(usage|your|session|weekly) limit|limit (reached|exceeded)|credit|billing",
     ),
     Kind(
         "it does not reach its model",
         "look at the network and at the service",
         range(500, 600),
-        r"network|connect|fetch failed|overloaded|^unknown$",  # the last is Claude Code's word
+        r"network|connect|fetch failed|overloaded|at capacity|^unknown$",  # the last is Claude Code's word
     ),
     Kind(
         "its model is not known",
