@@ -38,6 +38,19 @@ def test_a_client_that_gets_no_answer_is_named_once_and_says_why(client, trouble
     assert watch.trouble.status == status or client == "opencode" or (client, trouble) == ("gemini", "model")
 
 
+def test_a_client_without_a_login_is_named():
+    """As Gemini CLI 0.61.0 and Claude Code 2.1.330 print it in a new HOME."""
+    lines = {
+        "gemini": "Please set an Auth method in your /F/home/.gemini/settings.json or specify one of the following "
+        "environment variables before running: GEMINI_API_KEY, GOOGLE_GENAI_USE_VERTEXAI, GOOGLE_GENAI_USE_GCA",
+        "claude": '{"type":"result","is_error":true,"result":"Not logged in · Please run /login"}',
+    }
+    for client, line in lines.items():
+        watch = Watch(CLIENTS[client], lambda _: None)
+        watch.line(line)
+        assert watch.trouble and watch.trouble.kind.name == KINDS["key"], client
+
+
 @pytest.mark.parametrize(
     ("text", "status", "kind"),
     [

@@ -92,6 +92,7 @@ CLIENTS = {
         troubles=(
             Sign(pattern=r"^(?P<message>Attempt \d+ failed(?: with status (?P<status>\d{3}))?.*)"),
             Sign(pattern=r"(?P<message>.*specify the GEMINI_API_KEY environment variable)"),
+            Sign(pattern=r"(?P<message>Please set an Auth method\b.*)"),
             Sign({"type": "result", "status": "error"}, message="error.message", status="error.code"),
         ),
         refusals=(Sign({"type": "tool_result"}, pattern="not in workspace", message="error.message"),),
