@@ -29,6 +29,7 @@ from judging import text
 from kernelopt import bundle, cli
 from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks, UsageError
+from kernelopt.loop import clients
 
 
 def main() -> int:
@@ -98,9 +99,13 @@ def run(args) -> int:
 
 def command(args) -> str:
     """The agent's command, as given or as the client's is known."""
-    if not (chosen := args.agent or experiment.COMMANDS.get(args.client)):
+    if args.agent:
+        return args.agent
+    if args.client not in experiment.COMMANDS:
         known = ", ".join(experiment.COMMANDS)
         raise UsageError(f"name the agent's command with --agent, or with --client one of {known}")
+    chosen = experiment.COMMANDS[args.client]
+    clients.require_installed(chosen.split()[0])
     return chosen
 
 

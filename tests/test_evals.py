@@ -539,6 +539,8 @@ def test_an_agent_works_in_a_git_folder_and_the_clients_command_is_known(tmp_pat
     monkeypatch.delitem(experiment.COMMANDS, "agents")
     done = run_evals("run", "--case", "noise", HOME=str(tmp_path))
     assert done.returncode == 2 and "--agent, or with --client one of claude, codex, gemini, opencode" in done.stderr
+    done = run_evals("run", "--case", "noise", "--client", "codex", HOME=str(tmp_path), PATH=str(tmp_path))
+    assert done.returncode == 3 and "codex is not installed, or not on the PATH" in done.stderr
 
 
 def test_runs_with_a_scripted_model_stand_apart(agent, tmp_path):

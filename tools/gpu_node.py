@@ -26,7 +26,7 @@ def main() -> int:
         report = nodes.check(args.check)
         cli.emit(asdict(report), args.json, report.lines())
         return EnvironmentLacks.exit_code if report.lacks else 0
-    address = Address(args.host, args.port)
+    address = Address.parse(f"{args.host}:{args.port}")
     return nodes.serve(address, args.gpus, lambda token: announce(address, token, args.json))
 
 

@@ -64,6 +64,7 @@ def agent(args) -> tuple[clients.Client | None, str]:
             raise UsageError(f"--{option}: {args.client} runs without a sandbox of its own anyway; leave it out")
     if args.network and args.on == "local":
         raise UsageError("--network lets agents reach a GPU node; name it with --on")
+    clients.require_installed(args.client)
     return client, client.command_line(args.model, args.unconfined, args.network)
 
 

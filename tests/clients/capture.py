@@ -17,9 +17,11 @@ from clients.bench import bench_of
 from clients.real_clients import REAL_CLIENTS, REFUSING
 from clients.scripted_model import step
 
+UNKNOWN = "scripted/unknown"
 TROUBLES = {
     "key": step("fail", 401, "authentication_error", "invalid x-api-key"),
     "quota": step("fail", 429, "rate_limit_error", "You exceeded your current quota"),
+    "model": step("fail", 404, "not_found_error", f"The model `{UNKNOWN}` does not exist"),
     "unreachable": None,
 }
 SECONDS, LONGEST = 20, 4000
@@ -36,7 +38,8 @@ def main() -> None:
                     if wanted is None:
                         bench.url = REFUSING
                     bench.model.follow(wanted or step("say", ""))
-                    command = f"timeout {SECONDS} {CLIENTS[client].command_line()}"
+                    model = UNKNOWN if name == "model" else None
+                    command = f"timeout {SECONDS} {CLIENTS[client].command_line(model)}"
                     said = bench.try_to(command, prompt="Follow the script.").stdout
             lines = [line[:LONGEST] for line in said.replace(folder, "/F").splitlines() if not NOISE.search(line)]
             (target / f"{client}_{name}.txt").write_text("\n".join(lines) + "\n")

@@ -21,6 +21,14 @@ def test_a_rejected_key_stops_the_run(bench, ready, measured_here):
     assert time.monotonic() - began < bench.client.starts_s + TOLD_S
 
 
+def test_an_unknown_model_stops_the_run(bench, ready, measured_here):
+    bench.model.follow(step("fail", 404, "not_found_error", "The model `scripted/unknown` does not exist"))
+    began = time.monotonic()
+    done = optimize(bench, ready, "--model", "scripted/unknown")
+    assert done.returncode == 3 and "its model is not known (" in done.stderr, done.stderr
+    assert "--model" in done.stderr and time.monotonic() - began < bench.client.starts_s + TOLD_S
+
+
 def test_a_used_up_quota_and_a_missing_network_are_named(bench, ready, measured_here, monkeypatch):
     monkeypatch.setattr(clients, "GIVE_UP_S", 0.0)
     bench.model.follow(step("fail", 429, "rate_limit_error", "You exceeded your current quota"))

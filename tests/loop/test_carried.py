@@ -1,6 +1,7 @@
 """A workspace's trip to another machine as files. The measurement there is stood in for by what a kernel says of itself."""
 
 import json
+import re
 import shutil
 import tarfile
 from dataclasses import replace
@@ -92,6 +93,10 @@ def test_a_workspace_that_was_changed_meanwhile_is_left_alone(trip, run_here, me
     assert before == trees.scan([str(workspace.root)], str(workspace.root))
     workspace.readme.write_text(text)
     (workspace.root / "notes.md").unlink()
+    workspace.git("commit", "--allow-empty", "--quiet", "--message", "A thought")
+    done = run_here("carry.py", "unpack", result, workspace.root)
+    assert done.returncode == 2 and re.search(r"packed: \.git/refs/heads/\w+; nothing", done.stderr), done.stderr
+    workspace.git("reset", "--quiet", "--soft", "HEAD~1")  # objects, ORIG_HEAD and COMMIT_EDITMSG stay
     workspace.git("status")  # git may write its index anew
     (workspace.root / "report.html").write_text("rendered meanwhile")
     moved = Workspace(workspace.root.rename(file.parent / "elsewhere"))  # and the workspace may have moved

@@ -9,7 +9,12 @@ from kernelopt.loop import clients
 from kernelopt.loop.clients import CLIENTS, FINAL_AFTER, GIVE_UP_S, Watch
 from scripted_agents import GOOD, LIMITS, agent, kernel, nap, outcomes, run, running
 
-KINDS = {"key": "its key or login is rejected", "quota": "its quota is used up", "unreachable": "it does not reach"}
+KINDS = {
+    "key": "its key or login is rejected",
+    "quota": "its quota is used up",
+    "unreachable": "it does not reach",
+    "model": "its model is not known",
+}
 RETRY = '{{"type":"system","subtype":"api_retry","error_status":{},"error":"{}"}}'
 KEY, QUOTA = RETRY.format(401, "authentication_failed"), RETRY.format(429, "rate_limit")
 ANSWER = '{"type":"assistant","message":{}}'
@@ -29,7 +34,41 @@ def test_a_client_that_gets_no_answer_is_named_once_and_says_why(client, trouble
         watch.line(line)
     assert len(said) == 1 and said[0].startswith(f"the agent gets no answer: {KINDS[trouble]}"), said
     assert watch.trouble.kind.name.startswith(KINDS[trouble])
-    assert watch.trouble.status == {"key": 401, "quota": 429}.get(trouble) or client == "opencode"
+    status = {"key": 401, "quota": 429, "model": 404}.get(trouble)
+    assert watch.trouble.status == status or client == "opencode" or (client, trouble) == ("gemini", "model")
+
+
+def test_a_client_without_a_login_is_named():
+    """As Gemini CLI 0.61.0 and Claude Code 2.1.330 print it in a new HOME."""
+    lines = {
+        "gemini": "Please set an Auth method in your /F/home/.gemini/settings.json or specify one of the following "
+        "environment variables before running: GEMINI_API_KEY, GOOGLE_GENAI_USE_VERTEXAI, GOOGLE_GENAI_USE_GCA",
+        "claude": '{"type":"result","is_error":true,"result":"Not logged in · Please run /login"}',
+    }
+    for client, line in lines.items():
+        watch = Watch(CLIENTS[client], lambda _: None)
+        watch.line(line)
+        assert watch.trouble and watch.trouble.kind.name == KINDS["key"], client
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "kind"),
+    [
+        ("You've hit your session limit · resets 5:10pm (Europe/Paris)", None, "quota"),
+        ("You've hit your weekly limit · resets Monday", None, "quota"),
+        ("5-hour limit reached", None, "quota"),
+        ("You've hit your usage limit. Upgrade your plan, or try again at 16:29.", None, "quota"),
+        ("The usage limit has been reached", None, "quota"),
+        ("Selected model is at capacity. Please try a different model.", None, "unreachable"),
+        ("The 'gpt-x' model is not supported when using Codex with a ChatGPT account.", 400, "model"),
+        ("Invalid API key · Please run /login", None, "key"),
+        ("Prompt is too long: the limit is 200000 tokens", 400, None),
+    ],
+)
+def test_words_of_subscriptions_are_read(text, status, kind):
+    """As users report them in the issues of anthropics/claude-code (74079) and openai/codex (17642, 30546)."""
+    told = clients.kind_of(text, status)
+    assert told.name.startswith(KINDS[kind]) if kind else told is None
 
 
 def test_a_rejected_key_ends_at_the_third_line_and_a_quota_when_it_lasts():

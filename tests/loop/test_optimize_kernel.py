@@ -9,7 +9,7 @@ from shlex import quote
 import pytest
 from conftest import BUNDLE
 from kernelopt.errors import UsageError
-from kernelopt.loop import executors, gpu_steps, trials
+from kernelopt.loop import agent_sandbox, executors, gpu_steps, trials
 from kernelopt.loop.agent_sandbox import AgentSandbox
 from kernelopt.loop.clients import CLIENTS
 from kernelopt.session import record_store
@@ -87,6 +87,7 @@ def test_a_workspace_that_was_broken_before_a_kill_is_put_back_before_it_is_read
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--agent", "true", "--resume")
     assert done.returncode == 3 and "put back, as they were before a kill" in done.stderr  # and there is no GPU
     assert record_store.RecordStore(ready).best().version == "v0" and ready.git("status", "--short") == ""
+    agent_sandbox.clear_killed_run(ready)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +112,19 @@ def test_options_that_do_not_go_together_are_refused(ready, run_here, options, s
     ("options", "on"),
     [(["claude"], "ray://127.0.0.1:9"), (["codex"], "local"), (["codex", "--network"], "ray://127.0.0.1:9")],
 )
-def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, options, on):
+def test_agents_that_reach_no_node_are_not_sent_to_one(ready, run_here, monkeypatch, tmp_path, options, on):
     """Codex's sandbox has no network by itself, so its agents check kernels here."""
     monkeypatch.setenv("KERNELOPT_ON", "")
+    (tmp_path / options[0]).symlink_to(shutil.which("true"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     done = run_here("optimize_kernel.py", "--workspace", ready.root, "--on", "ray://127.0.0.1:9", "--client", *options)
     assert done.returncode == 3 and os.environ["KERNELOPT_ON"] == on
+
+
+def test_a_client_that_is_not_installed_is_named_before_anything_runs(ready, run_here, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--client", "codex")
+    assert done.returncode == 3 and "codex is not installed, or not on the PATH" in done.stderr, done.stderr
 
 
 def test_a_known_client_has_its_command_line():

@@ -4,6 +4,7 @@ The node is one test, because Ray takes seconds to start and a second a command.
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import gpu_node, kernel_text
@@ -51,6 +53,7 @@ def test_a_node_from_its_start_to_its_end(node_here, session, problem, run_here)
     a_tool_says_what_it_says_here(address, problem, run_here)
     of_ray = descendants(process.pid)
     with connection.connected(address) as node:
+        assert not logging.getLogger("ray.util.client.logsclient").isEnabledFor(logging.WARNING)
         work_ends_with_its_block(node)
         a_node_that_is_killed_is_named(node, session, process)
     assert not [pid for pid in of_ray if Path(f"/proc/{pid}").exists()]
@@ -89,9 +92,20 @@ def a_node_that_is_killed_is_named(node, session, process) -> None:
 def test_addresses():
     for text in ("ray://gpu:10001", "gpu:10001", "gpu", "ray://gpu/"):
         assert str(Address.parse(text)) == "ray://gpu:10001"
-    for text in ("", "ray://", "gpu:", "gpu:port", "http://gpu:1"):
+    for text in ("", "ray://", "gpu:", "gpu:port", "http://gpu:1", "gpu:0", "gpu:65536"):
         with pytest.raises(UsageError, match=r"write ray://HOST:PORT"):
             Address.parse(text)
+
+
+def test_a_port_that_no_machine_has_starts_no_node(run_here):
+    done = run_here("gpu_node.py", "--port", "65536")
+    assert done.returncode == 2 and "127.0.0.1:65536' is no address of a node" in done.stderr
+
+
+def test_a_node_without_a_gpu_is_told_before_its_messages():
+    node = Address("h", 1)
+    assert connection.RayNode(node, 0).introduction("box, Python 3.11") == "on ray://h:1 (box, Python 3.11, no GPU)"
+    assert connection.RayNode(node, 2).introduction("box, Python 3.11") == "on ray://h:1 (box, Python 3.11)"
 
 
 def test_an_address_where_nothing_answers():
@@ -138,6 +152,11 @@ def test_a_missing_package_is_named(monkeypatch):
             (),
             "not accept this client (AttributeError: x); install the same",
         ),
+        (
+            "Initialization failure from server:\npsutil.ZombieProcess: a zombie",
+            (),
+            "cannot start its server for this client (psutil.ZombieProcess: a zombie); nothing was changed here; run",
+        ),
         ("ray client connection timeout", (), "is no node; start one there"),
         ("The actor died.\nIts node was killed", (), "broke (Its node was killed); nothing was changed here"),
         ("", (), "broke (without a reason)"),
@@ -146,6 +165,28 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_what_ray_raises_becomes_a_sentence(error, logged, words, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.60.0")
     assert words in connection.why(Address("h", 1), error, logged)
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        ("Initialization failure from server:\npsutil.ZombieProcess: PID still exists but it's a zombie (pid=7)", 3),
+        ("Initialization failure from server:\npsutil.NoSuchProcess: process PID not found (pid=7)", 3),
+        ("Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.", 3),
+        ("Initialization failure from server:\nAttributeError: x", 1),
+    ],
+)
+def test_a_nodes_server_that_did_not_start_is_asked_for_again(monkeypatch, error, tries):
+    asked = []
+
+    def init(*_, **__):
+        asked.append(1)
+        raise ConnectionAbortedError(error)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
+    with pytest.raises(ConnectionAbortedError):
+        connection.join(Address("h", 1))
+    assert len(asked) == tries
 
 
 def test_the_token_of_this_machines_node_is_used_unless_the_user_has_one(tmp_path, monkeypatch):

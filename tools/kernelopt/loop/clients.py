@@ -6,14 +6,16 @@ Source: their `--help` and what they print, of the versions that tests/clients/p
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
 
 from .. import bundle
+from ..errors import EnvironmentLacks
 
-FINAL_AFTER = 3  # lines that tell a rejected key: a login that is renewed meanwhile costs one
+FINAL_AFTER = 3  # lines that tell what the user must mend: a login that is renewed meanwhile costs one
 GIVE_UP_S = 120.0  # since the first line of a trouble, without an answer; services recover from a rush in less
 STATUS = re.compile(r"\b(?:status|code)\W{1,3}(\d{3})\b")
 
@@ -69,7 +71,7 @@ CLIENTS = {
         "--output-format stream-json --verbose",
         troubles=(
             Sign({"type": "system", "subtype": "api_retry"}, message="error", status="error_status"),
-            Sign({"type": "result", "is_error": True}, message="result"),
+            Sign({"type": "result", "is_error": True}, message="result", status="api_error_status"),
         ),
         refusals=(Sign({"type": "system", "subtype": "permission_denied"}),),
         answers=(Sign({"type": "assistant"}),),
@@ -90,6 +92,7 @@ CLIENTS = {
         troubles=(
             Sign(pattern=r"^(?P<message>Attempt \d+ failed(?: with status (?P<status>\d{3}))?.*)"),
             Sign(pattern=r"(?P<message>.*specify the GEMINI_API_KEY environment variable)"),
+            Sign(pattern=r"(?P<message>Please set an Auth method\b.*)"),
             Sign({"type": "result", "status": "error"}, message="error.message", status="error.code"),
         ),
         refusals=(Sign({"type": "tool_result"}, pattern="not in workspace", message="error.message"),),
@@ -99,6 +102,7 @@ CLIENTS = {
         command="opencode run --auto --format json --print-logs --log-level ERROR",
         troubles=(
             Sign(pattern=r'level=ERROR .*message="stream error".* error\.error="(?P<message>[^"]*)'),
+            Sign(pattern=r'level=ERROR .*message=failed .* error="(?P<message>[^"]*)'),
             Sign({"type": "error"}, message="error.data.message", status="error.data.statusCode"),
         ),
         refusals=(Sign(pattern=r"(?P<message>permission requested: .*auto-rejecting)"),),
@@ -107,30 +111,50 @@ CLIENTS = {
 }
 
 
+def require_installed(name: str) -> None:
+    """EnvironmentLacks when the program of a client, which has its name, is not on the PATH."""
+    if shutil.which(name) is None:
+        raise EnvironmentLacks(f"{name} is not installed, or not on the PATH; install it, or name another --client")
+
+
 @dataclass(frozen=True)
 class Kind:
-    """Why a client gets no answer. statuses, words: of a trouble of this kind."""
+    """Why a client gets no answer. statuses, words: of a trouble of this kind. final: whether it stays until the user
+    mends it."""
 
     name: str
     mend: str
     statuses: Container[int]
     words: str
+    final: bool = False
 
 
-KEY = Kind("its key or login is rejected", "log in again, or mend the key", (401, 403), r"api.?key|log ?in\b|unauthor")
 KINDS = (
-    KEY,
+    Kind(
+        "its key or login is rejected",
+        "log in again, or mend the key",
+        (401, 403),
+        r"api.?key|log ?in\b|unauthor",
+        final=True,
+    ),
     Kind(
         "its quota is used up",
         "wait, or raise the quota",
         (402, 429),
-        r"quota|rate.?limit|usage limit|your limit|credit|billing",
+        r"quota|rate.?limit|(usage|your|session|weekly) limit|limit (reached|exceeded)|credit|billing",
     ),
     Kind(
         "it does not reach its model",
         "look at the network and at the service",
         range(500, 600),
-        r"network|connect|fetch failed|overloaded|^unknown$",  # the last is Claude Code's word
+        r"network|connect|fetch failed|overloaded|at capacity|^unknown$",  # the last is Claude Code's word
+    ),
+    Kind(
+        "its model is not known",
+        "name one of its models with --model",
+        (404,),
+        r"\bmodels?\b.{0,60} not (found|exist|supported)\b",
+        final=True,
     ),
 )
 
@@ -179,7 +203,7 @@ class Watch:
             self._say(trouble.describe())
             self._since, self._lines = self._clock(), 0
         self.trouble, self._lines = trouble, self._lines + 1
-        return self._lines >= FINAL_AFTER if trouble.kind is KEY else self._clock() - self._since > GIVE_UP_S
+        return self._lines >= FINAL_AFTER if trouble.kind.final else self._clock() - self._since > GIVE_UP_S
 
 
 def kind_of(text: str, status: int | None) -> Kind | None:

@@ -23,6 +23,7 @@ PORT = 10001  # of Ray's client server
 REACH_S = 5  # seconds for the first answer of an address
 ANNOUNCED_S, GIVEN_UP_S = 5, 600  # seconds of waiting for a GPU of the node
 ATTEMPTS = 3  # to connect
+NOT_STARTED = ("server failed", "psutil.")  # of a node's server that ended while Ray waited for its start, too
 STOP_S = 15  # seconds in which the work on the node is ended
 WHO = ("The cluster was started with", "This process")  # in Ray's words on versions
 SETTINGS = {
@@ -64,7 +65,7 @@ class Address:
         host, _, port = text.removeprefix("ray://").rstrip("/").rpartition(":")
         if not host:
             host, port = port, str(PORT)
-        if not host or "/" in host or not (port.isascii() and port.isdigit()):
+        if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise UsageError(f"{text!r} is no address of a node; write ray://HOST:PORT")
         return cls(host, int(port))
 
@@ -94,6 +95,7 @@ def connected(text: str) -> Iterator["RayNode"]:
 
     warnings.filterwarnings("ignore", module=r"ray\.")  # on large messages, on a connection that breaks
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    logsclient.logger.disabled = True  # Ray gives it a level of its own
     logsclient.LogstreamClient.stdstream = lambda *_, **__: None  # it would print the server's lines on our stdout
     try:
         with reasons() as logged, telling(address, logged):
@@ -113,7 +115,7 @@ def join(address: Address) -> None:
             ray.init(str(address), runtime_env=shipped(), log_to_driver=False, logging_level=logging.CRITICAL)
             return
         except ConnectionAbortedError as error:
-            if not attempts_left or "server failed" not in str(error):
+            if not attempts_left or not any(words in str(error) for words in NOT_STARTED):
                 raise
             ray.shutdown()
 
@@ -151,6 +153,10 @@ class RayNode:
         with contextlib.suppress(Exception):  # the node may be gone
             ray.shutdown()
 
+    def introduction(self, about: str) -> str:
+        """Where the work runs; "here" in the messages that follow is there."""
+        return f"on {self.name} ({about}{'' if self.gpus else ', no GPU'})"
+
     def _await(self, actor) -> None:
         """Wait until a GPU of the node is free for the actor. A wait is announced on stderr, as by gpu_lock.locked."""
         import ray
@@ -166,7 +172,7 @@ class RayNode:
                     announced = True
             about = unwrapped(*ray.get(ready))
             if not self._introduced:
-                say(f"on {self.name} ({about})")
+                say(self.introduction(about))
             self._introduced = True
 
 
@@ -283,6 +289,8 @@ def why(address: Address, error: str, logged: Sequence[str]) -> str:
             return f"{address} refuses the token; set RAY_AUTH_TOKEN to the node's (its first lines say where that is)"
         return f"what answers at {address} is no node; start one there: bash scripts/gpu_node.sh"
     last = error.strip().splitlines()[-1:] or ["without a reason"]
+    if any(words in error for words in NOT_STARTED):
+        return f"{address} cannot start its server for this client ({last[0][:200]}); {AGAIN}"
     if "Initialization failure" in error:  # before Ray compares versions
         here = f"Ray {importlib.metadata.version('ray')}, Python {platform.python_version()}"
         return (

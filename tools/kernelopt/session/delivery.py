@@ -22,6 +22,7 @@ STAGED = f"{trees.OWN_IN_GIT}incoming-"
 JOURNAL = "journal.json"
 ABANDONED_S = 3600  # a delivery takes seconds
 DERIVED = ("/.git/index", "/.git/logs", "/report.html")  # written anew from the rest
+STATELESS = ("/.git/objects", "/.git/COMMIT_EDITMSG", "/.git/ORIG_HEAD")  # an object's name is the hash of its content
 FORBIDDEN = ("/.git/config", "/.git/hooks")  # no tool changes them, and git would run what they name
 FOLDERS = ("", "/.git")  # these are nothing else
 
@@ -29,7 +30,7 @@ FOLDERS = ("", "/.git")  # these are nothing else
 def conflicts(workspace: str, before: Tree, now: Tree, changed: Iterable[str] | None = None) -> list[str]:
     """The paths that differ here from the tree that the work began with. Pure.
 
-    changed: only these paths count; None: all of the workspace. The cache and what is derived never count.
+    changed: only these paths count; None: all of the workspace. See `counts` for what never does.
     """
     here = trees.changes(before, now)
     names = here if changed is None else [name for name in changed if name in here]
@@ -37,8 +38,9 @@ def conflicts(workspace: str, before: Tree, now: Tree, changed: Iterable[str] | 
 
 
 def counts(name: str, workspace: str) -> bool:
-    """Whether a path of the workspace is more than its cache, or derived from the rest. Pure."""
-    return not trees.cached(name, workspace) and not name.startswith(tuple(workspace + one for one in DERIVED))
+    """Whether a path of the workspace is more than its cache, derived from the rest, or the same anywhere. Pure."""
+    apart = tuple(workspace + one for one in (*DERIVED, *STATELESS))
+    return not trees.cached(name, workspace) and not name.startswith(apart)
 
 
 def deliver(root: Path, changed: Changes, contents: Iterable[tuple[str, bytes]]) -> None:
