@@ -37,7 +37,7 @@ def dk_and_dv(q, k, v, dout, lse, delta, dk, dv, LENGTH, scale, WIDTH: tl.conste
     for start in range(tl.program_id(0) * BLOCK, LENGTH, BLOCK):
         m = start + tl.arange(0, BLOCK)
         queries, of_out = rows_of(q + head * WIDTH, m, LENGTH, WIDTH), rows_of(dout + head * WIDTH, m, LENGTH, WIDTH)
-        sums = tl.load(lse + head + m, mask=m < LENGTH, other=0.0) * 1.4426950408889634
+        sums = tl.load(lse + head + m, mask=m < LENGTH, other=0.0).to(tl.float32) * 1.4426950408889634
         p = weights(queries, keys, sums, m, n, LENGTH, scale * 1.4426950408889634)
         of_values = tl.dot(p.to(q.dtype.element_ty).T, of_out, of_values)
         ds = p * (tl.dot(of_out, values.T) - tl.load(delta + head + m, mask=m < LENGTH, other=0.0)[:, None])
@@ -52,7 +52,7 @@ def dq_alone(q, k, v, dout, lse, delta, dq, LENGTH, scale, WIDTH: tl.constexpr, 
     head = tl.program_id(1).to(tl.int64) * LENGTH
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     queries, of_out = rows_of(q + head * WIDTH, m, LENGTH, WIDTH), rows_of(dout + head * WIDTH, m, LENGTH, WIDTH)
-    sums = tl.load(lse + head + m, mask=m < LENGTH, other=0.0) * 1.4426950408889634
+    sums = tl.load(lse + head + m, mask=m < LENGTH, other=0.0).to(tl.float32) * 1.4426950408889634
     means = tl.load(delta + head + m, mask=m < LENGTH, other=0.0)
     of_queries = tl.zeros((BLOCK, WIDTH), tl.float32)
     for start in range(0, tl.program_id(0) * BLOCK + BLOCK, BLOCK):

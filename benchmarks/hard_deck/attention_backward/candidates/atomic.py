@@ -11,10 +11,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 SPACE = [
-    {"KEYS": 128, "QUERIES": 64, "STAGES": 2, "WARPS": 8, "BY_TMA": 1},
-    {"KEYS": 64, "QUERIES": 64, "STAGES": 2, "WARPS": 4, "BY_TMA": 1},
-    {"KEYS": 128, "QUERIES": 64, "STAGES": 2, "WARPS": 8, "BY_TMA": 0},
-    {"KEYS": 128, "QUERIES": 64, "STAGES": 2, "WARPS": 8, "BY_TMA": 1, "HEADS": 16},
+    {"TURNED": 1, "KEYS": 128, "QUERIES": 64, "STAGES": 2, "WARPS": 8, "BY_TMA": 1},
+    {"TURNED": 0, "KEYS": 64, "QUERIES": 128, "STAGES": 2, "WARPS": 8, "BY_TMA": 0},
+    {"TURNED": 0, "KEYS": 64, "QUERIES": 128, "STAGES": 1, "WARPS": 8, "BY_TMA": 1},
+    {"TURNED": 0, "KEYS": 64, "QUERIES": 64, "STAGES": 2, "WARPS": 4, "BY_TMA": 1},
 ]
 KEYS = 128  # a block of dk and dv
 QUERIES = 64  # a step of it
@@ -22,6 +22,7 @@ STAGES = 2
 WARPS = 8
 HEADS = 4  # that are walked together
 BY_TMA = 1
+TURNED = 1  # the keys are the rows of S and of dP
 
 
 @triton.jit
@@ -49,23 +50,31 @@ def place(heads, blocks, GROUP: tl.constexpr):
 def add_queries(
     of_keys, of_values, keys, values, q_tiles, do_tiles, sum_tiles, sums_of_dq, delta, base2, row0, begin, end, n, LENGTH,
     factor, WIDTH: tl.constexpr, QUERIES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr, BY_TMA: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """Adds the queries from begin to end to dk and dv, and these keys to their dq."""
     for start in tl.range(begin, end, QUERIES, num_stages=STAGES):
         m = start + tl.arange(0, QUERIES)
         inside = m < LENGTH
-        queries = q_tiles.load([row0 + start, 0])
+        queries, of_out = q_tiles.load([row0 + start, 0]), do_tiles.load([row0 + start, 0])
         sums = tl.load(base2 + row0 + m, mask=inside, other=float("inf"))
-        p = tl.math.exp2(tl.dot(keys, queries.T) * factor - sums[None, :])
-        if MASKED:
-            p = tl.where(m[None, :] >= n[:, None], p, 0.0)
-        of_out = do_tiles.load([row0 + start, 0])
-        of_values = tl.dot(p.to(queries.dtype), of_out, of_values)
         means = tl.load(delta + row0 + m, mask=inside, other=0.0)
-        ds = p * (tl.dot(values, of_out.T) - means[None, :])
-        ds = ds.to(queries.dtype)
-        of_keys = tl.dot(ds, queries, of_keys)
-        part = tl.dot(ds.T, keys)
+        if TURNED:
+            p = tl.math.exp2(tl.dot(keys, queries.T) * factor - sums[None, :])
+            if MASKED:
+                p = tl.where(m[None, :] >= n[:, None], p, 0.0)
+            of_values = tl.dot(p.to(queries.dtype), of_out, of_values)
+            ds = (p * (tl.dot(values, of_out.T) - means[None, :])).to(queries.dtype)
+            of_keys = tl.dot(ds, queries, of_keys)
+            part = tl.dot(ds.T, keys)
+        else:
+            p = tl.math.exp2(tl.dot(queries, keys.T) * factor - sums[:, None])
+            if MASKED:
+                p = tl.where(m[:, None] >= n[None, :], p, 0.0)
+            of_values = tl.dot(p.to(queries.dtype).T, of_out, of_values)
+            ds = (p * (tl.dot(of_out, values.T) - means[:, None])).to(queries.dtype)
+            of_keys = tl.dot(ds.T, queries, of_keys)
+            part = tl.dot(ds, keys)
         if BY_TMA:  # rows beyond the end add 0 to the next head
             sum_tiles.atomic_add([row0 + start, 0], part)
         else:
@@ -78,7 +87,7 @@ def add_queries(
 def gradients(
     q_tiles, do_tiles, k_tiles, v_tiles, sum_tiles, sums_of_dq, delta, base2, dk, dv, heads, LENGTH, scale,
     WIDTH: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
-    BY_TMA: tl.constexpr,
+    BY_TMA: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     head, block = place(heads, tl.cdiv(LENGTH, KEYS), GROUP)  # the first block of keys has the most queries
     row0, first = head * LENGTH, block * KEYS
@@ -89,11 +98,11 @@ def gradients(
     full = tl.minimum(first + tl.cdiv(KEYS, QUERIES) * QUERIES, LENGTH)  # from here on each query sees all keys
     of_keys, of_values = add_queries(
         of_keys, of_values, keys, values, q_tiles, do_tiles, sum_tiles, sums_of_dq, delta, base2, row0, first, full, n, LENGTH,
-        factor, WIDTH, QUERIES, True, 1, BY_TMA,
+        factor, WIDTH, QUERIES, True, 1, BY_TMA, TURNED,
     )  # fmt: skip
     of_keys, of_values = add_queries(
         of_keys, of_values, keys, values, q_tiles, do_tiles, sum_tiles, sums_of_dq, delta, base2, row0, full, LENGTH, n, LENGTH,
-        factor, WIDTH, QUERIES, False, STAGES, BY_TMA,
+        factor, WIDTH, QUERIES, False, STAGES, BY_TMA, TURNED,
     )  # fmt: skip
     at = (row0 + n).to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(dk + at, (of_keys * scale).to(dk.dtype.element_ty), mask=n[:, None] < LENGTH)
@@ -133,7 +142,7 @@ def kernel_function(q, k, v, out, lse, dout):
     gradients[(heads * triton.cdiv(length, KEYS),)](
         tiles(q, QUERIES), tiles(dout, QUERIES), tiles(k, KEYS), tiles(v, KEYS), tiles(sums_of_dq, QUERIES), sums_of_dq,
         delta, base2, dk, dv, heads, length, scale, width, KEYS, QUERIES, STAGES, HEADS, bool(BY_TMA and q.is_cuda),
-        num_warps=WARPS,
+        TURNED, num_warps=WARPS,
     )  # fmt: skip
     rounded[(triton.cdiv(q.numel(), 4096),)](sums_of_dq, dq, scale, q.numel(), 4096, num_warps=8)
     return dq, dk, dv

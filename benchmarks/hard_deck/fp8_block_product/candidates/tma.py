@@ -155,7 +155,7 @@ class Launches:
         if key not in self.ready:
             self.ready[key] = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in tiles], None
         described, compiled = self.ready[key]
-        for descriptor, (tensor, _) in zip(described, tiles):
+        for descriptor, (tensor, _) in zip(described, tiles, strict=True):
             descriptor.base = tensor
         if compiled is None:
             compiled = self.kernel[grid](*described, *rest, *constants, **options)
