@@ -75,14 +75,13 @@ def produce(
     mbarrier.expect(ready.index(0), 4 * ROWS * WIDTH * 2)
     bring(own_a, row0 + first, mine_a, 0, ready.index(0), 2)
     bring(own_b, row0 + first, mine_b, 0, ready.index(0), 2)
-    number = 0
     for start in range(begin, end, STEP):
+        number = (start - begin) // STEP
         stage = number % STAGES
         mbarrier.wait(empty.index(stage), ((number // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(stage), 2 * STEP * WIDTH * 2)
         copy(ring_a, [row0 + start, 0], full.index(stage), as_.index(stage))
         copy(ring_b, [row0 + start, 0], full.index(stage), bs.index(stage))
-        number += 1
 
 
 @gluon.jit
@@ -99,8 +98,8 @@ def consume_queries(
     empty_sums = gl.zeros([ROWS, 64], gl.float32, narrow)
     factor = scale * 1.4426950408889634
     mbarrier.wait(ready.index(0), 0)
-    number = 0
     for start in range(first, LENGTH, 64):
+        number = (start - first) // 64
         stage = number % STAGES
         m = start + gl.arange(0, 64, layout=gl.SliceLayout(0, narrow))
         sums = gl.load(base2 + row0 + m, mask=m < LENGTH, other=float("inf"))
@@ -120,7 +119,6 @@ def consume_queries(
         of_keys = warpgroup_mma(ds, queries, of_keys, is_async=True)
         of_keys, of_values = warpgroup_mma_wait(num_outstanding=0, deps=(of_keys, of_values))
         mbarrier.arrive(empty.index(stage), count=1)
-        number += 1
     store_rows(dk, row0, first + C * ROWS, LENGTH, of_keys * scale, WIDTH, wide)
     store_rows(dv, row0, first + C * ROWS, LENGTH, of_values, WIDTH, wide)
 
@@ -143,8 +141,8 @@ def consume_keys(
     empty_sums = gl.zeros([ROWS, COLUMNS], gl.float32, scores)
     factor = scale * 1.4426950408889634
     mbarrier.wait(ready.index(0), 0)
-    number = 0
     for start in range(0, first + 2 * ROWS, COLUMNS):
+        number = start // COLUMNS
         stage = number % STAGES
         mbarrier.wait(full.index(stage), (number // STAGES) & 1)
         keys, values = ks.index(stage), vs.index(stage)
@@ -160,7 +158,6 @@ def consume_keys(
         of_queries = warpgroup_mma(ds, keys, of_queries, is_async=True)
         of_queries = warpgroup_mma_wait(num_outstanding=0, deps=(of_queries,))
         mbarrier.arrive(empty.index(stage), count=1)
-        number += 1
     store_rows(dq, row0, first + C * ROWS, LENGTH, of_queries * scale, WIDTH, wide)
 
 
