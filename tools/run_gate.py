@@ -33,9 +33,17 @@ def lines(result: rounds.RoundResult) -> list[str]:
     if measured.utilization and measured.utilization.floor_us:
         beyond = roofline.beyond_floor(measured.utilization)
         text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
+    if measured.seconds:
+        text.append(took(measured.seconds))
     if result.commit:
         text.append(f"commit {result.commit}")
     return text
+
+
+def took(seconds: dict[str, float]) -> str:
+    """'took 51 s: timing 18, kernel 15, oracle 9'"""
+    steps = ", ".join(f"{step} {s:.0f}" for step, s in seconds.items() if step != "all")
+    return f"took {seconds['all']:.0f} s: {steps}"
 
 
 def arguments():

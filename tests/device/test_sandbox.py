@@ -138,6 +138,14 @@ def test_a_message_that_may_not_be_sent_is_no_dead_worker(monkeypatch):
         sandbox.send_job(None, "{}", "seal", {})
 
 
+def test_the_seconds_of_jobs_that_run_beside_each_other_count_once(monkeypatch):
+    with Sandbox("cpu-interpreter", kind="none") as own:
+        for job, began, ended in (("run", 10, 14), ("run", 11, 15), ("check", 20, 21), ("run", 30, 32)):
+            monkeypatch.setattr(time, "monotonic", lambda ended=ended: ended)
+            own.note(job, began)
+        assert own.seconds() == {"run": 7, "check": 1}
+
+
 def test_limits_hold_inside(problem, interpreter):
     names = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_DATA", "RLIMIT_NPROC")
     body = f"import resource\nraise ValueError([resource.getrlimit(getattr(resource, n))[0] for n in {names}])"

@@ -192,8 +192,9 @@ def test_what_the_machine_lacks_is_no_fault_of_the_source(refusal, tmp_path, mon
     assert code == 3 and "PyYAML is not installed; run: bash scripts/setup.sh formats" in told
 
 
-def test_what_needs_more_memory_is_looked_at_on_shapes_alone(run_here, tmp_path):
-    source = definition(tmp_path, reference=RUN.replace("x * 2", "torch.empty(1 << 50)[:1] + x"))
+@pytest.mark.parametrize("factor", ["1", "int(torch.arange(3).sum())"])  # the second needs the contents of offsets
+def test_what_needs_more_memory_is_looked_at_on_shapes_alone(factor, run_here, tmp_path):
+    source = definition(tmp_path, reference=RUN.replace("x * 2", f"torch.empty(1 << 50)[:1] + x * {factor}"))
     arguments = [source, "--out", tmp_path / "shapes.py", "--device", "cpu-interpreter", "--json"]
     told = json.loads(run_here("import_task.py", *arguments).stdout)
     assert told["checked"]["ran"] == "shapes" and set(told["declared"]["compare"]) == {"0"}

@@ -6,11 +6,12 @@ measures it.
 
 import contextlib
 import json
+import runpy
 from dataclasses import replace
 
 import conftest
 import pytest
-from conftest import PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
+from conftest import BUNDLE, PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.measurement import Measurement
@@ -107,6 +108,16 @@ def test_a_rejected_round_leaves_the_kernel_as_it_was_and_loses_nothing(ready):
     ready.kernel.write_text(candidate)
     history.set_aside(ready, "v1", record_store.RecordStore(ready).best())  # once more, after a kill
     assert [path.name for path in (ready.root / "rejected").iterdir()] == ["v1_kernel.py"]
+
+
+def test_the_result_says_what_took_the_time(session):
+    seconds = {"all": 51.2, "timing": 18.4, "kernel": 15.0}
+    measurement = recorded("v0", session, seconds=seconds)
+    assert Measurement.from_json(measurement.to_json()).seconds == seconds
+    result = settled(session, "v0", check(session, "v0"), measurement)
+    assert result.to_json()["seconds"] == seconds
+    text = runpy.run_path(str(BUNDLE / "tools" / "run_gate.py"))["lines"](result)
+    assert "took 51 s: timing 18, kernel 15" in text
 
 
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])

@@ -1,9 +1,10 @@
-"""What the worker makes of a case and the verifier reads: a change of its inputs, and what the oracle found."""
+"""What the worker makes and the tools read: a change of a case's inputs, the oracle's findings, a reference's call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PLAIN = "contiguous"  # the layout of inputs that lie as the task makes them
+VALUES, SHAPES = "values", "shapes"  # what an observed call ran on
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,25 @@ class OracleCheck:
     def outputs(self) -> list[dict]:
         """Of all calls."""
         return [output for call in self.calls for output in call.outputs]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A call of a reference.
+
+    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. keys: those of a returned
+    dict; None for anything else. arguments: how many inputs there are. changed: by position of an input that the call
+    changes, the dtypes of the changed tensors. bytes: of inputs and parameters. declared: what the reference declares.
+    """
+
+    ran: str
+    outputs: list[str]
+    keys: list[str] | None
+    arguments: int
+    changed: dict[int, list[str]]
+    bytes: int
+    declared: dict = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, call: dict) -> "Observation":
+        return cls(**{**call, "changed": {int(at): dtypes for at, dtypes in call["changed"].items()}})

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from .. import bundle
+from .. import bundle, intervals
 from ..errors import REFUSED_CALL, EnvironmentLacks, UsageError
 from ..statuses import Status
 from . import gpu, landlock
@@ -88,6 +88,7 @@ class Sandbox:
         self.open.mkdir()
         self.caches = cache or self.open
         self._server: Server | None = None
+        self._spans: dict[str, list[intervals.Span]] = {}
 
     def new_folder(self, name: str) -> str:
         """A fresh folder that children may write in."""
@@ -125,10 +126,27 @@ class Sandbox:
         self._alive.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
+    def note(self, job: str, started: float) -> None:
+        """A job that began at this time.monotonic() ends now."""
+        self._spans.setdefault(job, []).append((started * 1e6, (time.monotonic() - started) * 1e6))
+
+    def seconds(self) -> dict[str, float]:
+        """Time in which at least one process ran a job, by job, the longest first. Jobs may run beside each other."""
+        by_job = {job: intervals.busy_us(sorted(spans)) / 1e6 for job, spans in self._spans.items()}
+        return dict(sorted(by_job.items(), key=lambda one: -one[1]))
+
+    @contextlib.contextmanager
+    def noted(self, job: str):
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.note(job, started)
+
     def run(self, job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()) -> Outcome:
         """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
         seal, request = self.request(job, arguments, hidden)
-        with self.folder(job) as folder:
+        with self.noted(job), self.folder(job) as folder:
             ended, report, log = self.server().fork(folder, request, seal, timeout_s)
         return self.usable(outcome(ended, report, log))
 
@@ -155,7 +173,7 @@ class Sandbox:
     ) -> Outcome:
         """Run a job in a process that the command `prefix`, a profiler, starts."""
         seal, request = self.request(job, arguments, hidden)
-        with self.folder(job) as folder:
+        with self.noted(Path(prefix[0]).name), self.folder(job) as folder:
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")
             command = [*self._wrapper(), *prefix, *WORKER, "once", *map(str, paths)]

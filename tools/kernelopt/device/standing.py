@@ -63,7 +63,7 @@ class Standing:
         environment: dict[str, str] | None = None,
     ):
         seal, request = sandbox.request(job, arguments, hidden)
-        self._sandbox = sandbox
+        self._sandbox, self._job = sandbox, job
         self._folder = sandbox.new_folder(job)
         self._started = time.monotonic()
         self._outcome: Outcome | None = None
@@ -110,6 +110,7 @@ class Standing:
         ended = self._has_ended()
         answer = json.loads(self._socket.recv(1 << 16) or b"null") if ended else None
         wall_s = time.monotonic() - self._started  # the server's wall_s begins later
+        self._sandbox.note(self._job, self._started)
         self._socket.close()
         with contextlib.suppress(OSError):
             os.close(self._orders)

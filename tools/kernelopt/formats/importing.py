@@ -7,11 +7,11 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..case_types import VALUES, Observation
 from ..device import gpu
 from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, TimedOut, ToolError, UsageError
 from ..measure import cases, observing
-from ..measure.observing import Observation
 from . import reference_file
 from .tasks import Task
 
@@ -27,7 +27,7 @@ NEEDS_PACKAGE = re.compile(r"No module named '([\w.]+)'")
 
 @dataclass(frozen=True)
 class Imported:
-    """text: of the reference. device, ran: where its smallest workload ran, and on what (measure.observing). declared:
+    """text: of the reference. device, ran: where its smallest workload ran, and on what. declared:
     what it declares. unchecked: why it did not run; the machine is at fault, not the source."""
 
     task: Task
@@ -63,7 +63,7 @@ class Imported:
         made += [f"declares {key}: {json.dumps(value)}" for key, value in stated.items()]
         made += [f"not as in the source: {remark}" for remark in task.remarks]
         if self.ran:
-            how = "" if self.ran == observing.VALUES else " on shapes alone (on values it needs a GPU, or takes long)"
+            how = "" if self.ran == VALUES else " on shapes alone (on values it needs a GPU, or takes long)"
             made.append(f"runs on {self.device}{how}: workload {task.smallest}")
         return ["".join(one if one.isprintable() else "?" for one in line) for line in made]
 
@@ -84,7 +84,7 @@ def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:
             observed = run.look(reference_file.text_of(task, None))
             text = reference_file.text_of(task, observed)
             observed = run.look(text)
-            if observed.ran == observing.VALUES and observed.bytes <= STORED_BYTES:
+            if observed.ran == VALUES and observed.bytes <= STORED_BYTES:
                 run.store_inputs()
         except ToolError as error:
             if isinstance(error, UsageError):

@@ -3,7 +3,7 @@
 import json
 import textwrap
 
-from ..measure.observing import Observation
+from ..case_types import Observation
 from .edits import HERE
 from .tasks import FLOATS, Task, Workload
 

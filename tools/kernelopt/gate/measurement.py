@@ -15,6 +15,7 @@ class Measurement:
     workload.
 
     against: the version that it was compared with; None for a first version, which has no comparisons either.
+    seconds: what each step took; steps may run beside each other.
     """
 
     kernel_sha256: str
@@ -23,6 +24,7 @@ class Measurement:
     utilization: Utilization | None = None
     comparisons: dict[str, Comparison] | None = None
     against: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict:
         return {
@@ -32,6 +34,7 @@ class Measurement:
             "utilization": self.utilization and self.utilization.to_json(),
             "comparisons": self.comparisons and {name: one.to_json() for name, one in self.comparisons.items()},
             "against": self.against,
+            "seconds": self.seconds,
         }
 
     @classmethod
@@ -44,4 +47,5 @@ class Measurement:
             utilization=utilization and Utilization(**utilization),
             comparisons=comparisons and {name: Comparison.from_json(one) for name, one in comparisons.items()},
             against=measurement["against"],
+            seconds=measurement.get("seconds", {}),  # of an older bundle
         )

@@ -1,6 +1,7 @@
 """One round: measure the candidate of a workspace, then accept it or put the best version back."""
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,7 @@ class RoundResult:
             "timing": {name: whole[name] for name in ("latencies", "against", "comparisons")},
             "utilization": whole["utilization"],
             "commit": self.commit,
+            "seconds": measured.seconds,
         }
 
 
@@ -85,26 +87,37 @@ def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], san
     A copy of kernel.py is judged, against the reference.py that the session began with, so that editing either
     file meanwhile changes nothing unnoticed (see `settle`). A candidate that fails while it is timed has failed.
     """
+    with Sandbox("cuda", start.workspace.cache, sandbox_kind) as sandbox:
+        began = time.monotonic()
+        measurement = measure_in(sandbox, start, timeout_s, say)
+        seconds = {STEPS.get(job, job): round(took, 1) for job, took in sandbox.seconds().items()}
+        return replace(measurement, seconds={"all": round(time.monotonic() - began, 1), **seconds})
+
+
+STEPS = {"prepare": "inputs", "run": "kernel", "check": "oracle", "measure": "timing"}  # of the jobs of a worker
+
+
+def measure_in(sandbox: Sandbox, start: RoundStart, timeout_s: float, say: Callable[[str], None]) -> Measurement:
+    """The same in a sandbox that is open."""
     workspace, best = start.workspace, start.best
-    with Sandbox("cuda", workspace.cache, sandbox_kind) as sandbox:
-        platforms.check_platform(workspace, start.task, sandbox.device_name)
-        candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
-        reference = sandbox.scratch / "reference.py"
-        reference.write_bytes(start.reference)
-        say(f"verifying on {sandbox.device_name} (sandbox: {sandbox.isolation})")
-        judged = replace(of_workspace(workspace, start.task), kernel=candidate, reference=reference)
-        verdict = verify.verify(sandbox, judged, seeds=SEEDS, sanitize=True, timeout_s=timeout_s, say=say)
-        measurement = Measurement(digest(candidate), verdict, against=best.version if best else None)
-        if verdict.status != Status.OK:
-            return measurement
-        if sandbox.gpu and verdict.own_work == correctness.NOT_CHECKED:
-            verify.check_profiler(sandbox, timeout_s)  # tells a fault of this machine from one of the candidate
-            return measurement
-        baseline = workspace.extract(best.git_commit_hash, sandbox.scratch) if best else None
-        measurement, fault = timed(sandbox, measurement, judged, baseline, timeout_s, say)
-        if fault:
-            failed = replace(verdict, status=fault.status, summary=f"{fault.status}: {fault.message}")
-            return replace(measurement, verdict=failed)
+    platforms.check_platform(workspace, start.task, sandbox.device_name)
+    candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))
+    reference = sandbox.scratch / "reference.py"
+    reference.write_bytes(start.reference)
+    say(f"verifying on {sandbox.device_name} (sandbox: {sandbox.isolation})")
+    judged = replace(of_workspace(workspace, start.task), kernel=candidate, reference=reference)
+    verdict = verify.verify(sandbox, judged, seeds=SEEDS, sanitize=True, timeout_s=timeout_s, say=say)
+    measurement = Measurement(digest(candidate), verdict, against=best.version if best else None)
+    if verdict.status != Status.OK:
+        return measurement
+    if sandbox.gpu and verdict.own_work == correctness.NOT_CHECKED:
+        verify.check_profiler(sandbox, timeout_s)  # tells a fault of this machine from one of the candidate
+        return measurement
+    baseline = workspace.extract(best.git_commit_hash, sandbox.scratch) if best else None
+    measurement, fault = timed(sandbox, measurement, judged, baseline, timeout_s, say)
+    if fault:
+        failed = replace(verdict, status=fault.status, summary=f"{fault.status}: {fault.message}")
+        return replace(measurement, verdict=failed)
     time_us = measurement.timings["default"].latency.median_us
     max_clocks = sandbox.gpu and sandbox.gpu.max_clocks
     utilization = platforms.utilization(workspace, start.task, time_us, max_clocks=max_clocks)

@@ -1,29 +1,10 @@
 """A task without a kernel: what one call of its reference returns, and which inputs it changes."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from ..case_types import Observation
 from ..device.sandbox import Sandbox
 from .cases import result_of_reference
-
-VALUES = "values"  # what a call ran on, as worker.observing has it
-
-
-@dataclass(frozen=True)
-class Observation:
-    """As worker.observing.Observation."""
-
-    ran: str
-    outputs: list[str]
-    keys: list[str] | None
-    arguments: int
-    changed: dict[int, list[str]]
-    bytes: int
-    declared: dict
-
-    @classmethod
-    def from_json(cls, fields: dict) -> "Observation":
-        return cls(**{**fields, "changed": {int(at): dtypes for at, dtypes in fields["changed"].items()}})
 
 
 def observe(

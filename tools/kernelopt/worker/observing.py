@@ -1,38 +1,18 @@
 """The job that looks at a task before there is a kernel: what its reference returns, and which inputs it changes."""
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
+from ..case_types import SHAPES, VALUES, Observation
 from . import blank, oracle, problem, state, tensor_trees
 from .context import Context, load_reference
 from .contract import ContractError
-from .declarations import DeclaredJson
 from .faults import OracleError, blaming
 
 # On a CPU larger workloads run on shapes alone.
 REAL_BYTES, REAL_FLOPS = 1 << 28, 20 * 10**9
-VALUES, SHAPES = "values", "shapes"
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A call of the reference.
-
-    ran: on VALUES, or on SHAPES alone. outputs: the dtype of each tensor that it returns. keys: those of a returned
-    dict; None for anything else. arguments: how many inputs there are. changed: by position of an input that the call
-    changes, the dtypes of the changed tensors. bytes: of inputs and parameters. declared: what the reference declares.
-    """
-
-    ran: str
-    outputs: list[str]
-    keys: list[str] | None
-    arguments: int
-    changed: dict[int, list[str]]
-    bytes: int
-    declared: DeclaredJson = field(default_factory=DeclaredJson)
 
 
 def observe(context: Context, reference: str, workload: str, shapes_alone: bool) -> Observation:
@@ -43,7 +23,7 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
         oracle.chosen(loaded, [workload])
         observed = None
         if shapes_alone:
-            observed = on_shapes(loaded, workload)
+            observed, _ = blank.on_shapes_alone(loaded, workload, None, counted)
         elif context.device == "cpu":
             observed = large(loaded, workload)
         if observed is None:
@@ -51,13 +31,6 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
             placed = [tensor_trees.place(value, context.device) for value in inputs]
             observed = of_call(model.to(context.device), placed, VALUES)
         return replace(observed, declared=oracle.declared_by(loaded))
-
-
-def on_shapes(loaded: problem.Reference, workload: str) -> Observation:
-    """The call on shapes alone. Raises what the reference raises."""
-    with contextlib.suppress(Exception):
-        return blank.on_meta(loaded, workload, None, counted)[0]
-    return blank.on_fake(loaded, workload, None, counted)[0]
 
 
 def large(loaded: problem.Reference, workload: str) -> Observation | None:

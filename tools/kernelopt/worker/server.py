@@ -18,6 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
+import numpy.random  # noqa: F401 (numpy loads it at its first use, which is in nearly every child)
 import torch
 import triton.testing  # noqa: F401  (so that the children start quickly; nothing that most jobs need imports torch._dynamo)
 

@@ -7,6 +7,7 @@ missing.
 
 import builtins
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -205,11 +206,19 @@ def _left_behind() -> tuple:
     import torch
 
     modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    hooks = [
-        len(value) for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and value
-    ]
+    members = vars(torch.nn.modules.module)
+    hooks = [len(members[name]) for name in _names_of_hooks()]
     handlers = tuple(map(signal.getsignal, (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1)))
     return modes, hooks, handlers, len(gc.callbacks), sys.getprofile(), sys.gettrace()
+
+
+@functools.cache
+def _names_of_hooks() -> list[str]:
+    """Names of torch's variables that hold the hooks of all modules, each a dictionary."""
+    import torch
+
+    members = vars(torch.nn.modules.module).items()
+    return [name for name, value in members if name.startswith("_global_") and isinstance(value, dict)]
 
 
 def _watched() -> list[Space]:
