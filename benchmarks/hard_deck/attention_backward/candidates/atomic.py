@@ -2,7 +2,7 @@
 
 dq is added to memory by TMA, a tile at a time, or by atomics of single numbers (BY_TMA 0; always so in the CPU interpreter,
 which has no TMA reductions); a last kernel rounds it. Its bits differ from run to run. As in split.py: TMA descriptors over
-all rows of all heads, the diagonal apart, the longest blocks first, few heads at a time, exp2 with a folded factor.
+all rows of all heads, a mask on the diagonal alone, the longest blocks first, few heads at a time, exp2 with a folded factor.
 """
 
 import torch
@@ -47,43 +47,6 @@ def place(heads, blocks, GROUP: tl.constexpr):
 
 
 @triton.jit
-def add_queries(
-    of_keys, of_values, keys, values, q_tiles, do_tiles, sum_tiles, sums_of_dq, delta, base2, row0, begin, end, n, LENGTH,
-    factor, WIDTH: tl.constexpr, QUERIES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr, BY_TMA: tl.constexpr,
-    TURNED: tl.constexpr,
-):  # fmt: skip
-    """Adds the queries from begin to end to dk and dv, and these keys to their dq."""
-    for start in tl.range(begin, end, QUERIES, num_stages=STAGES):
-        m = start + tl.arange(0, QUERIES)
-        inside = m < LENGTH
-        queries, of_out = q_tiles.load([row0 + start, 0]), do_tiles.load([row0 + start, 0])
-        sums = tl.load(base2 + row0 + m, mask=inside, other=float("inf"))
-        means = tl.load(delta + row0 + m, mask=inside, other=0.0)
-        if TURNED:
-            p = tl.math.exp2(tl.dot(keys, queries.T) * factor - sums[None, :])
-            if MASKED:
-                p = tl.where(m[None, :] >= n[:, None], p, 0.0)
-            of_values = tl.dot(p.to(queries.dtype), of_out, of_values)
-            ds = (p * (tl.dot(values, of_out.T) - means[None, :])).to(queries.dtype)
-            of_keys = tl.dot(ds, queries, of_keys)
-            part = tl.dot(ds.T, keys)
-        else:
-            p = tl.math.exp2(tl.dot(queries, keys.T) * factor - sums[:, None])
-            if MASKED:
-                p = tl.where(m[:, None] >= n[None, :], p, 0.0)
-            of_values = tl.dot(p.to(queries.dtype).T, of_out, of_values)
-            ds = (p * (tl.dot(of_out, values.T) - means[:, None])).to(queries.dtype)
-            of_keys = tl.dot(ds.T, queries, of_keys)
-            part = tl.dot(ds, keys)
-        if BY_TMA:  # rows beyond the end add 0 to the next head
-            sum_tiles.atomic_add([row0 + start, 0], part)
-        else:
-            at = (row0 + m).to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-            tl.atomic_add(sums_of_dq + at, part, mask=inside[:, None], sem="relaxed")
-    return of_keys, of_values
-
-
-@triton.jit
 def gradients(
     q_tiles, do_tiles, k_tiles, v_tiles, sum_tiles, sums_of_dq, delta, base2, dk, dv, heads, LENGTH, scale,
     WIDTH: tl.constexpr, KEYS: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
@@ -95,15 +58,34 @@ def gradients(
     keys, values = k_tiles.load([row0 + first, 0]), v_tiles.load([row0 + first, 0])
     of_keys, of_values = tl.zeros((KEYS, WIDTH), tl.float32), tl.zeros((KEYS, WIDTH), tl.float32)
     factor = scale * 1.4426950408889634
-    full = tl.minimum(first + tl.cdiv(KEYS, QUERIES) * QUERIES, LENGTH)  # from here on each query sees all keys
-    of_keys, of_values = add_queries(
-        of_keys, of_values, keys, values, q_tiles, do_tiles, sum_tiles, sums_of_dq, delta, base2, row0, first, full, n, LENGTH,
-        factor, WIDTH, QUERIES, True, 1, BY_TMA, TURNED,
-    )  # fmt: skip
-    of_keys, of_values = add_queries(
-        of_keys, of_values, keys, values, q_tiles, do_tiles, sum_tiles, sums_of_dq, delta, base2, row0, full, LENGTH, n, LENGTH,
-        factor, WIDTH, QUERIES, False, STAGES, BY_TMA, TURNED,
-    )  # fmt: skip
+    for start in tl.range(first, LENGTH, QUERIES, num_stages=STAGES):
+        m = start + tl.arange(0, QUERIES)
+        inside = m < LENGTH
+        queries, of_out = q_tiles.load([row0 + start, 0]), do_tiles.load([row0 + start, 0])
+        sums = tl.load(base2 + row0 + m, mask=inside, other=float("inf"))
+        if TURNED:
+            p = tl.math.exp2(tl.dot(keys, queries.T) * factor - sums[None, :])
+            if start < first + KEYS:
+                p = tl.where(m[None, :] >= n[:, None], p, 0.0)
+            of_values = tl.dot(p.to(queries.dtype), of_out, of_values)
+            means = tl.load(delta + row0 + m, mask=inside, other=0.0)
+            ds = (p * (tl.dot(values, of_out.T) - means[None, :])).to(queries.dtype)
+            of_keys = tl.dot(ds, queries, of_keys)
+            part = tl.dot(ds.T, keys)
+        else:
+            p = tl.math.exp2(tl.dot(queries, keys.T) * factor - sums[:, None])
+            if start < first + KEYS:
+                p = tl.where(m[:, None] >= n[None, :], p, 0.0)
+            of_values = tl.dot(p.to(queries.dtype).T, of_out, of_values)
+            means = tl.load(delta + row0 + m, mask=inside, other=0.0)
+            ds = (p * (tl.dot(of_out, values.T) - means[:, None])).to(queries.dtype)
+            of_keys = tl.dot(ds.T, queries, of_keys)
+            part = tl.dot(ds, keys)
+        if BY_TMA:  # rows beyond the end add 0 to the next head
+            sum_tiles.atomic_add([row0 + start, 0], part)
+        else:
+            at = (row0 + m).to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+            tl.atomic_add(sums_of_dq + at, part, mask=inside[:, None], sem="relaxed")
     at = (row0 + n).to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(dk + at, (of_keys * scale).to(dk.dtype.element_ty), mask=n[:, None] < LENGTH)
     tl.store(dv + at, of_values.to(dv.dtype.element_ty), mask=n[:, None] < LENGTH)

@@ -1,7 +1,7 @@
 """Causal attention backward, no atomics: dk and dv by blocks of keys (four products), dq by blocks of queries (three).
 
-TMA descriptors over all rows of all heads; the diagonal apart, so that other blocks need no mask; the longest blocks first,
-and few heads at a time, whose tensors fit the L2. exp2 with the scale and log2(e) folded into one factor. Rows beyond the
+TMA descriptors over all rows of all heads; a mask on the diagonal alone; the longest blocks first, and few heads at a time,
+whose tensors fit the L2. exp2 with the scale and log2(e) folded into one factor. Rows beyond the
 end have a log-sum-exp of infinity, so their weights are 0, whatever the tile holds of the next head.
 """
 
@@ -48,47 +48,31 @@ def place(heads, blocks, GROUP: tl.constexpr):
 
 
 @triton.jit
-def add_queries(
-    of_keys, of_values, keys, values, q_tiles, do_tiles, delta, base2, row0, begin, end, n, LENGTH, factor,
-    QUERIES: tl.constexpr, MASKED: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Adds the queries from begin to end to dk and dv; all products are those of the transposed matrices."""
-    for start in tl.range(begin, end, QUERIES, num_stages=STAGES):
-        m = start + tl.arange(0, QUERIES)
-        inside = m < LENGTH
-        queries = q_tiles.load([row0 + start, 0])
-        sums = tl.load(base2 + row0 + m, mask=inside, other=float("inf"))
-        p = tl.math.exp2(tl.dot(keys, queries.T) * factor - sums[None, :])
-        if MASKED:
-            p = tl.where(m[None, :] >= n[:, None], p, 0.0)
-        of_out = do_tiles.load([row0 + start, 0])
-        of_values = tl.dot(p.to(queries.dtype), of_out, of_values)
-        means = tl.load(delta + row0 + m, mask=inside, other=0.0)
-        ds = p * (tl.dot(values, of_out.T) - means[None, :])
-        of_keys = tl.dot(ds.to(queries.dtype), queries, of_keys)
-    return of_keys, of_values
-
-
-@triton.jit
 def dk_and_dv(
     q_tiles, do_tiles, k_tiles, v_tiles, delta, base2, dk, dv, heads, LENGTH, scale, WIDTH: tl.constexpr,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
+    """All products are those of the transposed matrices. One loop: with the diagonal in a loop of its own, ptxas made the
+    products of the other loop wait for each other."""
     head, block = place(heads, tl.cdiv(LENGTH, KEYS), GROUP)  # the first block of keys has the most queries
     row0, first = head * LENGTH, block * KEYS
     n = first + tl.arange(0, KEYS)
     keys, values = k_tiles.load([row0 + first, 0]), v_tiles.load([row0 + first, 0])
     of_keys, of_values = tl.zeros((KEYS, WIDTH), tl.float32), tl.zeros((KEYS, WIDTH), tl.float32)
     factor = scale * 1.4426950408889634
-    full = tl.minimum(first + tl.cdiv(KEYS, QUERIES) * QUERIES, LENGTH)  # from here on each query sees all keys
-    of_keys, of_values = add_queries(
-        of_keys, of_values, keys, values, q_tiles, do_tiles, delta, base2, row0, first, full, n, LENGTH, factor,
-        QUERIES, True, 1,
-    )  # fmt: skip
-    of_keys, of_values = add_queries(
-        of_keys, of_values, keys, values, q_tiles, do_tiles, delta, base2, row0, full, LENGTH, n, LENGTH, factor,
-        QUERIES, False, STAGES,
-    )  # fmt: skip
+    for start in tl.range(first, LENGTH, QUERIES, num_stages=STAGES):
+        m = start + tl.arange(0, QUERIES)
+        inside = m < LENGTH
+        queries = q_tiles.load([row0 + start, 0])
+        sums = tl.load(base2 + row0 + m, mask=inside, other=float("inf"))
+        p = tl.math.exp2(tl.dot(keys, queries.T) * factor - sums[None, :])
+        if start < first + KEYS:
+            p = tl.where(m[None, :] >= n[:, None], p, 0.0)
+        of_out = do_tiles.load([row0 + start, 0])
+        of_values = tl.dot(p.to(queries.dtype), of_out, of_values)
+        means = tl.load(delta + row0 + m, mask=inside, other=0.0)
+        ds = p * (tl.dot(values, of_out.T) - means[None, :])
+        of_keys = tl.dot(ds.to(queries.dtype), queries, of_keys)
     at = (row0 + n).to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(dk + at, (of_keys * scale).to(dk.dtype.element_ty), mask=n[:, None] < LENGTH)
     tl.store(dv + at, of_values.to(dv.dtype.element_ty), mask=n[:, None] < LENGTH)
