@@ -4,6 +4,7 @@ import ast
 import json
 import runpy
 
+import forks_with_torch
 import pytest
 from conftest import BUNDLE
 
@@ -72,6 +73,71 @@ def test_the_decks_formulas_and_its_table():
     assert amounts["paged_decode"] == 8 * 1024 * 8 * 128 * 2 * 2 + 8 * 32 * 128 * 2 * 2
     scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction) for fraction in (0.1, 0.4)]
     assert deck["table"]({"kda": scores}).endswith("| 02 kda | 10.0, 10.0 | 0.100, 0.400 | 0.2000 | 0.0135 |")
+
+
+def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left_behind(tmp_path):
+    """A descriptor that is used again must describe the tensor of the second call."""
+    code = f"import runpy; runpy.run_path({str(BUNDLE / 'tests' / 'hard_deck_kernels.py')!r}, run_name='__main__')"
+    done = forks_with_torch.run(code, DECK, tmp_path, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["fp8_product", "fp8_block_product"])
+def test_later_launches_go_to_the_compiled_kernel_and_keep_no_tensor(name):
+    """A stand-in for the kernel, which needs a GPU."""
+    torch, calls = pytest.importorskip("torch"), []
+    pytest.importorskip("triton")
+
+    class Kernel:
+        def __init__(self, step, compiled):
+            self.step, self.compiled = step, compiled
+
+        def __getitem__(self, grid):
+            def launch(descriptor, *rest, **options):
+                calls.append((self.step, grid, descriptor.base.data_ptr(), rest, options))
+                return self.compiled
+
+            return launch
+
+    launches = runpy.run_path(str(DECK / name / "candidates/tma.py"))["Launches"](
+        Kernel("first", Kernel("later", None))
+    )
+    tensors = [torch.zeros(16, 16) for _ in range(3)]
+    for tensor in tensors:
+        launches("a shape", (3, 1, 1), [(tensor, [16, 16])], (7,), (128,), num_warps=4)
+    assert [call[0] for call in calls] == ["first", "later", "later"]
+    assert [call[2] for call in calls] == [tensor.data_ptr() for tensor in tensors]
+    assert {call[1] for call in calls} == {(3, 1, 1)} and {call[3] for call in calls} == {(7, 128)}
+    assert [call[4] for call in calls] == [{"num_warps": 4}, {}, {}]
+    launches("another", (1, 1, 1), [(tensors[0], [8, 16])], (), ())
+    assert calls[-1][0] == "first"
+    assert all(one.base is None for described, _ in launches.ready.values() for one in described)
+
+
+def test_the_backward_pass_of_attention_is_that_of_autograd():
+    torch = pytest.importorskip("torch")
+    task = runpy.run_path(str(DECK / "attention_backward" / "reference.py"))
+    task["attention"].__globals__["ROWS"] = 16
+    q, k, v, out, lse, dout = (one.double() for one in task["get_inputs"](batch=2, heads=2, length=37, width=8))
+    out, lse = task["attention"](q, k, v)
+    inputs = [one.requires_grad_() for one in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+    torch.testing.assert_close(out, exact.detach())
+    expected = torch.autograd.grad(exact, inputs, dout)
+    with torch.no_grad():
+        torch.testing.assert_close(task["Model"]()(q, k, v, out, lse, dout), expected)
+
+
+def test_a_product_with_block_scales_is_the_sum_over_its_blocks():
+    torch = pytest.importorskip("torch")
+    task = runpy.run_path(str(DECK / "fp8_block_product" / "reference.py"))
+    x, weight, scale_x, scale_w = (one.double() for one in task["get_inputs"](m=3, n=150, k=270))
+    expected = torch.zeros(3, 150, dtype=torch.float64)
+    for n in range(150):
+        for block in range(3):
+            k = slice(128 * block, 128 * block + 128)
+            expected[:, n] += x[:, k] @ weight[n, k] * scale_x[:, block] * scale_w[n // 128, block]
+    torch.testing.assert_close(task["Model"]()(x, weight, scale_x, scale_w), expected.to(torch.bfloat16))
 
 
 def test_one_row_by_tl_dot_compiles_with_k_split(tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 """fp8 product in Triton: TMA descriptors, a tile of 128 x 256, three stages, a persistent grid.
 
 It led the exploration of 2026-11-23, as fast as the library. Up to 64 rows of x take the transposed product with deep
-stages; rows of unaligned length are copied to rows of whole 16 bytes first. Each descriptor costs host time.
+stages; rows of unaligned length are copied to rows of whole 16 bytes first. New since then, not run on a GPU: after the
+first call of a shape the descriptors are given other tensors and the compiled kernel is launched past Triton's binder.
 """
+
+import functools
 
 import torch
 import triton
@@ -98,34 +101,44 @@ def skinny(
         tl.store(y + at, (acc * scale[:, None]).to(y.dtype.element_ty), mask=within)
 
 
-def few_rows(x, weight, y, scale_x, scale_w, per_row):
+class Launches:
+    """Launches of one kernel. The first of a key goes through Triton; later ones reuse its descriptors, with the bases of
+    this call, and its compiled code. A key must hold all that Triton specialises on, and all that a descriptor is made of
+    but the base. The CPU interpreter compiles nothing: there only the descriptors are reused."""
+
+    def __init__(self, kernel):
+        self.kernel, self.ready = kernel, {}
+
+    def __call__(self, key, grid, tiles, rest, constants, **options):
+        """tiles: (tensor, block) of each descriptor, the kernel's first parameters; then rest, then constants."""
+        if key not in self.ready:
+            self.ready[key] = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in tiles], None
+        described, compiled = self.ready[key]
+        for descriptor, (tensor, _) in zip(described, tiles, strict=True):
+            descriptor.base = tensor
+        if compiled is None:
+            compiled = self.kernel[grid](*described, *rest, *constants, **options)
+            self.ready[key] = described, compiled
+        else:
+            compiled[grid](*described, *rest, *constants)
+        for descriptor in described:
+            descriptor.base = None  # keeps no tensor alive
+
+
+of_few = Launches(skinny)
+
+
+def few_rows(x, weight, y, scale_x, scale_w, per_row, key):
     (M, N), K = y.shape, x.shape[1]
     rows, tiles = max(16, triton.next_power_of_2(M)), triton.cdiv(N, SKINNY_BN)
     parts = arrived = y
     if SPLIT > 1:
         parts = torch.empty(tiles * SPLIT * SKINNY_BN * rows, dtype=torch.float32, device=y.device)
         arrived = torch.zeros(tiles, dtype=torch.int32, device=y.device)
-    x_tiles = TensorDescriptor.from_tensor(x, [rows, SKINNY_BK])
-    w_tiles = TensorDescriptor.from_tensor(weight, [SKINNY_BN, SKINNY_BK])
-    skinny[(tiles, SPLIT)](
-        x_tiles,
-        w_tiles,
-        y,
-        scale_x,
-        scale_w,
-        per_row,
-        M,
-        N,
-        K,
-        parts,
-        arrived,
-        BM=rows,
-        BN=SKINNY_BN,
-        BK=SKINNY_BK,
-        SPLIT=SPLIT,
-        STAGES=SKINNY_STAGES,
-        num_warps=4,
-    )
+    tiles = [(x, [rows, SKINNY_BK]), (weight, [SKINNY_BN, SKINNY_BK])]
+    rest = y, scale_x, scale_w, per_row, M, N, K, parts, arrived
+    constants = rows, SKINNY_BN, SKINNY_BK, SPLIT, SKINNY_STAGES
+    of_few(key, (triton.cdiv(N, SKINNY_BN), SPLIT, 1), tiles, rest, constants, num_warps=4)
 
 
 @triton.jit
@@ -191,39 +204,35 @@ def product(
             store_slice(right, y_tiles, y, scale_x, scale_w, PER_ROW, om, on + BN // 2, M, N, BM, BN // 2, BY_TMA)
 
 
-def many_rows(x, weight, y, scale_x, scale_w, per_row):
+of_many = Launches(product)
+
+
+@functools.cache
+def multiprocessors(device):
+    """In the CPU interpreter: a number that leaves several tiles to a program."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def many_rows(x, weight, y, scale_x, scale_w, per_row, key):
     (M, N), K = y.shape, x.shape[1]
     by_tma = N % 8 == 0
-    y_tiles = TensorDescriptor.from_tensor(y, [BM, BN // SLICES]) if by_tma else None
     blocks = triton.cdiv(M, BM) * triton.cdiv(N, BN)
     if PERSISTENT:
-        blocks = min(blocks, torch.cuda.get_device_properties(x.device).multi_processor_count)
-    product[(blocks,)](
-        TensorDescriptor.from_tensor(x, [BM, BK]),
-        TensorDescriptor.from_tensor(weight, [BN, BK]),
-        y_tiles,
-        y,
-        scale_x,
-        scale_w,
-        per_row,
-        M,
-        N,
-        K,
-        BM=BM,
-        BN=BN,
-        BK=BK,
-        GROUP=GROUP,
-        SLICES=SLICES,
-        BY_TMA=by_tma,
-        FLATTEN=bool(PERSISTENT),
-        num_warps=WARPS,
-        num_stages=STAGES,
-    )
+        blocks = min(blocks, multiprocessors(x.device))
+    tiles = [(x, [BM, BK]), (weight, [BN, BK])]
+    # Where TMA cannot address y, the third descriptor is one of x that nothing reads.
+    tiles.append((y, [BM, BN // SLICES]) if by_tma else tiles[0])
+    rest = y, scale_x, scale_w, per_row, M, N, K
+    constants = BM, BN, BK, GROUP, SLICES, by_tma, bool(PERSISTENT)
+    of_many(key, (blocks, 1, 1), tiles, rest, constants, num_warps=WARPS, num_stages=STAGES)
 
 
 def realigned(x):
     """x, or a copy of it whose rows begin at multiples of 16 bytes: what TMA can address."""
-    (rows, K), x = x.shape, x.contiguous().view(-1).view(x.shape)
+    rows, K = x.shape
+    if K % 16 == 0 and x.stride() == (K, 1) and x.data_ptr() % 16 == 0:
+        return x
+    x = x.contiguous().view(-1).view(rows, K)
     if K % 16 == 0 and x.data_ptr() % 16 == 0:
         return x
     if x.data_ptr() % 4:
@@ -242,6 +251,10 @@ def kernel_function(x, weight, scale_x, scale_w):
         raise ValueError("a side of the product is too long")
     x, weight, scale_w = realigned(x), realigned(weight), scale_w.contiguous()
     y = torch.empty(M, N, dtype=torch.bfloat16, device=x.device)
+    per_row = int(scale_w.numel() > 1)
+    # Triton compiles for pointers to multiples of 16, and for numbers that are 1 or multiples of 16.
+    aligned = scale_x.data_ptr() % 16 == 0, scale_w.data_ptr() % 16 == 0
     launch = few_rows if M <= 64 else many_rows
-    launch(x, weight, y, scale_x, scale_w, int(scale_w.numel() > 1))
+    key = x.device, x.dtype, scale_x.dtype, scale_w.dtype, per_row, M, N, K, aligned
+    launch(x, weight, y, scale_x, scale_w, per_row, key)
     return y

@@ -1,7 +1,8 @@
 """Kimi delta attention in two kernels. fold: the WY form of each chunk of 64 tokens, all chunks side by side; it takes
 the channels in two halves, so that a thread spills little. walk: over the chunks of a head, a block for a part of V;
 two products of the state a chunk, one after the other, and the output beside them, so no state goes to memory. With few
-heads, the parts of V are what fills the card."""
+heads, the parts of V are what fills the card. New since the session of 2026-11-23, not run on a GPU: calls after the first
+of a shape go to the compiled kernels, past Triton's binder."""
 
 import torch
 import triton
@@ -146,6 +147,23 @@ def walk(
         tl.store(out + at, output.to(dtype), (token < tokens)[:, None])
 
 
+class Launches:
+    """Launches of one kernel. The first of a key goes through Triton; later ones go to its compiled code, which saves host
+    time. A key must hold all that Triton specialises on. The CPU interpreter compiles nothing, and always goes through."""
+
+    def __init__(self, kernel):
+        self.kernel, self.compiled = kernel, {}
+
+    def __call__(self, key, grid, arguments, constants, **options):
+        if compiled := self.compiled.get(key):
+            compiled[grid](*arguments, *constants)
+        else:
+            self.compiled[key] = self.kernel[grid](*arguments, *constants, **options)
+
+
+of_fold, of_walk = Launches(fold), Launches(walk)
+
+
 def kernel_function(q, k, v, g, beta):
     batch, tokens, heads, width = q.shape
     if (width, v.shape[-1]) != (WIDTH, WIDTH):
@@ -159,12 +177,16 @@ def kernel_function(q, k, v, g, beta):
         [pairs * chunks * CHUNK * columns for columns in (WIDTH, WIDTH, WIDTH, WIDTH, CHUNK)]
     )
     decay = g.new_empty(pairs * chunks * WIDTH)
-    fold[(chunks, pairs)](
-        q, k, v, g, beta, new, asked, weighted, pushed, ended, decay, tokens, heads, width**-0.5,
-        CHUNK, WIDTH, BLOCK, INVERSE, num_warps=FOLD_WARPS, maxnreg=REGISTERS,
+    # Triton compiles for pointers to multiples of 16, and for numbers that are 1 or multiples of 16.
+    aligned = tuple(x.data_ptr() % 16 == 0 for x in (q, k, v, g, beta))
+    key = q.device, beta.dtype, batch, tokens, heads, aligned
+    of_fold(
+        key, (chunks, pairs, 1),
+        (q, k, v, g, beta, new, asked, weighted, pushed, ended, decay, tokens, heads, width**-0.5),
+        (CHUNK, WIDTH, BLOCK, INVERSE), num_warps=FOLD_WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
-    walk[(WIDTH // PART, pairs)](
-        out, new, asked, weighted, pushed, ended, decay, tokens, heads, chunks,
-        CHUNK, WIDTH, PART, STAGES, num_warps=WALK_WARPS,
+    of_walk(
+        key, (WIDTH // PART, pairs, 1), (out, new, asked, weighted, pushed, ended, decay, tokens, heads, chunks),
+        (CHUNK, WIDTH, PART, STAGES), num_warps=WALK_WARPS,
     )  # fmt: skip
     return out
