@@ -9,7 +9,7 @@ import pytest
 from conftest import REFERENCE, TIMING, kernel_text, with_changes
 from kernelopt.device import gpu_watch
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
-from kernelopt.measure import least_work, raw_times, timing
+from kernelopt.measure import least_work, raw_times, timing, verify
 from kernelopt.measure.latency import Latency, Timing
 from kernelopt.measure.raw_times import RawTimes
 from kernelopt.session import subject
@@ -91,7 +91,7 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
 
     monkeypatch.setattr(timing.gpu_watch, "Watch", contextlib.nullcontext)
     monkeypatch.setattr(
-        timing, "believed_times", lambda times, watch, on_gpu: timing.refuse(times, on_gpu) or {"default": times}
+        timing, "believed_times", lambda times, watch, on_gpu, _: timing.refuse(times, on_gpu) or {"default": times}
     )
     if believed:
         assert timing.one_process(StandIn(), {}, 60, []) == {"default": raw()} and len(answers) == 3
@@ -170,6 +170,47 @@ def test_a_kernel_that_is_wrong_only_when_timed_is_refused(problem, run_here):
     arguments = ["--kernel", problem["kernel"], "--reference", problem["reference"], "--device", "cpu-interpreter"]
     done = run_here("measure_kernel_time.py", *arguments)
     assert done.returncode == 1 and "WRONG_VALUES: wrong when timed" in done.stderr
+
+
+ANY_ORDER = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x.nonzero().flatten()
+
+def get_inputs():
+    return [torch.randint(0, 2, (64,)).float()]
+
+COMPARE = {0: {"set": -1}}
+"""
+SHUFFLED = """
+import torch
+calls = 0
+
+def kernel_function(x):
+    global calls
+    calls += 1
+    found = torch.arange(len(x))[x > 0]
+    RETURN
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "fault"),
+    [
+        ("return found[torch.randperm(len(found))]", None),  # as with atomics
+        ("return found + (calls % 5 == 4)", "wrong when timed"),
+    ],
+)
+def test_a_result_that_differs_from_the_first_is_compared_as_the_task_declares(returned, fault, interpreter, tmp_path):
+    reference, kernel = tmp_path / "reference.py", tmp_path / "kernel.py"
+    reference.write_text(ANY_ORDER)
+    kernel.write_text(SHUFFLED.replace("RETURN", returned))
+    sets = timing.inputs(interpreter, reference, None, ["default"])
+    timed = timing.measure(interpreter, kernel, None, sets, warmup_ms=1, rep_ms=2, timeout_s=60)["default"]
+    found = verify.check_timed(interpreter, reference, None, [timed.outputs], None, 60)
+    assert found is None if fault is None else fault in found.message
 
 
 RAGGED = """

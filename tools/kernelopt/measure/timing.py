@@ -92,6 +92,7 @@ def measure(
     rounds = (ROUNDS if sandbox.gpu else CPU_ROUNDS)[attempt]
     processes = PROCESSES if baseline and sandbox.gpu else 1
     hidden = [case.path for sets in cases.values() for case in sets]
+    compares = any(case.compares for sets in cases.values() for case in sets)
     times: dict[str, list[RawTimes]] = {name: [] for name in cases}
     for number in range(processes):
         arguments = {
@@ -105,12 +106,14 @@ def measure(
             "trace": number == 0 and attempt == 0,
             "folder": sandbox.new_folder("timed"),
         }
-        for name, raw in one_process(sandbox, arguments, timeout_s, hidden).items():
+        for name, raw in one_process(sandbox, arguments, timeout_s, hidden, compares).items():
             times[name].append(raw)
     return {name: summed_up(sandbox, name, cases[name], runs, (warmup_ms, rep_ms)) for name, runs in times.items()}
 
 
-def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: list[str]) -> dict[str, RawTimes]:
+def one_process(
+    sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: list[str], compares: bool = False
+) -> dict[str, RawTimes]:
     """The raw times of one process, by workload.
 
     A process whose times cannot be believed counts for nothing and is repeated: a host that stalls for some
@@ -120,13 +123,13 @@ def one_process(sandbox: Sandbox, arguments: dict, timeout_s: float, hidden: lis
         with gpu_watch.Watch() as watch:
             outcome = sandbox.run("measure", arguments, timeout_s, hidden)
         try:
-            return believed_times(outcome, watch, on_gpu)
+            return believed_times(outcome, watch, on_gpu, compares)
         except Unbelievable:
             if repeat == REPEATS[on_gpu]:
                 raise
 
 
-def believed_times(outcome: Outcome, watch: gpu_watch.Watch, on_gpu: bool) -> dict[str, RawTimes]:
+def believed_times(outcome: Outcome, watch: gpu_watch.Watch, on_gpu: bool, compares: bool) -> dict[str, RawTimes]:
     """The worker's raw times per workload, with the state of the GPU and this process's own clock.
 
     KernelFailed when they cannot be believed.
@@ -137,19 +140,22 @@ def believed_times(outcome: Outcome, watch: gpu_watch.Watch, on_gpu: bool) -> di
         for name, raw in result["workloads"].items():
             state = watch.state(raw["window"]) if on_gpu else None
             times[name] = RawTimes(**raw, gpu_state=state, wall_us=stretches(outcome, name))
-            refuse(times[name], on_gpu)
+            refuse(times[name], on_gpu, compares)
         return times
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise KernelFailed(Status.CHEAT_SUSPECT, f"the report of the timing is not sound ({error!r})") from None
 
 
-def refuse(raw: RawTimes, on_gpu: bool) -> None:
-    """KernelFailed when these raw times cannot be believed, or come from calls that went wrong."""
+def refuse(raw: RawTimes, on_gpu: bool, compares: bool = False) -> None:
+    """KernelFailed when these raw times cannot be believed, or come from calls that went wrong.
+
+    compares: the task declares how outputs are compared, so that one result may differ from another and both be right;
+    verify.check_timed judges some of those."""
     if suspicion := suspicious(raw, on_gpu):
         raise Unbelievable(Status.CHEAT_SUSPECT, suspicion)
     if raw.overwritten:
         raise KernelFailed(Status.ALIASED_OUTPUT, "a later call writes into the memory of a former one's output")
-    if raw.differing:
+    if raw.differing and not compares:
         message = f"{raw.differing} timed calls returned another result than the first on the same contents"
         raise KernelFailed(Status.WRONG_VALUES, message)
 

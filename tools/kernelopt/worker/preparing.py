@@ -116,8 +116,7 @@ def runs(loaded: problem.Reference, case: problem.Case) -> bool:
 
 
 def store(maker: CaseMaker, workload: str, seed: int, variant: Variant | None, folder: str) -> dict:
-    """Write one case: {workload, seed, variant, path, dtype, shapes, names, mutates}. names: of the parameters that
-    hold the tensors. mutates: numbers of those that forward is declared to change."""
+    """Write one case; returns the fields of measure.cases.Case."""
     case = maker.case(workload, seed, variant)
     path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
     case.save(path)
@@ -138,6 +137,7 @@ def store(maker: CaseMaker, workload: str, seed: int, variant: Variant | None, f
         "shapes": shapes,
         "samples": maker.samples(case, variant),
         "repeatable": bool(declared.samples),
+        "compares": bool(declared.compare),
         "names": declared.names_of_tensors(case.inputs),
         "mutates": declared.mutated_tensors(case.inputs),
     }

@@ -22,6 +22,7 @@ from .timers import GatedTimer, HostTimer
 ALONE_CALLS = 8  # of the baseline, before the kernel is loaded
 CHECKED_OUTPUTS = 3  # of one workload's rounds, and one of the calls after them; of large outputs one or the other
 CHECKED_BYTES = 1 << 28
+DIFFERING_OUTPUTS = 3  # picked at random from the calls whose result differs from the first; one of large outputs
 RESTORED_CALLS = 31  # in place of do_bench, where calls change their inputs
 LEAST_ROUNDS = 4
 FEW_ROUNDS = 24  # the candidate is checked after each of these rounds; with more rounds, after random ones
@@ -90,8 +91,9 @@ class StoredOutput:
 class WorkloadTimes:
     """The raw times of one workload, see measure.raw_times.RawTimes. window: seconds since the epoch. sets: number of
     input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
-    pair of events. overwritten: a later call wrote into the output of a former one. differing: calls whose result
-    differs from the first one on their set. on_gpu: None on a CPU."""
+    pair of events. outputs: of the checked calls, and of some of those that differ. overwritten: a later call wrote
+    into the output of a former one. differing: calls whose result differs from the first one on their set. on_gpu:
+    None on a CPU."""
 
     clock: str
     window: list[float]
@@ -138,6 +140,7 @@ class PairedTiming:
         self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # each kernel's first result on each set
         self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
         self.checked: list[CheckedCall] = []
+        self.sampled: list[CheckedCall] = []  # of the calls of the kernel that differ
 
     def memory(self, slot: int, number: int) -> list[torch.Tensor]:
         """One of the two memories that calls on a set read."""
@@ -219,9 +222,19 @@ class PairedTiming:
         live = results.tensors()
         if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
             self.first[name, number] = [tensor.detach().clone() for tensor in live]
-        self.differing[name] += not all(map(close, live, self.first.get((name, number), live)))
+        differs = not all(map(close, live, self.first.get((name, number), live)))
+        self.differing[name] += differs
         if check:
             self.checked.append(CheckedCall(number, results.own(), results.copy()))
+        elif differs and name == "a":
+            self._sample(number, results)
+
+    def _sample(self, number: int, results: "Results") -> None:
+        """Keep what a differing call left, so that each of them so far is kept with the same probability."""
+        most = DIFFERING_OUTPUTS if self._outputs_are_small() else 1
+        at = len(self.sampled) if len(self.sampled) < most else randbelow(self.differing["a"])
+        if at < most:
+            self.sampled[at : at + 1] = [CheckedCall(number, {}, results.copy())]
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> WorkloadTimes:
         """All times of the workload. trace: on a GPU, also trace the kernels of some calls."""
@@ -231,7 +244,7 @@ class PairedTiming:
         call = self.call("a", 0, 0)
         clock, bench_us = self._benched(call, warmup_ms, rep_ms)
         self._stretches(call, paired.a_us[0][0])
-        outputs = [self._stored(one, at) for at, one in enumerate(self.checked)]
+        outputs = [self._stored(one, at) for at, one in enumerate([*self.checked, *self.sampled])]
         overwritten = any(one.was_overwritten() for one in self.checked)
         window = [since, time.time()]
         return WorkloadTimes(
