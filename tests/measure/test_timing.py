@@ -186,11 +186,12 @@ COMPARE = {0: {"set": -1}}
 """
 SHUFFLED = """
 import torch
-calls = 0
+calls, seen = 0, set()
 
 def kernel_function(x):
     global calls
-    calls += 1
+    calls, new = calls + 1, str(x.tolist()) not in seen
+    seen.add(str(x.tolist()))
     found = torch.arange(len(x))[x > 0]
     RETURN
 """
@@ -200,7 +201,8 @@ def kernel_function(x):
     ("returned", "fault"),
     [
         ("return found[torch.randperm(len(found))]", None),  # as with atomics
-        ("return found + (calls % 5 == 4)", "wrong when timed"),
+        ("return found + 64 * (calls % 2)", "wrong when timed"),
+        ("return found + 64 * new", "wrong when timed"),  # the later calls, which differ from the first, are right
     ],
 )
 def test_a_result_that_differs_from_the_first_is_compared_as_the_task_declares(returned, fault, interpreter, tmp_path):

@@ -23,8 +23,8 @@ class Case:
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
     change. samples: how each output that is drawn at random is drawn (worker.case_maker.Draws). repeatable: equal
-    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. other: another case of the workload, on whose contents the
-    kernel is called in between. first: of its workload.
+    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. other:
+    another case of the workload, on whose contents the kernel is called in between. first: of its workload.
     """
 
     workload: str

@@ -91,9 +91,9 @@ class StoredOutput:
 class WorkloadTimes:
     """The raw times of one workload, see measure.raw_times.RawTimes. window: seconds since the epoch. sets: number of
     input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
-    pair of events. outputs: of the checked calls, and of some of those that differ. overwritten: a later call wrote
-    into the output of a former one. differing: calls whose result differs from the first one on their set. on_gpu:
-    None on a CPU."""
+    pair of events. outputs: of the calls to judge, see _calls_to_judge. overwritten: a later call wrote into the
+    output of a former one. differing: calls whose result differs from the first one on their set. on_gpu: None on
+    a CPU."""
 
     clock: str
     window: list[float]
@@ -137,10 +137,11 @@ class PairedTiming:
         self.kernels: dict = {}
         self.alone_us: list[float] = []
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
-        self.first: dict[tuple[str, int], list[torch.Tensor]] = {}  # each kernel's first result on each set
+        self.first: dict[tuple[str, int], Results] = {}  # each kernel's first result on each set
         self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
         self.checked: list[CheckedCall] = []
         self.sampled: list[CheckedCall] = []  # of the calls of the kernel that differ
+        self.disputed: set[int] = set()  # sets on which the kernel's first result isn't that of all its calls
 
     def memory(self, slot: int, number: int) -> list[torch.Tensor]:
         """One of the two memories that calls on a set read."""
@@ -219,10 +220,10 @@ class PairedTiming:
         The baseline's outputs are compared too: earlier GPU work changes a call's time, so both kernels get the same
         history.
         """
-        live = results.tensors()
-        if (name, number) not in self.first and len(self.first) * sum(t.nbytes for t in live) < REMEMBERED_BYTES:
-            self.first[name, number] = [tensor.detach().clone() for tensor in live]
-        differs = not all(map(close, live, self.first.get((name, number), live)))
+        if (name, number) not in self.first and len(self.first) * results.nbytes() < REMEMBERED_BYTES:
+            self.first[name, number] = results.copy()
+        first = self.first.get((name, number), results)
+        differs = not all(map(close, results.tensors(), first.tensors()))
         self.differing[name] += differs
         if check:
             self.checked.append(CheckedCall(number, results.own(), results.copy()))
@@ -231,10 +232,20 @@ class PairedTiming:
 
     def _sample(self, number: int, results: "Results") -> None:
         """Keep what a differing call left, so that each of them so far is kept with the same probability."""
-        most = DIFFERING_OUTPUTS if self._outputs_are_small() else 1
+        self.disputed.add(number)
+        most = self._most_differing()
         at = len(self.sampled) if len(self.sampled) < most else randbelow(self.differing["a"])
         if at < most:
             self.sampled[at : at + 1] = [CheckedCall(number, {}, results.copy())]
+
+    def _most_differing(self) -> int:
+        return DIFFERING_OUTPUTS if self._outputs_are_small() else 1
+
+    def _calls_to_judge(self) -> list["CheckedCall"]:
+        """The checked calls, some that differ, and some first ones that they differ from: either may be wrong."""
+        disputed = SystemRandom().sample(sorted(self.disputed), min(len(self.disputed), self._most_differing()))
+        firsts = [CheckedCall(number, {}, self.first["a", number]) for number in disputed]
+        return [*self.checked, *self.sampled, *firsts]
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> WorkloadTimes:
         """All times of the workload. trace: on a GPU, also trace the kernels of some calls."""
@@ -244,7 +255,7 @@ class PairedTiming:
         call = self.call("a", 0, 0)
         clock, bench_us = self._benched(call, warmup_ms, rep_ms)
         self._stretches(call, paired.a_us[0][0])
-        outputs = [self._stored(one, at) for at, one in enumerate([*self.checked, *self.sampled])]
+        outputs = [self._stored(one, at) for at, one in enumerate(self._calls_to_judge())]
         overwritten = any(one.was_overwritten() for one in self.checked)
         window = [since, time.time()]
         return WorkloadTimes(
@@ -307,7 +318,7 @@ class PairedTiming:
         return PairedRounds(times["a"], times["b"] if "b" in self.kernels else None)
 
     def _outputs_are_small(self) -> bool:
-        return sum(tensor.nbytes for tensor in next(iter(self.first.values()), [])) < CHECKED_BYTES
+        return all(results.nbytes() < CHECKED_BYTES for results in self.first.values())
 
     def _stored(self, call: "CheckedCall", at: int) -> StoredOutput:
         path = f"{self.path}-{at}.pt"
@@ -388,6 +399,9 @@ class Results:
 
     def tensors(self) -> list[torch.Tensor]:
         return [*self.outputs, *self.inputs.values()]
+
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def copy(self) -> "Results":
         inputs = {number: tensor.detach().clone() for number, tensor in self.inputs.items()}
