@@ -42,6 +42,19 @@ def test_equal_rows_count_as_one():
     assert sampling.calls_needed(few, rows, "cuda") == 100 and sampling.calls_needed(few, rows, "cuda", False) == 1
 
 
+@pytest.mark.parametrize(("values", "draws"), [(2, 8_000), (12, 8_000), (1000, 100_000)])
+@pytest.mark.parametrize("likeliest", [0.5, 0.9])
+def test_calls_suffice_to_see_one_of_many_equal_rows_that_always_draws_the_likeliest(likeliest, values, draws):
+    torch.manual_seed(0)
+    rows = torch.full((64, values), (1 - likeliest) / (values - 1))
+    rows[:, 3 % values] = likeliest
+    declared = sampling.read({0: {"tvd": 0.04, "draws": draws}}, PARAMETERS)[0]
+    indices = drawn(rows, sampling.calls_needed(declared, rows, "cuda"))
+    assert sampling.distance(indices, rows, declared) is None
+    indices[:, -1] = rows[-1].argmax()
+    assert "draws of row 63 alone" in sampling.distance(indices, rows, declared)
+
+
 def test_each_request_gets_a_seed_of_its_own():
     assert sampling.reseeded([None, 5], 1, 9) == [None, 9]
     assert sampling.reseeded([torch.tensor([5])], 0, 9)[0].tolist() == [9]

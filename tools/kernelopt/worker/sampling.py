@@ -21,7 +21,7 @@ from .contract import InvalidDeclaration
 
 MOST_TVD = 0.5
 FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
-FEWEST_CALLS = 100  # so that one of many equal rows which always draws the same index is seen
+FEWEST_CALLS = 100
 MOST_CALLS = {"cuda": 20_000, "cpu": 400}
 INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
@@ -74,10 +74,22 @@ def read_one(output, modes, parameters: tuple[str, ...]) -> Sampling:
 def calls_needed(sampling: Sampling, probabilities: torch.Tensor, device: str, own: bool = True) -> int:
     """How often a kernel must be called for the declared draws of each row, and for each of equal rows to vary; at
     other sizes than the task's own for FEWEST_DRAWS. Fewer where that is too often."""
-    _, counts = groups(probabilities)
+    group, counts = groups(probabilities)
     draws = sampling.draws if own else min(sampling.draws, FEWEST_DRAWS)
-    calls = max(math.ceil(draws / int(counts.min())), FEWEST_CALLS if own else 1)
+    calls = math.ceil(draws / int(counts.min()))
+    if own:
+        rows = probabilities.double().reshape(-1, probabilities.shape[-1])
+        repeated = [rows[int((group == number).nonzero()[0])] for number in (counts > 1).nonzero()[:, 0].tolist()]
+        calls = max(calls, FEWEST_CALLS, *(calls_to_see_a_constant(row, sampling.tvd) for row in repeated))
     return min(calls, MOST_CALLS[device])
+
+
+def calls_to_see_a_constant(expected: torch.Tensor, tvd: float) -> int:
+    """Calls after which a row that always draws the likeliest index draws it twice as far above its share as
+    `drawn_too_often` allows; 1 where `tvd` allows it."""
+    share = float(expected.max())
+    off = 1 - share - tvd
+    return 1 if off <= 0 else math.ceil(24 / off + 144 * share * (1 - share) / off**2)
 
 
 def in_time(seeds: Iterable[int], device: str, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
@@ -206,6 +218,8 @@ def wrong_alone(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling)
             )
     if count < 2:
         return None
+    if why := drawn_too_often(drawn, expected, sampling):
+        return why
     alike, by_chance = float((drawn[:, 1:] == drawn[:, :-1]).double().mean()), float(expected.square().sum())
     if abs(alike - by_chance) > max(sampling.tvd, SIGMAS_OF_MANY * math.sqrt(0.75 / (calls * (count - 1)))):
         return (
@@ -213,6 +227,28 @@ def wrong_alone(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling)
             f"{by_chance:.0%}: each row needs random numbers of its own"
         )
     return None
+
+
+def drawn_too_often(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling) -> str | None:
+    """Why one of several rows draws an index too often by itself. Of many values the distance of so few draws is
+    mostly noise, this is not."""
+    most = drawn.mode(dim=0).values
+    calls, times, share = len(drawn), (drawn == most).sum(0), expected[most]
+    limit = calls * (share + sampling.tvd) + excess_of(calls * share * (1 - share))
+    row = int((times - limit).argmax())
+    if times[row] <= limit[row]:
+        return None
+    return (
+        f"the draws of row {row} alone hold index {most[row]} in {times[row]} of {calls} calls, by chance in "
+        f"{limit[row]:.0f} at most"
+    )
+
+
+def excess_of(variance: torch.Tensor) -> torch.Tensor:
+    """How far above its mean a right kernel's count stays, by Bernstein's inequality; SIGMAS_OF_MANY where many are
+    expected."""
+    exponent = SIGMAS_OF_MANY**2 / 2
+    return exponent / 3 + (exponent**2 / 9 + 2 * exponent * variance).sqrt()
 
 
 def same_draws(drawn: torch.Tensor, rows: torch.Tensor) -> str | None:
