@@ -1,4 +1,4 @@
-"""Codex's sandbox, by its `sandbox` command, which asks no model: the cheapest test with a client.
+"""Codex's sandbox, mostly by its `sandbox` command, which asks no model: the cheapest test with a client.
 
 bench.run puts the client's programs on the PATH, and the network namespace stays around it.
 """
@@ -11,6 +11,7 @@ import pytest
 from conftest import BUNDLE, STAND_INS, kernel_text
 
 from .bench import PYTHON, bench_of
+from .scripted_model import step
 
 SANDBOX = "codex sandbox --config 'sandbox_mode=\"workspace-write\"' --"
 TRIES = """
@@ -63,3 +64,16 @@ def test_the_stand_in_refuses_what_codex_refuses(codex):
     (codex.project / "tries.py").write_text(TRIES.format(stand_ins=str(STAND_INS)))
     said = codex.run(f"{SANDBOX} {PYTHON} tries.py").splitlines()[-1]
     assert ast.literal_eval(said) == sorted(socket_filter.REFUSED[os.uname().machine])
+
+
+SETTING = 'sandbox_mode = "workspace-write"'
+
+
+@pytest.mark.parametrize("option", ["", "--sandbox workspace-write", f"--config '{SETTING}'"])
+def test_exec_alone_may_only_read(codex, option):
+    """The row of `exec` in docs/install.md, and the sentence below the table on the setting."""
+    codex.model.follow(step("shell", "touch written.txt; echo tried it"), step("say", "done"))
+    codex.run(f"codex exec {option}")
+    assert "tried it" in codex.model.said
+    assert (codex.project / "written.txt").is_file() is bool(option), codex.model.said[-2000:]
+    assert f"`{SETTING}`" in (BUNDLE / "docs" / "install.md").read_text()
