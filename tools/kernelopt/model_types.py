@@ -6,8 +6,8 @@ REPEATABLE = 0.02  # how far two runs may differ, by the order of additions
 
 
 def most_saved_pct(saved_us: float, floor_us: float, step_us: float) -> float:
-    """The share of a step that a part could save at most. saved_us: of the eager step. What the part takes in another
-    step is not known, only that its floor remains."""
+    """The share of a step that a part could save at most. saved_us: of the part's time. What the part takes in another
+    step than the eager one is not known, only that its floor remains."""
     return 100 * min(saved_us, max(0.0, step_us - floor_us)) / step_us
 
 

@@ -58,8 +58,7 @@ def launch_bound(report: StepReport) -> Iterator[str]:
 def kernels(report: StepReport) -> Iterator[str]:
     """The groups that are worth a kernel beside the best way of running, and those that torch.compile fuses."""
     best, fuses = gaining(report), any(way.is_faster and way.name in COMPILING for way in report.ways)
-    step_us = best.us if best else report.step_us
-    worth = apart([group for group in report.groups if (report.saved_pct(group, step_us) or 0) >= WORTH_PCT])
+    worth = apart([group for group in report.groups if (report.saved_pct(group, best) or 0) >= WORTH_PCT])
     fused = [group for group in worth if fuses and group.is_fusable]
     own = [group for group in worth if group not in fused]
     if fused:
@@ -83,7 +82,7 @@ def at_most(report: StepReport, groups: list[Group], best: WayTime | None) -> st
     eager = [f"{report.saved_pct(group):.0f}" for group in groups]
     if best is None:
         return f"at most {joined(eager)} % of the eager step"
-    shares = [f"{report.saved_pct(group, best.us):.0f}" for group in groups]
+    shares = [f"{report.saved_pct(group, best):.0f}" for group in groups]
     return f"at most {joined(shares)} % of the step with {WAYS[best.name]} ({joined(eager)} % of the eager step)"
 
 

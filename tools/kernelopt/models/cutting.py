@@ -79,7 +79,8 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
     about = {
         "share_pct": round(group["share_of_step_pct"], 3),
         "at_most_pct": rounded(group["saved_pct"]),
-        "saved_us": rounded(group["saved_us"]),
+        "saved_us": rounded(group["step_saved_us"]),
+        "floor_us": rounded((group["floor"] or {}).get("us")),
     }
     return Part(model, path, between, workload, about)
 

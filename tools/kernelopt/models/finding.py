@@ -155,13 +155,13 @@ def table(result: StepReport, groups: tuple[Group, ...]) -> Iterator[str]:
         floor, saved = "-", "-"
         if group.floor:
             floor = f"{group.floor.us / 1000:.3f}{'*' if group.floor.library_rate else ''}"
-            saved = f"{group.saved_us / 1000:.3f}, {result.saved_pct(group):.1f} %"
+            saved = f"{result.saved_us(group) / 1000:.3f}, {result.saved_pct(group):.1f} %"
         figures = (str(group.number), f"{group.us / 1000:.3f}", f"{group.share_pct:.1f}", str(group.kernels))
         yield row((*figures, floor, saved), f"{group.name}: {operators_text(group)}")
     if any(group.floor and group.floor.library_rate for group in groups):
         yield "* a library's rate, which is no floor"
     if result.card:
-        yield f"floors: {result.card}'s rates in the wiki; savings: of the eager step"
+        yield f"floors: {result.card}'s rates in the wiki; savings: of the eager step, waiting for launches included"
 
 
 def row(cells: tuple[str, ...], last: str) -> str:

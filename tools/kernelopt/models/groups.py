@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..hardware.work import ModuleWork
-from .step_trace import Unit
+from .step_trace import StepTrace, Unit
 
 REPEATED = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a path that is a number
 # Products and attention, which torch.compile leaves to libraries, or tunes.
@@ -43,8 +43,9 @@ class Floor:
 @dataclass(frozen=True)
 class Group:
     """whole: with submodules; else the modules' own operators. pattern: with * for numbers in the path. paths: of the
-    modules. us: in a step. share_pct: of the GPU's time in a step (of the operators' time without a GPU). floor: None
-    where it is unknown. saved_us: what a step could save at most; None without a floor."""
+    modules. us: in a step. share_pct: of the GPU's time in a step (of the operators' time without a GPU). host_pct: of
+    the host's time. floor: None where it is unknown. saved_us: of the GPU's time, what a step could save at most; None
+    without a floor."""
 
     number: int
     pattern: str
@@ -55,6 +56,7 @@ class Group:
     backward: bool
     us: float
     share_pct: float
+    host_pct: float
     kernels: int
     operators: tuple[OperatorShare, ...]
     floor: Floor | None
@@ -80,36 +82,48 @@ Key = tuple[str, bool, bool]  # pattern, whole, backward
 
 
 def groups(
-    units: Sequence[Unit],
-    called: frozenset[str],
-    work: Iterable[ModuleWork],
-    floor_of: Callable[[list[ModuleWork]], Floor | None],
+    trace: StepTrace, work: Iterable[ModuleWork], floor_of: Callable[[list[ModuleWork]], Floor | None]
 ) -> list[Group]:
-    """The groups, the longest first. called: paths of the modules that ran; a list of modules is never called. work:
-    of the calls in a forward pass. floor_of: the floor of some calls."""
-    work = list(work)
+    """The groups, the longest first. work: of the calls in a forward pass. floor_of: the floor of some calls."""
+    units, work = trace.units, list(work)
     names = patterns(units, work)
     kinds = {names[unit.place.module]: unit.place.kind for unit in units}
     parents = {names[above] for unit in units for above in above_of(unit.place.module)}
     parents |= {""} if any(unit.place.module for unit in units) else set()
-    members: dict[Key, list[Unit]] = defaultdict(list)
-    for unit in units:
-        path, backward = unit.place.module, unit.place.backward
-        members[names[path], False, backward].append(unit)
-        for around in (*above_of(path), path):
-            if names[around] in parents and around in called:
-                members[names[around], True, backward].append(unit)
+    containers = {path for path, name in names.items() if name in parents and path in trace.called}
+    members, on_host = members_of(units, names, containers), members_of(trace.host, names, containers)
+    host_us = time_of(trace.host)
     counted: dict[tuple[str, bool], list[ModuleWork]] = defaultdict(list)
     for one in work:
         counted[names[one.path], one.whole].append(one)
-    total = sum(unit.us for unit in units)
     made = [
-        group_of(key, own, kinds, key[0] in parents, counted[key[0], key[1]], floor_of, total)
+        replace(
+            group_of(key, own, kinds, key[0] in parents, counted[key[0], key[1]], floor_of, time_of(units)),
+            host_pct=100 * time_of(on_host[key]) / host_us if host_us else 0.0,
+        )
         for key, own in members.items()
         if not key[1] or is_small(own, key[0])
     ]
     made.sort(key=lambda group: -group.us)
     return [replace(group, number=number) for number, group in enumerate(made, start=1)]
+
+
+def members_of(units: Iterable[Unit], names: dict[str, str], containers: set[str]) -> dict[Key, list[Unit]]:
+    """The units of each possible group. names: of the paths (`patterns`). containers: paths of modules with others in
+    them, whose groups as a whole hold the units of those too."""
+    members: dict[Key, list[Unit]] = defaultdict(list)
+    for unit in units:
+        path, backward = unit.place.module, unit.place.backward
+        if path in names:
+            members[names[path], False, backward].append(unit)
+        for around in (*above_of(path), path):
+            if around in containers:
+                members[names[around], True, backward].append(unit)
+    return members
+
+
+def time_of(units: Iterable[Unit]) -> float:
+    return sum(unit.us for unit in units)
 
 
 def patterns(units: Iterable[Unit], work: Iterable[ModuleWork]) -> dict[str, str]:
@@ -149,7 +163,7 @@ def group_of(
     total_us: float,
 ) -> Group:
     pattern, whole, backward = key
-    us = sum(unit.us for unit in own)
+    us = time_of(own)
     floor = None if backward or not counted else floor_of(counted)
     return Group(
         number=0,
@@ -161,6 +175,7 @@ def group_of(
         backward=backward,
         us=us,
         share_pct=100 * us / total_us if total_us else 0.0,
+        host_pct=0.0,
         kernels=len(own),
         operators=tuple(operators_of(own)),
         floor=floor,

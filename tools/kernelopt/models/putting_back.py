@@ -136,7 +136,9 @@ def cut_facts(reference: Path) -> dict:
 
 def promise_of(facts: dict) -> Promise | None:
     share = facts.get("share_pct")
-    return Promise(share, facts.get("at_most_pct"), facts.get("saved_us")) if isinstance(share, int | float) else None
+    if not isinstance(share, int | float):
+        return None
+    return Promise(share, facts.get("at_most_pct"), facts.get("saved_us"), facts.get("floor_us"))
 
 
 def way_of(name: str, times: dict) -> Way:

@@ -14,6 +14,7 @@ from .step_trace import StepTrace, Unit
 
 LEAST_KERNELS = 8  # of a launch-bound stretch
 MOST_STRETCHES = 3
+EAGER_GRAPH = "graph"  # the way of running that is a CUDA graph of the eager step
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,27 @@ class StepReport:
         """Share of the step in which the GPU waits."""
         return None if self.busy_us is None else 100 * max(0.0, 1 - self.busy_us / self.step_us)
 
-    def saved_pct(self, group: Group, of_us: float | None = None) -> float | None:
-        """The share of a step that a group could save at most. of_us: another step than the eager one."""
+    def waits_us(self, group: Group, way: WayTime | None = None) -> float:
+        """How long the GPU waits at most for a group's launches in a step. way: None for the eager step.
+
+        The eager step waits for the host, no longer than the host is busy with the group. In a CUDA graph of it each
+        kernel waits for the one before. Of a compiled step that is unknown, and counts as nothing.
+        """
+        if self.busy_us is None or (way and way.name != EAGER_GRAPH):
+            return 0.0
+        waits_us = max(0.0, (way.us if way else self.step_us) - self.busy_us)
+        return waits_us * group.kernels / self.kernels if way else min(waits_us, group.host_pct / 100 * self.step_us)
+
+    def saved_us(self, group: Group) -> float | None:
+        """What the eager step could save of a group at most: GPU time above its floor, and waiting for its launches."""
+        return None if group.saved_us is None else group.saved_us + self.waits_us(group)
+
+    def saved_pct(self, group: Group, way: WayTime | None = None) -> float | None:
+        """The share of a step that a group could save at most. way: None for the eager step."""
         if group.saved_us is None:
             return None
-        return most_saved_pct(group.saved_us, group.floor.us, of_us or self.step_us)
+        saved_us = group.saved_us + self.waits_us(group, way)
+        return most_saved_pct(saved_us, group.floor.us, way.us if way else self.step_us)
 
     def best_way(self) -> WayTime | None:
         """The fastest of the ways that are faster than the eager step; None when none is."""
@@ -90,6 +107,7 @@ class StepReport:
                 **asdict(group),
                 "name": group.name,
                 "share_of_step_pct": 100 * group.us / self.step_us,
+                "step_saved_us": self.saved_us(group),
                 "saved_pct": self.saved_pct(group),
             }
             for group in self.groups
@@ -117,7 +135,7 @@ def step_report(
         busy_us=busy_us([(unit.start_us, unit.us) for unit in units]) if trace.on_gpu else None,
         kernels=len(units),
         stretches=tuple(stretches(units)) if trace.on_gpu else (),
-        groups=tuple(groups(units, trace.called, work, floor)),
+        groups=tuple(groups(trace, work, floor)),
         **facts,
     )
 

@@ -4,8 +4,10 @@ Without a GPU the operators themselves are what takes the time.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 
 STEP, MODULE = "kernelopt step", "kernelopt module"  # marks of worker.model_profile
 MARK = re.compile(rf"{MODULE} (\S+) \((.+)\)")
@@ -43,10 +45,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """units: in the order of their start. on_gpu: whether they are kernels. called: paths of the modules that ran."""
+    """units: in the order of their start. on_gpu: whether they are kernels. host: the operators as the host ran them,
+    each until the next one on its thread began. called: paths of the modules that ran."""
 
     units: tuple[Unit, ...]
     on_gpu: bool
+    host: tuple[Unit, ...]
     called: frozenset[str]
 
 
@@ -65,20 +69,28 @@ def read(events: Iterable[dict]) -> StepTrace:
     """The units of a trace."""
     events = [event for event in events if event.get("ph") == "X"]
     launches: dict[int, Place] = {}
-    operators: list[Unit] = []
+    operators: dict[object, list[Unit]] = defaultdict(list)  # by thread
     for event, place, is_outermost in placed(event for event in events if event["cat"] in ON_HOST):
         if "correlation" in event.get("args", {}):
             launches[event["args"]["correlation"]] = place
         elif is_outermost:
-            operators.append(Unit(event["name"], event["ts"], event["dur"], place))
+            operators[event["tid"]].append(Unit(event["name"], event["ts"], event["dur"], place))
     kernels = [
         Unit(event["name"], event["ts"], event["dur"], launches.get(event["args"].get("correlation"), Place()))
         for event in events
         if event["cat"] in ON_GPU
     ]
-    units = sorted(kernels or operators, key=lambda unit: unit.start_us)
+    units = sorted(kernels or chain(*operators.values()), key=lambda unit: unit.start_us)
+    host = tuple(chain(*map(until_the_next, operators.values())))
     marks = (MARK.match(event["name"]) for event in events)
-    return StepTrace(tuple(units), bool(kernels), frozenset(mark[1] for mark in marks if mark))
+    return StepTrace(tuple(units), bool(kernels), host, frozenset(mark[1] for mark in marks if mark))
+
+
+def until_the_next(operators: list[Unit]) -> Iterator[Unit]:
+    """Each operator of a thread with what the host did after it."""
+    for one, after in pairwise(operators):
+        yield replace(one, us=after.start_us - one.start_us)
+    yield from operators[-1:]
 
 
 def placed(host: Iterable[dict]) -> Iterator[tuple[dict, Place, bool]]:

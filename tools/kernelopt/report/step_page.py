@@ -56,6 +56,6 @@ def group_row(report: StepReport, group: Group) -> tuple[str, ...]:
     floor, saved = "unknown", "unknown"
     if group.floor:
         floor = ms(group.floor.us) + (", a library's rate" if group.floor.library_rate else "")
-        saved = f"{ms(group.saved_us)}, {report.saved_pct(group):.1f} %"
+        saved = f"{ms(report.saved_us(group))}, {report.saved_pct(group):.1f} %"
     times = ms(group.us), f"{group.share_pct:.1f} %"
     return str(group.number), group.name, *times, str(group.kernels), floor, saved, operators_text(group)

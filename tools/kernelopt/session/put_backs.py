@@ -39,11 +39,13 @@ class Way:
 @dataclass(frozen=True)
 class Promise:
     """What find_kernels.py said of the part, of an eager step. share_pct: of the step that it takes. at_most_pct,
-    saved_us: of the step that could be saved, if the part ran at its floor; None without a floor."""
+    saved_us: of the step that could be saved, if the part ran at its floor; None without a floor. floor_us: that
+    floor; None in older references."""
 
     share_pct: float
     at_most_pct: float | None
     saved_us: float | None = None
+    floor_us: float | None = None
 
     def most_pct(self, step_us: float) -> float | None:
         """The share of the step that could be saved in another way of running, which takes `step_us`."""
@@ -51,7 +53,9 @@ class Promise:
             return None
         if not self.at_most_pct:
             return 0.0
-        floor_us = max(0.0, self.share_pct * self.saved_us / self.at_most_pct - self.saved_us)
+        floor_us = self.floor_us
+        if floor_us is None:  # saved_us is then the part's time above its floor
+            floor_us = max(0.0, self.share_pct * self.saved_us / self.at_most_pct - self.saved_us)
         return most_saved_pct(self.saved_us, floor_us, step_us)
 
 
