@@ -19,8 +19,8 @@ CASES = [  # problem, candidate, constants, sizes, changes of the text
     ("attention_backward", "split", "ROWS = 16, COLUMNS = 32", {"heads": 5, "length": 33, "width": 16}, HALF),
     ("attention_backward", "atomic", "QUERIES = 16, KEYS = 32", {"heads": 3, "length": 70, "width": 16}, HALF),
     ("attention_backward", "atomic", "TURNED = 0", {"heads": 1, "length": 130, "width": 16}, HALF),
-    ("gated_delta_rule", "two_products", "SORTED = 1", {"sequences": 3, "tokens": 200, "heads": 1}, HALF),
-    ("gated_delta_rule", "two_products", "SORTED = 0", {"sequences": 2, "tokens": 20, "heads": 1}, HALF),
+    ("gated_delta_rule", "two_products", "", {"sequences": 3, "tokens": 200, "heads": 1}, HALF),
+    ("gated_delta_rule", "two_products", "PART = 32", {"sequences": 2, "tokens": 20, "heads": 1}, HALF),
 ]
 
 

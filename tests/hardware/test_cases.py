@@ -159,6 +159,8 @@ def test_a_citation_leads_to_the_heading_and_is_one_short_line(found):
 
 TOLD = {
     "attention": {"attention"},
+    "attention_backward": {"softmax-losses", "dense-products"},  # by hand: products, and a logsumexp for its inputs
+    "fp8_block_product": {"dense-products"},
     "paged_decode": {"softmax-losses"},  # attention by einsum: its softmax alone is a call that tells
     "kda": {"scans", "dense-products"},
     "gated_delta_rule": {"scans", "dense-products"},

@@ -1,0 +1,421 @@
+"""fp8 product with block scales in CUDA C++: warps with roles, two blocks that share w, a tile as wide as registers allow.
+
+A producer warp asks TMA for the operands, four stages ahead and across tiles; two consumer warpgroups multiply 64 rows of x
+by BN rows of w into fresh sums, a block of 128 of k a step, and add them, scaled, to the sums in fp32. While one scales, the
+other multiplies. Both sums take BN registers of a thread, so BN is at most 192. A wide tile reads shared memory less often
+for a FLOP; 176 leaves the last wave of the default workload full. The two blocks of a cluster work on neighbouring rows and
+the same columns, and each fetches half of the tile of w for both. A tile may lie in up to three blocks of columns with a
+scale: its columns are scaled in chunks that lie in one. Up to 64 rows of x: the transposed product, as in tma.py. Rows of
+unaligned length are copied to rows of whole 16 bytes first.
+"""
+
+import functools
+
+import torch
+from torch.utils.cpp_extension import load_inline
+
+BN = 160
+STAGES = 5
+GROUP = 4  # pairs of row tiles that are walked together
+
+DECLARATION = r"""
+#include <pybind11/pybind11.h>
+#include <cstdint>
+void product(int64_t x, int64_t w, int64_t y, int64_t scale_x, int64_t scale_w, int64_t copies, int rows, int columns, int depth, int64_t stream);
+"""
+
+
+def wgmma(n):
+    """m64 n k32 of e4m3: n / 2 sums a thread, both operands in shared memory; `keep` 0 overwrites the sums."""
+    half = n // 2
+    sums, operands = ", ".join(f"%{i}" for i in range(half)), ", ".join(f'"+f"(d[{i}])' for i in range(half))
+    return f"""__device__ __forceinline__ void multiply(float (&d)[{half}], uint64_t a, uint64_t b, int keep) {{
+    asm volatile("{{.reg .pred p; setp.ne.b32 p, %{half + 2}, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{{sums}}}, %{half}, %{half + 1}, p, 1, 1;}}"
+                 : {operands} : "l"(a), "l"(b), "r"(keep));
+}}
+"""
+
+
+CUDA = r"""
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <stdexcept>
+#include <string>
+
+typedef uint32_t u32;
+constexpr int BM = 128, BK = 128, CLUSTER = 2, THREADS = 384;
+constexpr int CHUNK = BN % 128 == 0 ? 128 : BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16;  // columns of a tile with one scale
+constexpr int SLICES = (BN + 63) / 64;
+constexpr u32 X_BYTES = BM * BK, W_BYTES = BN * BK, STAGE_BYTES = X_BYTES + W_BYTES, SLICE_BYTES = 64 * 64 * 2;
+constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES + 4 * SLICE_BYTES + 16 * STAGES + 1024;
+
+struct Shape { int rows, columns, steps, row_pairs, tiles; };
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+__device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void bar_arrive_at(u32 bar, u32 block) {  // the same barrier in a block of the cluster
+    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(block) : "memory");
+}
+__device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void load(u32 to, const CUtensorMap* map, u32 bar, int k, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to), "l"(map), "r"(bar), "r"(k), "r"(row) : "memory");
+}
+__device__ __forceinline__ void load_for_both(u32 to, const CUtensorMap* map, u32 bar, int k, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+                 ::"r"(to), "l"(map), "r"(bar), "r"(k), "r"(row), "h"((uint16_t)3) : "memory");
+}
+__device__ __forceinline__ void store(const CUtensorMap* map, u32 from, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(column), "r"(row) : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ uint64_t descriptor(u32 address) {  // K-major rows of 128 bytes, 128-byte swizzle
+    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+@WGMMA@__device__ __forceinline__ u32 packed(float a, float b) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+    return r;
+}
+// Tiles of a cluster: BM rows for each block, the same BN columns; GROUP pairs of rows are walked together.
+__device__ __forceinline__ void place(int tile, const Shape& s, int& row, int& column) {
+    const int columns = (s.columns + BN - 1) / BN, per_group = GROUP * columns, first = tile / per_group * GROUP;
+    const int rows = min(s.row_pairs - first, GROUP), within = tile % per_group;
+    row = (first + within % rows) * CLUSTER * BM, column = within / rows * BN;
+}
+
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    product_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
+                   const float* scale_x, const float* scale_w, __nv_bfloat16* y, int by_tma, Shape s) {
+    extern __shared__ uint8_t raw[];
+    const u32 ring = (shared_address(raw) + 1023) & ~1023u, slices = ring + STAGES * STAGE_BYTES, full = slices + 4 * SLICE_BYTES, empty = full + 8 * STAGES;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
+    u32 block;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, 2 * CLUSTER);  // a consumer warpgroup each
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8 && lane == 0) {
+            int stage = 0;
+            u32 parity = 1;
+            for (int tile = first; tile < s.tiles; tile += step) {
+                int row, column;
+                place(tile, s, row, column);
+                for (int k = 0; k < s.steps; ++k) {
+                    const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
+                    bar_wait(empty + 8 * stage, parity);
+                    bar_expect(bar, STAGE_BYTES);
+                    load(at, &x_map, bar, k * BK, row + block * BM);
+                    load_for_both(at + X_BYTES + block * (W_BYTES / 2), &w_map, bar, k * BK, column + block * (BN / 2));
+                    if (++stage == STAGES) stage = 0, parity ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        int stage = 0;
+        u32 parity = 0;
+        const u32 mine = slices + group * 2 * SLICE_BYTES;
+        const int own = warp % 4 * 16 + lane % 8 + lane / 8 % 2 * 8;  // the row of a slice whose address this lane gives to stmatrix
+        for (int tile = first; tile < s.tiles; tile += step) {
+            int row, column;
+            place(tile, s, row, column);
+            row += block * BM + group * 64;
+            const int upper = row + warp % 4 * 16 + lane / 4, last = (s.columns - 1) / 128;
+            const float* of_x[2] = {scale_x + (int64_t)min(upper, s.rows - 1) * s.steps, scale_x + (int64_t)min(upper + 8, s.rows - 1) * s.steps};
+            const float* of_w[3];  // up to three blocks of columns
+            #pragma unroll
+            for (int i = 0; i < 3; ++i) of_w[i] = scale_w + (int64_t)min(column / 128 + i, last) * s.steps;
+            const int edge = 128 - column % 128;  // columns of the tile before the second block
+            float sums[BN / 2], d[BN / 2], next_x[2], next_w[3];
+            #pragma unroll
+            for (int i = 0; i < BN / 2; ++i) sums[i] = 0.0f;
+            #pragma unroll
+            for (int i = 0; i < 2; ++i) next_x[i] = __ldg(of_x[i]);
+            #pragma unroll
+            for (int i = 0; i < 3; ++i) next_w[i] = __ldg(of_w[i]);
+            for (int k = 0; k < s.steps; ++k) {
+                const float x0 = next_x[0], x1 = next_x[1], w0 = next_w[0], w1 = next_w[1], w2 = next_w[2];
+                const int ahead = min(k + 1, s.steps - 1);
+                bar_wait(full + 8 * stage, parity);
+                const uint64_t a = descriptor(ring + stage * STAGE_BYTES + group * (X_BYTES / 2)), b = descriptor(ring + stage * STAGE_BYTES + X_BYTES);
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) multiply(d, a + 2 * i, b + 2 * i, i);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                #pragma unroll
+                for (int i = 0; i < 2; ++i) next_x[i] = __ldg(of_x[i] + ahead);
+                #pragma unroll
+                for (int i = 0; i < 3; ++i) next_w[i] = __ldg(of_w[i] + ahead);
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                #pragma unroll
+                for (int i = 0; i < BN / 2; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+                if (threadIdx.x % 128 < CLUSTER) bar_arrive_at(empty + 8 * stage, threadIdx.x % 128);
+                #pragma unroll
+                for (int chunk = 0; chunk < BN / CHUNK; ++chunk) {
+                    const int left = chunk * CHUNK;
+                    const float w = left < edge ? w0 : left < edge + 128 ? w1 : w2, f0 = x0 * w, f1 = x1 * w;
+                    #pragma unroll
+                    for (int i = left / 2; i < (left + CHUNK) / 2; i += 4) {
+                        sums[i] += d[i] * f0, sums[i + 1] += d[i + 1] * f0;
+                        sums[i + 2] += d[i + 2] * f1, sums[i + 3] += d[i + 3] * f1;
+                    }
+                }
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+            #pragma unroll
+            for (int slice = 0; slice < SLICES; ++slice) {
+                const bool whole = by_tma && slice * 64 + 64 <= BN;  // a last, narrow slice goes by pointers
+                const u32 buffer = mine + slice % 2 * SLICE_BYTES;
+                const int left = column + slice * 64;
+                if (whole) {
+                    if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");  // the slice before the last has left
+                    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+                }
+                #pragma unroll
+                for (int j = 0; j < (BN - slice * 64 < 64 ? BN % 64 : 64) / 16; ++j) {  // 16 columns
+                    const float* v = sums + slice * 32 + j * 8;
+                    const int at = left + j * 16 + 2 * (lane % 4);
+                    const u32 p0 = packed(v[0], v[1]), p1 = packed(v[2], v[3]), p2 = packed(v[4], v[5]), p3 = packed(v[6], v[7]);
+                    if (whole) {
+                        const u32 to = buffer + own * 128 + (((j * 2 + lane / 16) ^ (own % 8)) * 16);
+                        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p0), "r"(p1), "r"(p2), "r"(p3) : "memory");
+                    } else {
+                        const u32 p[4] = {p0, p1, p2, p3};
+                        #pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const int r = upper + i % 2 * 8, c = at + i / 2 * 8;
+                            __nv_bfloat16* to = y + (int64_t)r * s.columns + c;
+                            if (r >= s.rows || c >= s.columns) continue;
+                            if (by_tma) *(u32*)to = p[i];  // columns are a multiple of 8
+                            else {
+                                to[0] = __ushort_as_bfloat16((unsigned short)p[i]);
+                                if (c + 1 < s.columns) to[1] = __ushort_as_bfloat16((unsigned short)(p[i] >> 16));
+                            }
+                        }
+                    }
+                }
+                if (whole) {
+                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+                    if (threadIdx.x % 128 == 0) store(&y_map, buffer, left, row);
+                }
+            }
+        }
+        if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");  // no block ends while another still arrives at its barriers
+}
+
+// Few rows of x: y^T = w x^T, so that 64 rows of w are the rows of wgmma and FEW rows of x its columns. A block walks all of k.
+template <int FEW> struct Ring {
+    static constexpr u32 W = 64 * BK, X = FEW * BK, STAGE = W + X, COUNT = (200 * 1024) / STAGE, BYTES = COUNT * (STAGE + 16) + 1024;
+};
+template <int FEW> __global__ void __launch_bounds__(160, 1)
+    few_rows_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const float* scale_x, const float* scale_w,
+                    __nv_bfloat16* y, Shape s) {
+    using R = Ring<FEW>;
+    extern __shared__ uint8_t raw[];
+    const u32 ring = (shared_address(raw) + 1023) & ~1023u, full = ring + R::COUNT * R::STAGE, empty = full + 8 * R::COUNT;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, left = blockIdx.x * 64;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < (int)R::COUNT; ++i) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    int stage = 0;
+    if (warp == 4) {
+        if (lane == 0) {
+            u32 parity = 1;
+            for (int k = 0; k < s.steps; ++k) {
+                const u32 bar = full + 8 * stage, at = ring + stage * R::STAGE;
+                bar_wait(empty + 8 * stage, parity);
+                bar_expect(bar, R::STAGE);
+                load(at, &w_map, bar, k * BK, left);
+                load(at + R::W, &x_map, bar, k * BK, 0);
+                if (++stage == R::COUNT) stage = 0, parity ^= 1;
+            }
+        }
+        return;
+    }
+    u32 parity = 0;
+    float sums[FEW / 2], d[FEW / 2], next[FEW / 4], next_w;
+    const float* of_w = scale_w + (int64_t)(left / 128) * s.steps;
+    const float* of_x[FEW / 4];
+    #pragma unroll
+    for (int i = 0; i < FEW / 2; ++i) sums[i] = 0.0f;
+    #pragma unroll
+    for (int i = 0; i < FEW / 4; ++i) {
+        of_x[i] = scale_x + (int64_t)min(8 * (i / 2) + 2 * (lane % 4) + i % 2, s.rows - 1) * s.steps;
+        next[i] = __ldg(of_x[i]);
+    }
+    next_w = __ldg(of_w);
+    for (int k = 0; k < s.steps; ++k) {
+        const int ahead = min(k + 1, s.steps - 1);
+        float f[FEW / 4];
+        #pragma unroll
+        for (int i = 0; i < FEW / 4; ++i) f[i] = next[i] * next_w;
+        bar_wait(full + 8 * stage, parity);
+        const uint64_t a = descriptor(ring + stage * R::STAGE), b = descriptor(ring + stage * R::STAGE + R::W);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) multiply(d, a + 2 * i, b + 2 * i, i);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        #pragma unroll
+        for (int i = 0; i < FEW / 4; ++i) next[i] = __ldg(of_x[i] + ahead);
+        next_w = __ldg(of_w + ahead);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        #pragma unroll
+        for (int i = 0; i < FEW / 2; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+        if (threadIdx.x == 0) bar_arrive_at(empty + 8 * stage, 0);
+        #pragma unroll
+        for (int i = 0; i < FEW / 2; ++i) sums[i] += d[i] * f[i / 4 * 2 + i % 2];
+        if (++stage == R::COUNT) stage = 0, parity ^= 1;
+    }
+    #pragma unroll
+    for (int i = 0; i < FEW / 2; ++i) {
+        const int n = left + 16 * warp + lane / 4 + 8 * (i / 2 % 2), m = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        if (n < s.columns && m < s.rows) y[(int64_t)m * s.columns + n] = __float2bfloat16(sums[i]);
+    }
+}
+
+// Rows of `depth` bytes to rows of `pitch`, a multiple of 16, by 16 bytes a thread; what is new is 0. Blocks of x first, then of w.
+__device__ __forceinline__ u32 word_at(const uint8_t* from, int64_t word, int64_t total) {
+    if (4 * word + 4 <= total) return __ldg((const u32*)from + word);
+    u32 value = 0;
+    for (int64_t byte = 4 * word; byte < total; ++byte) value |= (u32)from[byte] << 8 * (byte % 4);
+    return value;
+}
+__global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, int rows, int columns, int depth, int pitch) {
+    const bool of_x = blockIdx.x < rows;
+    const int64_t row = of_x ? blockIdx.x : blockIdx.x - rows, total = (int64_t)(of_x ? rows : columns) * depth;
+    const uint8_t* from = of_x ? x : w;
+    for (int at = threadIdx.x; at < pitch / 16; at += blockDim.x) {
+        const int64_t byte = row * depth + 16 * at, word = byte / 4;
+        u32 in[5], out[4];
+        #pragma unroll
+        for (int i = 0; i < 5; ++i) in[i] = word_at(from, word + i, total);
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int left = depth - 16 * at - 4 * i;  // bytes of the row from here on
+            out[i] = __funnelshift_r(in[i], in[i + 1], byte % 4 * 8) & (left >= 4 ? ~0u : left > 0 ? (1u << 8 * left) - 1 : 0);
+        }
+        to[(int64_t)blockIdx.x * (pitch / 16) + at] = make_uint4(out[0], out[1], out[2], out[3]);
+    }
+}
+
+void must(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+CUtensorMap map_of(int64_t data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
+    static void* encode = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    if (!encode) must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result), "entry point");
+    CUtensorMap map;
+    cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)pitch * bytes};
+    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
+    CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(&map, type, 2, (void*)data, sizes, strides, box, one,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (error != CUDA_SUCCESS) throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(error));
+    return map;
+}
+
+template <int FEW> void few_rows(int64_t x, int64_t w, const float* scale_x, const float* scale_w, __nv_bfloat16* y, Shape s, int depth, cudaStream_t stream) {
+    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, depth, depth, FEW, BK);
+    const CUtensorMap w_map = map_of(w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, depth, depth, 64, BK);
+    must(cudaFuncSetAttribute(few_rows_kernel<FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<FEW>::BYTES), "shared memory");
+    few_rows_kernel<FEW><<<(s.columns + 63) / 64, 160, Ring<FEW>::BYTES, stream>>>(x_map, w_map, scale_x, scale_w, y, s);
+}
+
+void many_rows(int64_t x, int64_t w, const float* scale_x, const float* scale_w, __nv_bfloat16* y, Shape s, int depth, cudaStream_t stream) {
+    const bool by_tma = s.columns % 8 == 0;
+    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, depth, depth, BM, BK);
+    const CUtensorMap w_map = map_of(w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, depth, depth, BN / 2, BK);
+    const CUtensorMap y_map = by_tma ? map_of((int64_t)y, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, s.rows, s.columns, s.columns, 64, 64) : x_map;
+    int device, multiprocessors;
+    must(cudaGetDevice(&device), "device");
+    must(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
+    must(cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES), "shared memory");
+    product_kernel<<<min(multiprocessors / CLUSTER, s.tiles) * CLUSTER, THREADS, SHARED_BYTES, stream>>>(x_map, w_map, y_map, scale_x, scale_w, y, by_tma, s);
+}
+
+void product(int64_t x, int64_t w, int64_t y, int64_t scale_x, int64_t scale_w, int64_t copies, int rows, int columns, int depth, int64_t stream) {
+    cudaStream_t on = (cudaStream_t)stream;
+    if (copies) {
+        const int pitch = (depth + 15) / 16 * 16;
+        realign_kernel<<<rows + columns, 128, 0, on>>>((const uint8_t*)x, (const uint8_t*)w, (uint4*)copies, rows, columns, depth, pitch);
+        x = copies, w = copies + (int64_t)rows * pitch, depth = pitch;
+    }
+    const int pairs = (rows + CLUSTER * BM - 1) / (CLUSTER * BM);
+    const Shape s = {rows, columns, (depth + BK - 1) / BK, pairs, pairs * ((columns + BN - 1) / BN)};
+    auto launch = rows <= 8 ? few_rows<8> : rows <= 16 ? few_rows<16> : rows <= 32 ? few_rows<32> : rows <= 64 ? few_rows<64> : many_rows;
+    launch(x, w, (const float*)scale_x, (const float*)scale_w, (__nv_bfloat16*)y, s, depth, on);
+    must(cudaGetLastError(), "launch");
+}
+""".replace("@WGMMA@", "".join(map(wgmma, sorted({8, 16, 32, 64, BN}))))
+
+
+@functools.cache
+def extension():
+    return load_inline(
+        f"fp8_block_product_{BN}_{STAGES}_{GROUP}",
+        DECLARATION,
+        CUDA,
+        functions=["product"],
+        no_implicit_headers=True,
+        with_pytorch_error_handling=False,
+        extra_cuda_cflags=[
+            "-O3",
+            "-std=c++17",
+            "-gencode=arch=compute_90a,code=sm_90a",
+            f"-DBN={BN}",
+            f"-DSTAGES={STAGES}",
+            f"-DGROUP={GROUP}",
+        ],
+    )
+
+
+def dense(x):
+    """x, contiguous and at a multiple of 16 bytes."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def kernel_function(x, weight, scale_x, scale_w):
+    (M, K), N = x.shape, weight.shape[0]
+    blocks = -(-K // 128)
+    if weight.shape[1] != K or scale_x.shape != (M, blocks) or scale_w.shape != (-(-N // 128), blocks):
+        raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the scales do not fit together")
+    if max(M, N, K) >= 2**30:
+        raise ValueError("a side of the product is too long")
+    if not x.dtype == weight.dtype == torch.float8_e4m3fn or not scale_x.dtype == scale_w.dtype == torch.float32:
+        raise ValueError("x and weight must be float8_e4m3fn, the scales float32")
+    x, weight, scale_x, scale_w = dense(x), dense(weight), scale_x.contiguous(), scale_w.contiguous()
+    y = torch.empty((M, N), dtype=torch.bfloat16, device=x.device)
+    copies = torch.empty((M + N, -(-K // 16) * 16), dtype=torch.uint8, device=x.device) if K % 16 else None
+    extension().product(
+        x.data_ptr(),
+        weight.data_ptr(),
+        y.data_ptr(),
+        scale_x.data_ptr(),
+        scale_w.data_ptr(),
+        0 if copies is None else copies.data_ptr(),
+        M,
+        N,
+        K,
+        torch.cuda.current_stream(x.device).cuda_stream,
+    )
+    return y
