@@ -6,6 +6,7 @@ python scripts/archive_workspace.py W examples/NAME: what W has takes the place 
 others, lessons.md say, stay."""
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ MAYBE = ("calibration.md",)
 FILES = ("README.md", "baseline_report.md", "kernel.py", "reference.py", "test_kernel.py")
 FOLDERS = ("memory", "plans", "rejected")
 PROFILE = ("report.md", "metrics.json", "params.json")
+HOME = re.compile(r"^The bundle is in `(.+)`\.$", re.MULTILINE)  # in a workspace's README.md
 
 
 def main() -> int:
@@ -66,8 +68,7 @@ def collect(workspace: Workspace, folder: Path) -> None:
             if (report.parent / name).exists():
                 shutil.copyfile(report.parent / name, target / name)
     versions(workspace, folder / "versions")
-    for name in ("README.md", "test_kernel.py"):
-        relocate(folder / name)
+    relocate(folder)
     (folder / "git-log.txt").write_text(workspace.git("log", "--stat") + "\n", encoding="utf-8")
 
 
@@ -85,9 +86,12 @@ def versions(workspace: Workspace, folder: Path) -> None:
                 (folder / f"{record.version}_kernel.py").write_bytes(kernel)
 
 
-def relocate(path: Path) -> None:
-    """The bundle, which a workspace names by this machine's path, lies two levels up from an example."""
-    path.write_text(path.read_text(encoding="utf-8").replace(str(BUNDLE), "../.."), encoding="utf-8")
+def relocate(folder: Path) -> None:
+    """The bundle lies two levels up from an example. README.md names the one that started the session, maybe not this."""
+    named = HOME.search((folder / "README.md").read_text(encoding="utf-8"))
+    for path in (folder / "README.md", folder / "test_kernel.py"):
+        text = path.read_text(encoding="utf-8").replace(named[1] if named else str(BUNDLE), "../..")
+        path.write_text(text, encoding="utf-8")
 
 
 def replace(old: Path, new: Path) -> None:

@@ -146,9 +146,14 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
     (folder / "memory").mkdir(parents=True)
     (folder / "memory" / "v7.json").write_text("of another session")
     (folder / "lessons.md").write_text("Mine.\n")
+    for name in ("README.md", "test_kernel.py"):  # as if another checkout had started the session
+        path = ready.root / name
+        path.write_text(path.read_text().replace(str(BUNDLE), "/home/else/bundle"))
     archive = lambda: run_here("../scripts/archive_workspace.py", ready.root, folder)  # noqa: E731
     assert archive().returncode == 0
     assert {path.name for path in (folder / "memory").iterdir()} == {"v0.json"}
+    assert "The bundle is in `../..`." in (folder / "README.md").read_text()
+    assert 'HERE / "../.." / "tools"' in (folder / "test_kernel.py").read_text()
     assert (folder / "lessons.md").read_text() == "Mine.\n" and "<!doctype html>" in (
         folder / "report.html"
     ).read_text()
