@@ -87,7 +87,7 @@ def versions(workspace: Workspace, folder: Path) -> None:
 
 
 def relocate(folder: Path) -> None:
-    """The bundle lies two levels up from an example. README.md names the one that started the session, maybe not this."""
+    """The bundle lies two levels up from an example. README.md names the one that started the session."""
     named = HOME.search((folder / "README.md").read_text(encoding="utf-8"))
     for path in (folder / "README.md", folder / "test_kernel.py"):
         text = path.read_text(encoding="utf-8").replace(named[1] if named else str(BUNDLE), "../..")
