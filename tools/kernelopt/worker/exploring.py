@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import artefacts, judging, persisting, problem, tensor_trees, tracing
+from . import artefacts, judging, persisting, problem, rates, tensor_trees, tracing
 from .candidate import NO_KERNEL_RAN, Run
 from .case_maker import CaseMaker
 from .context import Candidate, Context, load_reference
@@ -17,6 +17,7 @@ from .state import identical
 from .timers import GatedTimer
 
 TRACE_MARK = "call of the kernel"
+CALLS_IN_A_ROW = 16  # launched before the host waits
 PADDING_MIB = (1, 64)  # of memory that is taken before inputs move, so that they do not come to lie where they were
 
 
@@ -146,33 +147,20 @@ class Contestant:
             tensor.copy_(content)
 
     def sustain(self, seconds: float) -> SustainedTime:
-        """The mean time of calls in a row, without pause."""
+        """The mean time of calls in a row, without pause, in the second half of the seconds: the first one warms the
+        card up, so that its clock does not depend on what ran before."""
         call = self._call(0)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun, calls = time.time(), 0
-        torch.cuda.synchronize()
-        start.record()
-        while time.time() - begun < seconds:
-            for _ in range(16):
-                self._restore(0)
-                call()
-            calls += 16
-            end.record()
-            end.synchronize()
-        window, us = [begun, time.time()], 1000 * start.elapsed_time(end)
-        return SustainedTime((us - self._restoring_us(calls)) / calls, window)
 
-    def _restoring_us(self, calls: int) -> float:
-        """Microseconds that restoring the inputs takes alone, as often as they were restored for these calls."""
-        if not self.pristine[0]:
-            return 0.0
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(calls):
+        def restored_call() -> None:
             self._restore(0)
-        end.record()
-        end.synchronize()
-        return 1000 * start.elapsed_time(end)
+            call()
+
+        rates.back_to_back(restored_call, seconds / 2, CALLS_IN_A_ROW)
+        begun = time.time()
+        us = 1e6 / rates.back_to_back(restored_call, seconds / 2, CALLS_IN_A_ROW)
+        window = [begun, time.time()]
+        restoring_us = 1e6 / rates.back_to_back(lambda: self._restore(0), seconds / 8) if self.pristine[0] else 0.0
+        return SustainedTime(us - restoring_us, window)
 
     def describe(self, trace: str) -> CompiledCode:
         """The compiled code; a Chrome trace of one call goes to the file `trace`."""

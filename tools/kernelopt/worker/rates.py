@@ -186,15 +186,16 @@ def fitting_size(context: Context, dtype: str, largest: int) -> int:
     return max(SIDE_STEP, fitting)
 
 
-def back_to_back(call, seconds: float) -> float:
-    """Calls per second, one after the other, for about the given number of seconds."""
+def back_to_back(call, seconds: float, at_once: int = 8) -> float:
+    """Calls per second, one after the other, for about the given number of seconds. at_once: launched before the host
+    waits for them."""
     edges = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     deadline, calls = time.monotonic() + seconds, 0
     edges[0].record()
     while calls == 0 or time.monotonic() < deadline:
-        for _ in range(8):
+        for _ in range(at_once):
             call()
-        calls += 8
+        calls += at_once
         torch.cuda.synchronize()
     edges[1].record()
     torch.cuda.synchronize()
