@@ -148,7 +148,7 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
     (folder / "lessons.md").write_text("Mine.\n")
     for name in ("README.md", "test_kernel.py"):  # as if another checkout had started the session
         path = ready.root / name
-        path.write_text(path.read_text().replace(str(BUNDLE), "/home/else/bundle"))
+        path.write_text(path.read_text().replace(str(BUNDLE), "/opt/bundle"))
     archive = lambda: run_here("../scripts/archive_workspace.py", ready.root, folder)  # noqa: E731
     assert archive().returncode == 0
     assert {path.name for path in (folder / "memory").iterdir()} == {"v0.json"}
