@@ -2,8 +2,9 @@
 """Every worked example against what a user would run instead: PyTorch, torch.compile, and its opponents/ or those of
 the hard deck.
 
-On an H200: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified, then timed in turn with
-each opponent in three processes. Prints a Markdown table; --json writes what it rests on, after each opponent.
+On a machine with an NVIDIA GPU: python benchmarks/run_examples.py [NAME ...] [--json FILE]. Each kernel is verified,
+then timed in turn with each opponent in three processes. Prints a Markdown table, with floors of this card; --json
+writes what it rests on, after each opponent.
 `--table FILE` prints it again from such a file. exit 1 when a kernel is wrong."""
 
 import argparse
@@ -81,11 +82,12 @@ def measured(name: str, args: argparse.Namespace) -> Iterator[list[dict]]:
         if verdict.status != "OK":
             yield [rows["default"]]
             return
+        page = platforms.of_device(sandbox.device_name, workspace, task)  # of this card, not of the session's
         cases = timing.inputs(sandbox, target.reference, task.dtype, list(rows), 600)
         for opponent, path in files(workspace, args.modes, sandbox.scratch).items():
             time_against(sandbox, target.kernel, opponent, path, cases, rows, args.opponent_seconds)
             for workload, row in rows.items():
-                add_rates(row, platforms.of_task(workspace, task), task.work[workload])
+                add_rates(row, page, task.work[workload])
             yield list(rows.values())
     if not args.no_mix:
         for workload, row in rows.items():

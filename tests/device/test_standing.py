@@ -1,5 +1,6 @@
 """Standing processes: an answer that the process left on its way out still counts."""
 
+import os
 import queue
 from types import SimpleNamespace
 
@@ -33,3 +34,14 @@ def test_an_answer_that_was_on_its_way_is_not_lost():
 def test_a_process_that_ends_without_an_answer_has_ended():
     with pytest.raises(standing.Ended):
         Leaving([]).answer(5)
+
+
+def test_an_order_to_a_process_that_was_ended_reaches_no_other_file():
+    process = Leaving([])
+    ended = process.end()
+    read, process._orders = os.pipe()  # the handle, taken by another file since
+    with pytest.raises(standing.Ended) as refused:
+        process.order(do="time")
+    os.close(process._orders)
+    with open(read, "rb") as pipe:
+        assert refused.value.outcome is ended and pipe.read() == b""

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 from conftest import FIXTURES, explored, tool_json
 from kernelopt.audit import workspace_audit
+from kernelopt.case_types import OracleCheck
 from kernelopt.device import standing
 from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
-from kernelopt.errors import UsageError
+from kernelopt.errors import Refused, UsageError
 from kernelopt.explore import candidates, entrants, halving, run, store, table
 from kernelopt.explore.race import Race
 from kernelopt.session.record_store import RecordStore
@@ -204,6 +205,7 @@ class SmallCard:
 
     def __init__(self, holds: int, times_us: dict[str, float]):
         self.holds, self.times_us, self.started, self.entrants = holds, times_us, [], []
+        self.judge = SimpleNamespace(renew=lambda: None)
 
     def start(self, entrant: entrants.Entrant, until: float) -> None:
         self.started.append(entrant.name)
@@ -215,7 +217,48 @@ class SmallCard:
             entrant.fail(Fault(Status.OOM, "CUDA out of memory"))
 
 
-@pytest.mark.parametrize(("mib", "mutates", "at_once"), [(1, (), 156), (2000, (), 7), (2000, (0,), 4), (60_000, (), 2)])
+class Oracle:
+    """A stand-in for the oracle's process: it answers as many orders as it is told, then it has ended."""
+
+    def __init__(self, orders: int, ended: Outcome):
+        self.left, self.ended = orders, ended
+
+    def answer(self, timeout_s: float) -> dict:
+        return {"stage": "ready"}
+
+    def ask(self, timeout_s: float, **order) -> dict:
+        if not self.left:
+            raise standing.Ended(self.ended)
+        self.left -= 1
+        return {"checked": {}}
+
+
+def ended_with(status: Status, message: str) -> Outcome:
+    return Outcome({"error": {"status": status, "message": message}}, 1, None, False, 3.0, message)
+
+
+def test_an_oracle_that_ran_out_of_memory_is_started_again_for_the_next_wave():
+    processes = [Oracle(1, ended_with(Status.OOM, "CUDA out of memory")), Oracle(1, None)]
+    judge = entrants.Judge(lambda: processes.pop(0), 10)
+    judge.renew()
+    judge.compare([])
+    for _ in range(2):
+        with pytest.raises(standing.Ended) as ended:
+            judge.compare([])
+        assert entrants.unjudged(entrants.fault_of(ended.value)).status == Status.OOM
+    judge.renew()
+    assert judge.compare([]) == OracleCheck() and not processes
+
+
+def test_an_oracle_that_fails_ends_the_exploration_with_its_reason():
+    ended = standing.Ended(ended_with(Status.RUNTIME_ERROR, "the reference raised KeyError"))
+    with pytest.raises(Refused, match="the reference raised KeyError"):
+        entrants.unjudged(entrants.fault_of(ended))
+    late = entrants.unjudged(entrants.fault_of(standing.Ended(Outcome(None, None, None, True, 90.0, ""))))
+    assert late.status == Status.TIMEOUT and "--budget-seconds" in late.message
+
+
+@pytest.mark.parametrize(("mib", "mutates", "at_once"), [(1, (), 156), (2000, (), 5), (2000, (0,), 3), (60_000, (), 2)])
 def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(tmp_path, monkeypatch, mib, mutates, at_once):
     """Of two seeds' inputs, on a card with 136 GiB free; files without contents stand in for them."""
     monkeypatch.setattr(run.gpu, "free_bytes", lambda: 136 << 30)

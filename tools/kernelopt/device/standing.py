@@ -74,6 +74,9 @@ class Standing:
         self._report, self._log = send_job(self._socket, request, seal, message, orders)
 
     def order(self, **order) -> None:
+        """Send an order. Ended when the process was ended: its handle may belong to another file by now."""
+        if self._outcome is not None:
+            raise Ended(self._outcome)
         with contextlib.suppress(BrokenPipeError):
             os.write(self._orders, json.dumps(order).encode() + b"\n")
 

@@ -14,6 +14,7 @@ from ..device import outcomes, standing
 from ..device.fork_server import Server
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
+from ..errors import Refused
 from ..measure import correctness
 from ..measure.cases import Case
 from ..measure.correctness import CaseReport
@@ -175,7 +176,11 @@ class Starter:
         seeds = [case.seed for case in self.inputs]
         calls = [(seed, f"{folder}/output-{number}.pt") for number, seed in enumerate([*seeds, seeds[0]][:3])]
         calls = [call for call in calls if Path(call[1]).exists()]
-        result = correctness.judge(self.inputs[0], report, self.judge.compare(calls), self.libraries)
+        try:
+            compared = self.judge.compare(calls)
+        except standing.Ended as ended:
+            return unjudged(fault_of(ended))
+        result = correctness.judge(self.inputs[0], report, compared, self.libraries)
         return None if result.status == Status.OK else Fault(result.status, result.message)
 
     def caches_of(self, entrant: Entrant) -> dict[str, str]:
@@ -193,20 +198,42 @@ class Starter:
         return {variable: str(folder / name) for variable, name in variables.items()}
 
 
-class Judge:
-    """The oracle in a process of its own, which computes the reference once per seed."""
+def unjudged(fault: Fault) -> Fault:
+    """The fault of an entrant whose outputs the oracle could not compare. Refused when the reference itself fails."""
+    if fault.status == Status.OOM:
+        return Fault(Status.OOM, "the oracle ran out of GPU memory beside the candidates")
+    if fault.status == Status.TIMEOUT:
+        return Fault(Status.TIMEOUT, f"the oracle was not ready in time; {MORE_BUDGET}")
+    raise Refused(f"the reference fails beside the candidates: {fault.status}: {first_lines(fault.message)}")
 
-    def __init__(self, process: standing.Standing, timeout_s: float):
-        self._process, self._timeout_s, self._turn = process, timeout_s, threading.Lock()
-        self._ready = False
+
+class Judge:
+    """The oracle in a process of its own, which computes the reference once per seed.
+
+    start: starts that process. timeout_s: for each of its answers.
+    """
+
+    def __init__(self, start: Callable[[], standing.Standing], timeout_s: float):
+        self._start, self._timeout_s, self._turn = start, timeout_s, threading.Lock()
+        self._process, self._ready, self._has_ended = start(), False, False
 
     def compare(self, calls: list[tuple[int, str]]) -> OracleCheck:
-        """The oracle's findings on the files that a case's calls left: [(seed, file)]."""
+        """The oracle's findings on the files that a case's calls left: [(seed, file)]. Ended when its process did not
+        answer, from then on until `renew`."""
         with self._turn:
-            if not self._ready:
-                self._process.answer(self._timeout_s)
-                self._ready = True
-            return OracleCheck.from_json(self._process.ask(self._timeout_s, files=calls)["checked"])
+            try:
+                if not self._ready:
+                    self._process.answer(self._timeout_s)
+                    self._ready = True
+                return OracleCheck.from_json(self._process.ask(self._timeout_s, files=calls)["checked"])
+            except standing.Ended:
+                self._has_ended = True
+                raise
+
+    def renew(self) -> None:
+        """Start the oracle again where its process has ended."""
+        if self._has_ended:
+            self._process, self._ready, self._has_ended = self._start(), False, False
 
     def end(self) -> None:
         self._process.end()

@@ -37,6 +37,10 @@ TIMES_SHARE, END_SHARE = 0.15, 0.05
 SUSTAINED_S = 0.5  # the second half counts
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
+# Of the inputs of all seeds, in a process: those of the timed calls, those of the check, which lie between guard bands,
+# and the results of its calls; where a call changes inputs, their contents before it too.
+COPIES, MUTATING_COPIES = 4, 6
+ORACLE_COPIES = 10  # of the inputs of one seed: in float64 those, the result, temporaries, and the errors
 TRACE_S = 60.0
 PROFILE_S = 120.0  # of one process under ncu
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
@@ -173,18 +177,18 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
         "seeds": seeds,
         "tolerances": verify.tolerances(subject.tolerance),
     }
-    judge = Judge(standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
+    judge = Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
     starter = Starter(sandbox, sandbox.server(), made.cases, judge, subject.libraries, plan.candidate_s)
     return starter, made.workloads
 
 
 def live_at_once(inputs: list[Case]) -> int:
-    """How many processes fit on the GPU beside each other and the judge, each with its inputs, outputs and
-    temporaries; where a call changes inputs, with their contents before it too."""
-    copies = 5 if any(case.mutates for case in inputs) else 3
-    held = copies * sum(Path(case.path).stat().st_size for case in inputs) + CONTEXT_BYTES
+    """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak."""
+    size = sum(Path(case.path).stat().st_size for case in inputs)
+    held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
     free = gpu.free_bytes() or 16 << 30
-    return max(2, int(MEMORY_SHARE * free / held) - 1)
+    left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES
+    return max(2, int(left / held))
 
 
 def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
@@ -218,6 +222,7 @@ def crowded_out(wave: list[Entrant], running: int) -> list[Entrant]:
 def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable[[str], None]) -> None:
     """Compile and check the entrants of a wave, as many at a time as the machine has cores."""
     say(f"compiling and checking {len(wave)}")
+    starter.judge.renew()
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda entrant: starter.start(entrant, until), wave))
 
