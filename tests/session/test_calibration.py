@@ -82,10 +82,10 @@ def unknown_card(tmp_path):
 
 
 def test_the_rows_of_a_known_card_go_before_the_wikis_and_borrow_nothing_else(tmp_path):
-    page = wiki.product("H100 SXM")
-    path = written(tmp_path, measured("NVIDIA H100 80GB HBM3"), page, page.limits)
+    page = wiki.product("H100 NVL")  # which has no measured rows
+    path = written(tmp_path, measured("NVIDIA H100 NVL"), page, page.limits)
     own = platforms.read(path)
-    assert own.platform == "H100 SXM" and set(own.rows) == {
+    assert own.platform == "H100 NVL" and set(own.rows) == {
         "measured_copy_bandwidth",
         "measured_read_bandwidth",
         "measured_write_bandwidth",
@@ -94,7 +94,7 @@ def test_the_rows_of_a_known_card_go_before_the_wikis_and_borrow_nothing_else(tm
         "measured_fp8_matmul",
         "measured_int8_matmul",
     }
-    both = platforms.known("H100 SXM", WIKI, own)
+    both = platforms.known("H100 NVL", WIKI, own)
     assert both.row("measured_copy_bandwidth").value == 1024  # torch's, which was faster than the plain kernel
     assert both.row("measured_read_bandwidth").value == 1234  # the plain kernel's
     assert both.row("memory_bandwidth") == page.row("memory_bandwidth")
