@@ -31,6 +31,25 @@ def test_a_process_that_has_the_gpu_open_is_refused(tmp_path, monkeypatch, grand
     children.refuse_gpu_work()
 
 
+def test_what_a_process_of_the_baseline_starts_later_is_the_baselines(tmp_path, monkeypatch):
+    """As the pool of torch.compile's workers does, which starts them when they are needed."""
+    gpu = tmp_path / "nvidia7"
+    gpu.touch()
+    monkeypatch.setattr(children, "GPU_FILE", re.compile(r"/nvidia\d+$"))
+    worker = f"file = open({str(gpu)!r}); print(flush=True); input()"
+    pool = f"import subprocess, sys; input(); subprocess.run([sys.executable, '-c', {worker!r}])"
+    with subprocess.Popen([sys.executable, "-c", pool], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        of_baseline = children.running()
+        assert of_baseline == {child.pid}
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        with pytest.raises(CheatError):
+            children.refuse_gpu_work()
+        children.refuse_gpu_work(besides=of_baseline)
+        child.communicate(b"\n")
+
+
 def test_the_files_of_a_gpu_are_known():
     assert all(children.GPU_FILE.search(path) for path in ("/dev/nvidia0", "/dev/nvidia12", "/dev/nvidia-uvm"))
     assert not any(children.GPU_FILE.search(path) for path in ("/dev/nvidiactl", "/home/nvidia0", "/dev/nvidia-caps/1"))

@@ -4,7 +4,6 @@ Its results are raw: single times, and copies of some randomly picked timed outp
 """
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import SystemRandom, randbelow
@@ -58,9 +57,8 @@ def measure(
             with blaming_baseline():
                 loaded_baseline = loaded_baseline or Candidate(context, baseline)
                 paired.load_baseline(loaded_baseline, alone=candidate is None)
-                if candidate is None:  # later ones may be the kernel's
-                    others = (PairedTiming(context, other, sets[other], "") for other in list(sets)[1:])
-                    of_baseline = processes_of(loaded_baseline, others)
+            if candidate is None:  # later ones may be the kernel's
+                of_baseline = loaded_baseline.processes() if loaded_baseline else set()
         operators = registered_operators()
         candidate = candidate or Candidate(context, kernel)
         paired.load(candidate)
@@ -70,15 +68,6 @@ def measure(
         candidate.check_processes(of_baseline)
         candidate.check()
     return TimingAnswer(times)
-
-
-def processes_of(baseline: Candidate, others: Iterable["PairedTiming"]) -> set[int]:
-    """The processes of a baseline that ran on one workload. If it started any, it may start more for the shapes of the
-    others, so it runs on those too."""
-    if baseline.processes():
-        for of_workload in others:
-            of_workload.warmed_up(baseline)
-    return baseline.processes()
 
 
 @dataclass(frozen=True)
@@ -172,17 +161,17 @@ class PairedTiming:
 
     def load_baseline(self, baseline: Candidate, alone: bool) -> None:
         """Load the baseline. `alone`: also time it, before the kernel can disturb it."""
-        self.kernels["b"] = self.warmed_up(baseline)
+        self.kernels["b"] = self._warmed_up(baseline)
         self.timer.prepare(self.call("b", 0, 0))
         if alone:
             self.alone_us = [self._timed("b", 0, number % len(self.sets)) for number in range(ALONE_CALLS)]
 
     def load(self, candidate: Candidate) -> None:
         self.candidate = candidate
-        self.kernels["a"] = self.warmed_up(candidate)
+        self.kernels["a"] = self._warmed_up(candidate)
         self.timer.prepare(self.call("a", 0, 0))
 
-    def warmed_up(self, candidate: Candidate):
+    def _warmed_up(self, candidate: Candidate):
         """The loaded kernel after it has run (compiled, autotuned) on the first inputs of each layout. The other
         contents are new to it."""
         kernel = candidate.load(self.case, allow_reference=True)
