@@ -1,7 +1,7 @@
 """How far outputs are from the oracle's, and which answers that compute nothing would pass. Pure functions."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -12,6 +12,7 @@ BASELINE_CAP = 4  # however inexact PyTorch is, the bound is at most this number
 LARGEST_ERROR = 1e9  # where the scale is 0; JSON has no infinity
 LOST = 0.5  # an element is lost when its error exceeds this share of it, whatever the scale of the others
 TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush smaller numbers to zero
+CHUNK = 1 << 26  # elements that are worked on at once
 FEW = 32  # no share is reported for fewer elements
 
 
@@ -42,15 +43,14 @@ def errors_of(
     result that is 0 but for rounding, is no scale.
     """
     actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
-    finite = torch.isfinite(exact)
-    rms = max(root_mean_square(torch.where(finite, exact, 0)), least_rms)
+    rms = max(root_mean_square(exact), least_rms)
     tiny = max(TINY, tolerance * least_rms)
     theirs = deviation(baseline, exact, tolerance, rms, tiny=tiny)
     bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
     own = deviation(actual, exact, bound, rms, baseline, tiny)
     return OutputErrors(
         elements=exact.numel(),
-        finite=int(finite.sum()),
+        finite=sum(int(torch.isfinite(part).sum()) for part in pieces(exact)),
         rms=rms,
         bound=bound,
         max_rel=own.max_rel,
@@ -66,10 +66,23 @@ def errors_of(
 
 
 def root_mean_square(values: torch.Tensor) -> float:
-    """The rms of a tensor; 0 for an empty one. It divides by the largest element first, because squares may
-    overflow."""
-    largest = float(values.double().abs().max()) if values.numel() else 0.0
-    return largest * math.sqrt(float((values.double() / largest).square().mean())) if largest else 0.0
+    """The rms of a tensor, whose infinities and NaN count as 0; 0 for an empty one. It divides by the largest element
+    first, because squares may overflow."""
+    largest = max((float(zeroed(part).abs().max()) for part in pieces(values)), default=0.0)
+    if not largest:
+        return 0.0
+    squares = sum(float((zeroed(part) / largest).square().sum()) for part in pieces(values))
+    return largest * math.sqrt(squares / values.numel())
+
+
+def zeroed(values: torch.Tensor) -> torch.Tensor:
+    """In float64, infinities and NaN as 0."""
+    return torch.where(torch.isfinite(values), values, 0).double()
+
+
+def pieces(values: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor in chunks, so that float64 copies of large outputs fit in memory."""
+    return (part for part in values.reshape(-1).split(CHUNK) if part.numel())
 
 
 def trivial_answers(
@@ -140,15 +153,11 @@ def deviation(
     tiny: float = TINY,
 ) -> "Deviation":
     """Error statistics of flat tensors against `exact`; an element within the bound of `also` has no error, and one
-    below `tiny` cannot be lost.
-
-    The work is done in chunks, so that float64 copies of large outputs fit.
-    """
+    below `tiny` cannot be lost."""
     statistics = Deviation(bound, rms, tiny)
-    step = 1 << 26
     whole = not any(t.dtype == torch.bool or t.is_floating_point() for t in (actual, exact, also) if t is not None)
-    for start in range(0, exact.numel(), step):
-        parts = [None if t is None else t[start : start + step] for t in (actual, exact, also)]
+    for start in range(0, exact.numel(), CHUNK):
+        parts = [None if t is None else t[start : start + CHUNK] for t in (actual, exact, also)]
         if whole:  # float64 does not hold every int64, but their differences that matter
             parts = [None if t is None else t.long() - parts[1].long() for t in parts]
         statistics.add(*(None if t is None else t.double() for t in parts), start)

@@ -26,7 +26,6 @@ from .contract import InvalidDeclaration
 # The largest values that a task may declare. A looser bound would pass kernels that leave out a part of the work.
 LIMITS = {"atol": (0.0, math.inf), "rtol": (0.0, 0.5), "share": (0.9, 1.0), "cap": (0.0, math.inf), "rms": (0.0, 0.1)}
 DEFAULT_CAP = 0.5  # of (|reference| + rms), where not every element must be within a bound and no cap is declared
-CHUNK = 1 << 26  # elements that are compared at once, so that float64 copies of large outputs fit
 
 
 @dataclass(frozen=True)
@@ -263,8 +262,10 @@ def bounded(
     """The errors of flat outputs under declared bounds. An element within the bound of the reference in the task's own
     dtype is right too."""
     count, beyond, largest, squares = 0, 0, 0.0, 0.0
-    for start in range(0, oracle.numel(), CHUNK):
-        got, exact, theirs = (accuracy.comparable(t[start : start + CHUNK]) for t in (actual, oracle, baseline))
+    for start in range(0, oracle.numel(), accuracy.CHUNK):
+        got, exact, theirs = (
+            accuracy.comparable(t[start : start + accuracy.CHUNK]) for t in (actual, oracle, baseline)
+        )
         error, scale = least_error(got, exact, theirs)
         weighed = scale + usual.rms
         allowed = bound_of(declared, scale, weighed, usual.bound)

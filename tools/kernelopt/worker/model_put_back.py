@@ -294,7 +294,7 @@ def deviation_of(
     """How far a tensor is from the exact one. Twice the error of the plain one is allowed, or the tolerance; what is
     within that of the plain one is right too."""
     actual, exact, plain = (accuracy.comparable(one).reshape(-1) for one in (actual, exact, plain))
-    rms = accuracy.root_mean_square(torch.where(exact.isfinite(), exact, 0))
+    rms = accuracy.root_mean_square(exact)
     if not exact.numel():
         return accuracy.Deviation(tolerance, rms)
     theirs = accuracy.deviation(plain, exact, tolerance, rms)

@@ -84,7 +84,7 @@ def rms_of(tensor: torch.Tensor) -> float | None:
     if not tensor.is_floating_point():
         return None
     values = accuracy.comparable(tensor.detach())
-    return accuracy.root_mean_square(torch.where(torch.isfinite(values), values, 0.0))
+    return accuracy.root_mean_square(values)
 
 
 def has_changed(tensor: torch.Tensor, version: int, before: torch.Tensor | None) -> bool:
