@@ -576,3 +576,15 @@ def test_a_quick_check_tries_the_own_inputs_alone_and_says_so(problem, run_here)
         result["cases"]
     ) == 4  # two workloads, two seeds
     assert result["status"] == "OK" and "a quick check" in result["summary"]
+
+
+def test_a_reference_without_enough_memory_is_no_invalid_one(problem, run_here):
+    """torch's error stands in for a GPU whose memory is full."""
+    reference = Path(problem["reference"])
+    exhausted = "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 14.00 GiB.')"
+    reference.write_text(reference.read_text().replace("return torch.relu", f"{exhausted}\n        return torch.relu"))
+    done = run_here(
+        "verify_kernel.py", "--kernel", problem["kernel"], "--reference", reference, "--device", "cpu-interpreter"
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "needs more memory than is free here" in done.stderr and "14.00 GiB" in done.stderr

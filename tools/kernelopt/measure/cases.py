@@ -10,7 +10,7 @@ from ..case_types import Variant
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
-from ..errors import Refused, TimedOut, UsageError
+from ..errors import EnvironmentLacks, Refused, TimedOut, UsageError
 from ..statuses import Status
 
 INPUT_BYTES = 1 << 30  # of input files per workload, beyond the seeds that are always needed
@@ -96,7 +96,8 @@ class ReferenceFailed(Refused):
 def result_of_reference(outcome: Outcome) -> dict:
     """The result of a job that ran the reference and nothing of a candidate's.
 
-    Raises ReferenceFailed when it crashed, TimedOut, or UsageError when the reference lacks a requested part.
+    Raises ReferenceFailed when it crashed, TimedOut, UsageError when the reference lacks a requested part, or
+    EnvironmentLacks when it needs more memory than there is.
     """
     if outcome.timed_out:
         raise TimedOut("the reference did not finish in time; --timeout raises the limit")
@@ -106,6 +107,11 @@ def result_of_reference(outcome: Outcome) -> dict:
         return outcome.result
     if fault.status == Status.USAGE:
         raise UsageError(fault.message)
+    if fault.status == Status.OOM:
+        raise EnvironmentLacks(
+            "the reference in high precision needs more memory than is free here; take smaller inputs (get_inputs) or "
+            f"a GPU with more: {fault.message.strip().splitlines()[0][:300]}"
+        )
     if fault.status != Status.INVALID_TASK:
         fault = replace(outcomes.unless_disk_is_full(fault), status=Status.INVALID_REFERENCE)
     raise ReferenceFailed(fault)
