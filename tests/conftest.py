@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 from kernelopt.compiling import compiler
-from kernelopt.device import gpu, sandbox
+from kernelopt.device import fork_server, gpu, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import readiness, rounds
@@ -108,10 +108,19 @@ def interruptible():
         signal.signal(number, handler)
 
 
+# torch imports sympy at the first gradient of a process: half a second, which each job of a backward pass would take.
+WITH_SYMPY = (
+    "import runpy, torch.fx.experimental.symbolic_shapes; runpy.run_module('kernelopt.worker', None, '__main__', True)"
+)
+
+
 @pytest.fixture(scope="session")
 def interpreter():
     """A sandbox on the CPU, whose server is started once for all tests."""
     with Sandbox("cpu-interpreter") as shared:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fork_server, "WORKER", [sys.executable, "-c", WITH_SYMPY])
+            shared.server()
         yield shared
 
 

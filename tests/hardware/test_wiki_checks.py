@@ -83,16 +83,27 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_page_is_found(copy, case, run_here):
+def broken(copy: Path, case: str) -> str:
+    """What is said of the copy of the wiki, once a page of it is broken as BROKEN says."""
     (old, new), message = BROKEN[case]
     text = (copy / H200).read_text()
     assert old in text
     (copy / H200).write_text(text.replace(old, new, 1))
+    return message
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_page_is_found(copy, case):
+    message = broken(copy, case)
     found = wiki_checks.problems(copy)
     assert any(message in problem for problem in found), found
+
+
+def test_the_tool_prints_each_problem_and_ends_with_1(copy, run_here):
+    message = broken(copy, "no source")
     done = run_here("gpu_specs.py", "check", "--gpu-wiki", copy)
     assert done.returncode == 1 and message in done.stdout
+    assert all(problem in done.stdout for problem in wiki_checks.problems(copy))
 
 
 def test_a_page_that_the_index_leaves_out_is_found(copy):

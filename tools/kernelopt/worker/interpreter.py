@@ -100,6 +100,10 @@ def install() -> None:
     interpreter._patch_lang = patch_language
     interpreter._patch_builtin = patch_builtins
     interpreter._get_np_dtype = numpy_dtype
+    if _broadcast:  # an older Triton's shapes are lists, which cannot be shared
+        language.core.block_type.__init__ = make_block_type
+        language.core.tensor.__init__ = make_tensor
+        semantic.TritonSemantic.broadcast_impl_value = broadcast
     launch = GridExecutor.__call__
 
     def noted(self, *arguments, **options) -> None:
@@ -157,6 +161,69 @@ def numpy_dtype(dtype):
 @functools.cache
 def _numpy_dtype_of_scalar(dtype):
     return _numpy_dtype(dtype)
+
+
+# Each operation makes a tensor, and for a block also its type. A third of the interpreter's time went into what follows
+# from the sizes alone: whether a block may have them, its number of elements, and the language's constants for both.
+# All blocks of the same sizes share these.
+_make_block_type = language.core.block_type.__init__
+_make_tensor = language.core.tensor.__init__
+_broadcast = getattr(getattr(semantic, "TritonSemantic", None), "broadcast_impl_value", None)
+_SHAPES = (list, getattr(language.core, "tuple", list))
+_of_sizes: dict[tuple[int, ...], tuple[dict[str, object], str]] = {}  # members of a type, and the start of its name
+_of_shape: dict[int, dict[str, object]] = {}  # members of a tensor, by the identity of its type's shape
+
+
+def make_block_type(self, element_ty, shape) -> None:
+    """Triton's `block_type.__init__`."""
+    sizes = _plain_sizes(shape)
+    if known := _of_sizes.get(sizes):
+        members, start = known
+        self.__dict__.update(members)
+        self.element_ty, self.name = element_ty, f"{start}{element_ty}>"
+        return
+    _make_block_type(self, element_ty, shape)
+    if sizes is None:
+        return
+    members = {name: value for name, value in vars(self).items() if name not in ("element_ty", "name")}
+    _of_sizes[sizes] = members, self.name.removesuffix(f"{element_ty}>")
+    _of_shape[id(self.shape)] = _members_of_tensors(self)  # _of_sizes holds the shape, so no other gets its identity
+
+
+def _plain_sizes(shape) -> tuple[int, ...] | None:
+    """The whole numbers of a shape; None for a shape with something else, which Triton may refuse though it equals
+    one."""
+    if type(shape) not in _SHAPES:
+        return None
+    sizes = tuple([one.value if type(one) is language.constexpr else one for one in shape])
+    return sizes if set(map(type, sizes)) == {int} else None
+
+
+def _members_of_tensors(type) -> dict[str, object]:
+    """The members that all tensors of a type have in common."""
+    _make_tensor(tensor := object.__new__(language.core.tensor), None, type)
+    return {name: value for name, value in vars(tensor).items() if name not in ("handle", "type", "dtype")}
+
+
+_of_scalar = _members_of_tensors(language.int32)
+
+
+def make_tensor(self, handle, type) -> None:
+    """Triton's `tensor.__init__`."""
+    known = _of_shape.get(id(type.shape)) if type.is_block() else _of_scalar
+    if known is None:
+        _make_tensor(self, handle, type)
+        return
+    self.__dict__.update(known)
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+
+
+def broadcast(self, lhs, rhs):
+    """Triton's `broadcast_impl_value`, which compares shapes size by size, also where they are one object."""
+    of_lhs, of_rhs = lhs.type, rhs.type
+    if of_lhs.is_block() and of_rhs.is_block() and of_lhs.shape is of_rhs.shape:
+        return lhs, rhs
+    return _broadcast(self, lhs, rhs)
 
 
 def none_ran(module) -> bool:
