@@ -347,8 +347,8 @@ def test_whole_numbers_of_ours_are_asked_only_where_the_reference_takes_them(tmp
         loaded = problem.Reference(path)
         maker = case_maker.CaseMaker(loaded, None, "cpu")
         possible = variants.of_workload(loaded, "default", maker.case("default", 0), full=True)
-        sound, _ = preparing.taken(preparing.seeded(possible, 0), loaded, maker, "default")
-        assert (variant_inputs.FLAGS in [variant.name for variant, _ in sound]) == asked
+        sound = preparing.taken(preparing.seeded(possible, 0), maker, "default").sound
+        assert (variant_inputs.FLAGS in [one.variant.name for one in sound]) == asked
 
 
 def test_a_small_batch_grows_by_one(tmp_path):

@@ -16,11 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import problem, tensor_trees
 
 
-def on_meta(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
+def on_meta(
+    reference: problem.Reference,
+    workload: str,
+    dtype: str | None,
+    do: Callable,
+    sizes: dict[str, int] | None = None,
+    seed: int = 0,
+):
     """`do(model, inputs)` on meta tensors. Raises what the reference raises, and where it needs contents or mixes in
-    tensors that lie on a device."""
+    tensors that lie on a device. sizes: other values for the workload's keyword sizes."""
     with without_compilers(), torch.device("meta"):
-        model, inputs, _ = reference.build(workload, 0, dtype, "meta")
+        model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes)
         return do(model.to("meta"), inputs)
 
 

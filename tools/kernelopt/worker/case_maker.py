@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from ..case_types import Variant
-from . import problem, reference_runs, sampling, variant_inputs, variants
+from . import problem, reference_runs, sampling, size_trials, variant_inputs, variants
 from .drawn_values import OtherDraws, free_numbers
 
 
@@ -20,7 +20,7 @@ class CaseMaker:
     """Makes cases of a reference; the last one is kept, since variants are cut out of it."""
 
     def __init__(self, loaded: problem.Reference, dtype: str | None, device: str):
-        self._loaded, self._dtype, self._device = loaded, dtype, device
+        self.loaded, self._dtype, self._device = loaded, dtype, device
         self._last: tuple = (None, None)
         self.declarations = loaded.declarations
 
@@ -32,7 +32,7 @@ class CaseMaker:
         few = variant and (variant.name == variants.JUST_BELOW or variant.values == variant_inputs.UNEQUAL_ROWS)
         if not self.declarations.samples or not (many or few):
             return []
-        probabilities = reference_runs.outputs(self._loaded, case, self._device)
+        probabilities = reference_runs.outputs(self.loaded, case, self._device)
         return [
             Draws(
                 output=at,
@@ -43,6 +43,10 @@ class CaseMaker:
             if at < len(probabilities)
         ]
 
+    def held(self, workload: str, seed: int, variant: Variant) -> size_trials.Held | None:
+        """What a variant of keyword sizes holds, by shapes alone; None where shapes do not tell."""
+        return size_trials.held(self.loaded, workload, seed, self._dtype, variant.keywords)
+
     def case(
         self, workload: str, seed: int, variant: Variant | None = None, from_the_end: bool = False
     ) -> problem.Case:
@@ -51,19 +55,19 @@ class CaseMaker:
         keywords = variant.keywords if variant else {}
         if keywords and from_the_end:
             seed, from_the_end = seed + 1, False
-        by_keywords = bool(self._loaded.sizes[workload])
+        by_keywords = bool(self.loaded.sizes[workload])
         drawn = variant.values if variant and by_keywords and variant.values in variant_inputs.VALUES else None
         key = workload, seed, tuple(keywords.items()), drawn
         if self._last[0] != key:
             self._last = (None, None)  # so that two do not lie in memory
             within = OtherDraws(drawn) if drawn else None
-            self._last = key, self._loaded.case(workload, seed, self._dtype, self._device, keywords, within)
+            self._last = key, self.loaded.case(workload, seed, self._dtype, self._device, keywords, within)
         if not variant:
             return self._last[1]
         rest = replace(variant, values=None) if drawn else variant
         made = variant_inputs.of_case(self._last[1], rest, from_the_end)
         if variant.values == variant_inputs.UNEQUAL_ROWS:
-            another = self._loaded.case(workload, seed + 1, self._dtype, self._device, keywords)
+            another = self.loaded.case(workload, seed + 1, self._dtype, self._device, keywords)
             another = variant_inputs.of_case(another, rest, from_the_end)
             made = made.with_inputs(variant_inputs.unequal(made.inputs, another.inputs))
         return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant.values))
@@ -74,6 +78,6 @@ class CaseMaker:
             seeds = self.declarations.seeds()
             return [variant_inputs.reseeded(value) if at in seeds else value for at, value in enumerate(inputs)]
         if values == variant_inputs.OTHER_NUMBERS:
-            free = free_numbers(self._loaded, workload, self._dtype, keywords)
+            free = free_numbers(self.loaded, workload, self._dtype, keywords)
             return variant_inputs.other_numbers(inputs, free)
         return inputs

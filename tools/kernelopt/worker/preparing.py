@@ -1,16 +1,17 @@
 """The jobs before a candidate runs: the inputs of a task written to files, and its least work."""
 
-import pickle
-import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..case_types import Variant
-from . import contract, problem, reference_runs, sampling, tensor_trees, variant_inputs, variants, work
+from . import problem, reference_runs, sampling, tensor_trees, variant_inputs, variants, work
+from .case_files import CaseFiles
 from .case_maker import CaseMaker
 from .context import Context, load_reference
 from .faults import OracleError, blaming
 
 TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
+KEPT_BYTES = 256 << 20  # of variants' inputs and parameters that stay in memory from their trial until they are stored
 
 
 def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
@@ -37,36 +38,75 @@ def prepare(
     A workload gets no more seeds once its files hold limit_bytes, but it always gets the last `at_least` seeds.
     with_variants: also write cases on other shapes, layouts and values that the reference takes, mostly for the first
     workload."""
-    loaded, cases, left_out = load_reference(reference), [], []
+    loaded, own, others, left_out = load_reference(reference), [], [], []
     maker = CaseMaker(loaded, dtype, context.device)
-    with blaming(OracleError):
+    with blaming(OracleError), CaseFiles(Path(folder)) as files:
         names = loaded.chosen(workloads)
         for workload in names:
-            cases += own_cases(maker, workload, seeds, at_least, limit_bytes, folder)
-        for workload in names if with_variants else []:
-            case = maker.case(workload, seeds[-1])
-            full, own_sizes = workload == names[0], context.device == "cuda"  # the interpreter would take minutes
-            possible = variants.of_workload(loaded, workload, case, full, own_sizes)
-            sound, failing = taken(seeded(possible, seeds[-1]), loaded, maker, workload)
-            left_out += failing
-            cases += [store(maker, workload, seed, variant, folder) for variant, seed in sound]
-    every = list(loaded.workloads)
-    return {"cases": cases, "declared": loaded.declared(), "left_out": left_out, "workloads": every}
+            last = store(maker, files, workload, seeds[-1])
+            files.settle()  # no other thread may import anything while shapes are tried (blank.without_compilers)
+            if with_variants:  # while the inputs of that seed, which they are cut out of, are at hand
+                # At its own sizes the interpreter would take minutes.
+                kinds = {"full": workload == names[0], "own_sizes": context.device == "cuda"}
+                found = sound_variants(maker, workload, seeds[-1], kinds)
+                left_out += found.failing
+                others += [store(maker, files, workload, one.seed, one.variant, one.case) for one in found.sound]
+            own += [*more_seeds(maker, files, workload, seeds[:-1], at_least - 1, limit_bytes - last.bytes), last]
+    cases = [one.fields for one in [*own, *others]]
+    return {"cases": cases, "declared": loaded.declared(), "left_out": left_out, "workloads": list(loaded.workloads)}
 
 
-def own_cases(
-    maker: CaseMaker, workload: str, seeds: list[int], at_least: int, limit_bytes: int, folder: str
-) -> list[dict]:
+@dataclass(frozen=True)
+class StoredInputs:
+    """The fields of a measure.cases.Case, and the bytes that its file holds."""
+
+    fields: dict
+    bytes: int
+
+
+def more_seeds(
+    maker: CaseMaker, files: CaseFiles, workload: str, seeds: list[int], at_least: int, limit_bytes: int
+) -> list[StoredInputs]:
     """The stored cases of a workload, in the order of their seeds, which are taken from the end: the secret ones are
     last."""
-    cases: list[dict] = []
-    total = 0
+    cases: list[StoredInputs] = []
     for number, seed in enumerate(reversed(seeds)):
-        if number >= at_least and total > limit_bytes:
+        if number >= at_least and sum(case.bytes for case in cases) > limit_bytes:
             break
-        cases.insert(0, store(maker, workload, seed, None, folder))
-        total += Path(cases[0]["path"]).stat().st_size
+        cases.insert(0, store(maker, files, workload, seed))
     return cases
+
+
+@dataclass(frozen=True)
+class SoundVariant:
+    """A variant that the reference takes, and the seed of its inputs. case: its inputs, where they were kept."""
+
+    variant: Variant
+    seed: int
+    case: problem.Case | None = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The variants that the reference takes; the names of those of the task's own making that it fails on; and whether
+    inputs could not be made of sizes whose shapes pass."""
+
+    sound: list[SoundVariant]
+    failing: list[str]
+    misled: bool = False
+
+
+def sound_variants(maker: CaseMaker, workload: str, seed: int, kinds: dict[str, bool]) -> Taken:
+    """The variants of a workload that the reference takes. kinds: options of variants.of_workload. Sizes are chosen by
+    shapes alone; where the contents of any then fail, they are chosen once more by contents."""
+    found = Taken([], [])
+    for trust_shapes in (True, False):
+        case = maker.case(workload, seed)
+        possible = variants.of_workload(maker.loaded, workload, case, **kinds, trust_shapes=trust_shapes)
+        found = taken(seeded(possible, seed), maker, workload)
+        if not found.misled:
+            break
+    return found
 
 
 def seeded(possible: list[Variant], seed: int) -> list[tuple[Variant, int]]:
@@ -75,36 +115,68 @@ def seeded(possible: list[Variant], seed: int) -> list[tuple[Variant, int]]:
     return [(one, seed + number if one.keywords else seed) for number, one in enumerate(possible, start=1)]
 
 
-def taken(
-    possible: list[tuple[Variant, int]], loaded: problem.Reference, maker: CaseMaker, workload: str
-) -> tuple[list[tuple[Variant, int]], list[str]]:
-    """(the variants whose contents the reference takes, each with its seed; the names of variants of the task's own
-    making that it fails on). Contents that it takes: probabilities within 0 and 1, indices within a buffer.
+def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) -> Taken:
+    """Which of the variants, each with its seed, the reference takes the contents of: probabilities within 0 and 1,
+    indices within a buffer.
 
     The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs count as
     taken. So does every input when the reference cannot run on a CPU, except whole numbers of our own, which may be
-    indices out of range."""
+    indices out of range. Keyword sizes whose inputs are too large to be judged are not made where shapes show it."""
     answers: dict[int, bool] = {}
     tried: dict[int, bool] = {}
+    kept: dict[int, problem.Case] = {}
     failing: list[str] = []
+    kept_bytes, misled = 0, False
+    shapes = ShownBytes(maker, workload)
     for number, (variant, seed) in enumerate(possible):
+        shown = shapes.of(variant, seed)
+        if shown is not None and shown > variants.LARGE_BYTES:
+            answers[number] = False
+            continue
         try:
             case = maker.case(workload, seed, variant)
         except Exception as error:
             answers[number] = False
             failing += [variant.name] if variant.of_task and not isinstance(error, ValueError) else []
+            misled |= shown is not None
             continue
         size = sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
         if variant.keywords and size > variants.LARGE_BYTES:
             answers[number] = False
-        elif size <= TRIED_BYTES:
-            tried[number] = runs(loaded, case)
+            continue
+        if size <= TRIED_BYTES:
+            tried[number] = runs(maker.loaded, case)
+        if kept_bytes + size <= KEPT_BYTES:
+            kept[number], kept_bytes = case, kept_bytes + size
     if any(tried[number] and possible[number][0].values is None for number in tried):  # it can run on a CPU
         answers |= tried
         broken = (possible[number][0] for number in tried if not tried[number])
         failing += [variant.name for variant in broken if variant.of_task]
-    flags = variant_inputs.FLAGS
-    return [pair for number, pair in enumerate(possible) if answers.get(number, pair[0].values != flags)], failing
+    sound = [
+        SoundVariant(variant, seed, kept.get(number))
+        for number, (variant, seed) in enumerate(possible)
+        if answers.get(number, variant.values != variant_inputs.FLAGS)
+    ]
+    return Taken(sound, failing, misled)
+
+
+class ShownBytes:
+    """The bytes that variants of keyword sizes hold, by shapes alone. They are asked for once a set of sizes; for each
+    seed where they are too many."""
+
+    def __init__(self, maker: CaseMaker, workload: str):
+        self._maker, self._workload = maker, workload
+        self._known: dict[tuple, int | None] = {}
+
+    def of(self, variant: Variant, seed: int) -> int | None:
+        """None where shapes do not tell, and of a variant of other kinds."""
+        if not variant.keywords:
+            return None
+        sizes = tuple(sorted(variant.keywords.items()))
+        if sizes not in self._known or (self._known[sizes] or 0) > variants.LARGE_BYTES:
+            shown = self._maker.held(self._workload, seed, variant)
+            self._known[sizes] = shown and shown.inputs + shown.state
+        return self._known[sizes]
 
 
 def runs(loaded: problem.Reference, case: problem.Case) -> bool:
@@ -115,20 +187,21 @@ def runs(loaded: problem.Reference, case: problem.Case) -> bool:
         return False
 
 
-def store(maker: CaseMaker, workload: str, seed: int, variant: Variant | None, folder: str) -> dict:
-    """Write one case; returns the fields of measure.cases.Case."""
-    case = maker.case(workload, seed, variant)
-    path = Path(folder) / f"input-{len(list(Path(folder).iterdir()))}.pt"
-    case.save(path)
-    try:
-        problem.Case.load(path)
-    except pickle.UnpicklingError as error:
-        kind = re.search(r"GLOBAL (\S+)", str(error))
-        raise contract.unstorable(kind[1] if kind else "value") from None
+def store(
+    maker: CaseMaker,
+    files: CaseFiles,
+    workload: str,
+    seed: int,
+    variant: Variant | None = None,
+    made: problem.Case | None = None,
+) -> StoredInputs:
+    """Have one case written. made: its inputs, where they are at hand."""
+    case = made or maker.case(workload, seed, variant)
+    path, size = files.add(case)
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
-    return {
+    fields = {
         "workload": workload,
         "seed": seed,
         "variant": variant,
@@ -141,3 +214,4 @@ def store(maker: CaseMaker, workload: str, seed: int, variant: Variant | None, f
         "names": declared.names_of_tensors(case.inputs),
         "mutates": declared.mutated_tensors(case.inputs),
     }
+    return StoredInputs(fields, size)

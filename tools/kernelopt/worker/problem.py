@@ -62,8 +62,11 @@ class Case:
 
     def save(self, path: Path) -> None:
         """Write it to a file, its tensors on the CPU."""
-        stored = {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in vars(self).items()}
-        tensor_trees.save(stored, path)
+        tensor_trees.save(self.to_file(), path)
+
+    def to_file(self) -> dict:
+        """What a file holds of it, its tensors on the CPU."""
+        return {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in vars(self).items()}
 
     @classmethod
     def load(cls, path: Path) -> "Case":

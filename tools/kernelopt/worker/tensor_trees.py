@@ -2,9 +2,10 @@
 structure."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +21,21 @@ PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 
 
 def save(value, path: Path) -> None:
-    """Write tensors, in lists and dicts and beside numbers, to a file. It omits checksums, which take a third of the
-    time for large ones."""
+    """Write tensors, in lists and dicts and beside numbers, to a file."""
+    with without_checksums():
+        torch.save(value, path)
+
+
+@contextlib.contextmanager
+def without_checksums() -> Iterator[None]:
+    """Inside, torch.save omits checksums, which take a third of the time for large tensors. Threads that save need it
+    around them all, because the option is the process's."""
     usual = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
-    torch.save(value, path)
-    torch.serialization.set_crc32_options(usual)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(usual)
 
 
 def load(path: Path):
@@ -173,6 +183,12 @@ def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
 def held_bytes(tensors: list[torch.Tensor]) -> int:
     """The bytes that these tensors occupy in memory, gaps of views included."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def stored_bytes(value) -> int:
+    """The bytes of a value's tensors in a file of `save`, where memory that several share lies once."""
+    storages = [tensor.untyped_storage() for tensor in input_tensors([value])]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from ..case_types import PLAIN, Variant
-from . import blank, drawn_values, keyword_sizes, problem, tensor_trees, variant_inputs
-from .keyword_sizes import Keywords, beyond, prime_below, small_prime
+from . import blank, drawn_values, keyword_sizes, problem, size_trials, tensor_trees, variant_inputs
+from .keyword_sizes import beyond, prime_below, small_prime
 
 JUST_BELOW = "primes just below"
 NARROW = 3
@@ -23,7 +23,6 @@ MOST_ALONE = 4  # groups that change alone, the largest first
 TINY_BYTES = 1 << 20  # of inputs: one more case costs almost nothing
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
 RUN_BYTES = 64 << 20  # the largest changed inputs on which the reference runs on the CPU
-TRIED_BYTES = 1 << 20  # of inputs of other keyword sizes on which the reference runs on the CPU
 FIRST = 2  # variants of values, and one more of layouts, where each file is nearly as large as the task's own
 LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
 ONE_TRANSPOSED = re.compile(r"input (\d+) transposed")
@@ -34,14 +33,20 @@ Named = tuple[str, Sizes]
 
 
 def of_workload(
-    reference: problem.Reference, workload: str, case: problem.Case, full: bool, own_sizes: bool = False
+    reference: problem.Reference,
+    workload: str,
+    case: problem.Case,
+    full: bool,
+    own_sizes: bool = False,
+    trust_shapes: bool = True,
 ) -> list[Variant]:
     """Variants of the workload of this case.
 
     There are always primes just below the workload's own sizes. full: adds other sizes, layouts and values. own_sizes:
-    adds a layout and values at the workload's own sizes, which a kernel may treat differently from small ones."""
+    adds a layout and values at the workload's own sizes, which a kernel may treat differently from small ones.
+    trust_shapes: see `size_trials.trial`."""
     if reference.sizes[workload]:
-        return of_keywords(reference, workload, case, full)
+        return of_keywords(reference, workload, case, full, trust_shapes)
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
     just_below_own = [(JUST_BELOW, resized(groups, just_below(case.inputs)))] if groups else []
@@ -56,7 +61,9 @@ def of_workload(
     return made + (in_reserve(made, small) if small and shapes.tiny() else [])
 
 
-def of_keywords(reference: problem.Reference, workload: str, case: problem.Case, full: bool) -> list[Variant]:
+def of_keywords(
+    reference: problem.Reference, workload: str, case: problem.Case, full: bool, trust_shapes: bool = True
+) -> list[Variant]:
     """Variants of a workload whose sizes are keyword arguments. Whole numbers keep their values, for they may be
     indices. Some of the sizes may be no case of the task (preparing.taken)."""
     sizes = reference.sizes[workload]
@@ -64,7 +71,7 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     made = [Variant(JUST_BELOW, [], keywords=below)] if below else []
     if not full:
         return made
-    possible = trial(reference, workload, case.dtype, LARGE_BYTES)
+    possible = size_trials.trial(reference, workload, case.dtype, LARGE_BYTES, trust_shapes)
     small = keyword_sizes.smallest(sizes, possible)
     shapes = Shapes(reference, workload, case)
     larger = keyword_sizes.larger(sizes, possible) if shapes.tiny() else {}
@@ -83,25 +90,6 @@ def of_keywords(reference: problem.Reference, workload: str, case: problem.Case,
     if small and shapes.tiny():
         made += map(at_own, others)
     return made
-
-
-def trial(
-    reference: problem.Reference, workload: str, dtype: str | None, limit_bytes: int
-) -> Callable[[Keywords], bool]:
-    """A function that says whether the task takes these sizes: it makes inputs of at most limit_bytes, and the
-    reference, tried on small ones, runs on them."""
-
-    def possible(keywords: Keywords) -> bool:
-        try:
-            model, inputs, _ = reference.build(workload, 0, dtype, "cpu", keywords)
-            total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
-            if total <= TRIED_BYTES:
-                problem.call(model, inputs)
-            return total <= limit_bytes
-        except Exception:
-            return False
-
-    return possible
 
 
 def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[Variant]:

@@ -1,0 +1,101 @@
+"""Inputs are made once for each set of sizes, seed and values, and never where their shapes show that they are too
+large to be judged."""
+
+from collections import Counter
+
+import pytest
+import torch
+from kernelopt.worker import case_files, preparing, problem, variants
+from kernelopt.worker.contract import ContractError
+from kernelopt.worker.jobs import Context
+
+SUM = (
+    "import torch\n"
+    "class Model(torch.nn.Module):\n"
+    "    def forward(self, x): return x.sum(-1)\n"
+    "def get_inputs(*, rows=300, columns=1024):\n"
+    "    return [torch.randn(rows, columns)]\n"
+)
+# Entries of a table by index: the contents of more rows than the table has cannot be made, their shapes can.
+TABLE = SUM.replace(
+    "return [torch.randn(rows, columns)]", "at = torch.arange(rows); return [torch.ones(300, columns)[at]]"
+)
+SEEDS = [0, 1, 2, 70_000]
+
+
+def prepared(tmp_path, text, monkeypatch):
+    """(the answer of the job, the inputs that were made: (seed, sizes, device, whether other values were drawn))"""
+    path, folder, made = tmp_path / "reference.py", tmp_path / "inputs", []
+    path.write_text(text)
+    folder.mkdir()
+    build = problem.Reference.build
+
+    def noted(self, workload, seed, dtype, device, sizes=None, within=None):
+        built = build(self, workload, seed, dtype, device, sizes, within)
+        made.append((seed, tuple(sorted((sizes or {}).items())), device, within and type(within).__name__))
+        return built
+
+    monkeypatch.setattr(problem.Reference, "build", noted)
+    context = Context("cpu", {}, None)
+    return preparing.prepare(context, str(path), None, None, SEEDS, 2, 1 << 30, True, str(folder)), made
+
+
+def test_inputs_are_made_once_for_each_set_of_sizes_seed_and_values(tmp_path, monkeypatch):
+    answer, made = prepared(tmp_path, SUM, monkeypatch)
+    real = Counter(one for one in made if one[2] != "meta")
+    assert max(real.values()) == 1, real
+    assert len(answer["cases"]) > len(SEEDS) + 10
+
+
+def test_sizes_too_large_to_be_judged_are_never_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(variants, "LARGE_BYTES", 4 * 300 * 1024)  # the task's own
+    answer, made = prepared(tmp_path, SUM, monkeypatch)
+    shapes = [dict(sizes) for _, sizes, device, _ in made if device != "meta"]
+    held = [4 * one.get("rows", 300) * one.get("columns", 1024) for one in shapes]
+    assert max(held) <= variants.LARGE_BYTES
+    asked = [dict(sizes) for _, sizes, device, _ in made if device == "meta"]
+    assert any(4 * one.get("rows", 300) * one.get("columns", 1024) > variants.LARGE_BYTES for one in asked)
+    assert all(case["shapes"][0] != [301, 1024] for case in answer["cases"])
+
+
+def test_sizes_above_a_mebibyte_are_chosen_by_shapes(tmp_path, monkeypatch):
+    _, made = prepared(tmp_path, SUM, monkeypatch)
+    on_trial = [dict(sizes) for seed, sizes, device, _ in made if seed == 0 and sizes and device == "cpu"]
+    assert on_trial
+    assert all(4 * one.get("rows", 300) * one.get("columns", 1024) <= 1 << 20 for one in on_trial)
+
+
+def test_where_contents_fail_whose_shapes_pass_sizes_are_chosen_by_contents(tmp_path, monkeypatch):
+    answer, _ = prepared(tmp_path, TABLE, monkeypatch)
+    names = [case["variant"].name for case in answer["cases"] if case["variant"]]
+    assert "rows 300 -> 150" in names
+    assert "rows 300 -> 301" in answer["left_out"]
+
+
+def test_every_file_is_whole_when_the_job_ends(tmp_path, monkeypatch):
+    answer, _ = prepared(tmp_path, SUM, monkeypatch)
+    paths = [case["path"] for case in answer["cases"]]
+    assert len(set(paths)) == len(paths)
+    for case in answer["cases"]:
+        assert [list(tensor.shape) for tensor in problem.Case.load(case["path"]).inputs] == case["shapes"]
+    assert torch.serialization.get_crc32_options()
+
+
+def test_seeds_end_where_their_files_hold_the_limit(tmp_path):
+    path, bytes_of_one = tmp_path / "reference.py", 4 * 300 * 1024
+    path.write_text(SUM)
+    for limit, seeds in ((0, SEEDS[-2:]), (2 * bytes_of_one, SEEDS[-3:]), (1 << 30, SEEDS)):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        context = Context("cpu", {}, None)
+        answer = preparing.prepare(context, str(path), None, None, SEEDS, 2, limit, False, str(folder))
+        assert [case["seed"] for case in answer["cases"]] == seeds
+
+
+def test_a_value_that_no_file_holds_ends_the_job_before_its_variants_are_tried(tmp_path):
+    text = "import torch, fractions\nclass Model(torch.nn.Module):\n    def forward(self, x, y): return x\n"
+    text += "def get_inputs(*, n=8): return [torch.randn(n), fractions.Fraction(1, 2)]\n"
+    (tmp_path / "reference.py").write_text(text)
+    loaded = problem.Reference(tmp_path / "reference.py")
+    with pytest.raises(ContractError, match="Fraction"), case_files.CaseFiles(tmp_path) as files:
+        files.add(loaded.case("default", 0, None, "cpu"))

@@ -1,0 +1,56 @@
+"""The files of cases, which threads write while the next cases are made. Imported by worker processes only."""
+
+import collections
+import contextlib
+import pickle
+import re
+from concurrent import futures
+from pathlib import Path
+
+from . import contract, problem, tensor_trees
+
+WRITERS = 3  # each holds a case in memory; writing does not hold Python's lock
+
+
+class CaseFiles:
+    """Numbered files in a folder. At the end of the block all are written."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._count = folder, len(list(folder.iterdir()))
+        self._pool = futures.ThreadPoolExecutor(WRITERS)
+        self._writing: collections.deque[futures.Future] = collections.deque()
+        self._quick = contextlib.ExitStack()
+
+    def __enter__(self) -> "CaseFiles":
+        self._quick.enter_context(tensor_trees.without_checksums())
+        return self
+
+    def __exit__(self, *_) -> None:
+        with self._quick, self._pool:
+            self.settle()
+
+    def add(self, case: problem.Case) -> tuple[Path, int]:
+        """The path at which a case is being written, and the bytes of its tensors there. Waits while as many others
+        are being written, and raises what `settle` does."""
+        self.settle(WRITERS - 1)
+        path = self._folder / f"input-{self._count}.pt"
+        self._count += 1
+        content = case.to_file()
+        self._writing.append(self._pool.submit(write, content, path))
+        return path, tensor_trees.stored_bytes(content)
+
+    def settle(self, most: int = 0) -> None:
+        """Wait until at most so many files are being written. Raises OSError, or a ContractError for a value that no
+        file holds."""
+        while len(self._writing) > most:
+            self._writing.popleft().result()
+
+
+def write(content: dict, path: Path) -> None:
+    """Write what problem.Case.to_file gives. Raises a ContractError for a value that cannot be read again."""
+    tensor_trees.save(content, path)
+    try:
+        problem.Case.load(path)
+    except pickle.UnpicklingError as error:
+        kind = re.search(r"GLOBAL (\S+)", str(error))
+        raise contract.unstorable(kind[1] if kind else "value") from None

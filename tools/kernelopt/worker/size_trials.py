@@ -1,0 +1,65 @@
+"""Does a task take other values of its keyword sizes, and how large are its inputs then?
+
+The shapes answer first, on tensors without contents (blank.on_meta), for get_inputs may compute for seconds on a CPU.
+Imported by worker processes only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import blank, problem, tensor_trees
+from .keyword_sizes import Keywords
+
+TRIED_BYTES = 1 << 20  # of inputs: the reference runs on these on the CPU
+
+
+@dataclass(frozen=True)
+class Held:
+    """The bytes of a case's inputs, and of its parameters and buffers."""
+
+    inputs: int
+    state: int
+
+
+def held(reference: problem.Reference, workload: str, seed: int, dtype: str | None, sizes: Keywords) -> Held | None:
+    """What a case of these sizes holds, by shapes alone; None where shapes do not tell."""
+
+    def counted(model, inputs: list) -> Held:
+        return Held(
+            *(sum(one.nbytes for one in tensors) for tensors in (tensor_trees.input_tensors(inputs), state(model)))
+        )
+
+    try:
+        return blank.on_meta(reference, workload, dtype, counted, sizes, seed)
+    except Exception:
+        return None
+
+
+def state(model) -> list:
+    """The tensors that problem.Reference.case stores of a model."""
+    return list(model.state_dict().values())
+
+
+def trial(
+    reference: problem.Reference, workload: str, dtype: str | None, limit_bytes: int, trust_shapes: bool = True
+) -> Callable[[Keywords], bool]:
+    """A function that says whether the task takes these sizes: it makes inputs of at most limit_bytes, and the
+    reference, tried on small ones, runs on them. trust_shapes: larger inputs are not made where their shapes pass;
+    preparing makes them later, and calls again without trust if their contents fail."""
+
+    def possible(sizes: Keywords) -> bool:
+        shown = held(reference, workload, 0, dtype, sizes)
+        if shown and shown.inputs > limit_bytes:
+            return False
+        if shown and trust_shapes and shown.inputs > TRIED_BYTES:
+            return True
+        try:
+            model, inputs, _ = reference.build(workload, 0, dtype, "cpu", sizes)
+            total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
+            if total <= TRIED_BYTES:
+                problem.call(model, inputs)
+            return total <= limit_bytes
+        except Exception:
+            return False
+
+    return possible
