@@ -190,7 +190,7 @@ def judge(
     maker = CaseMaker(loaded, dtype, context.device)
     entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
     check = judging.Check(context, loaded, maker, entry, tolerances, {})
-    expected = {seed: check.expected(seed, first=seed == seeds[0]) for seed in seeds}
+    expected = {check.key(seed): check.expected(seed, first=seed == seeds[0]) for seed in seeds}
     torch.cuda.empty_cache()  # what the oracle took in high precision, candidates beside this process need
     context.answer({"stage": "ready"})
     for order in context.orders():

@@ -17,6 +17,7 @@ ROUGHLY = 0.25
 # Of the rms of an output at the task's own sizes: the least scale at other sizes. There a loss over one class, or the
 # gradient of a norm over two columns, is 0 but for rounding.
 LEAST_SCALE = 0.01
+PLAIN_TYPES = (bool, int, float, str, type(None))  # whose text is their value
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def check(
     loaded = load_reference(reference)
     maker = CaseMaker(loaded, dtype, context.device)
     usual: dict[str, list[Usual]] = {}
-    answers = [checked(context, loaded, maker, entry, tolerances, usual) for entry in cases]
+    known: dict[Key, Expected] = {}
+    answers = [checked(context, loaded, maker, entry, tolerances, usual, known) for entry in cases]
     for at, entry in enumerate(cases):
         if answers[at].trivial_answers:
             own = (one for one in cases if one["workload"] == entry["workload"] and not one["variant"])
@@ -58,11 +60,20 @@ def everywhere(answers: Sequence[str], others: Iterable["Check"]) -> list[str]:
 
 
 def checked(
-    context: Context, loaded: problem.Reference, maker: CaseMaker, entry: dict, tolerances: dict, usual: dict
+    context: Context,
+    loaded: problem.Reference,
+    maker: CaseMaker,
+    entry: dict,
+    tolerances: dict,
+    usual: dict,
+    known: "dict[Key, Expected]",
 ) -> OracleCheck:
-    """`Check.result`; `broken` for a variant on which the reference fails and leaves the device as it was."""
+    """`Check.result`; `broken` for a variant on which the reference fails and leaves the device as it was. known: the
+    results of the former case's last call, which are this case's own where the task has no parameters."""
+    if entry["variant"] or (entry["workload"], entry["seed"]) not in [key[:2] for key in known]:
+        known.clear()  # before more is made
     try:
-        return Check(context, loaded, maker, entry, tolerances, usual).result()
+        return Check(context, loaded, maker, entry, tolerances, usual).result(known)
     except OracleError as error:
         if not entry["variant"]:
             raise
@@ -124,6 +135,9 @@ class Expected:
     trivial_answers: list[str] = field(default_factory=list)
 
 
+Key = tuple[str, int, str]  # of results: workload, seed of the inputs, arguments of the constructor
+
+
 @dataclass(frozen=True)
 class Draws:
     """What a case's draws over secret seeds show. wrong: why those of an output do not follow the reference's
@@ -155,24 +169,40 @@ class Check:
         with blaming(OracleError):
             return self.maker.case(self.entry["workload"], seed, self.variant)
 
-    def result(self) -> OracleCheck:
-        """Of all calls. The contents of changed inputs after a call come last among its outputs."""
-        return self.compared_with(self.entry["calls"], {}, keep=False)
+    def key(self, seed: int) -> Key:
+        """Of the results on a seed's inputs."""
+        return self.entry["workload"], seed, repr(self.case.init) if self._shares_results() else ""
 
-    def compared_with(self, entries: list[dict], known: dict[int, Expected], keep: bool = True) -> OracleCheck:
-        """`result` of the calls in `entries`. known: results of `expected` by seed. `keep` is False when only one seed
-        fits in memory."""
+    def _shares_results(self) -> bool:
+        """Does a case of another seed have the same results on the same inputs? Not with parameters of its own."""
+        plain = all(type(one) in PLAIN_TYPES for one in tensor_trees.leaves(self.case.init))
+        return plain and not self.variant and not self.case.state
+
+    def result(self, known: dict[Key, Expected] | None = None) -> OracleCheck:
+        """Of all calls. The contents of changed inputs after a call come last among its outputs. known: results of an
+        earlier case; those of the last call are left there for a later one."""
+        known = {} if known is None else known
+        try:
+            return self.compared_with(self.entry["calls"], known, keep=False)
+        finally:
+            if not self._shares_results():
+                known.clear()
+
+    def compared_with(self, entries: list[dict], known: dict[Key, Expected], keep: bool = True) -> OracleCheck:
+        """`result` of the calls in `entries`. known: results of `expected`. `keep` is False when only one seed fits in
+        memory."""
         of_case, calls = OracleCheck(), []
         for call in entries:
             try:
                 stored = StoredOutputs.load(call["output"], self.device)
             except Exception as error:
                 return OracleCheck(unreadable=describe(error)["message"])
-            if call["inputs_seed"] not in known:
-                if not keep:
-                    known.clear()
-                known[call["inputs_seed"]] = self.expected(call["inputs_seed"], first=not calls)
-            wanted = known[call["inputs_seed"]]
+            key = self.key(call["inputs_seed"])
+            if not keep and key not in known:
+                known.clear()
+            if key not in known or not (keep or calls):  # the first call tells more than an earlier case's last
+                known[key] = self.expected(call["inputs_seed"], first=not calls, results=known.get(key))
+            wanted = known[key]
             left = self._left(wanted, stored.inputs) if len(stored.outputs) == wanted.returned else []
             outputs = self._compared([*stored.outputs, *left], wanted)
             if not calls:  # the same for all calls
@@ -277,13 +307,32 @@ class Check:
         expected = self.expected(self.entry["seed"], first=False)
         return self._trivial_answers(expected, self._bounds(expected.baseline))
 
-    def expected(self, inputs_seed: int, first: bool) -> Expected:
+    def expected(self, inputs_seed: int, first: bool, results: Expected | None = None) -> Expected:
         """The reference's results on a seed's inputs with this case's parameters; for the first call also whether the
-        reference is random and which trivial answers would pass."""
+        reference is random and which trivial answers would pass. results: the former, where they are known."""
         case = self.case
         if inputs_seed != self.entry["seed"]:
             case = case.with_inputs(self._case(inputs_seed).inputs)
         own = first and self.variant is None
+        expected = results or self._results(case, inputs_seed, own)
+        for at, sampled in self.loaded.declarations.samples.items():
+            if at >= expected.returned:
+                raise InvalidDeclaration(f"SAMPLES names output {at}, and forward returns {expected.returned}")
+            if own:
+                sampling.check_probabilities(expected.oracle[at], sampled)
+            elif not sampling.are_distributions(expected.oracle[at]):
+                raise OracleError("the reference returns no probabilities")
+        if own:
+            with blaming(OracleError):
+                again = reference_runs.outputs(self.loaded, case, self.device, draw=1)
+            bounds = self._bounds(expected.baseline)
+            repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
+            expected.random = not all(one.errors and not one.errors.any for one in repeated)
+            expected.trivial_answers = self._trivial_answers(expected, bounds) if self.entry["first"] else []
+        return expected
+
+    def _results(self, case: problem.Case, inputs_seed: int, own: bool) -> Expected:
+        """The reference's results on a case. own: note the parameters and buffers that it changes."""
         with blaming(OracleError):
             ran = reference_runs.run(self.loaded, case, self.device)
             left = state.changed(ran.model, state.watched(case.state)) if own else {}
@@ -300,20 +349,6 @@ class Check:
         )
         del ran
         expected.least_rms = self._least_rms(inputs_seed, oracle)
-        for at, sampled in self.loaded.declarations.samples.items():
-            if at >= expected.returned:
-                raise InvalidDeclaration(f"SAMPLES names output {at}, and forward returns {expected.returned}")
-            if own:
-                sampling.check_probabilities(oracle[at], sampled)
-            elif not sampling.are_distributions(oracle[at]):
-                raise OracleError("the reference returns no probabilities")
-        if own:
-            with blaming(OracleError):
-                again = reference_runs.outputs(self.loaded, case, self.device, draw=1)
-            bounds = self._bounds(expected.baseline)
-            repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
-            expected.random = not all(one.errors and not one.errors.any for one in repeated)
-            expected.trivial_answers = self._trivial_answers(expected, bounds) if self.entry["first"] else []
         return expected
 
     def _against_itself(self, again: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> OutputCheck:

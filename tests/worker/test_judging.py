@@ -1,0 +1,99 @@
+"""The oracle computes its results once for each seed where cases may share them, and never shares them otherwise."""
+
+import pytest
+from kernelopt.worker import judging, problem, reference_runs, tensor_trees
+from kernelopt.worker.jobs import Context
+
+SCALE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+    def forward(self, x): return self.factor * x
+def get_inputs(): return [torch.randn(64)]
+def get_init_inputs(): return [3.0]
+"""
+WITH_PARAMETERS = SCALE.replace("self.factor = factor", "self.factor = torch.nn.Parameter(torch.randn(64))")
+DRAWN_FACTOR = SCALE.replace("[3.0]", "[torch.randn(()).item()]")
+TENSOR = SCALE.replace("[3.0]", "[torch.randn(64)]")
+TOLERANCES = {"fp32": 1e-4}
+SEEDS = [5, 6, 7]
+
+
+@pytest.fixture
+def oracle(tmp_path, monkeypatch):
+    """A function from the text of a reference to (the answers on SEEDS, how often the oracle ran in float64); each case
+    has calls on its own inputs, on the next seed's, and on its own again. wrong: the seed whose result is wrong as
+    another case's."""
+    oracles = []
+    outputs = problem.oracle_outputs
+    monkeypatch.setattr(problem, "oracle_outputs", lambda *args: oracles.append(args) or outputs(*args))
+
+    def run(text: str, third: bool = False, wrong: int | None = None):
+        path = tmp_path / f"reference_{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(text)
+        loaded = problem.Reference(path)
+        cases = []
+        for at, seed in enumerate(SEEDS):
+            calls = [seed, SEEDS[(at + 1) % len(SEEDS)]] + [seed] * third
+            cases.append(entry(loaded, tmp_path, seed, calls, wrong))
+        cases[0]["first"] = True
+        context = Context("cpu", {}, None)
+        oracles.clear()
+        answers = judging.check(context, str(path), None, cases, TOLERANCES).cases
+        count = len(oracles)
+        alone = [judging.check(context, str(path), None, [case], TOLERANCES).cases[0] for case in cases]
+        assert answers == alone
+        return answers, count
+
+    return run
+
+
+def entry(loaded, folder, seed, seeds_of_calls, wrong) -> dict:
+    """A case whose calls left what the reference itself returns."""
+    case, calls = loaded.case("default", seed, None, "cpu"), []
+    for call, inputs_seed in enumerate(seeds_of_calls):
+        inputs = loaded.case("default", inputs_seed, None, "cpu").inputs
+        result = reference_runs.outputs(loaded, case.with_inputs(inputs), "cpu")[0]
+        file = folder / f"output-{seed}-{call}.pt"
+        result = result + (inputs_seed != seed and inputs_seed == wrong)
+        tensor_trees.save({"outputs": [result], "inputs": {}, "structure": "tensor", "state": {}}, file)
+        calls.append({"inputs_seed": inputs_seed, "output": str(file)})
+    return {"workload": "default", "seed": seed, "variant": None, "first": False, "calls": calls, "draws": None}
+
+
+def mismatches(answers) -> list[list[int]]:
+    return [[call.outputs[0].errors.mismatches for call in answer.calls] for answer in answers]
+
+
+def test_results_on_a_seed_are_computed_once_for_two_cases_that_follow_each_other(oracle):
+    answers, count = oracle(SCALE)
+    assert mismatches(answers) == [[0, 0]] * 3
+    assert count == len(SEEDS) + 1  # and the first seed once more, for the last case
+
+
+def test_results_that_are_shared_still_show_a_wrong_call(oracle):
+    answers, _ = oracle(SCALE, wrong=6)
+    assert mismatches(answers) == [[0, 64], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("text", [WITH_PARAMETERS, DRAWN_FACTOR, TENSOR])
+def test_cases_with_parameters_or_arguments_of_their_own_share_no_results(oracle, text):
+    answers, count = oracle(text)
+    assert mismatches(answers) == [[0, 0]] * 3
+    assert count == 2 * len(SEEDS)
+
+
+def test_a_third_call_on_the_first_contents_is_compared_with_them(oracle):
+    answers, _ = oracle(SCALE, third=True)
+    assert mismatches(answers) == [[0, 0, 0]] * 3
+    assert not any(answer.random for answer in answers)
+
+
+def test_each_case_asks_whether_the_reference_is_random(oracle, monkeypatch):
+    asked = []
+    run = reference_runs.run
+    monkeypatch.setattr(reference_runs, "run", lambda *args: asked.append(args[3:]) or run(*args))
+    oracle(SCALE.replace("return self.factor * x", "return self.factor * torch.nn.functional.dropout(x)"))
+    assert asked.count((1,)) == 2 * len(SEEDS)  # together, and alone
