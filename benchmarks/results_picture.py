@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""docs/results.svg from docs/results.json: the share of its floor that each kernel reaches, on each problem.
+"""docs/results.svg from docs/results.json and docs/results-h100.json: the share of its floor that each kernel reaches,
+on each problem and card.
 
 python benchmarks/results_picture.py        writes docs/results.svg
 The floor of memory-bound work is at the rate of a copy, that of a product at the rate of a library's large product, so
@@ -9,6 +10,7 @@ import argparse
 import html
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 from kernelopt import cli
 from kernelopt.measure import baselines
 
-LEFT, WIDTH, ROW, TOP, FOOT = 250, 760, 22, 58, 30
+LEFT, WIDTH, GAP, ROW, TOP, FOOT = 250, 430, 20, 22, 78, 30  # WIDTH of a card's column
+CARDS = {"NVIDIA H200": "results.json", "NVIDIA H100 SXM": "results-h100.json"}
 FULL_PCT = 120.0  # at the right end
 KINDS = {
     "ours": "this bundle's kernel",
@@ -54,9 +57,14 @@ class Shares:
 
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    rows = json.loads((ROOT / "docs" / "results.json").read_text())
-    (ROOT / "docs" / "results.svg").write_text(picture([shares(row) for row in rows if row["status"] == "OK"]))
+    (ROOT / "docs" / "results.svg").write_text(picture(measured()))
     return 0
+
+
+def measured() -> dict[str, list[Shares]]:
+    """Card -> its problems, of the kernels that are right."""
+    rows = {card: json.loads((ROOT / "docs" / file).read_text()) for card, file in CARDS.items()}
+    return {card: [shares(row) for row in of_card if row["status"] == "OK"] for card, of_card in rows.items()}
 
 
 def shares(row: dict) -> Shares:
@@ -68,32 +76,43 @@ def shares(row: dict) -> Shares:
     return Shares(row["name"], {kind: 100 * row["floor_us"] / min(of) for kind, of in times.items() if of})
 
 
-def picture(problems: list[Shares]) -> str:
-    height = TOP + ROW * len(problems) + FOOT
+def picture(by_card: dict[str, list[Shares]]) -> str:
+    names = list(dict.fromkeys(problem.name for problems in by_card.values() for problem in problems))
+    width, height = LEFT + len(by_card) * (WIDTH + GAP), TOP + ROW * len(names) + FOOT
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH} {height}" role="img" '
-        f'aria-label="Share of the floor by problem"><style>{STYLE}</style>',
-        f'<rect class="page" width="{LEFT + WIDTH}" height="{height}" rx="8"/>',
-        '<text x="12" y="20">Share of the floor, NVIDIA H200; further right is faster</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="Share of the floor by problem and card"><style>{STYLE}</style>',
+        f'<rect class="page" width="{width}" height="{height}" rx="8"/>',
+        '<text x="12" y="20">Share of the floor of that card; further right is faster</text>',
     ]
     for number, (kind, text) in enumerate(KINDS.items()):
         at = LEFT + 240 * number
         lines += [mark(kind, at, 38), f'<text x="{at + 12}" y="43">{text}</text>']
-    for percent in range(0, int(FULL_PCT) + 1, 20):
-        x, kind = place(percent), "floor" if percent == 100 else "grid"
-        lines += [
-            f'<line class="{kind}" x1="{x:.0f}" y1="{TOP}" x2="{x:.0f}" y2="{height - FOOT}"/>',
-            f'<text x="{x:.0f}" y="{height - 10}" text-anchor="middle">{percent} %</text>',
-        ]
-    for number, problem in enumerate(problems):
-        y = TOP + ROW * (number + 0.5)
-        lines.append(f'<text x="{LEFT - 10}" y="{y + 4:.0f}" text-anchor="end">{html.escape(problem.name)}</text>')
-        lines += [mark(kind, place(share), y) for kind, share in reversed(problem.of_kind.items())]
+    for number, name in enumerate(names):
+        lines.append(f'<text x="{LEFT - 10}" y="{middle(number) + 4:.0f}" text-anchor="end">{html.escape(name)}</text>')
+    for number, (card, problems) in enumerate(by_card.items()):
+        left = LEFT + number * (WIDTH + GAP)
+        lines += [f'<text x="{left}" y="{TOP - 10}">{card}</text>', *grid(left, height)]
+        for problem in problems:
+            y = middle(names.index(problem.name))
+            lines += [mark(kind, place(share, left), y) for kind, share in reversed(problem.of_kind.items())]
     return "\n".join([*lines, "</svg>\n"])
 
 
-def place(percent: float) -> float:
-    return LEFT + (WIDTH - 30) * min(percent, FULL_PCT) / FULL_PCT
+def grid(left: float, height: int) -> Iterator[str]:
+    """A line every 20 %, with its label."""
+    for percent in range(0, int(FULL_PCT) + 1, 20):
+        x, kind = place(percent, left), "floor" if percent == 100 else "grid"
+        yield f'<line class="{kind}" x1="{x:.0f}" y1="{TOP}" x2="{x:.0f}" y2="{height - FOOT}"/>'
+        yield f'<text x="{x:.0f}" y="{height - 10}" text-anchor="middle">{percent} %</text>'
+
+
+def middle(row: int) -> float:
+    return TOP + ROW * (row + 0.5)
+
+
+def place(percent: float, left: float) -> float:
+    return left + (WIDTH - 30) * min(percent, FULL_PCT) / FULL_PCT
 
 
 def mark(kind: str, x: float, y: float) -> str:

@@ -1,6 +1,7 @@
 """Inputs are made once for each set of sizes, seed and values, and never where their shapes show that they are too
 large to be judged."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -79,6 +80,28 @@ def test_every_file_is_whole_when_the_job_ends(tmp_path, monkeypatch):
     for case in answer["cases"]:
         assert [list(tensor.shape) for tensor in problem.Case.load(case["path"]).inputs] == case["shapes"]
     assert torch.serialization.get_crc32_options()
+
+
+def test_no_more_than_a_limit_waits_in_memory_to_be_written(tmp_path, monkeypatch):
+    waiting = []
+    write = case_files.write
+
+    def slow(content, path):
+        time.sleep(0.05)
+        write(content, path)
+
+    monkeypatch.setattr(case_files, "write", slow)
+    for limit, most in ((10, 0), (5000, 1), (1 << 30, 2)):
+        monkeypatch.setattr(case_files, "AHEAD_BYTES", limit)
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        waiting.clear()
+        with case_files.CaseFiles(folder) as files:
+            for _ in range(5):
+                files.add(problem.Case([torch.zeros(600)], [], {}, None))
+                waiting.append(len(files._writing) - 1)
+        assert max(waiting) == most
+        assert len(list(folder.iterdir())) == 5
 
 
 def test_seeds_end_where_their_files_hold_the_limit(tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from . import contract, problem, tensor_trees
 
-WRITERS = 3  # each holds a case in memory; writing does not hold Python's lock
+WRITERS = 3  # writing does not hold Python's lock
+AHEAD_BYTES = 2 << 30  # of tensors that wait in memory to be written, unless one case has more
 
 
 class CaseFiles:
@@ -18,7 +19,7 @@ class CaseFiles:
     def __init__(self, folder: Path):
         self._folder, self._count = folder, len(list(folder.iterdir()))
         self._pool = futures.ThreadPoolExecutor(WRITERS)
-        self._writing: collections.deque[futures.Future] = collections.deque()
+        self._writing: collections.deque[tuple[futures.Future, int]] = collections.deque()
         self._quick = contextlib.ExitStack()
 
     def __enter__(self) -> "CaseFiles":
@@ -30,20 +31,21 @@ class CaseFiles:
             self.settle()
 
     def add(self, case: problem.Case) -> tuple[Path, int]:
-        """The path at which a case is being written, and the bytes of its tensors there. Waits while as many others
+        """The path at which a case is being written, and the bytes of its tensors there. Waits while too many others
         are being written, and raises what `settle` does."""
-        self.settle(WRITERS - 1)
+        self.settle(WRITERS - 1, AHEAD_BYTES - tensor_trees.stored_bytes(list(vars(case).values())))
         path = self._folder / f"input-{self._count}.pt"
         self._count += 1
         content = case.to_file()
-        self._writing.append(self._pool.submit(write, content, path))
-        return path, tensor_trees.stored_bytes(content)
+        size = tensor_trees.stored_bytes(content)
+        self._writing.append((self._pool.submit(write, content, path), size))
+        return path, size
 
-    def settle(self, most: int = 0) -> None:
-        """Wait until at most so many files are being written. Raises OSError, or a ContractError for a value that no
-        file holds."""
-        while len(self._writing) > most:
-            self._writing.popleft().result()
+    def settle(self, most: int = 0, most_bytes: int = 0) -> None:
+        """Wait until at most so many files, of so many bytes, are being written. Raises OSError, or a ContractError for
+        a value that no file holds."""
+        while self._writing and (len(self._writing) > most or sum(size for _, size in self._writing) > most_bytes):
+            self._writing.popleft()[0].result()
 
 
 def write(content: dict, path: Path) -> None:

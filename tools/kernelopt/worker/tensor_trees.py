@@ -186,8 +186,8 @@ def held_bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def stored_bytes(value) -> int:
-    """The bytes of a value's tensors in a file of `save`, where memory that several share lies once."""
-    storages = [tensor.untyped_storage() for tensor in input_tensors([value])]
+    """The bytes of a value's dense tensors in a file of `save`, where memory that several share lies once."""
+    storages = [tensor.untyped_storage() for tensor in input_tensors([value]) if tensor.layout is torch.strided]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
