@@ -30,9 +30,8 @@ from kernelopt.session.record import Optimization
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.task import Task
 from kernelopt.worker import problem
-from kernelopt.worker.context import Context
+from kernelopt.worker.context import Candidate, Context
 from kernelopt.worker.timing import PairedTiming
-from kernelopt.worker.watch import Candidate
 
 OWN = tempfile.TemporaryDirectory(prefix="judge-")
 os.environ["TRITON_CACHE_DIR"] = OWN.name  # nobody's ~/.triton
