@@ -40,11 +40,7 @@ def main() -> int:
     modes = [*baselines.MODES]
     parser.add_argument("--modes", nargs="*", default=modes, choices=modes, help="of PyTorch (default: all)")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="where compiled kernels stay (default: nowhere)")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="verify on the task's own inputs and two seeds alone",
-    )
+    parser.add_argument("--quick", action="store_true", help="verify on the task's own inputs and two seeds alone")
     parser.add_argument("--no-mix", action="store_true", help="leave out the rates of kernels that only move bytes")
     parser.add_argument("--opponent-seconds", type=float, default=600, help="limit of each opponent (%(default)s)")
     parser.add_argument(
