@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..case_types import Variant
-from . import problem, reference_runs, sampling, tensor_trees, variant_inputs, variants, work
+from . import problem, reference_runs, sampling, size_trials, tensor_trees, variant_inputs, variants, work
 from .case_files import CaseFiles
 from .case_maker import CaseMaker
 from .context import Context, load_reference
 from .faults import OracleError, blaming
 
-TRIED_BYTES = 1 << 20  # of inputs and parameters: the reference may take long over more on a CPU
 KEPT_BYTES = 256 << 20  # of variants' inputs and parameters that stay in memory from their trial until they are stored
 
 
@@ -144,7 +143,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
         if variant.keywords and size > variants.LARGE_BYTES:
             answers[number] = False
             continue
-        if size <= TRIED_BYTES:
+        if size <= size_trials.TRIED_BYTES:
             tried[number] = runs(maker.loaded, case)
         if kept_bytes + size <= KEPT_BYTES:
             kept[number], kept_bytes = case, kept_bytes + size

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from . import blank, problem, tensor_trees
 from .keyword_sizes import Keywords
 
-TRIED_BYTES = 1 << 20  # of inputs: the reference runs on these on the CPU
+TRIED_BYTES = 1 << 20  # of inputs: the reference runs on so many on the CPU, and may take long over more
 
 
 @dataclass(frozen=True)
