@@ -430,6 +430,36 @@ def get_inputs(): return [torch.randn(6, 8)]
     assert judged(interpreter, files)["status"] == "OK"
 
 
+IN_16_BITS = """
+import torch
+def forward(x, w, wide=False):
+    x, w = x.bfloat16(), w.bfloat16()
+    return torch.softmax(((x.float() @ w.float()) if wide else (x @ w)).float() EXTRA, -1)
+class Model(torch.nn.Module):
+    def forward(self, x, w): return forward(x, w)
+def get_inputs(): return [torch.randn(64, 96), torch.randn(96, 48)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "forward", "status"),
+    [
+        ("", "forward(x, w, wide=True)", "OK"),
+        ("", "forward(x, w.roll(1, 1), wide=True).roll(-1, 1)", "OK"),
+        ("", "forward(x, w.roll(1, 1), wide=True)", "WRONG_VALUES"),
+        ("", "forward(x[:, 1:], w[1:])", "WRONG_VALUES"),
+        (".argmax(-1).float()[None]", "forward(x, w, wide=True)", "OK"),
+    ],
+)
+def test_a_reference_that_rounds_within_is_no_more_exact_than_that(interpreter, tmp_path, extra, forward, status):
+    """Results in fp32 of a product in bf16: a kernel may round as it does or not at all."""
+    text = IN_16_BITS.replace("EXTRA", extra)
+    (tmp_path / "r.py").write_text(text)
+    (tmp_path / "k.py").write_text(text + f"def kernel_function(x, w): return {forward}\n")
+    found = judged_at_own_sizes(interpreter, {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"})
+    assert found["status"] == status, found["summary"]
+
+
 def test_an_overflow_far_from_the_tasks_values_is_said_and_no_reason_to_refuse(interpreter, problem):
     problem["reference"].write_text(
         REFERENCE.replace("torch.relu(x * self.weight)", "torch.softmax(4 * x * self.weight, 1)")

@@ -28,7 +28,7 @@ def oracle(tmp_path, monkeypatch):
     another case's."""
     oracles = []
     outputs = problem.oracle_outputs
-    monkeypatch.setattr(problem, "oracle_outputs", lambda *args: oracles.append(args) or outputs(*args))
+    monkeypatch.setattr(problem, "oracle_outputs", lambda *args, **more: oracles.append(args) or outputs(*args, **more))
 
     def run(text: str, third: bool = False, wrong: int | None = None):
         path = tmp_path / f"reference_{len(list(tmp_path.iterdir()))}.py"
@@ -94,6 +94,6 @@ def test_a_third_call_on_the_first_contents_is_compared_with_them(oracle):
 def test_each_case_asks_whether_the_reference_is_random(oracle, monkeypatch):
     asked = []
     run = reference_runs.run
-    monkeypatch.setattr(reference_runs, "run", lambda *args: asked.append(args[3:]) or run(*args))
+    monkeypatch.setattr(reference_runs, "run", lambda *args, **more: asked.append(args[3:]) or run(*args, **more))
     oracle(SCALE.replace("return self.factor * x", "return self.factor * torch.nn.functional.dropout(x)"))
     assert asked.count((1,)) == 2 * len(SEEDS)  # together, and alone

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BUNDLE
-from kernelopt.worker import model_cut, problem
+from kernelopt.worker import model_cut, problem, reference_runs
 from kernelopt.worker.context import Context
 from kernelopt.worker.contract import NotCut, WrongModelFile
 
@@ -100,7 +100,9 @@ def test_a_constant_is_written_out_exactly_or_refused(tmp_path):
 def test_the_reference_also_runs_in_float64(tmp_path):
     """The oracle does, so a cast to the model's own dtype must follow the inputs."""
     reference = problem.Reference(Path(cut(tmp_path, "norm").path))
-    outputs, name = problem.oracle_outputs(reference, reference.case("default", 0, None, "cpu"), "cpu")
+    case = reference.case("default", 0, None, "cpu")
+    like = reference_runs.outputs(reference, case, "cpu")
+    outputs, name = problem.oracle_outputs(reference, case, "cpu", like)
     assert name == "fp64" and {one.dtype for one in outputs} == {torch.float64}
 
 

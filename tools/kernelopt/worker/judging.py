@@ -118,11 +118,12 @@ class Expected:
     """The reference's results on one seed's inputs: what forward returns and then the inputs that it is declared to
     change, in the task's own dtype and (oracle) in the highest precision.
 
-    returned: how many of them forward returns. inputs, before: the arguments, and the tensors to be changed, as they
-    were before the call. state: parameters and buffers that the reference changes. least_rms: see Check. random,
-    trivial_answers: found for the first call alone."""
+    computed_in: see reference_runs.ReferenceRun. returned: how many of them forward returns. inputs, before: the
+    arguments, and the tensors to be changed, as they were before the call. state: parameters and buffers that the
+    reference changes. least_rms: see Check. random, trivial_answers: found for the first call alone."""
 
     baseline: list[torch.Tensor]
+    computed_in: list[str | None]
     oracle: list[torch.Tensor]
     precision: str
     structure: str
@@ -245,7 +246,7 @@ class Check:
         return [changed.get(number, before) for number, before in zip(numbers, wanted.before, strict=True)]
 
     def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[OutputCheck]:
-        bounds = self._bounds(expected.baseline)
+        bounds = self._bounds(expected)
         workload, variant = self.entry["workload"], self.variant
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
@@ -296,8 +297,13 @@ class Check:
     def _has_other_values(self) -> bool:
         return bool(self.variant) and self.variant.values in variant_inputs.VALUES
 
-    def _bounds(self, baseline: list[torch.Tensor]) -> list[float]:
-        bounds = [self.tolerances[tensor_trees.dtype_class(tensor.dtype)] for tensor in baseline]
+    def _bounds(self, expected: Expected) -> list[float]:
+        """The tolerance of each output: that of its dtype or, of a floating one, of a coarser dtype that it was
+        computed in."""
+        bounds = []
+        for tensor, coarser in zip(expected.baseline, expected.computed_in, strict=True):
+            own = self.tolerances[tensor_trees.dtype_class(tensor.dtype)]
+            bounds.append(max(own, self.tolerances[coarser]) if own and coarser else own)
         if self._has_other_values():
             return [max(ROUGHLY, bound) if bound else bound for bound in bounds]
         return bounds
@@ -305,7 +311,7 @@ class Check:
     def trivial_answers(self) -> list[str]:
         """The answers that compute nothing and would pass on this case."""
         expected = self.expected(self.entry["seed"], first=False)
-        return self._trivial_answers(expected, self._bounds(expected.baseline))
+        return self._trivial_answers(expected, self._bounds(expected))
 
     def expected(self, inputs_seed: int, first: bool, results: Expected | None = None) -> Expected:
         """The reference's results on a seed's inputs with this case's parameters; for the first call also whether the
@@ -325,7 +331,7 @@ class Check:
         if own:
             with blaming(OracleError):
                 again = reference_runs.outputs(self.loaded, case, self.device, draw=1)
-            bounds = self._bounds(expected.baseline)
+            bounds = self._bounds(expected)
             repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
             expected.random = not all(one.errors and not one.errors.any for one in repeated)
             expected.trivial_answers = self._trivial_answers(expected, bounds) if self.entry["first"] else []
@@ -334,11 +340,16 @@ class Check:
     def _results(self, case: problem.Case, inputs_seed: int, own: bool) -> Expected:
         """The reference's results on a case. own: note the parameters and buffers that it changes."""
         with blaming(OracleError):
-            ran = reference_runs.run(self.loaded, case, self.device)
+            known, workload = self.loaded.computed_in, self.entry["workload"]
+            ran = reference_runs.run(self.loaded, case, self.device, follow=workload not in known)
+            computed_in = known.setdefault(workload, ran.computed_in)
             left = state.changed(ran.model, state.watched(case.state)) if own else {}
-            oracle, precision = problem.oracle_outputs(self.loaded, case, self.device)
+            oracle, precision = problem.oracle_outputs(
+                self.loaded, case, self.device, ran.outputs, unrounded=any(computed_in)
+            )
         expected = Expected(
             ran.outputs,
+            computed_in,
             oracle,
             precision,
             ran.structure,

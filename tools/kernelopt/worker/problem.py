@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy
 import torch
 
-from . import keyword_sizes, tensor_trees
+from . import keyword_sizes, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
 
+PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
 UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
 
 
@@ -95,6 +96,7 @@ class Reference:
         }
         self.init_sizes = keyword_sizes.of_function(self.init_inputs, "get_init_inputs")
         self.declarations = Declarations.of_module(module, module.Model.forward)
+        self.computed_in: dict[str, list[str | None]] = {}  # by workload, reference_runs.ReferenceRun's of a first call
 
     def build(
         self,
@@ -345,14 +347,22 @@ def call(kernel: Callable, inputs: list):
         return kernel(*inputs)
 
 
-def oracle_outputs(reference: Reference, case: Case, device: str) -> tuple[list[torch.Tensor], str]:
-    """The reference's outputs in the highest precision that it runs in, and that precision's name. Inputs that it
-    declares to change come last, with their contents after the call."""
-    for dtype, name in ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given")):
+def oracle_outputs(
+    reference: Reference, case: Case, device: str, like: list[torch.Tensor], unrounded: bool = False
+) -> tuple[list[torch.Tensor], str]:
+    """The reference's outputs in the highest precision in which they have the shapes of `like`, and that precision's
+    name. Inputs that it declares to change come last, with their contents after the call. unrounded: its own
+    conversions to a floating dtype of fewer bits are left out, if it runs without them."""
+    wide = [(torch.float64, roundings.Widened(torch.float64), "fp64")] if unrounded else []
+    for dtype, mode, name in [*wide, *((dtype, contextlib.nullcontext(), name) for dtype, name in PRECISIONS)]:
         try:
             model = reference.model(case, device, dtype)
             inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
-            return tensor_trees.tensors(call(model, inputs)) + reference.mutated(inputs), name
+            with mode:
+                returned = tensor_trees.tensors(call(model, inputs))
+            outputs = returned + reference.mutated(inputs)
+            if dtype is None or [one.shape for one in outputs] == [one.shape for one in like]:
+                return outputs, name
         except Exception:  # an operation without float64, memory, a reference that asserts its dtype
             if dtype is None:
                 raise

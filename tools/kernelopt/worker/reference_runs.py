@@ -1,20 +1,24 @@
 """Calls of the reference in the task's own dtype. A candidate is never loaded beside them."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 
-from . import problem, state, tensor_trees
+from . import problem, roundings, state, tensor_trees
 from .contract import ContractError, InvalidDeclaration
 from .declarations import Declarations
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """One call of the reference. outputs: what it returns, then the inputs that it is declared to change. returned:
-    how many of them it returns. structure: of what it returns (tensor_trees.structure). model: after the call."""
+    """One call of the reference. outputs: what it returns, then the inputs that it is declared to change. computed_in:
+    by output, a 16-bit dtype that it was computed in and that is coarser than its own, where that was asked for.
+    returned: how many outputs it returns. structure: of what it returns (tensor_trees.structure). model: after the
+    call."""
 
     outputs: list[torch.Tensor]
+    computed_in: list[str | None]
     returned: int
     structure: str
     model: torch.nn.Module
@@ -25,18 +29,26 @@ def outputs(loaded: problem.Reference, case: problem.Case, device: str, draw: in
     return run(loaded, case, device, draw).outputs
 
 
-def run(loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0) -> ReferenceRun:
-    """Call the reference on a case. InvalidDeclaration when it changes an input that the task does not declare."""
+def run(
+    loaded: problem.Reference, case: problem.Case, device: str, draw: int = 0, follow: bool = False
+) -> ReferenceRun:
+    """Call the reference on a case. InvalidDeclaration when it changes an input that the task does not declare.
+    follow: find out what it computes in, which takes some 10 us of the host for each of torch's functions."""
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
     problem.seed_generators(draw)
-    result = problem.call(model, inputs)
+    followed = roundings.Roundings()
+    with followed if follow else contextlib.nullcontext():
+        result = problem.call(model, inputs)
     refuse_undeclared(loaded.declarations, case.inputs, inputs, versions)
     returned = tensor_trees.tensors(result)
     mutated = loaded.mutated(inputs)
     if not returned and not mutated:
         raise ContractError("the reference returns no tensor and changes no input")
-    return ReferenceRun([*returned, *mutated], len(returned), tensor_trees.structure(result), model)
+    outputs = [*returned, *mutated]
+    return ReferenceRun(
+        outputs, [followed.of(one) for one in outputs], len(returned), tensor_trees.structure(result), model
+    )
 
 
 def refuse_undeclared(declarations: Declarations, given: list, inputs: list, versions: list[int]) -> None:
