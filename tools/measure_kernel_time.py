@@ -6,6 +6,7 @@ FASTER and 1 for EQUAL, SLOWER and AMBIGUOUS."""
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -13,8 +14,9 @@ from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
-from kernelopt.measure import least_work, pairing, timing, verify
+from kernelopt.measure import least_work, pairing, timing
 from kernelopt.measure.latency import Timing
+from kernelopt.measure.oracle import Oracle
 from kernelopt.session.subject import KernelUnderTest, resolve
 from kernelopt.statuses import Speed, Status
 
@@ -61,8 +63,8 @@ def measure(
     cases = timing.inputs(sandbox, subject.reference, subject.dtype, [args.workload], args.timeout)
     window = {"warmup_ms": args.warmup_ms, "rep_ms": args.rep_ms, "timeout_s": args.timeout}
     measured = timing.measure(sandbox, subject.kernel, baseline, cases, **window)[args.workload]
-    tolerance = args.tolerance or subject.tolerance
-    fault = verify.check_timed(sandbox, subject.reference, subject.dtype, [measured.outputs], tolerance, args.timeout)
+    judged = replace(subject, tolerance=args.tolerance or subject.tolerance)
+    fault = Oracle.of(sandbox, judged, args.timeout).fault_of_timed([measured.outputs])
     if fault:
         raise timing.KernelFailed(fault.status, fault.message)
     return measured.timing, pairing.compare(measured.runs) if baseline else None

@@ -1,7 +1,8 @@
 """Tasks whose outputs are gradients. torch on the CPU stands in for kernels here; tests/kernels has ones in Triton."""
 
 import pytest
-from kernelopt.measure import timing, verify
+from kernelopt.measure import timing
+from kernelopt.measure.oracle import Oracle
 from kernelopt.worker import problem, work
 from written_tasks import judge, written
 
@@ -81,7 +82,7 @@ def test_a_kernel_that_asks_its_inputs_for_gradients_is_timed(interpreter, tmp_p
     kernel, reference = written(tmp_path, LINEAR, FUNCTION)
     cases = timing.inputs(interpreter, reference, None, ["default"])
     timed = timing.measure(interpreter, kernel, reference, cases, warmup_ms=1, rep_ms=1)["default"]
-    assert verify.check_timed(interpreter, reference, None, [timed.outputs], None, 60) is None
+    assert Oracle(interpreter, reference).fault_of_timed([timed.outputs]) is None
 
 
 def test_products_of_the_backward_pass_are_counted(tmp_path):

@@ -16,6 +16,7 @@ from conftest import BUNDLE
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
 from kernelopt.measure import timing, verify
+from kernelopt.measure.oracle import Oracle
 from kernelopt.session.subject import KernelUnderTest
 
 KERNELS = BUNDLE / "tests" / "kernels"
@@ -82,7 +83,7 @@ def judged(
     try:
         cases = timing.inputs(sandbox, reference, None, ["default"])
         timed = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
-        fault = verify.check_timed(sandbox, reference, None, [timed.outputs], None, 60)
+        fault = Oracle(sandbox, reference).fault_of_timed([timed.outputs])
         return (str(fault.status), fault.message) if fault else ("OK", "")
     except (timing.KernelFailed, TimedOut) as error:
         return str(getattr(error, "status", "TIMEOUT")), str(error)

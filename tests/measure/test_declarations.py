@@ -4,7 +4,8 @@ in for kernels here."""
 import functools
 
 import pytest
-from kernelopt.measure import timing, verify
+from kernelopt.measure import timing
+from kernelopt.measure.oracle import Oracle
 from written_tasks import judge, written
 
 
@@ -274,7 +275,7 @@ def test_inputs_that_calls_change_are_restored_when_they_are_timed(interpreter, 
     timed = timing.measure(interpreter, kernel, reference.rename(tmp_path / "b.py"), cases, warmup_ms=1, rep_ms=1)
     assert "restored before each call" in timed["default"].timing.clock
     stored = [timed["default"].outputs]
-    assert verify.check_timed(interpreter, tmp_path / "b.py", None, stored, None, 60) is None
+    assert Oracle(interpreter, tmp_path / "b.py").fault_of_timed(stored) is None
 
 
 def test_a_kernel_that_leaves_its_input_alone_when_it_is_timed_is_caught(interpreter, tmp_path):
@@ -283,7 +284,7 @@ def test_a_kernel_that_leaves_its_input_alone_when_it_is_timed_is_caught(interpr
     cases = timing.inputs(interpreter, reference, None, ["default"])
     try:
         timed = timing.measure(interpreter, kernel, None, cases, warmup_ms=1, rep_ms=1)["default"]
-        fault = verify.check_timed(interpreter, reference, None, [timed.outputs], None, 60)
+        fault = Oracle(interpreter, reference).fault_of_timed([timed.outputs])
     except timing.KernelFailed as error:
         fault = error
     assert fault is not None and fault.status in ("WRONG_VALUES", "CHEAT_SUSPECT")

@@ -9,8 +9,9 @@ import pytest
 from conftest import REFERENCE, TIMING, kernel_text, with_changes
 from kernelopt.device import gpu_watch
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
-from kernelopt.measure import least_work, raw_times, timing, verify
+from kernelopt.measure import least_work, raw_times, timing
 from kernelopt.measure.latency import Latency, Timing
+from kernelopt.measure.oracle import Oracle
 from kernelopt.measure.raw_times import RawTimes
 from kernelopt.session import subject
 
@@ -211,7 +212,7 @@ def test_a_result_that_differs_from_the_first_is_compared_as_the_task_declares(r
     kernel.write_text(SHUFFLED.replace("RETURN", returned))
     sets = timing.inputs(interpreter, reference, None, ["default"])
     timed = timing.measure(interpreter, kernel, None, sets, warmup_ms=1, rep_ms=2, timeout_s=60)["default"]
-    found = verify.check_timed(interpreter, reference, None, [timed.outputs], None, 60)
+    found = Oracle(interpreter, reference).fault_of_timed([timed.outputs])
     assert found is None if fault is None else fault in found.message
 
 

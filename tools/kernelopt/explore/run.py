@@ -21,7 +21,7 @@ from ..device.sandbox import Sandbox
 from ..errors import ToolError
 from ..hardware import wiki
 from ..hardware.targets import Target
-from ..measure import cases, verify
+from ..measure import cases, oracle
 from ..measure.cases import Case
 from ..profilers import ncu
 from ..session.subject import KernelUnderTest
@@ -175,7 +175,7 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
         "dtype": subject.dtype,
         "workload": plan.workload,
         "seeds": seeds,
-        "tolerances": verify.tolerances(subject.tolerance),
+        "tolerances": oracle.tolerances(subject.tolerance),
     }
     judge = Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
     starter = Starter(sandbox, sandbox.server(), made.cases, judge, subject.libraries, plan.candidate_s)

@@ -12,8 +12,8 @@ from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut, say
-from ..measure import cases, correctness, runs, verify
-from ..measure.verify import StoredCall, StoredCase
+from ..measure import cases, correctness, runs
+from ..measure.oracle import Oracle, StoredCall, StoredCase
 from ..session.interface import Interface
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
@@ -130,5 +130,5 @@ def compared(sandbox: Sandbox, pairs: list[tuple[str, str]], timeout_s: float) -
 
 def judged(sandbox: Sandbox, target: KernelUnderTest, stored: list[StoredCase], timeout_s: float) -> Fault | None:
     """The first fault that the task's oracle sees in stored outputs."""
-    checks = verify.check(sandbox, target.reference, target.dtype, stored, target.tolerance, timeout_s)
+    checks = Oracle.of(sandbox, target, timeout_s).check(stored)
     return next((fault for check in checks for fault in correctness.faults_of_outputs(check)), None)

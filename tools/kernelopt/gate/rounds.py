@@ -12,6 +12,7 @@ from ..diagnosis import profile_folder
 from ..errors import TimedOut, UsageError
 from ..measure import correctness, pairing, timing, verify
 from ..measure.cases import Case
+from ..measure.oracle import Oracle
 from ..measure.timing import TimedWorkload
 from ..session import platforms, record_store
 from ..session.record import (
@@ -150,7 +151,7 @@ def timed(
             outputs += [one.outputs for one in second.values()]
             for name, comparison in measurement.comparisons.items():
                 say(f"{name}: {comparison.verdict}, {comparison.describe()}")
-        fault = verify.check_timed(sandbox, judged.reference, judged.dtype, outputs, judged.tolerance, timeout_s)
+        fault = Oracle.of(sandbox, judged, timeout_s).fault_of_timed(outputs)
         return measurement, fault
     except (timing.KernelFailed, TimedOut) as error:
         status = getattr(error, "status", Status.TIMEOUT)

@@ -18,9 +18,9 @@ from ..statuses import Status
 from . import correctness
 from .cases import Case, prepare, secret_seed
 from .latency import Latency, Timing
+from .oracle import StoredCall, StoredCase
 from .pairing import PairedTimes
 from .raw_times import RawTimes, flat, stretches, suspicious
-from .verify import StoredCall, StoredCase
 
 PROTOCOL = (
     "A B B A, then B A A B, in several processes; before each call the inputs are copied into one of two memories, the "
@@ -150,7 +150,7 @@ def refuse(raw: RawTimes, on_gpu: bool, compares: bool = False) -> None:
     """KernelFailed when these raw times cannot be believed, or come from calls that went wrong.
 
     compares: the task declares how outputs are compared, so that one result may differ from another and both be right;
-    verify.check_timed judges some of those."""
+    Oracle.fault_of_timed judges some of those."""
     if suspicion := suspicious(raw, on_gpu):
         raise Unbelievable(Status.CHEAT_SUSPECT, suspicion)
     if raw.overwritten:

@@ -2,7 +2,8 @@
 
 1. `prepare` writes the inputs of every workload, seed and variant (cases.py) to files.
 2. `run` loads the candidate, and nothing of the reference, and stores its raw outputs.
-3. `check`, which never loads the candidate, makes the inputs anew, computes the reference in float64 and compares.
+3. The oracle (oracle.py), which never loads the candidate, makes the inputs anew, computes the reference in float64
+   and compares.
 4. At the gate, compute-sanitizer watches the memory accesses of one more run beside the others (memcheck.py).
 """
 
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..case_types import OracleCheck
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
@@ -25,12 +25,12 @@ from .cases import (
     called_up,
     draw_seeds,
     prepare_task,
-    result_of_reference,
     slow_in_interpreter,
     with_others,
 )
 from .correctness import CaseResult
 from .memcheck import Memcheck
+from .oracle import Oracle, StoredCall, StoredCase
 from .verdict import (
     NO_KERNEL_NAMED,
     Failure,
@@ -41,31 +41,6 @@ from .verdict import (
     with_task,
     worst_error,
 )
-
-# Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
-# the last place (bf16 equals torch.testing's rtol); fp32: KernelBench's 1e-4, which a tf32 product fails;
-# fp64: torch.testing; fp8: one unit of e4m3; integers and bool: equal.
-TOLERANCES = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "fp8": 0.125, "exact": 0.0}
-
-
-@dataclass(frozen=True)
-class StoredCall:
-    """The file of outputs that one call left, and the seed of the inputs that it got."""
-
-    inputs_seed: int
-    output: str
-
-
-@dataclass(frozen=True)
-class StoredCase:
-    """A case and the files that the candidate's calls on it left. draws: the file of calls with other seeds."""
-
-    case: Case
-    calls: list[StoredCall]
-    draws: str | None = None
-
-    def to_json(self) -> dict:
-        return {**self.case.for_oracle(), "calls": [vars(call) for call in self.calls], "draws": self.draws}
 
 
 @dataclass(frozen=True)
@@ -142,7 +117,7 @@ def judge(
     left = (one for one in ran if not isinstance(one.report, Fault))
     stored = [StoredCase(one.case, stored_calls(one), stored_draws(one)) for one in left]
     try:
-        checks = iter(check(sandbox, target.reference, target.dtype, stored, target.tolerance, timeout_s))
+        checks = iter(Oracle.of(sandbox, target, timeout_s).check(stored))
     except ReferenceFailed as error:
         return Judged(outcome, [], error.fault)
     of_case = [(one.case, one.report, None if isinstance(one.report, Fault) else next(checks)) for one in ran]
@@ -175,84 +150,6 @@ def check_profiler(sandbox: Sandbox, timeout_s: float) -> None:
         raise EnvironmentLacks(
             f"own work cannot be checked here: {NO_KERNEL_NAMED.replace('a call', 'torch itself')}; nothing is recorded"
         )
-
-
-def tolerances(tolerance: float | None) -> dict[str, float]:
-    """The bound on the error of an output, by its dtype; `tolerance` replaces all that are not exact."""
-    if tolerance is None:
-        return TOLERANCES
-    return {name: tolerance if name != "exact" else 0.0 for name in TOLERANCES}
-
-
-def check(
-    sandbox: Sandbox,
-    reference: Path,
-    dtype: str | None,
-    stored: list[StoredCase],
-    tolerance: float | None,
-    timeout_s: float,
-) -> list[OracleCheck]:
-    """The findings of the worker's `check` on each case. A variant on which the reference fails is `broken`, even if
-    its process dies. Raises as `cases.result_of_reference` does."""
-    if not stored:
-        return []
-    try:
-        return check_at_once(sandbox, reference, dtype, stored, tolerance, timeout_s)
-    except ReferenceFailed as error:
-        own, variants = ([one for one in stored if bool(one.case.variant) == wanted] for wanted in (False, True))
-        if not variants or error.fault.status == Status.INVALID_TASK:
-            raise
-        if len(stored) == 1:
-            return [OracleCheck(broken=error.fault.message)]
-    half = len(stored) // 2
-    parts = [own, variants] if own else [stored[:half], stored[half:]]
-    apart = [check(sandbox, reference, dtype, part, tolerance, timeout_s) for part in parts]
-    by_path = {
-        one.case.path: found
-        for part, all_found in zip(parts, apart, strict=True)
-        for one, found in zip(part, all_found, strict=True)
-    }
-    return [by_path[one.case.path] for one in stored]
-
-
-def check_at_once(
-    sandbox: Sandbox,
-    reference: Path,
-    dtype: str | None,
-    stored: list[StoredCase],
-    tolerance: float | None,
-    timeout_s: float,
-) -> list[OracleCheck]:
-    """The same in one process, whose end is the end of all."""
-    arguments = {
-        "reference": str(reference.resolve()),
-        "dtype": dtype,
-        "cases": [case.to_json() for case in stored],
-        "tolerances": tolerances(tolerance),
-    }
-    checked = result_of_reference(sandbox.run("check", arguments, timeout_s))
-    return list(map(OracleCheck.from_json, checked["cases"]))
-
-
-def check_timed(
-    sandbox: Sandbox,
-    reference: Path,
-    dtype: str | None,
-    timed: list[StoredCase],
-    tolerance: float | None,
-    timeout_s: float,
-) -> Fault | None:
-    """The faults in the outputs that timed calls left. A kernel may be right only when verified."""
-    by_seed = [StoredCase(stored.case, sorted(stored.calls, key=lambda call: call.inputs_seed)) for stored in timed]
-    try:
-        checks = check(sandbox, reference, dtype, by_seed, tolerance, timeout_s)
-    except ReferenceFailed as error:
-        return error.fault
-    for stored, checked in zip(by_seed, checks, strict=True):
-        if fault := next(correctness.faults_of_outputs(checked), None):
-            message = f"wrong when timed (workload {stored.case.workload}): {fault.message}"
-            return Fault(fault.status, message)
-    return None
 
 
 def verdict(

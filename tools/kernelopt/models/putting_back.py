@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import bundle
 from ..device.sandbox import Sandbox
 from ..errors import Refused, UsageError
-from ..measure import pairing, verify
+from ..measure import oracle, pairing
 from ..model_types import ModelCheck
 from ..session import put_backs, record_store, version_kernels
 from ..session.put_backs import ALONE, Promise, PutBack, Way
@@ -82,7 +82,7 @@ def put_back(sandbox: Sandbox, workspace: Workspace, kernel: Kernel, wanted: Wan
             "workload": wanted.workload,
             "training": wanted.training,
             "generate": wanted.generate,
-            "tolerances": verify.tolerances(wanted.tolerance),
+            "tolerances": oracle.tolerances(wanted.tolerance),
             "budget_s": wanted.budget_s,
             "ready_s": wanted.ready_s,
         }

@@ -16,7 +16,7 @@ from ..errors import Refused, UsageError
 from ..hardware import wiki, wiki_cases
 from ..hardware.roofline import Utilization
 from ..hardware.work import Work
-from ..measure import verify
+from ..measure import oracle
 from ..profilers import metrics
 from ..profilers.profile import Params, Profile
 from ..session import compilations, explorations, platforms, stop_conditions, version_kernels
@@ -176,7 +176,7 @@ def task_section(parts: Parts) -> str:
         return ""
     named = (("platform", task.platform), ("framework", task.framework), ("dtype", task.dtype))
     lines = [f"- {name}: {value}" for name, value in named if value]
-    tolerance = task.tolerance or verify.TOLERANCES.get(task.dtype)
+    tolerance = task.tolerance or oracle.TOLERANCES.get(task.dtype)
     lines += [f"- tolerance: |error| / (|reference| + rms) up to {figure(tolerance)}"] if tolerance else []
     lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.shapes or {}).items()]
     lines += [
