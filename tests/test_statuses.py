@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import BUNDLE
 from kernelopt.device import outcomes
-from kernelopt.measure import correctness, verdict
+from kernelopt.measure import correctness, failures, verdict
 from kernelopt.statuses import Speed, Status
 from kernelopt.worker import faults
 
@@ -37,7 +37,7 @@ def test_every_status_in_code_comes_from_the_enum():
 
 
 def test_what_names_statuses_names_those_of_the_enum():
-    tables = (verdict.HINTS, verdict.HARMLESS, verdict.VALUE_FAULTS, outcomes.CANDIDATE_FAULTS, correctness.DECLINING)
+    tables = (failures.HINTS, verdict.HARMLESS, failures.VALUE_FAULTS, outcomes.CANDIDATE_FAULTS, correctness.DECLINING)
     assert all(isinstance(word, Status) for table in tables for word in table)
 
 

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from kernelopt.measure import verdict
+from kernelopt.measure import failures, verdict
 from kernelopt.worker import keyword_sizes, problem
 from kernelopt.worker.drawn_values import OtherDraws
 from written_tasks import judge
@@ -161,7 +161,7 @@ def test_a_refusal_says_in_words_what_the_variant_is(judged):
     wrong = RIGHT.replace("    at =", "    if not cache.is_contiguous(): cache = cache + 1\n    at =")
     found = judged(PAGED, wrong)
     assert "swapped in memory" in found["summary"] and "means inputs of [" in found["summary"], found["summary"]
-    assert set(verdict.LAYOUTS_IN_WORDS) == set(__import__("kernelopt.worker.variants").worker.variants.LAYOUTS)
+    assert set(failures.LAYOUTS_IN_WORDS) == set(__import__("kernelopt.worker.variants").worker.variants.LAYOUTS)
 
 
 ROTATE = """

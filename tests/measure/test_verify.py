@@ -10,7 +10,7 @@ from kernelopt import bundle
 from kernelopt.device import pipes, sandbox
 from kernelopt.device.outcomes import Fault
 from kernelopt.hardware.card import Card
-from kernelopt.measure import cases, correctness, memcheck, verdict, verify
+from kernelopt.measure import cases, correctness, failures, memcheck, verify
 from kernelopt.measure.correctness import CaseReport
 from kernelopt.measure.runs import reports_of
 from kernelopt.measure.verdict import ProcessEnd, Verdict
@@ -245,7 +245,7 @@ def kernel_function(a, b):
 """)
     files = {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}
     found = judged(interpreter, files, dtype="bf16")
-    assert found["status"] in verdict.VALUE_FAULTS and "interpreter computes wrongly with bf16" in found["summary"]
+    assert found["status"] in failures.VALUE_FAULTS and "interpreter computes wrongly with bf16" in found["summary"]
     assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
 
 

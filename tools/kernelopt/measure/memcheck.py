@@ -8,7 +8,8 @@ from ..device.sandbox import Beside, Outcome, Sandbox
 from ..statuses import Status
 from . import runs
 from .cases import Case
-from .verdict import HINTS, SanitizerRun, Verdict
+from .failures import HINTS
+from .verdict import SanitizerRun, Verdict
 
 LARGEST_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down by a factor of some tens
 ERRORS_FOUND = 86  # the exit code by which compute-sanitizer says that it reports errors

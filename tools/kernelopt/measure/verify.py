@@ -29,11 +29,11 @@ from .cases import (
     with_others,
 )
 from .correctness import CaseResult
+from .failures import Failure
 from .memcheck import Memcheck
 from .oracle import Oracle, StoredCall, StoredCase
 from .verdict import (
     NO_KERNEL_NAMED,
-    Failure,
     ProcessEnd,
     Verdict,
     bad_case,
