@@ -19,7 +19,7 @@ from kernelopt.worker import (
 )
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.state import all_identical, identical
-from kernelopt.worker.timing import close
+from kernelopt.worker.timed_calls import close
 
 PRODUCT = """
 import torch

@@ -11,18 +11,17 @@ from time import perf_counter
 
 import torch
 
-from . import accuracy, gpu_times, problem, tensor_trees
+from . import gpu_times, problem, tensor_trees
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
 from .gpu_times import GpuTimes
 from .profiling import WARM_UP_CALLS
 from .state import identical
+from .timed_calls import CheckedCall, Results, TimedCalls
 from .timers import GatedTimer, HostTimer
 
 ALONE_CALLS = 8  # of the baseline, before the kernel is loaded
 CHECKED_OUTPUTS = 3  # of one workload's rounds, and one of the calls after them; of large outputs one or the other
-CHECKED_BYTES = 1 << 28
-DIFFERING_OUTPUTS = 3  # picked at random from the calls whose result differs from the first; one of large outputs
 RESTORED_CALLS = 31  # in place of do_bench, where calls change their inputs
 LEAST_ROUNDS = 4
 FEW_ROUNDS = 24  # the candidate is checked after each of these rounds; with more rounds, after random ones
@@ -31,8 +30,6 @@ FRESH_BYTES = 2 << 30  # of that memory
 WALL_US = 20_000.0  # length of a stretch that the parent's clock times; its ends are known to about 0.1 ms
 HELD_US = 3000.0  # of launches: a stream takes about a thousand of them ahead
 STRETCH_ATTEMPTS = 3  # with ever longer sleeps; a busy host launches slowly
-REMEMBERED_BYTES = 4 << 30  # of outputs that later calls are compared with
-CLOSE = 0.05  # atomics in another order differ by far less, a former result by far more
 
 
 def measure(
@@ -91,7 +88,7 @@ class StoredOutput:
 class WorkloadTimes:
     """The raw times of one workload, see measure.raw_times.RawTimes. window: seconds since the epoch. sets: number of
     input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
-    pair of events. outputs: of the calls to judge, see _calls_to_judge. overwritten: a later call wrote into the
+    pair of events. outputs: of the calls to judge, see TimedCalls. overwritten: a later call wrote into the
     output of a former one. differing: calls whose result differs from the first one on their set. on_gpu: None on
     a CPU."""
 
@@ -137,11 +134,7 @@ class PairedTiming:
         self.kernels: dict = {}
         self.alone_us: list[float] = []
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
-        self.first: dict[tuple[str, int], Results] = {}  # each kernel's first result on each set
-        self.differing = {"a": 0, "b": 0}  # calls whose result differs from the first one on their set
-        self.checked: list[CheckedCall] = []
-        self.sampled: list[CheckedCall] = []  # of the calls of the kernel that differ
-        self.disputed: set[int] = set()  # sets on which the kernel's first result isn't that of all its calls
+        self.calls = TimedCalls()
 
     def memory(self, slot: int, number: int) -> list[torch.Tensor]:
         """One of the two memories that calls on a set read."""
@@ -206,46 +199,12 @@ class PairedTiming:
         self._fill(slot, number)
         taken, outputs = self.timer(self.call(name, slot, number))
         with torch._C.DisableTorchFunctionSubclass():
-            self._look_at(name, number, self._results(outputs, self.memory(slot, number)), check)
+            self.calls.look_at(name, number, self._results(outputs, self.memory(slot, number)), check)
         return taken
 
-    def _results(self, outputs, memory: list[torch.Tensor]) -> "Results":
+    def _results(self, outputs, memory: list[torch.Tensor]) -> Results:
         """What a call left: its outputs, and the inputs in `memory` that calls change."""
         return Results(returned(outputs), {number: memory[number] for number in sorted(self.changed)})
-
-    def _look_at(self, name: str, number: int, results: "Results", check: bool) -> None:
-        """Compare a timed call's outputs with those of the first call on that set; keep a copy of those of a checked
-        call.
-
-        The baseline's outputs are compared too: earlier GPU work changes a call's time, so both kernels get the same
-        history.
-        """
-        if (name, number) not in self.first and len(self.first) * results.nbytes() < REMEMBERED_BYTES:
-            self.first[name, number] = results.copy()
-        first = self.first.get((name, number), results)
-        differs = not all(map(close, results.tensors(), first.tensors()))
-        self.differing[name] += differs
-        if check:
-            self.checked.append(CheckedCall(number, results.own(), results.copy()))
-        elif differs and name == "a":
-            self._sample(number, results)
-
-    def _sample(self, number: int, results: "Results") -> None:
-        """Keep what a differing call left, so that each of them so far is kept with the same probability."""
-        self.disputed.add(number)
-        most = self._most_differing()
-        at = len(self.sampled) if len(self.sampled) < most else randbelow(self.differing["a"])
-        if at < most:
-            self.sampled[at : at + 1] = [CheckedCall(number, {}, results.copy())]
-
-    def _most_differing(self) -> int:
-        return DIFFERING_OUTPUTS if self._outputs_are_small() else 1
-
-    def _calls_to_judge(self) -> list["CheckedCall"]:
-        """The checked calls, some that differ, and some first ones that they differ from: either may be wrong."""
-        disputed = SystemRandom().sample(sorted(self.disputed), min(len(self.disputed), self._most_differing()))
-        firsts = [CheckedCall(number, {}, self.first["a", number]) for number in disputed]
-        return [*self.checked, *self.sampled, *firsts]
 
     def result(self, rounds: int, budget_s: float, warmup_ms: int, rep_ms: int, trace: bool) -> WorkloadTimes:
         """All times of the workload. trace: on a GPU, also trace the kernels of some calls."""
@@ -255,8 +214,8 @@ class PairedTiming:
         call = self.call("a", 0, 0)
         clock, bench_us = self._benched(call, warmup_ms, rep_ms)
         self._stretches(call, paired.a_us[0][0])
-        outputs = [self._stored(one, at) for at, one in enumerate(self._calls_to_judge())]
-        overwritten = any(one.was_overwritten() for one in self.checked)
+        outputs = [self._stored(one, at) for at, one in enumerate(self.calls.to_judge())]
+        overwritten = any(one.was_overwritten() for one in self.calls.checked)
         window = [since, time.time()]
         return WorkloadTimes(
             clock=clock,
@@ -268,7 +227,7 @@ class PairedTiming:
             empty_us=self.timer.empty_us,
             outputs=outputs,
             overwritten=overwritten,
-            differing=self.differing["a"],
+            differing=self.calls.differing["a"],
             on_gpu=self._on_gpu(call, trace) if self.context.device == "cuda" else None,
         )
 
@@ -301,7 +260,7 @@ class PairedTiming:
             round_s = 2 * (perf_counter() - since)
         rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
-        count = min(rounds, CHECKED_OUTPUTS) if self._outputs_are_small() else randbelow(2)
+        count = min(rounds, CHECKED_OUTPUTS) if self.calls.are_small() else randbelow(2)
         checked_rounds = set(SystemRandom().sample(range(rounds), count))
         for number in range(rounds):
             if rounds <= FEW_ROUNDS or randbelow(8) == 0:
@@ -317,10 +276,7 @@ class PairedTiming:
                 times[name].append(pair[name])
         return PairedRounds(times["a"], times["b"] if "b" in self.kernels else None)
 
-    def _outputs_are_small(self) -> bool:
-        return all(results.nbytes() < CHECKED_BYTES for results in self.first.values())
-
-    def _stored(self, call: "CheckedCall", at: int) -> StoredOutput:
+    def _stored(self, call: CheckedCall, at: int) -> StoredOutput:
         path = f"{self.path}-{at}.pt"
         self.candidate.save(call.copy.outputs, path, call.copy.inputs)
         return StoredOutput(call.number, path)
@@ -372,7 +328,7 @@ class PairedTiming:
 
         held = self._stretch(name, [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
         results = self._results(outputs[0], memory[chosen])
-        self._look_at("a", number, results, check=self._outputs_are_small() or not self.checked)
+        self.calls.look_at("a", number, results, check=self.calls.are_small() or not self.calls.checked)
         return held
 
     def _stretch(self, name: str, calls: list, hold: int = 0, of: int | None = None) -> bool:
@@ -388,58 +344,6 @@ class PairedTiming:
         self.context.synchronize()
         self.context.mark(f"{self.name}: {name} ends", count)
         return held
-
-
-@dataclass(frozen=True)
-class Results:
-    """What a call left: its outputs, and by number the inputs that calls change."""
-
-    outputs: list[torch.Tensor]
-    inputs: dict[int, torch.Tensor]
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [*self.outputs, *self.inputs.values()]
-
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors())
-
-    def copy(self) -> "Results":
-        inputs = {number: tensor.detach().clone() for number, tensor in self.inputs.items()}
-        return Results([tensor.detach().clone() for tensor in self.outputs], inputs)
-
-    def own(self) -> dict[int, torch.Tensor]:
-        """The outputs, by position, that no input holds: later calls may not write into them."""
-        places = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
-        return {
-            at: tensor for at, tensor in enumerate(self.outputs) if tensor.untyped_storage().data_ptr() not in places
-        }
-
-
-@dataclass(frozen=True)
-class CheckedCall:
-    """A call on set `number` whose results are checked afterwards. live: its outputs that no input holds, by position.
-    copy: of what it left."""
-
-    number: int
-    live: dict[int, torch.Tensor]
-    copy: Results
-
-    def was_overwritten(self) -> bool:
-        """Has a later call written into its outputs?"""
-        return not all(identical(tensor, self.copy.outputs[at]) for at, tensor in self.live.items())
-
-
-def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are two results on the same inputs the same but for the order of additions?"""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    a, b = (accuracy.comparable(tensor) for tensor in (a, b))
-    if torch.equal(a, b):  # one pass over the memory, where the judgement below takes many
-        return True
-    a, b = a.float(), b.float()
-    finite = torch.where(torch.isfinite(b), b, 0.0)
-    near = (a - b).abs() <= CLOSE * (b.abs() + finite.square().mean().sqrt())
-    return bool((near | (a == b) | (a.isnan() & b.isnan())).all())
 
 
 def registered_operators() -> dict[str, object]:
