@@ -97,3 +97,9 @@ def test_each_case_asks_whether_the_reference_is_random(oracle, monkeypatch):
     monkeypatch.setattr(reference_runs, "run", lambda *args, **more: asked.append(args[3:]) or run(*args, **more))
     oracle(SCALE.replace("return self.factor * x", "return self.factor * torch.nn.functional.dropout(x)"))
     assert asked.count((1,)) == 2 * len(SEEDS)  # together, and alone
+
+
+def test_a_reference_that_does_not_run_when_it_is_followed_runs_by_itself(oracle):
+    alone = "if torch.overrides._get_current_function_mode_stack(): raise RuntimeError('no mode')\n        return"
+    answers, _ = oracle(SCALE.replace("def forward(self, x): return", f"def forward(self, x):\n        {alone}"))
+    assert mismatches(answers) == [[0, 0]] * 3
