@@ -1,5 +1,6 @@
 """Exploring: the candidates of files and of a SPACE, who is dropped, and the tool on the CPU interpreter."""
 
+import contextlib
 import json
 import os
 import random
@@ -10,12 +11,14 @@ import pytest
 from conftest import FIXTURES, explored, tool_json
 from kernelopt.audit import workspace_audit
 from kernelopt.case_types import OracleCheck
+from kernelopt.compiling.compiled import Compiled
 from kernelopt.device import standing
 from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import Refused, UsageError
 from kernelopt.explore import candidates, entrants, halving, run, store, table
 from kernelopt.explore.race import Race
+from kernelopt.hardware import targets
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Status
@@ -369,6 +372,28 @@ def test_who_compiles_for_too_long_is_told_which_option_allows_more(folder, monk
     starter.start(entrant, until=time.monotonic() + 60)
     assert entrant.status == Status.TIMEOUT and ("compiled and launched in 47 s" in entrant.error) == (stage == 1)
     assert entrant.error.endswith(f"; a larger {advice} gives it more time" if advice else "47 s after its start")
+
+
+def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypatch):
+    """A candidate that hangs takes neither the compilation's time nor more than the budget, and is compiled last."""
+    asked = []
+
+    class Compiler(contextlib.nullcontext):
+        def compile(self, file, task, target, limits):
+            asked.append((file.stem, limits.until))
+            return Compiled(target, Status.OK, None)
+
+    began = time.monotonic() - 40  # of 60 s
+    plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=targets.of_architecture("sm_90", [], {}))
+    monkeypatch.setattr(run, "start_all", lambda starter, entrants, until, say: asked.append(until))
+    monkeypatch.setattr(run.compiler, "Compiler", lambda sandbox: Compiler(Compiler()))
+    monkeypatch.setattr(run.os, "cpu_count", lambda: 1)
+    both = [entrants.Entrant(name, folder / f"{name}.py") for name in ("hangs", "right")]
+    both[0].status, both[1].status = Status.TIMEOUT, Status.OK
+    starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)])
+    monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
+    run.check_and_compile(plan, None, starter, both, began, lambda text: None)
+    assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
 
 
 def test_each_candidate_costs_itself_alone(folder, run_here):

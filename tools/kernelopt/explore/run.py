@@ -34,6 +34,7 @@ from .race import Race, median_of
 SEEDS = 2
 # Of the budget: kept for times, and of that for registers, occupancy and sustained times.
 TIMES_SHARE, END_SHARE = 0.15, 0.05
+COMPILING_SHARE = 0.5  # of the budget, without a GPU, where candidates are compiled for a card
 SUSTAINED_S = 0.5  # the second half counts
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
@@ -109,21 +110,27 @@ def check_and_time(
 def check_and_compile(
     plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
 ) -> None:
-    """Without a GPU: nothing is timed, and each process ends after its check."""
+    """Without a GPU: nothing is timed, and each process ends after its check. began: on the monotonic clock, the begin
+    of the budget."""
     if warning := cases.slow_in_interpreter(starter.inputs):
         say(warning)
-    start_all(starter, entrants, began + (1 - TIMES_SHARE) * plan.budget_s, say)
+    ends = began + plan.budget_s
+    start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
     if plan.compile_for:
-        compile_all(entrants, sandbox, starter.inputs[0].path, plan, say)
+        compile_all(entrants, sandbox, starter.inputs[0].path, plan, ends, say)
 
 
-def compile_all(entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, say: Callable[[str], None]) -> None:
-    """Compile the candidates, as many at a time as the machine has cores; each may take `candidate_s`."""
+def compile_all(
+    entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, ends: float, say: Callable[[str], None]
+) -> None:
+    """Compile the candidates, as many at a time as the machine has cores, until the budget `ends`; each may take
+    `candidate_s`. Those that did not finish their check come last: the same may happen again."""
     candidates = [entrant for entrant in entrants if not entrant.is_opponent]
+    candidates.sort(key=lambda entrant: entrant.status == Status.TIMEOUT)
     say(f"compiling {len(candidates)} for {plan.compile_for.arch}")
 
     def compile_one(entrant: Entrant) -> None:
-        limits = compiler.Limits.of(plan.candidate_s)
+        limits = compiler.Limits(min(ends, time.monotonic() + plan.candidate_s))
         result = compiling.compile(entrant.file, {"inputs": inputs}, plan.compile_for, limits)
         entrant.compiled, entrant.resources = result, resources.of_compiled(result)
         entrant.status, entrant.error = status_after(entrant.status, entrant.error, result)
