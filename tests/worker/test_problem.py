@@ -215,3 +215,14 @@ def get_inputs():
     assert problem.call(oracle.model(case, "cpu"), case.inputs).equal(
         problem.call(oracle.model(made, "cpu"), made.inputs)
     )
+
+
+def test_a_reference_apart_shares_nothing_and_stands_in_for_a_file_that_runs_once_alone(tmp_path):
+    path = tmp_path / "reference.py"
+    path.write_text("KEPT = []\nclass Model: forward = lambda self, x: KEPT\ndef get_inputs(): return []\n")
+    loaded = problem.Reference(path)
+    apart = loaded.apart("meta")
+    assert apart is loaded.apart("meta") and loaded.apart("cpu") is not apart
+    assert apart.model_class().forward(0) is not loaded.model_class().forward(0)
+    path.write_text("raise RuntimeError('registered twice')")
+    assert loaded.apart("fake") is loaded

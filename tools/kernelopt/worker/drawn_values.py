@@ -56,7 +56,7 @@ def free_numbers(reference: problem.Reference, workload: str, dtype: str | None,
     computed with. Where outputs are drawn at random, also of tensors that hold a single number, such as a temperature
     for each request: noise would make the rows differ, and each would need draws of its own."""
     used = NumbersUsed()
-    _, inputs, _ = reference.build(workload, 0, dtype, "cpu", sizes, used)
+    _, inputs, _ = reference.apart("cpu").build(workload, 0, dtype, "cpu", sizes, used)
     leaves = list(enumerate(tensor_trees.leaves(inputs)))
     floats = ((place, leaf) for place, leaf in leaves if type(leaf) is float and math.isfinite(leaf) and leaf)
     free = [place for place, leaf in floats if leaf not in used.numbers]
