@@ -23,8 +23,9 @@ class Case:
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
     change. samples: how each output that is drawn at random is drawn (worker.case_maker.Draws). repeatable: equal
-    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. other:
-    another case of the workload, on whose contents the kernel is called in between. first: of its workload.
+    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. contents:
+    fingerprints of inputs and parameters. other: another case of the workload, on whose contents the kernel is called
+    in between. first: of its workload.
     """
 
     workload: str
@@ -38,6 +39,7 @@ class Case:
     samples: Sequence[dict[str, int]] = ()
     repeatable: bool = False
     compares: bool = False
+    contents: Sequence[tuple[float, float]] = ()
     other: "Case | None" = None
     first: bool = False
 
@@ -71,7 +73,8 @@ class Case:
     def for_oracle(self) -> dict:
         """The data from which the reference's process makes the inputs again."""
         variant = self.variant and asdict(self.variant)
-        return {"workload": self.workload, "seed": self.seed, "variant": variant, "first": self.first}
+        own = {name: getattr(self, name) for name in ("workload", "seed", "first", "contents")}
+        return {**own, "variant": variant}
 
 
 @dataclass(frozen=True)

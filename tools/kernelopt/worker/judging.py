@@ -227,7 +227,15 @@ class Check:
             changes=sorted(wanted.state),
             wrong_state=self._wrong_state(left, wanted.state),
             wrong_draws=wrong_draws,
+            strange=self._strange(),
         )
+
+    def _strange(self) -> list[str]:
+        """The inputs and parameters whose contents differ from those that the candidate got."""
+        given = self.entry.get("contents") or []
+        names = [*self.loaded.declarations.names_of_tensors(self.case.inputs), *self.case.state]
+        pairs = zip(names, given, self.case.fingerprints() if given else [], strict=False)
+        return [name for name, theirs, own in pairs if not tensor_trees.is_same(theirs, own)]
 
     def _draws(self, wanted: Expected) -> Draws:
         """The kernel's draws over secret seeds beside the reference's probabilities."""

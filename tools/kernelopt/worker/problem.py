@@ -77,6 +77,12 @@ class Case:
     def load(cls, path: Path) -> "Case":
         return cls(**tensor_trees.unpacked(tensor_trees.load(path)))
 
+    def fingerprints(self) -> list[tuple[float, float]]:
+        """Of its inputs, then of its parameters and buffers (tensor_trees.fingerprint)."""
+        return [
+            tensor_trees.fingerprint(one) for one in [*tensor_trees.input_tensors(self.inputs), *self.state.values()]
+        ]
+
     def with_inputs(self, inputs: list) -> "Case":
         return dataclasses.replace(self, inputs=inputs)
 
