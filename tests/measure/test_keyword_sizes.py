@@ -3,8 +3,9 @@
 import functools
 
 import pytest
+from kernelopt.case_types import Variant
 from kernelopt.measure import verdict
-from kernelopt.worker import keyword_sizes, problem
+from kernelopt.worker import keyword_sizes, problem, variants
 from kernelopt.worker.drawn_values import OtherDraws
 from written_tasks import judge
 
@@ -390,6 +391,50 @@ def get_inputs(*, boxes=8): return [(torch.randperm(boxes) + 0.5) / boxes, 0.34]
     assert judged(reference, kernel)["status"] == "OK"
     found = judged(reference, kernel.replace("> least", "> 0.34"))
     assert found["status"] == "WRONG_SHAPE" and "other numbers" in found["summary"], found["summary"]
+
+
+def variants_of(tmp_path, text: str, workload: str = "default") -> dict[str, Variant]:
+    """The variants of a task, by name."""
+    (tmp_path / "reference.py").write_text("import torch\n" + text)
+    loaded = problem.Reference(tmp_path / "reference.py")
+    made = variants.of_workload(loaded, workload, loaded.case(workload, 0, None, "cpu"), workload == "default")
+    return {one.name: one for one in made}
+
+
+SCALED = """
+class Model(torch.nn.Module):
+    def forward(self, x, lengths, scale): return x[lengths] * scale
+def get_inputs(*, rows=8, columns=24): return [torch.randn(rows, columns), torch.randint(0, rows, (5,)), 0.3]
+def get_workloads(): return {"decode": {"rows": 1, "columns": 300}}
+"""
+
+
+def test_other_numbers_are_tried_at_two_sizes(tmp_path):
+    """The loss of a few rows may be the same with another number by chance."""
+    made = variants_of(tmp_path, SCALED)
+    tried = [made[name].keywords for name in ("other numbers", "other numbers, prime sizes")]
+    assert tried == [{"rows": 17, "columns": 49}, {"rows": 7, "columns": 13}]
+
+
+def test_a_task_that_names_no_sizes_gets_other_numbers_too(tmp_path):
+    plain = SCALED.replace("*, rows=8, columns=24", "").replace("(rows", "(8").replace("rows,", "8,")
+    plain = plain.replace("columns", "24").split("def get_workloads")[0]
+    made = variants_of(tmp_path, plain)
+    assert made["other numbers"].sizes and made["other numbers, own sizes"].instead_of == "other numbers"
+    assert "other numbers" not in variants_of(tmp_path, plain.replace("0.3]", "3]"))
+
+
+def test_sizes_are_all_equal_in_one_variant(tmp_path):
+    """A kernel may take the shape of a square for that of its transpose."""
+    assert variants_of(tmp_path, SCALED)["all sizes 5"].keywords == {"rows": 5, "columns": 5}
+
+
+def test_another_workload_gets_larger_sizes_where_it_is_small(tmp_path):
+    made = variants_of(tmp_path, SCALED, "decode")
+    assert {name: one.keywords for name, one in made.items()} == {
+        "primes just below": {"columns": 293},
+        "larger sizes": {"columns": 601},
+    }
 
 
 def test_a_size_that_can_only_be_a_power_of_two_or_a_multiple_is_another_one_too(judged):

@@ -23,12 +23,13 @@ def on_meta(
     do: Callable,
     sizes: dict[str, int] | None = None,
     seed: int = 0,
+    within: contextlib.AbstractContextManager | None = None,
 ):
     """`do(model, inputs)` on meta tensors. Raises what the reference raises, and where it needs contents or mixes in
-    tensors that lie on a device. sizes: other values for the workload's keyword sizes."""
+    tensors that lie on a device. sizes: other values for the workload's keyword sizes. within: see Reference.build."""
     reference = reference.apart("meta")
     with without_compilers(), torch.device("meta"):
-        model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes)
+        model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes, within)
         return do(model.to("meta"), inputs)
 
 
