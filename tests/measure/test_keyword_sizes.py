@@ -1,10 +1,12 @@
 """Tasks that name their sizes as keyword arguments: variants are made by the task, never cut out of its own inputs."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 from kernelopt.case_types import Variant
 from kernelopt.measure import verdict
+from kernelopt.statuses import Status
 from kernelopt.worker import keyword_sizes, problem, variants
 from kernelopt.worker.drawn_values import OtherDraws
 from written_tasks import judge
@@ -500,7 +502,7 @@ def test_a_verdict_names_some_of_many_workloads():
     names = [f"w{number}" for number in range(20)]
     assert verdict.some_of(names) == "w0, w1, w2, w3, w4 and 15 more" and verdict.some_of(names[:6]).endswith("w4, w5")
     right = verdict.Verdict("OK", "here", "OK here")
-    found = verdict.with_task(right, {"sizes": {name: {"rows": 4, "columns": 9} for name in names}}, names)
+    found = verdict.with_task(right, {"sizes": {name: {"rows": 4, "columns": 9} for name in names}}, names, {})
     assert "left out 20 variants on which the reference itself fails: w0, w1, w2, w3, w4 and 15 more" in found.summary
     assert found.summary.endswith("SIZES w0: rows: 4, columns: 9, and those of 19 other workloads")
     assert len(found.declared["sizes"]) == len(found.left_out) == 20
@@ -524,3 +526,11 @@ def test_an_infinity_in_what_the_task_makes_at_other_sizes_counts(judged):
     found = judged(EMPTY, kernel.replace("FIRST", "torch.zeros(6) if n == 0 else "))
     assert found["status"] == "NONFINITE" and "primes just below" in found["summary"], found["summary"]
     assert "differ from the reference's NaN or Inf" in found["summary"]
+
+
+def test_a_verdict_names_whole_numbers_that_were_never_others():
+    right = verdict.Verdict(Status.OK, "H200", "OK")
+    found = verdict.with_task(right, {}, [], {"shift": 3, "zero": 0})
+    said = "'shift' is always 3, 'zero' is always 0: draw other whole numbers in get_inputs where they are possible"
+    assert found.summary == f"OK; {said}"
+    assert verdict.with_task(replace(right, status=Status.OOM), {}, [], {"shift": 3}).summary == "OK"

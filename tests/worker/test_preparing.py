@@ -140,3 +140,12 @@ def test_what_a_reference_keeps_between_calls_holds_no_tensor_without_contents(t
     assert not answer["left_out"]
     names = [case["variant"].name for case in answer["cases"] if case["variant"]]
     assert {"primes just below", "columns 24 -> 25", "larger sizes", "input 0 transposed"} <= set(names)
+
+
+def test_whole_numbers_that_no_case_varies_are_named(tmp_path, monkeypatch):
+    inputs = (
+        "[torch.randn(rows, columns), torch.full((rows,), 3), torch.arange(rows), torch.zeros((), dtype=torch.int8)]"
+    )
+    text = SUM.replace("[torch.randn(rows, columns)]", inputs).replace("self, x", "self, x, shift, at, zero")
+    answer, _ = prepared(tmp_path, text, monkeypatch)
+    assert answer["fixed"] == {"shift": 3, "zero": 0}

@@ -80,12 +80,14 @@ class Case:
 @dataclass(frozen=True)
 class Prepared:
     """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), the names of variants of its
-    own making that it fails on, and of all its workloads."""
+    own making that it fails on, and of all its workloads. fixed: the one whole number that inputs of that name hold in
+    all cases."""
 
     cases: list[Case]
     declared: dict
     left_out: list[str]
     workloads: list[str]
+    fixed: dict[str, int]
 
 
 class ReferenceFailed(Refused):
@@ -151,7 +153,7 @@ def prepare_task(
         "folder": folder,
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
-    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"], made["workloads"])
+    return Prepared(**{**made, "cases": list(map(Case.from_json, made["cases"]))})
 
 
 SLOW_ELEMENTS = 1 << 20  # of a case: the interpreter takes minutes for them
