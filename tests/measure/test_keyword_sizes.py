@@ -1,10 +1,13 @@
 """Tasks that name their sizes as keyword arguments: variants are made by the task, never cut out of its own inputs."""
 
 import functools
+from dataclasses import replace
 
 import pytest
+from kernelopt.case_types import Variant
 from kernelopt.measure import failures, verdict
-from kernelopt.worker import keyword_sizes, problem
+from kernelopt.statuses import Status
+from kernelopt.worker import keyword_sizes, problem, variants
 from kernelopt.worker.drawn_values import OtherDraws
 from written_tasks import judge
 
@@ -392,6 +395,50 @@ def get_inputs(*, boxes=8): return [(torch.randperm(boxes) + 0.5) / boxes, 0.34]
     assert found["status"] == "WRONG_SHAPE" and "other numbers" in found["summary"], found["summary"]
 
 
+def variants_of(tmp_path, text: str, workload: str = "default") -> dict[str, Variant]:
+    """The variants of a task, by name."""
+    (tmp_path / "reference.py").write_text("import torch\n" + text)
+    loaded = problem.Reference(tmp_path / "reference.py")
+    made = variants.of_workload(loaded, workload, loaded.case(workload, 0, None, "cpu"), workload == "default")
+    return {one.name: one for one in made}
+
+
+SCALED = """
+class Model(torch.nn.Module):
+    def forward(self, x, lengths, scale): return x[lengths] * scale
+def get_inputs(*, rows=8, columns=24): return [torch.randn(rows, columns), torch.randint(0, rows, (5,)), 0.3]
+def get_workloads(): return {"decode": {"rows": 1, "columns": 300}}
+"""
+
+
+def test_other_numbers_are_tried_at_two_sizes(tmp_path):
+    """The loss of a few rows may be the same with another number by chance."""
+    made = variants_of(tmp_path, SCALED)
+    tried = [made[name].keywords for name in ("other numbers", "other numbers, prime sizes")]
+    assert tried == [{"rows": 17, "columns": 49}, {"rows": 7, "columns": 13}]
+
+
+def test_a_task_that_names_no_sizes_gets_other_numbers_too(tmp_path):
+    plain = SCALED.replace("*, rows=8, columns=24", "").replace("(rows", "(8").replace("rows,", "8,")
+    plain = plain.replace("columns", "24").split("def get_workloads")[0]
+    made = variants_of(tmp_path, plain)
+    assert made["other numbers"].sizes and made["other numbers, own sizes"].instead_of == "other numbers"
+    assert "other numbers" not in variants_of(tmp_path, plain.replace("0.3]", "3]"))
+
+
+def test_sizes_are_all_equal_in_one_variant(tmp_path):
+    """A kernel may take the shape of a square for that of its transpose."""
+    assert variants_of(tmp_path, SCALED)["all sizes 5"].keywords == {"rows": 5, "columns": 5}
+
+
+def test_another_workload_gets_larger_sizes_where_it_is_small(tmp_path):
+    made = variants_of(tmp_path, SCALED, "decode")
+    assert {name: one.keywords for name, one in made.items()} == {
+        "primes just below": {"columns": 293},
+        "larger sizes": {"columns": 601},
+    }
+
+
 def test_a_size_that_can_only_be_a_power_of_two_or_a_multiple_is_another_one_too(judged):
     reference = """
 class Model(nn.Module):
@@ -455,7 +502,7 @@ def test_a_verdict_names_some_of_many_workloads():
     names = [f"w{number}" for number in range(20)]
     assert verdict.some_of(names) == "w0, w1, w2, w3, w4 and 15 more" and verdict.some_of(names[:6]).endswith("w4, w5")
     right = verdict.Verdict("OK", "here", "OK here")
-    found = verdict.with_task(right, {"sizes": {name: {"rows": 4, "columns": 9} for name in names}}, names)
+    found = verdict.with_task(right, {"sizes": {name: {"rows": 4, "columns": 9} for name in names}}, names, {})
     assert "left out 20 variants on which the reference itself fails: w0, w1, w2, w3, w4 and 15 more" in found.summary
     assert found.summary.endswith("SIZES w0: rows: 4, columns: 9, and those of 19 other workloads")
     assert len(found.declared["sizes"]) == len(found.left_out) == 20
@@ -479,3 +526,11 @@ def test_an_infinity_in_what_the_task_makes_at_other_sizes_counts(judged):
     found = judged(EMPTY, kernel.replace("FIRST", "torch.zeros(6) if n == 0 else "))
     assert found["status"] == "NONFINITE" and "primes just below" in found["summary"], found["summary"]
     assert "differ from the reference's NaN or Inf" in found["summary"]
+
+
+def test_a_verdict_names_whole_numbers_that_were_never_others():
+    right = verdict.Verdict(Status.OK, "H200", "OK")
+    found = verdict.with_task(right, {}, [], {"shift": 3, "zero": 0})
+    said = "'shift' is always 3, 'zero' is always 0: draw other whole numbers in get_inputs where they are possible"
+    assert found.summary == f"OK; {said}"
+    assert verdict.with_task(replace(right, status=Status.OOM), {}, [], {"shift": 3}).summary == "OK"

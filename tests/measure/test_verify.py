@@ -16,6 +16,7 @@ from kernelopt.measure.runs import reports_of
 from kernelopt.measure.verdict import ProcessEnd, Verdict
 from kernelopt.session.subject import KernelUnderTest
 from kernelopt.statuses import Status
+from written_tasks import judge
 
 ON_CPU = ("--device", "cpu-interpreter")
 
@@ -618,3 +619,10 @@ def test_a_reference_without_enough_memory_is_no_invalid_one(problem, run_here):
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "needs more memory than is free here" in done.stderr and "14.00 GiB" in done.stderr
+
+
+def test_inputs_that_no_seed_decides_are_the_tasks_fault(interpreter, tmp_path):
+    unseeded = "import numpy\ndef get_inputs(): return [torch.from_numpy(numpy.random.default_rng().normal(size=9))]\n"
+    reference = f"class Model(nn.Module):\n    def forward(self, x): return 2 * x\n{unseeded}"
+    found = judge(interpreter, tmp_path, reference, "def kernel_function(x): return 2 * x", only_these_shapes=True)
+    assert found["status"] == "INVALID_TASK" and "'x' has other contents in each process" in found["summary"]

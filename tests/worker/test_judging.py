@@ -1,6 +1,7 @@
 """The oracle computes its results once for each seed where cases may share them, and never shares them otherwise."""
 
 import pytest
+import torch
 from kernelopt.worker import judging, problem, reference_runs, tensor_trees
 from kernelopt.worker.jobs import Context
 
@@ -14,6 +15,7 @@ class Model(torch.nn.Module):
 def get_inputs(): return [torch.randn(64)]
 def get_init_inputs(): return [3.0]
 """
+SIZED = "get_inputs(*, size=64): return [torch.randn(size)]"
 WITH_PARAMETERS = SCALE.replace("self.factor = factor", "self.factor = torch.nn.Parameter(torch.randn(64))")
 DRAWN_FACTOR = SCALE.replace("[3.0]", "[torch.randn(()).item()]")
 TENSOR = SCALE.replace("[3.0]", "[torch.randn(64)]")
@@ -103,3 +105,35 @@ def test_a_reference_that_does_not_run_when_it_is_followed_runs_by_itself(oracle
     alone = "if torch.overrides._get_current_function_mode_stack(): raise RuntimeError('no mode')\n        return"
     answers, _ = oracle(SCALE.replace("def forward(self, x): return", f"def forward(self, x):\n        {alone}"))
     assert mismatches(answers) == [[0, 0]] * 3
+
+
+def test_a_variant_that_needs_more_memory_than_there_is_is_left_out_alone(tmp_path):
+    path = tmp_path / "reference.py"
+    full = "if len(x) == 31: raise torch.OutOfMemoryError('CUDA out of memory')\n        return"
+    path.write_text(SCALE.replace("forward(self, x): return", f"forward(self, x):\n        {full}"))
+    path.write_text(path.read_text().replace("get_inputs(): return [torch.randn(64)]", SIZED))
+    own = entry(problem.Reference(path), tmp_path, 5, [5], None)
+    variants = [{**own, "variant": {"name": f"{size}", "sizes": [], "keywords": {"size": size}}} for size in (31, 32)]
+    answers = judging.check(Context("cpu", {}, None), str(path), None, [own, *variants], TOLERANCES).cases
+    assert [answer.broken for answer in answers] == [None, "OutOfMemoryError: CUDA out of memory", None]
+    path.write_text(path.read_text().replace("== 31", "== 64"))
+    problem.load_module.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        judging.check(Context("cpu", {}, None), str(path), None, [own], TOLERANCES)
+
+
+def test_more_outputs_at_other_sizes_are_judged_like_the_others(tmp_path):
+    path = tmp_path / "reference.py"
+    returns = "return x\ndef get_inputs(*, parts=3): return [[torch.randn(40) for _ in range(parts)]]\n"
+    path.write_text(f"import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): {returns}")
+    cases = []
+    for parts, variant in ((3, None), (4, {"name": "more", "sizes": [], "keywords": {"parts": 4}})):
+        outputs = problem.Reference(path).case("default", 5, None, "cpu", {"parts": parts}).inputs[0]
+        outputs[3:] = [outputs[-1] + 1] * (parts - 3)
+        file = tmp_path / f"output-{parts}.pt"
+        tensor_trees.save({"outputs": outputs, "inputs": {}, "structure": None, "state": {}}, file)
+        calls = [{"inputs_seed": 5, "output": str(file)}]
+        cases.append({"workload": "default", "seed": 5, "variant": variant, "first": False, "calls": calls})
+    answers = judging.check(Context("cpu", {}, None), str(path), None, cases, TOLERANCES).cases
+    assert [answer.broken for answer in answers] == [None, None]
+    assert [output.errors.mismatches for output in answers[1].outputs] == [0, 0, 0, 40]

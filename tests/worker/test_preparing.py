@@ -122,3 +122,30 @@ def test_a_value_that_no_file_holds_ends_the_job_before_its_variants_are_tried(t
     loaded = problem.Reference(tmp_path / "reference.py")
     with pytest.raises(ContractError, match="Fraction"), case_files.CaseFiles(tmp_path) as files:
         files.add(loaded.case("default", 0, None, "cpu"))
+
+
+CACHED = """
+import functools, torch
+@functools.lru_cache
+def table(columns): return torch.arange(columns) / 2
+KEPT = {}
+class Model(torch.nn.Module):
+    def forward(self, x, y): return KEPT.setdefault(x.shape, 2 * y) + x
+def get_inputs(*, rows=4, columns=24): return [torch.randn(rows, columns), table(columns)]
+"""
+
+
+def test_what_a_reference_keeps_between_calls_holds_no_tensor_without_contents(tmp_path, monkeypatch):
+    answer, _ = prepared(tmp_path, CACHED, monkeypatch)
+    assert not answer["left_out"]
+    names = [case["variant"].name for case in answer["cases"] if case["variant"]]
+    assert {"primes just below", "columns 24 -> 25", "larger sizes", "input 0 transposed"} <= set(names)
+
+
+def test_whole_numbers_that_no_case_varies_are_named(tmp_path, monkeypatch):
+    inputs = (
+        "[torch.randn(rows, columns), torch.full((rows,), 3), torch.arange(rows), torch.zeros((), dtype=torch.int8)]"
+    )
+    text = SUM.replace("[torch.randn(rows, columns)]", inputs).replace("self, x", "self, x, shift, at, zero")
+    answer, _ = prepared(tmp_path, text, monkeypatch)
+    assert answer["fixed"] == {"shift": 3, "zero": 0}

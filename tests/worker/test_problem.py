@@ -1,5 +1,7 @@
 """The contract, in process: building inputs, binding kernels, counting work, comparing."""
 
+import math
+
 import pytest
 import torch
 from conftest import REFERENCE, kernel_text
@@ -215,3 +217,36 @@ def get_inputs():
     assert problem.call(oracle.model(case, "cpu"), case.inputs).equal(
         problem.call(oracle.model(made, "cpu"), made.inputs)
     )
+
+
+def test_a_reference_apart_shares_nothing_and_stands_in_for_a_file_that_runs_once_alone(tmp_path):
+    path = tmp_path / "reference.py"
+    path.write_text("KEPT = []\nclass Model: forward = lambda self, x: KEPT\ndef get_inputs(): return []\n")
+    loaded = problem.Reference(path)
+    apart = loaded.apart("meta")
+    assert apart is loaded.apart("meta") and loaded.apart("cpu") is not apart
+    assert apart.model_class().forward(0) is not loaded.model_class().forward(0)
+    path.write_text("raise RuntimeError('registered twice')")
+    assert loaded.apart("fake") is loaded
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(50.0),
+        torch.randperm(50),
+        torch.tensor(3),
+        torch.rand(40) < 0.5,
+        torch.complex(torch.rand(9), torch.rand(9)),
+        torch.arange(40.0).to(torch.float8_e4m3fn),
+        torch.tensor([1.0, math.nan, -math.inf, 2.0]),
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_a_fingerprint_tells_contents_apart_and_is_the_same_in_pieces(monkeypatch, tensor):
+    own, other = tensor_trees.fingerprint(tensor), torch.cat([tensor[1:], tensor[:1]]) if tensor.dim() else tensor + 2
+    assert not tensor_trees.is_same(own, tensor_trees.fingerprint(other))
+    monkeypatch.setattr(tensor_trees, "PIECE", 4)
+    assert tensor_trees.fingerprint(tensor) == pytest.approx(own)
+    if tensor.is_floating_point():
+        assert tensor_trees.is_same(own, tensor_trees.fingerprint(tensor.double() * (1 + 1e-6)))

@@ -83,6 +83,10 @@ def by_numbers(numbers: torch.Tensor) -> torch.Tensor:
     [
         (lambda calls: torch.rand(calls, 64), None),
         (lambda calls: torch.rand(calls, 1).expand(calls, 64), "neighbouring rows"),  # one number for all rows
+        (
+            lambda calls: torch.rand(calls, 32).repeat(1, 2),
+            "2 times as much as by chance",
+        ),  # the same numbers in two tiles
         (lambda calls: torch.linspace(0.01, 0.99, 64).expand(calls, 64), "draws of row 0 alone"),  # no seed
         (lambda calls: torch.rand(300, 64)[torch.arange(calls) % 300], "seeds gave the same draws"),  # its last bits
     ],
@@ -92,6 +96,17 @@ def test_rows_of_equal_probabilities_draw_each_for_itself(numbers, said):
     loose = sampling.read({0: {"tvd": 0.1, "draws": 20_000}}, PARAMETERS)[0]
     why = sampling.distance(by_numbers(numbers(400)), EQUAL, loose)
     assert said in why if said else why is None, why
+
+
+@pytest.mark.parametrize("values", [2, 10, 3000])
+def test_rows_that_draw_for_themselves_vary_as_chance_has_it(values):
+    torch.manual_seed(0)
+    for rows in (2, 48, 1000):
+        expected = torch.softmax(torch.randn(values, dtype=torch.float64), 0)
+        drawn = torch.multinomial(expected, 400 * rows, replacement=True).view(400, rows)
+        assert sampling.drawn_alike(drawn, values) is None
+    pairs = drawn[:, :500].repeat(1, 2)
+    assert "times as much as by chance" in sampling.drawn_alike(pairs, values)
 
 
 def test_too_few_draws_for_the_declared_distance_are_said():

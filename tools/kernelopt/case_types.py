@@ -139,7 +139,8 @@ class OracleCheck:
     changes: parameters and buffers that the reference changes. wrong_state: those that the kernel left otherwise.
     wrong_draws: why what the kernel draws does not follow the reference's probabilities.
     trivial_answers: answers that compute nothing and would pass. oracle: its precision. random: the reference gives
-    different results on the same inputs.
+    different results on the same inputs. strange: inputs and parameters of other contents than the candidate got from
+    the same seed.
     """
 
     unreadable: str | None = None
@@ -153,6 +154,7 @@ class OracleCheck:
     trivial_answers: Sequence[str] = ()
     oracle: str | None = None
     random: bool = False
+    strange: Sequence[str] = ()
 
     @classmethod
     def from_json(cls, check: dict) -> "OracleCheck":

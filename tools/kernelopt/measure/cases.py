@@ -23,8 +23,9 @@ class Case:
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
     change. samples: how each output that is drawn at random is drawn (worker.case_maker.Draws). repeatable: equal
-    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. other:
-    another case of the workload, on whose contents the kernel is called in between. first: of its workload.
+    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. contents:
+    fingerprints of inputs and parameters. other: another case of the workload, on whose contents the kernel is called
+    in between. first: of its workload.
     """
 
     workload: str
@@ -38,6 +39,7 @@ class Case:
     samples: Sequence[dict[str, int]] = ()
     repeatable: bool = False
     compares: bool = False
+    contents: Sequence[tuple[float, float]] = ()
     other: "Case | None" = None
     first: bool = False
 
@@ -71,18 +73,21 @@ class Case:
     def for_oracle(self) -> dict:
         """The data from which the reference's process makes the inputs again."""
         variant = self.variant and asdict(self.variant)
-        return {"workload": self.workload, "seed": self.seed, "variant": variant, "first": self.first}
+        own = {name: getattr(self, name) for name in ("workload", "seed", "first", "contents")}
+        return {**own, "variant": variant}
 
 
 @dataclass(frozen=True)
 class Prepared:
     """The cases of a task, what its reference declares (worker.declarations.DeclaredJson), the names of variants of its
-    own making that it fails on, and of all its workloads."""
+    own making that it fails on, and of all its workloads. fixed: the one whole number that inputs of that name hold in
+    all cases."""
 
     cases: list[Case]
     declared: dict
     left_out: list[str]
     workloads: list[str]
+    fixed: dict[str, int]
 
 
 class ReferenceFailed(Refused):
@@ -148,7 +153,7 @@ def prepare_task(
         "folder": folder,
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
-    return Prepared(list(map(Case.from_json, made["cases"])), made["declared"], made["left_out"], made["workloads"])
+    return Prepared(**{**made, "cases": list(map(Case.from_json, made["cases"]))})
 
 
 SLOW_ELEMENTS = 1 << 20  # of a case: the interpreter takes minutes for them

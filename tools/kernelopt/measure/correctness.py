@@ -33,6 +33,11 @@ ONLY_REPORTED = ("64 times the inputs",)
 LOST_PCT = 5.0
 LOST_FACTOR = 10
 
+OF_CONTENTS = (Status.WRONG_VALUES, Status.NONFINITE, Status.WRONG_SHAPE)
+OTHER_CONTENTS = (
+    "'{}' has other contents in each process, though the seed is the same, so no result can be compared: draw with the "
+    "global generators of torch, numpy or random, which the verifier seeds, and fill what torch.empty allocates"
+)
 MEMORY_LAYOUT = {"shape": Status.WRONG_SHAPE, "dtype": Status.WRONG_DTYPE, "stride": Status.WRONG_STRIDE}
 
 
@@ -146,6 +151,8 @@ def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, lib
     if isinstance(report, Fault):
         return result_of(case, of_raised(report, case.variant))
     fault = next(faults(case, report, check, libraries), None)
+    if fault and check.strange and fault.status in OF_CONTENTS:
+        fault = Fault(Status.INVALID_TASK, OTHER_CONTENTS.format(check.strange[0]))
     if fault and case.variant and case.variant.values in ONLY_REPORTED:
         fault = Fault(Status.DOUBTFUL, f"{fault.status}: {fault.message}")
     return result_of(case, fault, observed(report, check))

@@ -92,7 +92,7 @@ VALUES_IN_WORDS = {
 
 def values_of(case: CaseResult) -> str:
     """The name of a case's change of values; another text where it has none."""
-    return (case.variant or "").removesuffix(", own sizes")
+    return (case.variant or "").split(", ")[0]
 
 
 def in_words(case: CaseResult) -> str:

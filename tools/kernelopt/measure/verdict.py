@@ -87,9 +87,13 @@ class Verdict:
         return cls(**values)
 
 
-def with_task(verdict: Verdict, declared: dict, left_out: list[str]) -> Verdict:
-    """The verdict, which names the task's declarations and the variants that the reference itself fails on."""
+def with_task(verdict: Verdict, declared: dict, left_out: list[str], fixed: dict[str, int]) -> Verdict:
+    """The verdict, which names the task's declarations, the variants that the reference itself fails on, and of a right
+    kernel the inputs that hold one whole number in all cases."""
     remarks = [verdict.summary]
+    if fixed and verdict.status == Status.OK:
+        held = some_of([f"'{name}' is always {number}" for name, number in fixed.items()])
+        remarks.append(f"{held}: draw other whole numbers in get_inputs where they are possible")
     if left_out:
         count = f"{len(left_out)} variant{'s' * (len(left_out) > 1)}"
         remarks.append(f"left out {count} on which the reference itself fails: {some_of(left_out)}")

@@ -94,7 +94,7 @@ def verify(
                 more = judge(sandbox, target, rest, apart, timeout_s)
             judged = judged.and_then(more)
         result = verdict(sandbox, target, judged.results, judged.fault, judged.outcome)
-        result = with_task(result, task.declared, [*task.left_out, *judged.left_out])
+        result = with_task(result, task.declared, [*task.left_out, *judged.left_out], task.fixed)
         return memcheck.judged(result) if memcheck and result.status == Status.OK else result
 
 

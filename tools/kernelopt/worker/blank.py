@@ -23,11 +23,13 @@ def on_meta(
     do: Callable,
     sizes: dict[str, int] | None = None,
     seed: int = 0,
+    within: contextlib.AbstractContextManager | None = None,
 ):
     """`do(model, inputs)` on meta tensors. Raises what the reference raises, and where it needs contents or mixes in
-    tensors that lie on a device. sizes: other values for the workload's keyword sizes."""
+    tensors that lie on a device. sizes: other values for the workload's keyword sizes. within: see Reference.build."""
+    reference = reference.apart("meta")
     with without_compilers(), torch.device("meta"):
-        model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes)
+        model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes, within)
         return do(model.to("meta"), inputs)
 
 
@@ -35,6 +37,7 @@ def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: 
     """`do(model, inputs)` on fake tensors of the CPU. Raises what the reference raises, and where it needs contents."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    reference = reference.apart("fake")
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
         return do(model, inputs)
@@ -45,6 +48,7 @@ def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str
     the reference raises, and where it needs the contents of other numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    reference = reference.apart("fake")
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbers():
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
         return do(model, inputs)

@@ -4,13 +4,14 @@ saved statistics, probabilities, a table of cosines with two equal halves.
 Imported by worker processes only.
 """
 
+import functools
 import itertools
 import math
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import problem, tensor_trees, variant_inputs
+from . import blank, problem, tensor_trees, variant_inputs
 
 RANDOM = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
 RANDOM |= {torch.Tensor.normal_, torch.Tensor.uniform_}
@@ -52,17 +53,42 @@ class NumbersUsed(TorchFunctionMode):
 
 
 def free_numbers(reference: problem.Reference, workload: str, dtype: str | None, sizes: dict[str, int]) -> list[int]:
+    """`free_places`, of each set of sizes once: inputs may be large."""
+    return free_places(reference, workload, dtype, tuple(sizes.items()))
+
+
+@functools.cache
+def free_places(
+    reference: problem.Reference, workload: str, dtype: str | None, sizes: tuple[tuple[str, int], ...]
+) -> list[int]:
     """The places, among the leaves of inputs of these sizes, of floating numbers other than 0 that no tensor is
     computed with. Where outputs are drawn at random, also of tensors that hold a single number, such as a temperature
     for each request: noise would make the rows differ, and each would need draws of its own."""
-    used = NumbersUsed()
-    _, inputs, _ = reference.build(workload, 0, dtype, "cpu", sizes, used)
+    used, samples = NumbersUsed(), bool(reference.declarations.samples)
+    inputs = made(reference, workload, dtype, dict(sizes), used, with_contents=samples)
     leaves = list(enumerate(tensor_trees.leaves(inputs)))
     floats = ((place, leaf) for place, leaf in leaves if type(leaf) is float and math.isfinite(leaf) and leaf)
     free = [place for place, leaf in floats if leaf not in used.numbers]
-    if reference.declarations.samples:
+    if samples:
         free += [place for place, leaf in leaves if isinstance(leaf, torch.Tensor) and variant_inputs.constant(leaf)]
     return free
+
+
+def made(
+    reference: problem.Reference,
+    workload: str,
+    dtype: str | None,
+    sizes: dict[str, int],
+    within: NumbersUsed,
+    with_contents: bool,
+) -> list:
+    """Inputs of these sizes; without contents where that suffices."""
+    try:
+        if not with_contents:
+            return blank.on_meta(reference, workload, dtype, lambda _, inputs: inputs, sizes, within=within)
+    except Exception:  # they follow from contents
+        pass
+    return reference.apart("cpu").build(workload, 0, dtype, "cpu", sizes, within)[1]
 
 
 def is_drawn(function, arguments: tuple, made) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, Variant
+from ..statuses import Status
 from . import accuracy, comparisons, problem, reference_runs, sampling, state, tensor_trees, variant_inputs
 from .case_maker import CaseMaker
 from .context import Context, load_reference
@@ -68,17 +69,19 @@ def checked(
     usual: dict,
     known: "dict[Key, Expected]",
 ) -> OracleCheck:
-    """`Check.result`; `broken` for a variant on which the reference fails and leaves the device as it was. known: the
-    results of the former case's last call, which are this case's own where the task has no parameters."""
+    """`Check.result`; `broken` for a variant on which the reference fails, or needs too much memory, and leaves the
+    device as it was. known: the results of the former case's last call, which are this case's own where the task has
+    no parameters."""
     if entry["variant"] or (entry["workload"], entry["seed"]) not in [key[:2] for key in known]:
         known.clear()  # before more is made
     try:
         return Check(context, loaded, maker, entry, tolerances, usual).result(known)
-    except OracleError as error:
-        if not entry["variant"]:
+    except Exception as error:
+        found = describe(error)
+        if not entry["variant"] or found["status"] not in (Status.INVALID_REFERENCE, Status.OOM):
             raise
         context.synchronize()  # it fails where the device is lost, and then the process ends
-        return OracleCheck(broken=str(error))
+        return OracleCheck(broken=found["message"])
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,15 @@ class Check:
             changes=sorted(wanted.state),
             wrong_state=self._wrong_state(left, wanted.state),
             wrong_draws=wrong_draws,
+            strange=self._strange(),
         )
+
+    def _strange(self) -> list[str]:
+        """The inputs and parameters whose contents differ from those that the candidate got."""
+        given = self.entry.get("contents") or []
+        names = [*self.loaded.declarations.names_of_tensors(self.case.inputs), *self.case.state]
+        pairs = zip(names, given, self.case.fingerprints() if given else [], strict=False)
+        return [name for name, theirs, own in pairs if not tensor_trees.is_same(theirs, own)]
 
     def _draws(self, wanted: Expected) -> Draws:
         """The kernel's draws over secret seeds beside the reference's probabilities."""
@@ -250,11 +261,16 @@ class Check:
         workload, variant = self.entry["workload"], self.variant
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
-        usual = self.usual.get(workload, [Usual()] * len(bounds))
+        usual = self._usual(len(compared))
         if variant:
-            return [replace(output, usually_finite=own.finite) for output, own in zip(compared, usual, strict=False)]
-        self.usual[workload] = [own.and_also(one.errors) for own, one in zip(usual, compared, strict=False)]
+            return [replace(output, usually_finite=own.finite) for output, own in zip(compared, usual, strict=True)]
+        self.usual[workload] = [own.and_also(one.errors) for own, one in zip(usual, compared, strict=True)]
         return compared
+
+    def _usual(self, count: int) -> list[Usual]:
+        """Each of so many outputs on the task's own inputs; at other sizes there may be more of them."""
+        known = self.usual.get(self.entry["workload"], [])[:count]
+        return known + [Usual()] * (count - len(known))
 
     def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> OutputCheck:
         """The comparison of output `at`, as the task declares it; of a changed input also what must have stayed."""
@@ -373,8 +389,7 @@ class Check:
         elements, where a sum near 0 is no scale, the rms on other contents of the same sizes; else 0."""
         if not (self.variant and self.variant.resized):
             return [0.0] * len(oracle)
-        usual = self.usual.get(self.entry["workload"], [Usual()] * len(oracle))
-        least = [LEAST_SCALE * one.rms for one in usual]
+        least = [LEAST_SCALE * one.rms for one in self._usual(len(oracle))]
         if not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return least
         try:

@@ -16,6 +16,7 @@ Keywords = dict[str, int]
 SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 STRUCTURE = 3  # a size up to this one is a structure (a pair, a colour, a window)
 TILE = 32  # a kernel may work in tiles of this size, however small the task's own sizes are
+EQUAL = 5  # of all sizes at once: a kernel may take a shape for another one of the same sizes
 MOST_DRAWN = 2  # times its own value is the most that a size is drawn at
 
 
@@ -64,6 +65,7 @@ def other_sizes(
         passing = max(beyond(size), TILE + 1)
         yield one(name, size, passing), {**small, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)
+    yield f"all sizes {EQUAL}", dict.fromkeys(sizes, EQUAL)
     drawn = {name: 1 + randbelow(MOST_DRAWN * size) for name, size in sizes.items()}
     yield f"drawn sizes ({', '.join(f'{name} {size}' for name, size in drawn.items())})", drawn
 
@@ -78,10 +80,11 @@ def smallest(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
     return together({name: small_prime(size) for name, size in sizes.items() if size > STRUCTURE}, possible)
 
 
-def larger(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
+def larger(sizes: Keywords, possible: Callable[[Keywords], bool], structures: bool = True) -> Keywords:
     """More than twice each size, in as many places as the task takes together: where lengths are drawn up to a size,
-    some of them then pass what a tile for the task's own size can hold."""
-    return together({name: 2 * size + 1 for name, size in sizes.items()}, possible)
+    some of them then pass what a tile for the task's own size can hold. structures: of small sizes too."""
+    own = {name: size for name, size in sizes.items() if structures or size > STRUCTURE}
+    return together({name: 2 * size + 1 for name, size in own.items()}, possible)
 
 
 def together(wanted: dict[str, int | None], possible: Callable[[Keywords], bool]) -> Keywords:

@@ -1,7 +1,10 @@
 """The jobs before a candidate runs: the inputs of a task written to files, and its least work."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from ..case_types import Variant
 from . import problem, reference_runs, sampling, size_trials, tensor_trees, variant_inputs, variants, work
@@ -51,16 +54,33 @@ def prepare(
                 left_out += found.failing
                 others += [store(maker, files, workload, one.seed, one.variant, one.case) for one in found.sound]
             own += [*more_seeds(maker, files, workload, seeds[:-1], at_least - 1, limit_bytes - last.bytes), last]
-    cases = [one.fields for one in [*own, *others]]
-    return {"cases": cases, "declared": loaded.declared(), "left_out": left_out, "workloads": list(loaded.workloads)}
+    stored = [*own, *others]
+    return {
+        "cases": [one.fields for one in stored],
+        "declared": loaded.declared(),
+        "left_out": left_out,
+        "workloads": list(loaded.workloads),
+        "fixed": fixed(stored) if with_variants else {},
+    }
 
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """The fields of a measure.cases.Case, and the bytes that its file holds."""
+    """The fields of a measure.cases.Case, and the bytes that its file holds. whole: for each tensor of whole numbers
+    the name of its parameter and the one number that it holds, None where there are several."""
 
     fields: dict
     bytes: int
+    whole: list[tuple[str, int | None]]
+
+
+def fixed(stored: list[StoredInputs]) -> dict[str, int]:
+    """The parameters of forward whose tensors hold one whole number in all cases, and that number. No variant changes
+    such a number, since it may be an index. Memory that get_inputs leaves unset holds the largest one."""
+    held: dict[str, set[int | None]] = {}
+    for name, number in itertools.chain.from_iterable(one.whole for one in stored):
+        held.setdefault(name, set()).add(number)
+    return {name: next(iter(found)) for name, found in held.items() if len(found) == 1 and None not in found}
 
 
 def more_seeds(
@@ -212,5 +232,15 @@ def store(
         "compares": bool(declared.compare),
         "names": declared.names_of_tensors(case.inputs),
         "mutates": declared.mutated_tensors(case.inputs),
+        "contents": [] if variant else case.fingerprints(),
     }
-    return StoredInputs(fields, size)
+    return StoredInputs(fields, size, whole_numbers(arguments, fields["names"]))
+
+
+def whole_numbers(tensors: list[torch.Tensor], names: list[str]) -> list[tuple[str, int | None]]:
+    """StoredInputs.whole of the tensors of a case, which parameters of these names hold."""
+    whole = [pair for pair in zip(tensors, names, strict=True) if variant_inputs.whole(pair[0]) and pair[0].numel()]
+    unset = (torch.iinfo(tensor.dtype).max for tensor, _ in whole)
+    ends = [tuple(map(int, torch.aminmax(tensor))) for tensor, _ in whole]
+    pairs = zip(whole, ends, unset, strict=True)
+    return [(name, low if low == high != most else None) for (_, name), (low, high), most in pairs]

@@ -41,6 +41,11 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 @functools.cache
 def load_module(path: Path):
     """Execute a Python file as a module of its own, once in a process."""
+    return execute(path)
+
+
+def execute(path: Path):
+    """A new module from a Python file."""
     if path.suffix != ".py":
         raise ContractError(f"{path.name} is no Python file")
     name = f"problem_{path.stem}_{len(sys.modules)}"
@@ -73,6 +78,12 @@ class Case:
     def load(cls, path: Path) -> "Case":
         return cls(**tensor_trees.unpacked(tensor_trees.load(path)))
 
+    def fingerprints(self) -> list[tuple[float, float]]:
+        """Of its inputs, then of its parameters and buffers (tensor_trees.fingerprint)."""
+        return [
+            tensor_trees.fingerprint(one) for one in [*tensor_trees.input_tensors(self.inputs), *self.state.values()]
+        ]
+
     def with_inputs(self, inputs: list) -> "Case":
         return dataclasses.replace(self, inputs=inputs)
 
@@ -83,8 +94,9 @@ class Case:
 class Reference:
     """The oracle of a problem and the maker of its inputs."""
 
-    def __init__(self, path: Path):
-        module = load_module(path)
+    def __init__(self, path: Path, load: Callable = load_module):
+        module = load(path)
+        self._path, self._apart = path, {}
         if not hasattr(module, "Model") or not hasattr(module, "get_inputs"):
             raise ContractError(f"{path.name} must define Model and get_inputs")
         self.model_class = module.Model
@@ -97,6 +109,17 @@ class Reference:
         self.init_sizes = keyword_sizes.of_function(self.init_inputs, "get_init_inputs")
         self.declarations = Declarations.of_module(module, module.Model.forward)
         self.computed_in: dict[str, list[str | None]] = {}  # by workload, reference_runs.ReferenceRun's of a first call
+
+    def apart(self, place: str) -> "Reference":
+        """The same file, executed once more for trials at one place, such as "meta". What it keeps between its calls, a
+        table in a cache say, then holds no tensors of another place. Itself where a file cannot be executed twice: it
+        may register an operator."""
+        if place not in self._apart:
+            try:
+                self._apart[place] = Reference(self._path, execute)
+            except Exception:
+                self._apart[place] = self
+        return self._apart[place]
 
     def build(
         self,

@@ -6,7 +6,7 @@ The reference returns probabilities over the last dimension; the kernel returns 
 forward holds the seed: "seed", or the one that {"seed": name} states. Every index must be in range and possible, and
 the same seed must give the same result. Over secret seeds the total variation distance of the draws of a row to its
 probabilities may be `tvd`. Rows of equal probabilities count as one, so few calls suffice where get_inputs repeats
-them; each of them must then vary by itself, and apart from its neighbours.
+them; each of them must then vary by itself, and apart from the others.
 """
 
 import math
@@ -22,6 +22,7 @@ from .contract import InvalidDeclaration
 MOST_TVD = 0.5
 FEWEST_DRAWS, MOST_DRAWS = 1000, 10_000_000
 FEWEST_CALLS = 100
+FEWEST_EXPECTED = 0.5  # draws of an index in a call, so that their number varies nearly normally over many calls
 MOST_CALLS = {"cuda": 20_000, "cpu": 400}
 INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
@@ -226,7 +227,32 @@ def wrong_alone(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling)
             f"neighbouring rows of equal probabilities draw the same index in {alike:.0%} of the calls, by chance "
             f"{by_chance:.0%}: each row needs random numbers of its own"
         )
-    return None
+    return drawn_alike(drawn, len(expected))
+
+
+def drawn_alike(drawn: torch.Tensor, values: int) -> str | None:
+    """Why rows of equal probabilities draw with others, however far apart. Where two tiles of rows share their numbers,
+    say, a call draws each index an even number of times. drawn: (calls, rows)."""
+    calls, rows = drawn.shape
+    share = torch.bincount(drawn.reshape(-1), minlength=values).double() / drawn.numel()
+    often = rows * torch.minimum(share, 1 - share) >= FEWEST_EXPECTED
+    if calls < FEWEST_CALLS or not often.any():
+        return None
+    own = share[often]
+    place = torch.where(often, often.cumsum(0) - 1, len(own))[drawn]
+    counts = torch.zeros(calls, len(own) + 1, device=drawn.device).scatter_add_(
+        1, place, torch.ones_like(place).float()
+    )
+    by_chance = rows * own * (1 - own)  # the variance of a count
+    varies = float(((counts[:, :-1] - rows * own).square() / by_chance).sum(1).mean()) / len(own)
+    odds = own / (1 - own)
+    variance = 2 * (len(own) + odds.sum() ** 2 - odds.square().sum()) + (1 / by_chance).sum()
+    if varies <= 1 + SIGMAS_OF_MANY * math.sqrt(float(variance) / calls) / len(own):
+        return None
+    return (
+        f"how often the rows of a call draw an index varies {varies:.2g} times as much as by chance: each row needs "
+        "random numbers of its own"
+    )
 
 
 def drawn_too_often(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampling) -> str | None:

@@ -54,7 +54,7 @@ def trial(
         if shown and trust_shapes and shown.inputs > TRIED_BYTES:
             return True
         try:
-            model, inputs, _ = reference.build(workload, 0, dtype, "cpu", sizes)
+            model, inputs, _ = reference.apart("cpu").build(workload, 0, dtype, "cpu", sizes)
             total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
             if total <= TRIED_BYTES:
                 problem.call(model, inputs)

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 # Large tensors come from the GPU through pinned memory, which torch keeps for the next one: into fresh pageable memory
 # an H200 gave 1.2 GB/s. Beyond that size torch would round the pinned memory up to the next power of two.
 PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
+SAME = 1e-3  # of the norm; fingerprints of other contents differ by about all of it
+PIECE = 1 << 24  # elements of which a fingerprint is taken at once
+MIXING = 2_654_435_761  # odd, so that signs of neighbouring places look drawn
 
 
 def save(value, path: Path) -> None:
@@ -189,6 +193,24 @@ def stored_bytes(value) -> int:
     """The bytes of a value's dense tensors in a file of `save`, where memory that several share lies once."""
     storages = [tensor.untyped_storage() for tensor in input_tensors([value]) if tensor.layout is torch.strided]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def fingerprint(tensor: torch.Tensor) -> tuple[float, float]:
+    """(the sum of the finite elements, each with a sign that its place decides; their norm). Rounding changes them
+    little, other contents much: see `is_same`."""
+    values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    total = squares = 0.0
+    for number, part in enumerate(values.reshape(-1).split(PIECE)):
+        part = part.double().nan_to_num(0.0, 0.0, 0.0)
+        places = torch.arange(len(part), device=part.device) + number * PIECE
+        signs = 1 - 2 * ((places * MIXING >> 31) & 1)
+        total, squares = total + float((part * signs).sum()), squares + float(part.square().sum())
+    return (total, math.sqrt(squares)) if math.isfinite(squares) else (0.0, 0.0)
+
+
+def is_same(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """Are these fingerprints of the same contents, but for rounding?"""
+    return abs(a[0] - b[0]) + abs(a[1] - b[1]) <= SAME * max(a[1], b[1])
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:

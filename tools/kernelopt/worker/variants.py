@@ -14,9 +14,11 @@ import torch
 
 from ..case_types import PLAIN, Variant
 from . import blank, drawn_values, keyword_sizes, problem, size_trials, tensor_trees, variant_inputs
-from .keyword_sizes import beyond, prime_below, small_prime
+from .keyword_sizes import Keywords, beyond, prime_below, small_prime
 
 JUST_BELOW = "primes just below"
+LARGER = "larger sizes"
+SMALL = "prime sizes"
 NARROW = 3
 MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
@@ -42,9 +44,9 @@ def of_workload(
 ) -> list[Variant]:
     """Variants of the workload of this case.
 
-    There are always primes just below the workload's own sizes. full: adds other sizes, layouts and values. own_sizes:
-    adds a layout and values at the workload's own sizes, which a kernel may treat differently from small ones.
-    trust_shapes: see `size_trials.trial`."""
+    There are always primes just below the workload's own sizes, and where keyword sizes are small, larger ones. full:
+    adds other sizes, layouts and values. own_sizes: adds a layout and values at the workload's own sizes, which a
+    kernel may treat differently from small ones. trust_shapes: see `size_trials.trial`."""
     if reference.sizes[workload]:
         return of_keywords(reference, workload, case, full, trust_shapes)
     shapes = Shapes(reference, workload, case)
@@ -56,6 +58,8 @@ def of_workload(
     made = of_sizes(shapes, [*just_below_own, *other_sizes(shapes, groups, small)])
     layouts_too = reference.declarations.layouts is None
     made += at_small_sizes(shapes, case, small, layouts_too)
+    if shapes.holds_number() and drawn_values.free_numbers(reference, workload, case.dtype, {}):
+        made.append(Variant(variant_inputs.OTHER_NUMBERS, small, values=variant_inputs.OTHER_NUMBERS))
     if own_sizes and small and shapes.small([]):
         made += at_own_sizes(shapes, layouts_too)
     return made + (in_reserve(made, small) if small and shapes.tiny() else [])
@@ -69,14 +73,14 @@ def of_keywords(
     sizes = reference.sizes[workload]
     below = keyword_sizes.just_below(sizes)
     made = [Variant(JUST_BELOW, [], keywords=below)] if below else []
-    if not full:
-        return made
     possible = size_trials.trial(reference, workload, case.dtype, LARGE_BYTES, trust_shapes)
-    small = keyword_sizes.smallest(sizes, possible)
     shapes = Shapes(reference, workload, case)
-    larger = keyword_sizes.larger(sizes, possible) if shapes.tiny() else {}
+    larger = keyword_sizes.larger(sizes, possible, structures=full) if shapes.tiny() else {}
+    if not full:
+        return made + ([Variant(LARGER, [], keywords=larger)] if larger else [])
+    small = keyword_sizes.smallest(sizes, possible)
     named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]), possible=possible)
-    for name, keywords in [*named, ("larger sizes", larger)]:
+    for name, keywords in [*named, (LARGER, larger)]:
         if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one.keywords} for one in made)]:
             made.append(Variant(name, [], keywords=keywords))
     layouts_too = reference.declarations.layouts is None
@@ -84,12 +88,18 @@ def of_keywords(
     made += [replace(one, keywords=small) for one in others]
     if drawn_values.free_numbers(reference, workload, case.dtype, small):
         numbers = Variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS)
-        # A threshold decides little among few elements. Many rows take long to draw.
-        made.append(replace(numbers, keywords=small if reference.declarations.samples else larger or small))
         others.append(numbers)
+        made += other_numbers(numbers, small, {} if reference.declarations.samples else larger)
     if small and shapes.tiny():
         made += map(at_own, others)
     return made
+
+
+def other_numbers(numbers: Variant, small: Keywords, larger: Keywords) -> list[Variant]:
+    """Twice where inputs may be larger: a threshold decides little among few elements, and a single loss may be the
+    same by chance. larger: none where outputs are drawn, since many rows take long to draw."""
+    made = [replace(numbers, keywords=larger or small)]
+    return made + [replace(numbers, name=f"{numbers.name}, {SMALL}", keywords=small)] * bool(larger)
 
 
 def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[Variant]:
@@ -105,7 +115,7 @@ def of_sizes(shapes: "Shapes", wanted: Iterable[Named]) -> list[Variant]:
 
 def other_sizes(shapes: "Shapes", groups: list[Group], small: Sizes) -> Iterator[Named]:
     """All sizes except the primes just below. small: small primes in all places."""
-    yield "prime sizes", small
+    yield SMALL, small
     yield from edge_sizes(shapes, groups, small)
     yield from sizes_alone(groups)
     for sizes_of in (beyond_sizes, part_sizes, batch_sizes):
@@ -272,6 +282,10 @@ class Shapes:
 
     def samples(self) -> bool:
         return bool(self._arguments[0].declarations.samples)
+
+    def holds_number(self) -> bool:
+        """Is a floating number among the arguments?"""
+        return any(type(leaf) is float for leaf in tensor_trees.leaves(self._given))
 
     def floating(self) -> bool:
         return any(tensor.dtype in tensor_trees.NAMES for tensor in self.inputs)
