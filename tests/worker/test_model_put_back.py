@@ -132,3 +132,63 @@ def test_a_backward_pass_that_the_model_itself_has_not_is_its_own_fault(tmp_path
     file = ModelFile(tmp_path / "model.py", "cpu", training=True)
     with pytest.raises(WrongModelFile, match="the backward pass failed: RuntimeError: one of the variables"):
         model_put_back.Judge(file, file.module, {}, TOLERANCES).gradients()
+
+
+def swapped(folder, text: str, kernel: str, training: bool = False, at: str = "0") -> model_put_back.Judge:
+    """A judge of a model whose part at `at` was cut out; kernel: changes `old -> new` to the text of the cut."""
+    file = cached(folder, text)
+    model = str(folder / "model.py")
+    made = model_cut.cut(CONTEXT, model, at, None, None, str(folder), None, None, {})
+    source = Path(made.path).read_text()
+    (folder / "cut.py").write_text(source)
+    old, new = kernel.split(" -> ") if kernel else ("", "")
+    assert old in source
+    (folder / "kernel.py").write_text(source.replace(old, new).replace("class Model(", "class ModelNew("))
+    operator = model_swap.Operator(folder / "kernel.py", folder / "cut.py")
+    file = ModelFile(folder / "model.py", "cpu", training)
+    made = model_swap.replacements(file.module, at, operator)
+    return model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES)
+
+
+NOISY = "class Noisy(nn.Module):\n    def forward(self, x): return x + torch.rand_like(x)\n"
+
+
+@pytest.mark.parametrize(("kernel", "right"), [("", True), ("return linear -> return linear * 1.05", False)])
+@pytest.mark.parametrize("after", ["nn.Dropout(0.5)", "Noisy()"])
+def test_a_model_that_draws_random_numbers_is_compared_with_itself_alone(tmp_path, after, kernel, right):
+    """In a wider dtype it draws others, and twice that error would let any kernel pass."""
+    text = TRAINED.replace("nn.ReLU()", after).replace("def load", NOISY + "def load")
+    judge = swapped(tmp_path, text, kernel, training=True)
+    assert [one.passed for one in judge.outputs()] == [right]
+    assert judge.gradients().passed is right
+
+
+SHIFTED = """
+import torch, torch.nn as nn
+class Window(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, 4))
+    def forward(self, x):
+        self.last[:-1] = self.last[1:].clone()
+        self.last[-1] = x
+        return self.last.mean(0) + x
+def load(): return nn.Sequential(Window(), nn.ReLU())
+def inputs(): return [torch.randn(4)]
+"""
+
+
+FORGETS = "torch.ops.aten.copy_.default(slice_2, clone) -> slice_2.clone()"
+
+
+@pytest.mark.parametrize(("kernel", "right"), [("", True), (FORGETS, False)])
+def test_a_model_that_remembers_is_compared_once_something_is_in_its_memory(tmp_path, kernel, right):
+    """All zeros at first, the window looks the same wherever it is shifted."""
+    assert [one.passed for one in swapped(tmp_path, SHIFTED, kernel).outputs()] == [right]
+
+
+def test_buffers_that_a_run_binds_anew_are_the_former_ones_afterwards(tmp_path):
+    text = SHIFTED.replace("self.last[:-1] = self.last[1:].clone()", "self.last = torch.cat([self.last[1:], x[None]])")
+    file = cached(tmp_path, text.replace("self.register", 'self.register_buffer("none", None)\n        self.register'))
+    first, second = (file.left_by(file.module, "default") for _ in range(2))
+    assert len(first) == 4 and all(map(torch.equal, first, second)) and not file.module[0].last.any()

@@ -213,7 +213,7 @@ class Draft:
         call; note: the sizes of the module's arguments there."""
         if workload not in self._plain:
             self._file.phase(f"running the model, workload {workload}")
-            self._plain[workload] = [self._outputs(self._file.module, workload) for _ in range(2)]
+            self._plain[workload] = [self._file.left_by(self._file.module, workload) for _ in range(2)]
         first, second = self._plain[workload]
         self._file.phase(f"running the model with the cut in place, workload {workload}")
         try:
@@ -222,14 +222,6 @@ class Draft:
             return Proof(workload, 0.0, 0.0, 0, str(error).strip().splitlines()[0])
         noise, difference = (max(map(difference_of, one, first), default=0.0) for one in (second, replaced))
         return Proof(workload, difference, noise, len(first))
-
-    def _outputs(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
-        """The outputs of a run, its inputs as it left them, and the buffers, which then get their former contents."""
-        arguments = self._file.arguments(workload)
-        with self._file.buffers_restored():
-            outputs = self._file.run(module, arguments)
-            left = [*arguments.tensors(), *self._file.module.buffers()]
-            return [one.detach().clone() for one in tensor_trees.input_tensors([outputs]) + left]
 
     def _model(self, path: Path) -> torch.nn.Module:
         """Model of a file, with the module's own parameters and buffers."""
@@ -257,7 +249,7 @@ class Draft:
 
         own = problem.load_module(path).call
         with swapped(self._file.module, self._path, InPlace(self._target, call, kernel)) as whole:
-            outputs = self._outputs(whole, workload)
+            outputs = self._file.left_by(whole, workload)
         if not calls:
             raise NotCut(f"'{self._path}' was replaced, and the model did not call it in workload '{workload}'")
         return outputs

@@ -121,7 +121,7 @@ class Judge:
     def _in_workload(self, workload: str) -> ModelCheck:
         name = f"outputs, workload {workload}"
         self._file.phase(f"running the model as it is, workload {workload}")
-        plain = self._left_by(self._file.module, workload)
+        plain = self._file.left_by(self._file.module, workload)
         calls: list[bool] = []
 
         def note(module, args, kwargs, outputs):
@@ -130,7 +130,7 @@ class Judge:
         hooks = [one.register_forward_hook(note, with_kwargs=True) for one in {*self._made.values()}]
         self._file.phase(f"running the model with the kernel, workload {workload}")
         try:
-            replaced = self._left_by(self.after, workload)
+            replaced = self._file.left_by(self.after, workload)
         except Exception as error:
             return ModelCheck(name, False, first_line(error))
         finally:
@@ -147,18 +147,13 @@ class Judge:
             check, detail=f"the original takes {len(calls) - sum(calls)} of {len(calls)} calls; {check.detail}"
         )
 
-    def _left_by(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
-        arguments = self._file.arguments(workload)
-        with self._file.buffers_restored():
-            outputs = self._file.run(module, arguments)
-            left = tensor_trees.input_tensors([outputs]) + arguments.tensors() + [*self._file.module.buffers()]
-            return [one.detach().clone() for one in left]
-
     def _exact_outputs(self, workload: str) -> list[torch.Tensor] | None:
-        """The same of the model in a wider dtype; None where it does not run in one."""
+        """The same of the model in a wider dtype; None where it does not run in one, or would draw other numbers."""
+        if self._file.habits(workload).random:
+            return None
         try:
-            outputs = self._file.run(copy.deepcopy(self._exact), self._wide_arguments(workload))
-            return [one.detach() for one in tensor_trees.input_tensors([outputs])]
+            exact = copy.deepcopy(self._exact)
+            return self._file.left(exact, workload, self._wide_arguments(workload), exact)
         except Exception:  # there is none, too little memory, or a dtype that is written in the model
             return None
 
@@ -195,7 +190,7 @@ class Judge:
             return op(*arguments)
 
         operator.apply = noting
-        self._left_by(self.after, self.workload)
+        self._file.left_by(self.after, self.workload)
         del operator.apply
         plain = operator.mutated or not self._file.training  # gradients that nobody asked for are not tried
         real = [one.detach() if plain and isinstance(one, torch.Tensor) else one for one in given[0]]
@@ -215,16 +210,23 @@ class Judge:
             return ModelCheck("gradients", False, first_line(error))
         if missing := [name for name in plain if name not in replaced]:
             return ModelCheck("gradients", False, f"'{missing[0]}' gets none")
+        exact = self._exact_gradients([*plain])
+        return self._compared("gradients", [replaced[name] for name in plain], [*plain.values()], exact)
+
+    def _exact_gradients(self, names: list[str]) -> list[torch.Tensor] | None:
+        """Those of the model in a wider dtype; None as for `_exact_outputs`."""
+        if self._file.habits(self.workload).random:
+            return None
         try:
             wide = self._gradients(self._exact, self._wide_arguments(self.workload))
-            exact = [wide[name] for name in plain]
+            return [wide[name] for name in names]
         except Exception:
-            exact = None
-        return self._compared("gradients", [replaced[name] for name in plain], [*plain.values()], exact)
+            return None
 
     def _gradients(self, module: torch.nn.Module, arguments: Arguments) -> dict[str, torch.Tensor]:
         module.zero_grad()
-        self._file.backward(self._file.run(module, arguments))
+        with self._file.buffers_restored():
+            self._file.backward(self._file.run(module, arguments))
         made = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
         module.zero_grad()
         return made
@@ -266,7 +268,9 @@ class Judge:
         except (Exception, TookTooLong) as error:
             return ModelCheck(DYNAMIC, *self._blame(backend, ready_s, error))
         checks = [
-            self._compared(DYNAMIC, left, self._left_by(self._file.module, workload), self._exact_outputs(workload))
+            self._compared(
+                DYNAMIC, left, self._file.left_by(self._file.module, workload), self._exact_outputs(workload)
+            )
             for workload, left in results.items()
         ]
         if wrong := next((check for check in checks if not check.passed), None):
@@ -277,7 +281,7 @@ class Judge:
     def _left_compiled(self, module: torch.nn.Module, backend: str, ready_s: float) -> dict[str, list[torch.Tensor]]:
         made = torch.compile(module, backend=backend, dynamic=True)
         with within(ready_s):
-            return {workload: self._left_by(made, workload) for workload in self._file.workloads}
+            return {workload: self._file.left_by(made, workload) for workload in self._file.workloads}
 
     def _blame(self, backend: str, ready_s: float, error: BaseException) -> tuple[bool | None, str]:
         """(passed, detail) of a model that torch.compile does not get through, as it may not through the original."""
