@@ -15,7 +15,7 @@ from .cut_source import Cut
 from .graph_source import Size, named_sizes
 from .model_calls import RecordedCall, TakenApart
 from .model_chain import chain
-from .model_file import Arguments, ModelFile
+from .model_file import Arguments, ModelFile, Tensors
 from .model_graph import traced
 
 FOLLOWING = "following the module with torch.export"
@@ -90,7 +90,7 @@ class Draft:
         self._facts, self._files = facts, files
         self._path, self._workload = facts["module"], facts["workload"]
         self._name = self._path or "the model"
-        self._plain: dict[str, list[list[torch.Tensor]]] = {}
+        self._plain: dict[str, list[Tensors]] = {}
         self.edges: dict[str, list[torch.Tensor]] = {}
         self.forms: dict[str, cut_source.Form] = {}
 
@@ -220,7 +220,7 @@ class Draft:
             replaced = self._run_with(path, workload, see, note)
         except Exception as error:
             return Proof(workload, 0.0, 0.0, 0, str(error).strip().splitlines()[0])
-        noise, difference = (max(map(difference_of, one, first), default=0.0) for one in (second, replaced))
+        noise, difference = (largest_difference(one, first) for one in (second, replaced))
         return Proof(workload, difference, noise, len(first))
 
     def _model(self, path: Path) -> torch.nn.Module:
@@ -229,7 +229,7 @@ class Draft:
         model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
         return model
 
-    def _run_with(self, path: Path, workload: str, see: Callable, note: Callable) -> list[torch.Tensor]:
+    def _run_with(self, path: Path, workload: str, see: Callable, note: Callable) -> Tensors:
         model, calls = self._model(path), []
 
         def kernel(*inputs):
@@ -291,6 +291,12 @@ def swapped(model: torch.nn.Module, path: str, replaced: torch.nn.Module) -> Ite
         yield model
     finally:
         setattr(model.get_submodule(owner), leaf, original)
+
+
+def largest_difference(actual: Tensors, expected: Tensors) -> float:
+    if actual.keys() != expected.keys():
+        return accuracy.LARGEST_ERROR
+    return max((difference_of(actual[name], expected[name]) for name in expected), default=0.0)
 
 
 def difference_of(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -21,6 +21,7 @@ from . import problem, state, tensor_trees
 from .contract import ContractError, WrongModelFile
 from .faults import describe
 
+Tensors = dict[str, torch.Tensor]  # what a run leaves, by what it is
 SEED = 0  # of the weights, the inputs and each run, so that runs differ by what was replaced alone
 
 
@@ -38,6 +39,10 @@ class Arguments:
         """The same with other tensors."""
         args, kwargs = tensor_trees.map_tensors((self.args, self.kwargs), function)
         return Arguments(args, kwargs)
+
+    def floating(self, dtype: torch.dtype) -> "Arguments":
+        """The same with floating tensors in another dtype."""
+        return self.mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def copied(self) -> "Arguments":
         """The same in memory of their own, each tensor with its strides."""
@@ -149,21 +154,18 @@ class ModelFile:
             self._habits[workload] = Habits(drew, bool(changed))
         return self._habits[workload]
 
-    def left_by(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
+    def left_by(self, module: torch.nn.Module, workload: str) -> Tensors:
         """What runs of a module like the file's own leave (`left`). The buffers then get their former contents."""
         with self.buffers_restored():
             return self.left(module, workload, self.arguments(workload), self.module)
 
-    def left(
-        self, module: torch.nn.Module, workload: str, arguments: Arguments, holder: torch.nn.Module
-    ) -> list[torch.Tensor]:
-        """The outputs, the inputs as they are left, and the buffers of `holder`. A model that changes its buffers runs
-        twice: what is wrong with a cache shows only once something is in it."""
-        made: list[torch.Tensor] = []
-        for _ in range(2 if self.habits(workload).remembers else 1):
-            outputs = self.run(module, arguments)
-            made += [one.detach().clone() for one in tensor_trees.input_tensors([outputs])]
-        return made + [one.detach().clone() for one in (*arguments.tensors(), *holder.buffers())]
+    def left(self, module: torch.nn.Module, workload: str, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
+        """What a run leaves. A model that changes its buffers runs twice: what is wrong with a cache shows only once
+        something is in it. holder: of the buffers."""
+        made: Tensors = {}
+        if self.habits(workload).remembers:
+            made = {f"{name} of a first run": one for name, one in outputs_of(self.run(module, arguments)).items()}
+        return made | left_of(self.run(module, arguments), arguments, holder)
 
     @contextlib.contextmanager
     def buffers_restored(self) -> Iterator[list[str]]:
@@ -237,3 +239,15 @@ class ModelFile:
             raise
         except Exception as error:
             raise WrongModelFile(f"{self.name}: {part} failed: {describe(error)['message']}") from error
+
+
+def left_of(outputs, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
+    """Copies of the outputs of a call, of its inputs as it left them, and of the buffers of `holder`."""
+    inputs = {f"input {number} afterwards": one for number, one in enumerate(arguments.tensors())}
+    buffers = {f"buffer {name} afterwards": one for name, one in holder.named_buffers()}
+    return outputs_of(outputs) | {name: one.detach().clone() for name, one in (inputs | buffers).items()}
+
+
+def outputs_of(outputs) -> Tensors:
+    """Copies of the tensors in a result."""
+    return {f"output {at}": one.detach().clone() for at, one in enumerate(tensor_trees.input_tensors([outputs]))}
