@@ -71,10 +71,11 @@ def test_a_triton_kernel_stands_in_for_the_modules_and_the_report_says_so(cut_ou
         "kernel.py, which is not accepted, in place of 2 modules at layers.*.before, called 2 times a step of workload "
         "default, on cpu-interpreter"
     )
-    checks = [line.removeprefix("ok: ").split(":")[0] for line in lines[:5]]
-    compiled = "torch.compile, dynamic sizes"
-    assert checks == [*WORKLOADS, "torch.library.opcheck", "greedy tokens", compiled], done.stdout
-    assert lines[5] == "nothing was timed: there is no GPU here"
+    checks = [line.removeprefix("ok: ").split(":")[0] for line in lines[:6]]
+    others = ["torch.library.opcheck", "greedy tokens", "torch.compile, dynamic sizes"]
+    assert checks == [*WORKLOADS, "each call by itself", *others], done.stdout
+    assert lines[2].split(": ")[2].startswith("4 calls in 2 workloads, off by")
+    assert lines[6] == "nothing was timed: there is no GPU here"
     names = {path.name for path in put_backs.folder_of(made).iterdir()}
     assert names == {"kernel.py", "reference.py", "model_swap.py", "result.json"}
     page = run_here("render_report.py", made.root, "--markdown").stdout

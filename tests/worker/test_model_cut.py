@@ -325,6 +325,17 @@ def test_a_model_that_remembers_proves_nothing(tmp_path):
         cut(tmp_path, "1", model=model)
 
 
+def test_a_buffer_that_each_call_binds_anew_is_named(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('last', torch.zeros(4, 4))\n"
+        "    def forward(self, x):\n        self.last = torch.cat([self.last[1:], x[:1]])\n        return x + self.last\n"
+        "def load(): return nn.Sequential(Own())\n"
+    )
+    with pytest.raises(NotCut, match=r"binds 'last' to another tensor.*: self\.last\.copy_\("):
+        cut(tmp_path, "0", model=write_model(tmp_path, text + ONE_INPUT))
+
+
 ONE_INPUT = "def inputs(): return [torch.randn(4, 4)]\ndef workloads(): return {}\n"
 
 

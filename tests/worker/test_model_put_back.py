@@ -119,6 +119,8 @@ def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_pa
 
     judge, checks = judged(None)
     assert [one.passed for one in checks] == [True, False] and judge.left_out == []
+    with pytest.raises(WrongModelFile, match="--where fails in workload default: AttributeError"):
+        judged("input.size.none == 2")
     judge, checks = judged("input.shape[0] == 2")
     assert [one.passed for one in checks] == [True, True] and judge.left_out == ["wide"]
     assert checks[1].detail.startswith("the original takes 1 of 1 calls; ")
@@ -132,3 +134,129 @@ def test_a_backward_pass_that_the_model_itself_has_not_is_its_own_fault(tmp_path
     file = ModelFile(tmp_path / "model.py", "cpu", training=True)
     with pytest.raises(WrongModelFile, match="the backward pass failed: RuntimeError: one of the variables"):
         model_put_back.Judge(file, file.module, {}, TOLERANCES).gradients()
+
+
+def swapped(
+    folder, text: str, kernel: str, training: bool = False, at: str = "0", own: float | None = None
+) -> model_put_back.Judge:
+    """A judge of a model whose part at `at` was cut out; kernel: changes `old -> new` to the text of the cut."""
+    file = cached(folder, text)
+    model = str(folder / "model.py")
+    made = model_cut.cut(CONTEXT, model, at.replace("*", "0"), None, None, str(folder), None, None, {})
+    source = Path(made.path).read_text()
+    (folder / "cut.py").write_text(source)
+    old, new = kernel.split(" -> ") if kernel else ("", "")
+    assert old in source
+    (folder / "kernel.py").write_text(source.replace(old, new).replace("class Model(", "class ModelNew("))
+    operator = model_swap.Operator(folder / "kernel.py", folder / "cut.py")
+    file = ModelFile(folder / "model.py", "cpu", training)
+    made = model_swap.replacements(file.module, at, operator)
+    return model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES, None, own)
+
+
+NOISY = "class Noisy(nn.Module):\n    def forward(self, x): return x + torch.rand_like(x)\n"
+
+
+@pytest.mark.parametrize(("kernel", "right"), [("", True), ("return linear -> return linear * 1.05", False)])
+@pytest.mark.parametrize("after", ["nn.Dropout(0.5)", "Noisy()"])
+def test_a_model_that_draws_random_numbers_is_compared_with_itself_alone(tmp_path, after, kernel, right):
+    """In a wider dtype it draws others, and twice that error would let any kernel pass."""
+    text = TRAINED.replace("nn.ReLU()", after).replace("def load", NOISY + "def load")
+    judge = swapped(tmp_path, text, kernel, training=True)
+    assert [one.passed for one in judge.outputs()] == [right]
+    assert judge.gradients().passed is right
+
+
+SHIFTED = """
+import torch, torch.nn as nn
+class Window(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, 4))
+    def forward(self, x):
+        self.last[:-1] = self.last[1:].clone()
+        self.last[-1] = x
+        return self.last.mean(0) + x
+def load(): return nn.Sequential(Window(), nn.ReLU())
+def inputs(): return [torch.randn(4)]
+"""
+
+
+FORGETS = "torch.ops.aten.copy_.default(slice_2, clone) -> slice_2.clone()"
+
+
+@pytest.mark.parametrize(("kernel", "right"), [("", True), (FORGETS, False)])
+def test_a_model_that_remembers_is_compared_once_something_is_in_its_memory(tmp_path, kernel, right):
+    """All zeros at first, the window looks the same wherever it is shifted."""
+    assert [one.passed for one in swapped(tmp_path, SHIFTED, kernel).outputs()] == [right]
+
+
+def test_buffers_that_a_run_binds_anew_are_the_former_ones_afterwards(tmp_path):
+    text = SHIFTED.replace("self.last[:-1] = self.last[1:].clone()", "self.last = torch.cat([self.last[1:], x[None]])")
+    file = cached(tmp_path, text.replace("self.register", 'self.register_buffer("none", None)\n        self.register'))
+    first, second = (file.left_by(file.module, "default") for _ in range(2))
+    names = ["output 0 of a first run", "output 0", "input 0 afterwards", "buffer 0.last afterwards"]
+    assert [*first] == names and all(map(torch.equal, first.values(), second.values()))
+    assert not file.module[0].last.any()
+
+
+RESIDUAL = """
+import torch, torch.nn as nn
+class Scale(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(4, 4), factor
+        self.register_buffer("seen", torch.zeros(4))
+    def forward(self, x, shift=None):
+        self.seen.add_(x.mean(0))
+        return self.linear(x) * self.factor + (0 if shift is None else shift)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Scale(factor) for factor in FACTORS)
+    def forward(self, x):
+        for part in self.parts: x = 1e4 * x + part(x)
+        return x
+def load(): return Net()
+def inputs(): return [torch.randn(2, 4)]
+"""
+
+
+def test_a_small_error_that_goes_under_in_the_model_is_found_in_the_call_itself(tmp_path):
+    judge = swapped(tmp_path, RESIDUAL.replace("FACTORS", "(1.0, 1.0)"), "1.0) -> 1.01)", at="parts.*")
+    assert [one.passed for one in judge.outputs()] == [True]
+    assert judge.calls == {"default": 2}  # in a step, though a model that remembers runs twice
+    check = judge.each_call()
+    assert (check.name, check.passed) == ("each call by itself", False)
+    assert check.detail.startswith(
+        "call 1 of parts.0 in workload default: 100 % of output 0 is off by more than 0.0001"
+    )
+
+
+def test_a_call_may_be_as_far_off_as_the_session_lets_the_kernel_be(tmp_path):
+    judge = swapped(tmp_path, RESIDUAL.replace("FACTORS", "(1.0, 1.0)"), "1.0) -> 1.01)", at="parts.*", own=0.02)
+    assert judge.outputs()[0].passed and judge.each_call().passed
+
+
+def test_the_call_of_a_module_that_is_made_in_another_way_is_named(tmp_path):
+    judge = swapped(tmp_path, RESIDUAL.replace("FACTORS", "(1.0, 1.01)"), "", at="parts.*")
+    assert judge.outputs()[0].passed and judge.each_call().detail.startswith("call 1 of parts.1 in workload default: ")
+
+
+def test_each_call_starts_from_the_buffers_of_the_original(tmp_path):
+    judge = swapped(tmp_path, RESIDUAL.replace("FACTORS", "(1.0, 1.0)"), "", at="parts.*")
+    judge.outputs()
+    assert judge.each_call().detail == "2 calls in 1 workload, off by 0 at most, where 0.0001 is allowed"
+    (tmp_path / "more").mkdir()
+    forgets = "torch.ops.aten.add_.Tensor(self.seen, mean) -> self.seen + mean"
+    judge = swapped(tmp_path / "more", RESIDUAL.replace("FACTORS", "(1.0, 1.0)"), forgets, at="parts.*")
+    judge.outputs()
+    assert "of buffer seen afterwards is off" in judge.each_call().detail
+
+
+def test_what_a_module_computes_in_training_alone_is_told(tmp_path):
+    """A cut is of the model in evaluation."""
+    text = TRAINED.replace("nn.Linear(4, 4)", "nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))")
+    judge = swapped(tmp_path, text, "", training=True)
+    assert [one.passed for one in judge.outputs()] == [False]
+    assert "it is right for the module in evaluation" in judge.each_call().detail

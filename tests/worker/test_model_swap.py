@@ -106,6 +106,18 @@ def test_an_operator_that_writes_in_place_says_so(tmp_path):
     assert set(torch.library.opcheck(operator.op, (x, residual, weight)).values()) == {"SUCCESS"}
 
 
+def test_the_kernel_leaves_the_models_random_numbers_as_they_are(mlp):
+    """It makes its weights anew in the first call: dropout after it would drop others than in the original."""
+    model, inputs = decoder()
+    replaced = model_swap.into(copy.deepcopy(model), "layers.*.mlp", mlp)
+    drawn = []
+    for one in (model, replaced):
+        torch.manual_seed(3)
+        one(*inputs).sum().backward()
+        drawn.append(torch.rand(4))
+    assert torch.equal(*drawn)
+
+
 STATE_KERNEL = """
 import torch, torch.nn as nn
 class ModelNew(nn.Module):

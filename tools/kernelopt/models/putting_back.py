@@ -83,6 +83,7 @@ def put_back(sandbox: Sandbox, workspace: Workspace, kernel: Kernel, wanted: Wan
             "training": wanted.training,
             "generate": wanted.generate,
             "tolerances": oracle.tolerances(wanted.tolerance),
+            "own_tolerance": workspace.task().tolerance,
             "budget_s": wanted.budget_s,
             "ready_s": wanted.ready_s,
         }

@@ -15,7 +15,7 @@ from .cut_source import Cut
 from .graph_source import Size, named_sizes
 from .model_calls import RecordedCall, TakenApart
 from .model_chain import chain
-from .model_file import Arguments, ModelFile
+from .model_file import Arguments, ModelFile, Tensors
 from .model_graph import traced
 
 FOLLOWING = "following the module with torch.export"
@@ -90,7 +90,7 @@ class Draft:
         self._facts, self._files = facts, files
         self._path, self._workload = facts["module"], facts["workload"]
         self._name = self._path or "the model"
-        self._plain: dict[str, list[list[torch.Tensor]]] = {}
+        self._plain: dict[str, list[Tensors]] = {}
         self.edges: dict[str, list[torch.Tensor]] = {}
         self.forms: dict[str, cut_source.Form] = {}
 
@@ -213,23 +213,15 @@ class Draft:
         call; note: the sizes of the module's arguments there."""
         if workload not in self._plain:
             self._file.phase(f"running the model, workload {workload}")
-            self._plain[workload] = [self._outputs(self._file.module, workload) for _ in range(2)]
+            self._plain[workload] = [self._file.left_by(self._file.module, workload) for _ in range(2)]
         first, second = self._plain[workload]
         self._file.phase(f"running the model with the cut in place, workload {workload}")
         try:
             replaced = self._run_with(path, workload, see, note)
         except Exception as error:
             return Proof(workload, 0.0, 0.0, 0, str(error).strip().splitlines()[0])
-        noise, difference = (max(map(difference_of, one, first), default=0.0) for one in (second, replaced))
+        noise, difference = (largest_difference(one, first) for one in (second, replaced))
         return Proof(workload, difference, noise, len(first))
-
-    def _outputs(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
-        """The outputs of a run, its inputs as it left them, and the buffers, which then get their former contents."""
-        arguments = self._file.arguments(workload)
-        with self._file.buffers_restored():
-            outputs = self._file.run(module, arguments)
-            left = [*arguments.tensors(), *self._file.module.buffers()]
-            return [one.detach().clone() for one in tensor_trees.input_tensors([outputs]) + left]
 
     def _model(self, path: Path) -> torch.nn.Module:
         """Model of a file, with the module's own parameters and buffers."""
@@ -237,7 +229,7 @@ class Draft:
         model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
         return model
 
-    def _run_with(self, path: Path, workload: str, see: Callable, note: Callable) -> list[torch.Tensor]:
+    def _run_with(self, path: Path, workload: str, see: Callable, note: Callable) -> Tensors:
         model, calls = self._model(path), []
 
         def kernel(*inputs):
@@ -257,7 +249,7 @@ class Draft:
 
         own = problem.load_module(path).call
         with swapped(self._file.module, self._path, InPlace(self._target, call, kernel)) as whole:
-            outputs = self._outputs(whole, workload)
+            outputs = self._file.left_by(whole, workload)
         if not calls:
             raise NotCut(f"'{self._path}' was replaced, and the model did not call it in workload '{workload}'")
         return outputs
@@ -299,6 +291,12 @@ def swapped(model: torch.nn.Module, path: str, replaced: torch.nn.Module) -> Ite
         yield model
     finally:
         setattr(model.get_submodule(owner), leaf, original)
+
+
+def largest_difference(actual: Tensors, expected: Tensors) -> float:
+    if actual.keys() != expected.keys():
+        return accuracy.LARGEST_ERROR
+    return max((difference_of(actual[name], expected[name]) for name in expected), default=0.0)
 
 
 def difference_of(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -47,12 +47,17 @@ class Recorder:
                 )
             arguments = Arguments(args, kwargs)
             held = {name: tensor.clone() for name, tensor in state.held(module).items()}
-            self._before = [arguments, arguments.copied(), versions(arguments), held]
+            self._before = [arguments, arguments.copied(), versions(arguments), held, dict(module.named_buffers())]
 
     def after(self, module, args, kwargs, outputs) -> None:
         if self.calls != 1:
             return
-        given, arguments, old_versions, held = self._before
+        given, arguments, old_versions, held, buffers = self._before
+        if bound := [name for name, one in module.named_buffers() if one is not buffers.get(name)]:
+            raise NotCut(
+                f"it binds '{bound[0]}' to another tensor in each call, which a kernel cannot do; let it write to the "
+                f"one that it holds: self.{bound[0]}.copy_(…)"
+            )
         pairs = zip(given.tensors(), arguments.tensors(), old_versions, versions(given), strict=True)
         changed = [now != old or not state.identical(tensor, copy) for tensor, copy, old, now in pairs]
         copies = tensor_trees.map_tensors(outputs, lambda tensor: tensor.detach().clone())

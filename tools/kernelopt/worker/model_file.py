@@ -21,6 +21,7 @@ from . import problem, state, tensor_trees
 from .contract import ContractError, WrongModelFile
 from .faults import describe
 
+Tensors = dict[str, torch.Tensor]  # what a run leaves, by what it is
 SEED = 0  # of the weights, the inputs and each run, so that runs differ by what was replaced alone
 
 
@@ -39,9 +40,21 @@ class Arguments:
         args, kwargs = tensor_trees.map_tensors((self.args, self.kwargs), function)
         return Arguments(args, kwargs)
 
+    def floating(self, dtype: torch.dtype) -> "Arguments":
+        """The same with floating tensors in another dtype."""
+        return self.mapped(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
     def copied(self) -> "Arguments":
         """The same in memory of their own, each tensor with its strides."""
         return self.mapped(lambda tensor: tensor_trees.copied(tensor.detach(), str(tensor.device)))
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a run of a model does beside computing its outputs: it draws random numbers; it changes its buffers."""
+
+    random: bool
+    remembers: bool
 
 
 class ModelFile:
@@ -65,6 +78,7 @@ class ModelFile:
             raise WrongModelFile(f"load() of {self.name} returns no torch.nn.Module but {module!r:.80}")
         self.module = module.to(device).train(training)
         self.workloads = self._workloads()
+        self._habits: dict[str, Habits] = {}
 
     def _workloads(self) -> dict[str, Callable]:
         makers = {"default": self._file.inputs} if hasattr(self._file, "inputs") else {}
@@ -128,16 +142,53 @@ class ModelFile:
         longer = torch.cat([whole[0], tokens[:, None].to(whole[0].dtype)], 1)
         return arguments.mapped(lambda one: longer if one is whole[0] else one)
 
+    def habits(self, workload: str) -> Habits:
+        """What a run of the file's own module does."""
+        if workload not in self._habits:
+            arguments = self.arguments(workload)
+            torch.manual_seed(SEED)
+            seeded = self._random_state()
+            with self.buffers_restored() as changed:
+                self.call(self.module, arguments)
+                drew = not torch.equal(seeded, self._random_state())
+            self._habits[workload] = Habits(drew, bool(changed))
+        return self._habits[workload]
+
+    def left_by(self, module: torch.nn.Module, workload: str) -> Tensors:
+        """What runs of a module like the file's own leave (`left`). The buffers then get their former contents."""
+        with self.buffers_restored():
+            return self.left(module, workload, self.arguments(workload), self.module)
+
+    def left(self, module: torch.nn.Module, workload: str, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
+        """What a run leaves. A model that changes its buffers runs twice: what is wrong with a cache shows only once
+        something is in it. holder: of the buffers."""
+        made: Tensors = {}
+        if self.habits(workload).remembers:
+            made = {f"{name} of a first run": one for name, one in outputs_of(self.run(module, arguments)).items()}
+        return made | left_of(self.run(module, arguments), arguments, holder)
+
     @contextlib.contextmanager
-    def buffers_restored(self) -> Iterator[None]:
-        """What runs inside may change the model's buffers; they get their contents again."""
-        before = {name: (tensor, tensor.clone()) for name, tensor in self.module.named_buffers()}
+    def buffers_restored(self) -> Iterator[list[str]]:
+        """What runs inside may change the model's buffers, or bind them to other tensors; they become what they were.
+        It yields a list, which then names those that were changed."""
+        owners = [(one, dict(one._buffers)) for one in self.module.modules()]
+        held = [(one, name, tensor) for one, own in owners for name, tensor in own.items() if tensor is not None]
+        contents = [tensor.clone() for *_, tensor in held]
+        changed: list[str] = []
         try:
-            yield
+            yield changed
         finally:
-            for tensor, contents in before.values():
-                if not state.identical(tensor, contents):
-                    tensor.copy_(contents)
+            for (one, name, tensor), before in zip(held, contents, strict=True):
+                if one._buffers.get(name) is not tensor or not state.identical(tensor, before):
+                    changed.append(name)
+                    tensor.copy_(before)
+            for one, own in owners:
+                one._buffers.clear()
+                one._buffers.update(own)
+
+    def _random_state(self) -> torch.Tensor:
+        own = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
+        return torch.cat(own)
 
     def loss(self, outputs) -> torch.Tensor:
         """What training minimises: loss() of the file, `.loss` of the outputs, or else the mean square of all floating
@@ -188,3 +239,15 @@ class ModelFile:
             raise
         except Exception as error:
             raise WrongModelFile(f"{self.name}: {part} failed: {describe(error)['message']}") from error
+
+
+def left_of(outputs, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
+    """Copies of the outputs of a call, of its inputs as it left them, and of the buffers of `holder`."""
+    inputs = {f"input {number} afterwards": one for number, one in enumerate(arguments.tensors())}
+    buffers = {f"buffer {name} afterwards": one for name, one in holder.named_buffers()}
+    return outputs_of(outputs) | {name: one.detach().clone() for name, one in (inputs | buffers).items()}
+
+
+def outputs_of(outputs) -> Tensors:
+    """Copies of the tensors in a result."""
+    return {f"output {at}": one.detach().clone() for at, one in enumerate(tensor_trees.input_tensors([outputs]))}

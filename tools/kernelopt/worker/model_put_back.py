@@ -10,8 +10,9 @@ from ..model_types import ModelCheck
 from . import accuracy, model_steps, model_swap, tensor_trees
 from .context import Context
 from .contract import NotCut, WrongModelFile
-from .faults import shortened
-from .model_file import Arguments, ModelFile
+from .model_comparing import difference, first_line, reason
+from .model_each_call import EachCall, wide_dtype
+from .model_file import Arguments, ModelFile, Tensors
 from .model_steps import StepTimes, TookTooLong, within
 
 DYNAMIC = "torch.compile, dynamic sizes"
@@ -42,14 +43,15 @@ def put_back(
     training: bool,
     generate: int,
     tolerances: dict[str, float],
+    own_tolerance: float | None,
     budget_s: float,
     ready_s: float,
 ) -> PutBackReport:
     """Check, and on a GPU time, a model with the kernel of `folder` (kernel.py, reference.py) in place of the modules
     at `at`. where: the calls that it takes, a condition on the module's arguments. workload: of the step; None for that
     of the cut, or else the first. training: also compare gradients. generate: how many greedy tokens are compared.
-    tolerances: by dtype, on |error| / (|original| + rms). budget_s: for the times of each way of running a step;
-    ready_s: to compile it."""
+    tolerances: by dtype, on |error| / (|original| + rms). own_tolerance: the session's, for the kernel by itself; None
+    for that of the dtype. budget_s: for the times of each way of running a step; ready_s: to compile it."""
     file = ModelFile(Path(model), context.device, training, context.phase)
     try:
         operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
@@ -61,12 +63,13 @@ def put_back(
     if training and operator.mutated:
         raise NotCut(f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow")
     own = operator.workload if operator.workload in file.workloads else None
-    judge = Judge(file, with_modules(file.module, made), made, tolerances, workload or own)
+    judge = Judge(file, with_modules(file.module, made), made, tolerances, workload or own, own_tolerance)
     checks = judge.outputs()
     if all(check.passed for check in checks) and not judge.calls[judge.workload]:
         raise WrongModelFile(
             f"workload '{judge.workload}' makes no call that fits '{where}'; name one that does: --workload NAME"
         )
+    checks += [judge.each_call()] if any(judge.calls.values()) else []
     if all(check.passed for check in checks):
         checks.append(judge.operator(operator))
         checks += [judge.gradients()] if training else []
@@ -104,6 +107,7 @@ class Judge:
         made: dict[str, model_swap.Replacement],
         tolerances: dict[str, float],
         workload: str | None = None,
+        own_tolerance: float | None = None,
     ):
         self.after, self.calls = after, dict.fromkeys(file.workloads, 0)
         self.left_out: list[str] = []
@@ -112,78 +116,51 @@ class Judge:
         parameters = [*file.module.parameters(), *file.module.buffers()]
         self._tolerance = tolerances.get(tensor_trees.dominant_dtype(parameters), tolerances["fp32"])
         self._exact = widened(file.module)
-        self._made = made
+        self._calls = EachCall(file, made, self._exact, max(self._tolerance, own_tolerance or 0.0))
 
     def outputs(self) -> list[ModelCheck]:
         """The outputs in each workload, and the buffers and inputs as a step leaves them."""
         return [self._in_workload(workload) for workload in self._file.workloads]
 
+    def each_call(self) -> ModelCheck:
+        """The calls of the modules in these workloads, each by itself."""
+        return self._calls.check()
+
     def _in_workload(self, workload: str) -> ModelCheck:
         name = f"outputs, workload {workload}"
         self._file.phase(f"running the model as it is, workload {workload}")
-        plain = self._left_by(self._file.module, workload)
-        calls: list[bool] = []
-
-        def note(module, args, kwargs, outputs):
-            calls.append(module.fits(*args, **kwargs))
-
-        hooks = [one.register_forward_hook(note, with_kwargs=True) for one in {*self._made.values()}]
+        plain = self._file.left_by(self._file.module, workload)
         self._file.phase(f"running the model with the kernel, workload {workload}")
-        try:
-            replaced = self._left_by(self.after, workload)
-        except Exception as error:
-            return ModelCheck(name, False, first_line(error))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        calls = self._calls.in_workload(workload)
         self.calls[workload] = sum(calls)
         self.left_out += [workload] if calls and not any(calls) else []
         if not calls:
             return ModelCheck(name, False, "the model did not call the module")
+        try:
+            replaced = self._file.left_by(self.after, workload)
+        except Exception as error:
+            return ModelCheck(name, False, reason(error))
         check = self._compared(name, replaced, plain, self._exact_outputs(workload))
         if all(calls):
             return check
-        return replace(
-            check, detail=f"the original takes {len(calls) - sum(calls)} of {len(calls)} calls; {check.detail}"
-        )
+        others = f"the original takes {len(calls) - sum(calls)} of {len(calls)} calls"
+        return replace(check, detail=f"{others}; {check.detail}")
 
-    def _left_by(self, module: torch.nn.Module, workload: str) -> list[torch.Tensor]:
-        arguments = self._file.arguments(workload)
-        with self._file.buffers_restored():
-            outputs = self._file.run(module, arguments)
-            left = tensor_trees.input_tensors([outputs]) + arguments.tensors() + [*self._file.module.buffers()]
-            return [one.detach().clone() for one in left]
-
-    def _exact_outputs(self, workload: str) -> list[torch.Tensor] | None:
-        """The same of the model in a wider dtype; None where it does not run in one."""
+    def _exact_outputs(self, workload: str) -> Tensors | None:
+        """The same of the model in a wider dtype; None where it does not run in one, or would draw other numbers."""
+        if self._file.habits(workload).random:
+            return None
         try:
-            outputs = self._file.run(copy.deepcopy(self._exact), self._wide_arguments(workload))
-            return [one.detach() for one in tensor_trees.input_tensors([outputs])]
+            exact = copy.deepcopy(self._exact)
+            return self._file.left(exact, workload, self._wide_arguments(workload), exact)
         except Exception:  # there is none, too little memory, or a dtype that is written in the model
             return None
 
     def _wide_arguments(self, workload: str) -> Arguments:
-        dtype = next(one.dtype for one in self._exact.parameters() if one.is_floating_point())
-        wide = self._file.arguments(workload)
-        return wide.mapped(lambda one: one.to(dtype) if one.is_floating_point() else one)
+        return self._file.arguments(workload).floating(wide_dtype(self._exact))
 
-    def _compared(self, name: str, actual: list, plain: list, exact: list | None) -> ModelCheck:
-        """The first tensor that is off, or the largest difference."""
-        if len(actual) != len(plain):
-            return ModelCheck(name, False, f"{len(actual)} tensors, where the original gives {len(plain)}")
-        worst = bound = 0.0
-        for number, (one, other) in enumerate(zip(actual, plain, strict=True)):
-            oracle = exact[number] if exact and number < len(exact) and exact[number].shape == other.shape else other
-            if (one.shape, one.dtype) != (other.shape, other.dtype):
-                return ModelCheck(name, False, f"tensor {number} is {one.dtype} {tuple(one.shape)}")
-            deviation = deviation_of(one, oracle, other, self._tolerance if other.is_floating_point() else 0.0)
-            if wrong := deviation.mismatches + deviation.nonfinite:
-                detail = (
-                    f"{100 * wrong / one.numel():.2g} % of tensor {number} is off by more than {deviation.bound:.2g}"
-                )
-                return ModelCheck(name, False, f"{detail}, and by {deviation.max_rel:.2g} at most")
-            worst, bound = max(worst, deviation.max_rel), max(bound, deviation.bound)
-        return ModelCheck(name, True, f"{len(plain)} tensors, off by {worst:.2g} at most, where {bound:.2g} is allowed")
+    def _compared(self, name: str, actual: Tensors, plain: Tensors, exact: Tensors | None) -> ModelCheck:
+        return difference(actual, plain, exact, self._tolerance).check(name)
 
     def operator(self, operator: model_swap.Operator) -> ModelCheck:
         """torch.library.opcheck, on the arguments of a real call."""
@@ -195,7 +172,7 @@ class Judge:
             return op(*arguments)
 
         operator.apply = noting
-        self._left_by(self.after, self.workload)
+        self._file.left_by(self.after, self.workload)
         del operator.apply
         plain = operator.mutated or not self._file.training  # gradients that nobody asked for are not tried
         real = [one.detach() if plain and isinstance(one, torch.Tensor) else one for one in given[0]]
@@ -212,19 +189,25 @@ class Judge:
         try:
             replaced = self._gradients(self.after, arguments)
         except Exception as error:
-            return ModelCheck("gradients", False, first_line(error))
+            return ModelCheck("gradients", False, reason(error))
         if missing := [name for name in plain if name not in replaced]:
             return ModelCheck("gradients", False, f"'{missing[0]}' gets none")
-        try:
-            wide = self._gradients(self._exact, self._wide_arguments(self.workload))
-            exact = [wide[name] for name in plain]
-        except Exception:
-            exact = None
-        return self._compared("gradients", [replaced[name] for name in plain], [*plain.values()], exact)
+        own = {name: replaced[name] for name in plain}
+        return self._compared("gradients", own, plain, self._exact_gradients())
 
-    def _gradients(self, module: torch.nn.Module, arguments: Arguments) -> dict[str, torch.Tensor]:
+    def _exact_gradients(self) -> Tensors | None:
+        """Those of the model in a wider dtype; None as for `_exact_outputs`."""
+        if self._file.habits(self.workload).random:
+            return None
+        try:
+            return self._gradients(self._exact, self._wide_arguments(self.workload))
+        except Exception:
+            return None
+
+    def _gradients(self, module: torch.nn.Module, arguments: Arguments) -> Tensors:
         module.zero_grad()
-        self._file.backward(self._file.run(module, arguments))
+        with self._file.buffers_restored():
+            self._file.backward(self._file.run(module, arguments))
         made = {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
         module.zero_grad()
         return made
@@ -266,7 +249,9 @@ class Judge:
         except (Exception, TookTooLong) as error:
             return ModelCheck(DYNAMIC, *self._blame(backend, ready_s, error))
         checks = [
-            self._compared(DYNAMIC, left, self._left_by(self._file.module, workload), self._exact_outputs(workload))
+            self._compared(
+                DYNAMIC, left, self._file.left_by(self._file.module, workload), self._exact_outputs(workload)
+            )
             for workload, left in results.items()
         ]
         if wrong := next((check for check in checks if not check.passed), None):
@@ -274,31 +259,18 @@ class Judge:
         workloads = f"{len(checks)} workload{'s' * (len(checks) > 1)}"
         return ModelCheck(DYNAMIC, True, f"backend {backend}, {workloads}: {checks[0].detail}")
 
-    def _left_compiled(self, module: torch.nn.Module, backend: str, ready_s: float) -> dict[str, list[torch.Tensor]]:
+    def _left_compiled(self, module: torch.nn.Module, backend: str, ready_s: float) -> dict[str, Tensors]:
         made = torch.compile(module, backend=backend, dynamic=True)
         with within(ready_s):
-            return {workload: self._left_by(made, workload) for workload in self._file.workloads}
+            return {workload: self._file.left_by(made, workload) for workload in self._file.workloads}
 
     def _blame(self, backend: str, ready_s: float, error: BaseException) -> tuple[bool | None, str]:
         """(passed, detail) of a model that torch.compile does not get through, as it may not through the original."""
         try:
             self._left_compiled(self._file.module, backend, ready_s)
         except (Exception, TookTooLong) as other:
-            return None, f"the original fails: {first_line(other)}"
-        return False, first_line(error)
-
-
-def deviation_of(
-    actual: torch.Tensor, exact: torch.Tensor, plain: torch.Tensor, tolerance: float
-) -> accuracy.Deviation:
-    """How far a tensor is from the exact one. Twice the error of the plain one is allowed, or the tolerance; what is
-    within that of the plain one is right too."""
-    actual, exact, plain = (accuracy.comparable(one).reshape(-1) for one in (actual, exact, plain))
-    rms = accuracy.root_mean_square(exact)
-    if not exact.numel():
-        return accuracy.Deviation(tolerance, rms)
-    theirs = accuracy.deviation(plain, exact, tolerance, rms)
-    return accuracy.deviation(actual, exact, max(tolerance, 2 * theirs.max_rel), rms, plain)
+            return None, f"the original fails: {reason(other)}"
+        return False, reason(error)
 
 
 def widened(module: torch.nn.Module) -> torch.nn.Module | None:
@@ -319,8 +291,3 @@ def last_logits(outputs) -> torch.Tensor:
         if one.is_floating_point() and one.ndim == 3:
             return one[:, -1].float()
     raise WrongModelFile("--generate needs an output of (requests, tokens, vocabulary), the logits")
-
-
-def first_line(error: object) -> str:
-    text = str(error).strip() or type(error).__name__
-    return shortened(text.splitlines()[0])

@@ -215,7 +215,7 @@ class Operator:
 
     def _with_state(self, state: list[torch.Tensor]) -> torch.nn.Module:
         device = state[0].device if state else None
-        with torch.device(device) if device else torch.no_grad(), torch.no_grad():
+        with random_numbers_kept(), torch.device(device) if device else torch.no_grad(), torch.no_grad():
             made = self._kernel.ModelNew(*self._init)
         own = {name: one.detach() for name, one in zip(self.state, state, strict=True)}  # not the model's own objects
         loaded = made.load_state_dict(own, strict=False, assign=True)
@@ -254,7 +254,8 @@ class Operator:
     @functools.cached_property
     def real(self) -> torch.nn.Module:
         """The reference with contents, for its constants."""
-        return self._reference.Model(*self._init)
+        with random_numbers_kept():
+            return self._reference.Model(*self._init)
 
     def _keep(self, ctx, inputs, output) -> None:
         ctx.numbers = [None if isinstance(one, torch.Tensor) else one for one in inputs]
@@ -399,6 +400,11 @@ def apart(results: list[torch.Tensor], arguments) -> list[torch.Tensor]:
         made.append(result.clone() if place(result) in taken else result)
         taken.add(place(made[-1]))
     return made
+
+
+def random_numbers_kept():
+    """What is made inside, in the middle of a step, leaves the model's dropout as it is."""
+    return torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
 
 
 @contextlib.contextmanager
