@@ -105,7 +105,9 @@ def command(args) -> str:
         known = ", ".join(experiment.COMMANDS)
         raise UsageError(f"name the agent's command with --agent, or with --client one of {known}")
     chosen = experiment.COMMANDS[args.client]
-    clients.require_installed(chosen.split()[0])
+    program = chosen.split()[0]
+    clients.require_installed(program)
+    clients.require_sandbox(program, "name a command without it with --agent")
     return chosen
 
 

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   optimize_kernel.py --workspace W --client codex --model gpt-5.5 --rounds 12 --budget-minutes 90
   optimize_kernel.py --workspace W --agent './my_agent --brief -' --resume"""
 
+WITHOUT_SANDBOX = "in a container, or in another sandbox, they run without it by --unconfined"
 SIDE_BY_SIDE = 64  # each is an agent, its clone and its verifications
 
 
@@ -65,6 +66,8 @@ def agent(args) -> tuple[clients.Client | None, str]:
     if args.network and args.on == "local":
         raise UsageError("--network lets agents reach a GPU node; name it with --on")
     clients.require_installed(args.client)
+    if not args.unconfined:
+        clients.require_sandbox(args.client, WITHOUT_SANDBOX)
     return client, client.command_line(args.model, args.unconfined, args.network)
 
 

@@ -56,6 +56,13 @@ def test_variants_are_explored_inside(problem_there):
     ], said
 
 
+def test_the_loop_says_that_its_agents_cannot_be_confined_inside(codex):
+    """A sandbox of Codex in one of Codex does not work."""
+    loop = f"{PYTHON} {BUNDLE}/tools/optimize_kernel.py --workspace . --client codex"
+    done = codex.try_to(f"{SANDBOX} {loop}")
+    assert done.returncode == 3 and "codex's own sandbox does not work here (error building" in done.stdout, done.stdout
+
+
 def test_the_stand_in_refuses_what_codex_refuses(codex):
     """tests/stand_ins/socket_filter.py, which the usual tests use, holds its list by heart."""
     sys.path.insert(0, str(STAND_INS))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import TIMING, stand_in_pynvml
+from kernelopt import bundle
 from kernelopt.device import gpu, gpu_watch
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import GpuState, MaxClocks, Spread, merged
@@ -65,6 +66,16 @@ def test_a_gpu_that_a_sandbox_hides_is_told_from_none(cards, monkeypatch, tmp_pa
         gpu.identify()
     gpu.DEVICE.touch()
     with pytest.raises(EnvironmentLacks, match="no NVIDIA GPU here"):
+        gpu.identify()
+
+
+def test_on_a_node_nobody_is_sent_to_a_node(cards, monkeypatch):
+    """Whose command line has an --on already."""
+    cards()
+    with pytest.raises(EnvironmentLacks, match="on a machine with one, or on a GPU node by --on"):
+        gpu.identify()
+    monkeypatch.setenv(bundle.MIRROR, "/mirror")
+    with pytest.raises(EnvironmentLacks, match="on a machine with one; without one, verify_kernel"):
         gpu.identify()
 
 

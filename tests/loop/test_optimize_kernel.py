@@ -127,6 +127,38 @@ def test_a_client_that_is_not_installed_is_named_before_anything_runs(ready, run
     assert done.returncode == 3 and "codex is not installed, or not on the PATH" in done.stderr, done.stderr
 
 
+NO_NAMESPACE = (
+    "bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
+)
+NESTED = "error building bubblewrap command: app-server socket directory must be a user-owned directory with mode 0700"
+
+
+@pytest.mark.parametrize("told", [NO_NAMESPACE, NESTED])
+def test_a_sandbox_of_the_client_that_does_not_work_is_named_before_anything_runs(
+    ready, run_here, monkeypatch, tmp_path, told
+):
+    """In a container, and inside Codex itself, each command of its agents would fail: lines of Codex 0.169.0."""
+    codex = tmp_path / "codex"
+    codex.write_text(f"#!/bin/sh\necho WARNING: proceeding >&2\necho '{told}' >&2\nexit 1\n")
+    codex.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    options = ["optimize_kernel.py", "--workspace", ready.root, "--on", "ray://127.0.0.1:9", "--client", "codex"]
+    done = run_here(*options)
+    assert done.returncode == 3 and f"codex's own sandbox does not work here ({told})" in done.stderr, done.stderr
+    assert "--unconfined" in done.stderr
+    assert "nothing answers at ray://127.0.0.1:9" in run_here(*options, "--unconfined").stderr
+
+
+def test_a_probe_that_fails_otherwise_stops_nothing(ready, run_here, monkeypatch, tmp_path):
+    """An older Codex has another command."""
+    codex = tmp_path / "codex"
+    codex.write_text("#!/bin/sh\necho 'error: unrecognized subcommand' >&2\nexit 2\n")
+    codex.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    done = run_here("optimize_kernel.py", "--workspace", ready.root, "--on", "ray://127.0.0.1:9", "--client", "codex")
+    assert "nothing answers at ray://127.0.0.1:9" in done.stderr
+
+
 def test_a_known_client_has_its_command_line():
     codex = CLIENTS["codex"]
     assert codex.command_line().startswith("codex exec --json --skip-git-repo-check --sandbox workspace-write ")

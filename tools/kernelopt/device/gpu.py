@@ -19,10 +19,8 @@ ON_A_CPU = (
     "verify_kernel.py and explore_kernels.py check a Triton kernel, and cut_problem.py and put_back.py a model's part, "
     "with --device cpu-interpreter"
 )
-NO_GPU = (
-    "no NVIDIA GPU here ({}); run this on a machine with one, or on a GPU node by --on (docs/remote-gpu.md); without "
-    f"one, {ON_A_CPU}"
-)
+NO_GPU = f"no NVIDIA GPU here ({{}}); run this on a machine with one{{}}; without one, {ON_A_CPU}"
+OR_ON_A_NODE = ", or on a GPU node by --on (docs/remote-gpu.md)"
 HIDDEN = (
     "a sandbox hides the GPU of this machine ({}); docs/install.md says what to allow, docs/remote-gpu.md how a GPU "
     f"node outside is used; {ON_A_CPU}"
@@ -59,7 +57,7 @@ def _lacks(why: str) -> EnvironmentLacks:
     with contextlib.suppress(EnvironmentLacks):
         if card := amd.identify():
             return EnvironmentLacks(AMD_GPU.format(card.name, card.gfx_target or "its gfx target"))
-    return EnvironmentLacks(NO_GPU.format(why))
+    return EnvironmentLacks(NO_GPU.format(why, "" if bundle.MIRROR in os.environ else OR_ON_A_NODE))
 
 
 def _visible_handles(nvml) -> list:

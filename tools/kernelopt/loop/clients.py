@@ -7,6 +7,7 @@ Source: their `--help` and what they print, of the versions that tests/clients/p
 import json
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from ..errors import EnvironmentLacks
 
 FINAL_AFTER = 3  # lines that tell what the user must mend: a login that is renewed meanwhile costs one
 GIVE_UP_S = 120.0  # since the first line of a trouble, without an answer; services recover from a rush in less
+PROBE_S = 20  # for a client to start, and to run `true` in its sandbox
+NO_SANDBOX = re.compile(r"bwrap|bubblewrap|landlock", re.IGNORECASE)
 STATUS = re.compile(r"\b(?:status|code)\W{1,3}(\d{3})\b")
 
 
@@ -46,7 +49,8 @@ class Sign:
 @dataclass(frozen=True)
 class Client:
     """command: {bundle} is the bundle's folder, {confined} the option `confined` or `unconfined`. network: an option
-    that opens the client's own sandbox to the network. hides_gpu: that sandbox does. troubles, refusals: lines that
+    that opens the client's own sandbox to the network. hides_gpu: that sandbox does. probe: a command that fails where
+    that sandbox does not work. troubles, refusals: lines that
     tell that it gets no answer of its model, and that a tool was not allowed. answers: lines that show an answer."""
 
     command: str
@@ -56,6 +60,7 @@ class Client:
     confined: str = ""
     unconfined: str = ""
     network: str = ""
+    probe: tuple[str, ...] = ()
     hides_gpu: bool = False
 
     def command_line(self, model: str | None = None, unconfined: bool = False, network: bool = False) -> str:
@@ -85,6 +90,7 @@ CLIENTS = {
         confined="--sandbox workspace-write --config sandbox_workspace_write.exclude_slash_tmp=true",
         unconfined="--sandbox danger-full-access",
         network="--config sandbox_workspace_write.network_access=true",
+        probe=("codex", "sandbox", "--", "true"),
         hides_gpu=True,  # its sandbox has a /dev without it
     ),
     "gemini": Client(
@@ -115,6 +121,25 @@ def require_installed(name: str) -> None:
     """EnvironmentLacks when the program of a client, which has its name, is not on the PATH."""
     if shutil.which(name) is None:
         raise EnvironmentLacks(f"{name} is not installed, or not on the PATH; install it, or name another --client")
+
+
+def require_sandbox(name: str, mend: str) -> None:
+    """EnvironmentLacks, with a mend, when a known client's own sandbox does not work here: each command of its agents
+    would fail."""
+    client = CLIENTS.get(name)
+    if client is None or not client.probe:
+        return
+    try:
+        done = subprocess.run(
+            client.probe, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PROBE_S
+        )
+    except subprocess.TimeoutExpired:
+        return
+    told = done.stderr.strip().splitlines()[-1:] or [""]
+    if done.returncode and NO_SANDBOX.search(told[0]):
+        raise EnvironmentLacks(
+            f"{name}'s own sandbox does not work here ({told[0][:200]}), so no command of its agents would run; {mend}"
+        )
 
 
 @dataclass(frozen=True)
