@@ -358,7 +358,8 @@ class Check:
         with blaming(OracleError):
             known, workload = self.loaded.computed_in, self.entry["workload"]
             ran = reference_runs.run(self.loaded, case, self.device, follow=workload not in known)
-            computed_in = known.setdefault(workload, ran.computed_in)
+            computed_in = known.setdefault(workload, ran.computed_in)[: len(ran.outputs)]
+            computed_in += [None] * (len(ran.outputs) - len(computed_in))  # at other sizes there may be more of them
             left = state.changed(ran.model, state.watched(case.state)) if own else {}
             oracle, precision = problem.oracle_outputs(
                 self.loaded, case, self.device, ran.outputs, unrounded=any(computed_in)
