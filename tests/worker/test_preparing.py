@@ -143,9 +143,9 @@ def test_what_a_reference_keeps_between_calls_holds_no_tensor_without_contents(t
 
 
 def test_whole_numbers_that_no_case_varies_are_named(tmp_path, monkeypatch):
-    inputs = (
-        "[torch.randn(rows, columns), torch.full((rows,), 3), torch.arange(rows), torch.zeros((), dtype=torch.int8)]"
+    others = "torch.full((rows,), 3), torch.arange(rows), torch.zeros((), dtype=torch.int8), rows, 100, True"
+    text = SUM.replace("columns)]", f"columns), {others}]").replace(
+        "self, x", "self, x, shift, at, zero, n, limit, flag"
     )
-    text = SUM.replace("[torch.randn(rows, columns)]", inputs).replace("self, x", "self, x, shift, at, zero")
-    answer, _ = prepared(tmp_path, text, monkeypatch)
-    assert answer["fixed"] == {"shift": 3, "zero": 0}
+    answer, _ = prepared(tmp_path, text.replace("columns)]", f"columns), {others}]"), monkeypatch)
+    assert answer["fixed"] == {"shift": 3, "zero": 0, "limit": 100}

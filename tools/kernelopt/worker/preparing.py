@@ -11,6 +11,7 @@ from . import problem, reference_runs, sampling, size_trials, tensor_trees, vari
 from .case_files import CaseFiles
 from .case_maker import CaseMaker
 from .context import Context, load_reference
+from .declarations import Declarations
 from .faults import OracleError, blaming
 
 KEPT_BYTES = 256 << 20  # of variants' inputs and parameters that stay in memory from their trial until they are stored
@@ -66,8 +67,8 @@ def prepare(
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """The fields of a measure.cases.Case, and the bytes that its file holds. whole: for each tensor of whole numbers
-    the name of its parameter and the one number that it holds, None where there are several."""
+    """The fields of a measure.cases.Case, and the bytes that its file holds. whole: for each whole number, and tensor
+    of such, the name of its parameter and the one number that it holds, None where there are several."""
 
     fields: dict
     bytes: int
@@ -75,8 +76,8 @@ class StoredInputs:
 
 
 def fixed(stored: list[StoredInputs]) -> dict[str, int]:
-    """The parameters of forward whose tensors hold one whole number in all cases, and that number. No variant changes
-    such a number, since it may be an index. Memory that get_inputs leaves unset holds the largest one."""
+    """The parameters of forward that hold one whole number in all cases, and that number. No variant changes such a
+    number, since it may be an index. Memory that get_inputs leaves unset holds the largest one."""
     held: dict[str, set[int | None]] = {}
     for name, number in itertools.chain.from_iterable(one.whole for one in stored):
         held.setdefault(name, set()).add(number)
@@ -234,13 +235,23 @@ def store(
         "mutates": declared.mutated_tensors(case.inputs),
         "contents": [] if variant else case.fingerprints(),
     }
-    return StoredInputs(fields, size, whole_numbers(arguments, fields["names"]))
+    return StoredInputs(fields, size, whole_numbers(case.inputs, declared))
 
 
-def whole_numbers(tensors: list[torch.Tensor], names: list[str]) -> list[tuple[str, int | None]]:
-    """StoredInputs.whole of the tensors of a case, which parameters of these names hold."""
-    whole = [pair for pair in zip(tensors, names, strict=True) if variant_inputs.whole(pair[0]) and pair[0].numel()]
-    unset = (torch.iinfo(tensor.dtype).max for tensor, _ in whole)
-    ends = [tuple(map(int, torch.aminmax(tensor))) for tensor, _ in whole]
-    pairs = zip(whole, ends, unset, strict=True)
-    return [(name, low if low == high != most else None) for (_, name), (low, high), most in pairs]
+def whole_numbers(inputs: list, declared: Declarations) -> list[tuple[str, int | None]]:
+    """StoredInputs.whole of the inputs of a case."""
+    named = [(declared.name(at), leaf) for at, value in enumerate(inputs) for leaf in tensor_trees.leaves(value)]
+    return [(name, one_number(leaf)) for name, leaf in named if is_whole(leaf)]
+
+
+def is_whole(leaf) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return variant_inputs.whole(leaf) and leaf.numel() > 0
+    return type(leaf) is int
+
+
+def one_number(leaf: torch.Tensor | int) -> int | None:
+    if isinstance(leaf, int):
+        return leaf
+    low, high = map(int, torch.aminmax(leaf))
+    return low if low == high != torch.iinfo(leaf.dtype).max else None
