@@ -9,6 +9,7 @@ and range of the real ones; --keep-weights and --keep-inputs keep the real ones 
 Exit 1 when the part cannot be cut out; the message says why."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -41,10 +42,10 @@ def main() -> int:
 def part_of(args) -> cutting.Part:
     between = args.between and tuple(args.between)
     if args.group is None:
-        return cutting.Part(args.model, args.module, between, args.workload, {})
+        return cutting.Part(args.model, args.module, between, args.workload, {}, args.call)
     if args.module or not args.groups:
         raise UsageError("--group N goes with --groups FILE, without --module")
-    return cutting.part_of_group(args.model, finding.listed(args.groups), args.group, between)
+    return replace(cutting.part_of_group(args.model, finding.listed(args.groups), args.group, between), call=args.call)
 
 
 def arguments():
@@ -62,6 +63,9 @@ def arguments():
     )
     parser.add_argument("--operators", action="store_true", help="list the module's operators and cut nothing")
     parser.add_argument("--workload", type=cli.filled, metavar="NAME", help="which of the model's (default: its first)")
+    parser.add_argument(
+        "--call", type=cli.positive_int, default=1, metavar="N", help="which call of the module in a step (default 1)"
+    )
     parser.add_argument("--out", type=cli.path, metavar="FILE", help="where reference.py goes")
     parser.add_argument("--keep-weights", type=cli.path, metavar="FILE", help="keep the real parameters in this file")
     parser.add_argument("--keep-inputs", type=cli.path, metavar="FILE", help="keep real inputs, as more workloads")

@@ -1,6 +1,7 @@
 """cut_problem.py: a problem out of a model's file, that a session can start from."""
 
 from conftest import BUNDLE, task, tool_json
+from kernelopt.model_types import CutReport, Proof
 from kernelopt.models import cutting, putting_back
 from kernelopt.session import workspace
 
@@ -31,6 +32,14 @@ def test_a_module_becomes_a_problem_that_a_session_starts_from(tmp_path, run_her
     assert tool_json("verify_kernel.py", *options, run=run_here)["status"] == "OK"
     again = run_here("cut_problem.py", *command)
     assert again.returncode == 2 and f"{out} exists" in again.stderr and out.read_text() == made.reference.read_text()
+
+
+def test_calls_of_another_form_are_told_with_what_to_do():
+    proof = Proof("default", 0.0, 0.0, 4, None, calls=1, left=2, condition="skip is None")
+    cut = CutReport("r.py", "own", "Own", 1, [], 1, 0, [], {}, "none", 3, ["default"], [proof])
+    proved, others = cutting.lines(cutting.CutProblem(cut, "cpu-interpreter"))[-2:]
+    assert proved.endswith("are equal with the cut in place of 1 of 3 calls")
+    assert others.startswith("the other calls lack skip is None: put_back.py --where 'skip is None' leaves them to")
 
 
 def test_a_line_shows_an_operator():

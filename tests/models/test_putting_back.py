@@ -41,7 +41,7 @@ class ModelNew(nn.Module):
 def cut_out(tmp_path_factory) -> workspace.Workspace:
     """A workspace of the decoder's norm, with a Triton kernel that nobody judged."""
     folder = tmp_path_factory.mktemp("norm")
-    arguments = (str(DECODER), "layers.0.before", None, None, str(folder), None, None)
+    arguments = (str(DECODER), "layers.0.before", None, None, 1, str(folder), None, None)
     report = model_cut.cut(Context("cpu", {}, None), *arguments, {"share_pct": 20.0, "at_most_pct": 12.0})
     made = workspace.create(folder, "norm", type(folder)(report.path), None, task())
     made.kernel.write_text(KERNEL.replace("EPSILON", "1e-6"))

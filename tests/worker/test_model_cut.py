@@ -14,8 +14,8 @@ MODELS = BUNDLE / "tests" / "models"
 CONTEXT = Context("cpu", {}, None)
 
 
-def cut(folder: Path, module: str, between=None, model: str = "parts.py", workload=None, inputs=None):
-    return model_cut.cut(CONTEXT, str(MODELS / model), module, between, workload, str(folder), None, inputs, {})
+def cut(folder: Path, module: str, between=None, model: str = "parts.py", workload=None, inputs=None, call=1):
+    return model_cut.cut(CONTEXT, str(MODELS / model), module, between, workload, call, str(folder), None, inputs, {})
 
 
 # module, operators from and to: MUTATES, results, the keywords of get_inputs
@@ -133,7 +133,9 @@ def test_a_call_of_sizes_that_the_cut_is_not_made_for_is_refused(tmp_path):
     """A loop over time has as many turns as were recorded: more tokens would be left out without a word."""
     call = problem.load_module(Path(cut(tmp_path, "0", model=write_model(tmp_path, LOOP)).path)).call
     assert call(lambda x: x, None, torch.ones(3, 6, 4)).shape == (3, 6, 4)
-    with pytest.raises(ValueError, match=r"cut out of a call with .*x\.shape\[1\] == 6.*; put_back\.py --where leaves"):
+    with pytest.raises(
+        ValueError, match=r"cut out of a call with x\.shape\[1\] == 6; put_back\.py --where 'x\.shape\["
+    ):
         call(lambda x: x, None, torch.ones(3, 9, 4))
     folder = tmp_path / "odd"
     folder.mkdir()
@@ -191,6 +193,38 @@ def test_a_workload_that_leaves_an_argument_out_is_told_so(tmp_path):
     text += "def workloads(): return {'bare': lambda: [torch.randn(3, 4)]}\n"
     report = cut(tmp_path, "own", model=write_model(tmp_path, text))
     assert [proof.why for proof in report.proofs] == [None, "mask is no tensor there"]
+
+
+RESIZED = """
+class Resize(nn.Module):
+    def forward(self, x, *, skip=None, scale=1.0):
+        y = x.relu() * scale
+        return y if skip is None else y + skip
+class Top(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = Resize()
+    def forward(self, x):
+        y = self.own(self.own(x), scale=0.5)
+        return self.own(self.own(y, skip=y, scale=2.0)[:1]) + self.own(y[:, :3]).sum()
+def load(): return Top()
+def inputs(): return [torch.randn(2, 4)]
+"""
+
+
+def test_a_module_that_is_called_in_several_forms_is_cut_in_one_of_them(tmp_path):
+    """Calls of the same form and other sizes are workloads; the original takes those of another form."""
+    model = write_model(tmp_path, RESIZED)
+    (tmp_path / "third").mkdir()
+    report, third = cut(tmp_path, "own", model=model), cut(tmp_path / "third", "own", model=model, call=3)
+    (proof,) = report.proofs
+    assert (proof.equal, proof.calls, proof.left, proof.condition) == (True, 3, 2, "scale == 1.0 and skip is None")
+    assert report.workloads == ["default", "call_4", "call_5"] and report.sizes == {"x_dim0": 2, "x_dim1": 4}
+    reference = problem.Reference(Path(report.path))
+    assert [reference.build(name, 0, None, "cpu")[1][0].shape for name in report.workloads] == [(2, 4), (1, 4), (2, 3)]
+    assert [name for name, *_ in third.inputs] == ["x", "skip"] and third.proofs[0].calls == 1
+    with pytest.raises(NotCut, match="the model calls 'own' 5 times in workload 'default'"):
+        cut(tmp_path, "own", model=model, call=6)
 
 
 def test_another_workload_is_cut_on_its_own(tmp_path):
@@ -307,7 +341,7 @@ WRONG_FILES = {
     "def load(): return 3": "returns no torch.nn.Module but 3",
     "def load(): return nn.ReLU()": r"must define inputs\(\), or workloads\(\)",
     "def load(): return nn.ReLU()\ndef inputs(): return torch.ones(3)": "returns a Tensor; return a list",
-    "def load(): return nn.Linear(3, 3)\ndef inputs(): return [torch.ones(4)]": "the model failed: RuntimeError",
+    "def load(): return nn.Linear(3, 3)\ndef inputs(): return [torch.ones(4)]": "model.py failed while running the model, workload default: RuntimeError",
     "def load(): raise OSError('no weights')": r"load\(\) failed: OSError: no weights",
 }
 

@@ -87,7 +87,7 @@ def test_opcheck_tries_gradients_in_training_alone(tmp_path, monkeypatch, traini
     """torch 2.13 dies of a GroupNorm over channels_last whose weights alone get gradients, on a CPU."""
     cached(tmp_path, TRAINED)
     folder, model = str(tmp_path), str(tmp_path / "model.py")
-    text = Path(model_cut.cut(CONTEXT, model, "0", None, None, folder, None, None, {}).path).read_text()
+    text = Path(model_cut.cut(CONTEXT, model, "0", None, None, 1, folder, None, None, {}).path).read_text()
     (tmp_path / "cut.py").write_text(text)
     (tmp_path / "kernel.py").write_text(text.replace("class Model(", "class ModelNew("))
     operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "cut.py")
@@ -103,7 +103,7 @@ def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_pa
     workloads = "def workloads(): return {'wide': lambda: [torch.randn(3, 4)]}\n"
     file = cached(tmp_path, TRAINED + workloads)
     folder, model = str(tmp_path), str(tmp_path / "model.py")
-    text = Path(model_cut.cut(CONTEXT, model, "0", None, None, folder, None, None, {}).path).read_text()
+    text = Path(model_cut.cut(CONTEXT, model, "0", None, None, 1, folder, None, None, {}).path).read_text()
     (tmp_path / "cut.py").write_text(text)
     (tmp_path / "kernel.py").write_text(
         text.replace("class Model(", "class ModelNew(").replace(
@@ -142,7 +142,7 @@ def swapped(
     """A judge of a model whose part at `at` was cut out; kernel: changes `old -> new` to the text of the cut."""
     file = cached(folder, text)
     model = str(folder / "model.py")
-    made = model_cut.cut(CONTEXT, model, at.replace("*", "0"), None, None, str(folder), None, None, {})
+    made = model_cut.cut(CONTEXT, model, at.replace("*", "0"), None, None, 1, str(folder), None, None, {})
     source = Path(made.path).read_text()
     (folder / "cut.py").write_text(source)
     old, new = kernel.split(" -> ") if kernel else ("", "")

@@ -16,7 +16,7 @@ MODELS = BUNDLE / "tests" / "models"
 def folder_with_cut(folder: Path, model: str, module: str) -> Path:
     """reference.py of a module, and Model itself as kernel.py."""
     report = model_cut.cut(
-        Context("cpu", {}, None), str(MODELS / model), module, None, None, str(folder), None, None, {}
+        Context("cpu", {}, None), str(MODELS / model), module, None, None, 1, str(folder), None, None, {}
     )
     text = Path(report.path).read_text()
     (folder / "reference.py").write_text(text)

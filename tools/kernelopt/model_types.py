@@ -15,13 +15,17 @@ def most_saved_pct(saved_us: float, floor_us: float, step_us: float) -> float:
 class Proof:
     """A run of the model with the cut in place, compared with a run as it is. difference: the largest of an output,
     over its size plus the rms; noise: the same of two runs as it is. outputs: how many tensors were compared. why: the
-    error of a run that failed, because the call of the module had another form."""
+    error of a run that failed, because the call of the module had another form. calls: of the module, that the cut
+    took; left: those of another form, which the original took; condition: what these lack; None for none."""
 
     workload: str
     difference: float
     noise: float
     outputs: int
     why: str | None = None
+    calls: int = 0
+    left: int = 0
+    condition: str | None = None
 
     @property
     def equal(self) -> bool:

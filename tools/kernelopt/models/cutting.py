@@ -14,13 +14,15 @@ from . import jobs
 @dataclass(frozen=True)
 class Part:
     """A part of a model. module: its path, "" for the model itself. between: names of the first and last operator, None
-    for all of them. workload: None for the model's default. about: more facts for the file."""
+    for all of them. workload: None for the model's default. call: which of the module's in a step, from 1. about: more
+    facts for the file."""
 
     model: Path
     module: str
     between: tuple[str, str] | None
     workload: str | None
     about: dict
+    call: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ def rounded(figure: float | None) -> float | None:
 
 def operators(sandbox: Sandbox, part: Part, timeout_s: float) -> list[dict]:
     """The operators of a module, in order: {name, operator, origin, dtype, shape}."""
-    arguments = {"model": str(part.model.resolve()), "module": part.module, "workload": part.workload}
-    return jobs.run(sandbox, "operators", arguments, timeout_s)["operators"]
+    where = {"module": part.module, "workload": part.workload, "call": part.call}
+    return jobs.run(sandbox, "operators", {"model": str(part.model.resolve()), **where}, timeout_s)["operators"]
 
 
 def cut(sandbox: Sandbox, part: Part, files: Files, timeout_s: float) -> CutProblem:
@@ -103,6 +105,7 @@ def cut(sandbox: Sandbox, part: Part, files: Files, timeout_s: float) -> CutProb
             "module": part.module,
             "between": part.between,
             "workload": part.workload,
+            "call": part.call,
             "folder": folder,
             "weights": files.weights and str(files.weights.resolve()),
             "inputs": files.inputs and str(files.inputs.resolve()),
@@ -132,7 +135,13 @@ def lines(problem: CutProblem) -> list[str]:
     sizes = ", ".join(f"{name}={value}" for name, value in cut.sizes.items())
     text.append(f"sizes that may differ: {sizes}" if sizes else f"sizes are fixed: {cut.fixed}")
     text.append(f"workloads: {', '.join(cut.workloads)}")
-    return text + [proof_line(proof, problem.device) for proof in cut.proofs]
+    text += [proof_line(proof, problem.device) for proof in cut.proofs]
+    if condition := next((proof.condition for proof in cut.proofs if proof.condition), None):
+        text.append(
+            f"the other calls lack {condition}: put_back.py --where {condition!r} leaves them to the original, and "
+            "cut_problem.py --call N cuts one of them out"
+        )
+    return text
 
 
 def strided(shape: list[int], strides: list[int]) -> str:
@@ -149,7 +158,8 @@ def proof_line(proof: Proof, device: str) -> str:
     if proof.equal:
         exactly = "equal" if proof.difference == 0 else f"equal within the noise of two runs, {proof.noise:.2g}"
         tensors = f"the model's outputs, inputs and buffers ({proof.outputs} tensors)"
-        return f"proved on {device}, workload {proof.workload}: {tensors} are {exactly} with the cut in place"
+        part = f" of {proof.calls} of {proof.calls + proof.left} calls" if proof.left else ""
+        return f"proved on {device}, workload {proof.workload}: {tensors} are {exactly} with the cut in place{part}"
     why = proof.why or f"the model's outputs would differ by {proof.difference:.2g}"
     return (
         f"not for workload {proof.workload}, which takes another way: {why}; cut that with --workload {proof.workload}"

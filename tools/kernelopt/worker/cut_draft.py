@@ -3,7 +3,7 @@ that may differ."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,10 +15,12 @@ from .cut_source import Cut
 from .graph_source import Size, named_sizes
 from .model_calls import RecordedCall, TakenApart
 from .model_chain import chain
+from .model_comparing import reason
 from .model_file import Arguments, ModelFile, Tensors
 from .model_graph import traced
 
 FOLLOWING = "following the module with torch.export"
+MOST_LATER = 3  # calls of other sizes in a run that become workloads
 
 
 def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:
@@ -79,9 +81,31 @@ class Drafts:
         raise AssertionError("unreachable")
 
 
+@dataclass
+class Seen:
+    """The calls of the module in a run of the model that the cut took, and why the original took the others. inputs: of
+    the cut in the first of them, copies. later: without contents, by number of the call, where the sizes are others.
+    forms: the sizes of the module's arguments."""
+
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    later: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    forms: list[cut_source.Form] = field(default_factory=list)
+    calls: int = 0
+    left: list[str] = field(default_factory=list)
+
+    def note(self, inputs: tuple, form: cut_source.Form) -> None:
+        self.calls += 1
+        if form in self.forms:
+            return
+        self.forms.append(form)
+        if not self.inputs:
+            self.inputs = [tensor_trees.copied(one.detach(), str(one.device)) for one in inputs]
+        elif len(self.later) < MOST_LATER:
+            self.later[self.calls + len(self.left)] = [one.detach().to("meta") for one in inputs]
+
+
 class Draft:
-    """A cut that is being written. edges: the tensors that it gets, by workload of the model in which it was proved;
-    forms: the sizes of the module's arguments there."""
+    """A cut that is being written. seen: in the workloads of the model in which it was proved."""
 
     def __init__(
         self, file: ModelFile, target: torch.nn.Module, made: Cut, folder: Path, facts: dict, files: RealFiles
@@ -91,8 +115,7 @@ class Draft:
         self._path, self._workload = facts["module"], facts["workload"]
         self._name = self._path or "the model"
         self._plain: dict[str, list[Tensors]] = {}
-        self.edges: dict[str, list[torch.Tensor]] = {}
-        self.forms: dict[str, cut_source.Form] = {}
+        self.seen: dict[str, Seen] = {}
 
     def prove_draft(self) -> list[Proof]:
         """Prove the operators, in each workload. NotCut where the model's outputs with the cut in place are others in
@@ -101,19 +124,19 @@ class Draft:
         path.write_text(self._text(self._cut, []))
         proofs = []
         for workload in [self._workload, *(name for name in self._file.workloads if name != self._workload)]:
-            given: list[list[torch.Tensor]] = []
-            forms: list[cut_source.Form] = []
-            proofs.append(self._proof(path, workload, given.append, forms.append))
+            proof, seen = self._proof(path, workload)
+            proofs.append(proof)
             refuse_unproved(proofs[0])
-            if proofs[-1].equal:
-                self.edges[workload], self.forms[workload] = given[0], forms[0]
-        self._cut = self._cut.at_sizes_of(self.edges[self._workload])
+            if proof.equal:
+                self.seen[workload] = seen
+        self._cut = self._cut.at_sizes_of(self.seen[self._workload].inputs)
         return proofs
 
     def write(self) -> tuple[Path, Cut]:
         """reference.py and the files that it names. Sizes that cannot differ alone are tied to others, or fixed."""
         loaded = self._keep(self._files.weights, "weights.pt", self._cut.state())
-        floating = {name: own for name, own in self.edges.items() if any(one.is_floating_point() for one in own)}
+        edges = {name: seen.inputs for name, seen in self.seen.items()}
+        floating = {name: own for name, own in edges.items() if any(one.is_floating_point() for one in own)}
         real = self._keep(self._files.inputs, "inputs.pt", floating)
         recorded = real and (real, list(floating))
         made = self._cut
@@ -125,14 +148,14 @@ class Draft:
     def prove(self, path: Path) -> None:
         """NotCut unless the written file computes the same in the model, draws inputs of the recorded form, and its
         results on them are numbers."""
-        for workload in self.edges:
-            refuse_unproved(self._proof(path, workload))
+        for workload in self.seen:
+            refuse_unproved(self._proof(path, workload)[0])
         reference = problem.Reference(path)
         self._file.phase("running the cut on random numbers")
         for workload in reference.workloads:
             model, inputs, _ = reference.build(workload, 0, None, self._file.device)
             if workload == "default":
-                same_form(inputs, self.edges[self._workload], list(self._cut.inputs.values()))
+                same_form(inputs, self.seen[self._workload].inputs, list(self._cut.inputs.values()))
             results = tensor_trees.tensors(problem.call(model.to(self._file.device), inputs))
             if any(one.is_floating_point() and one.numel() and not one.float().isfinite().any() for one in results):
                 raise NotCut(
@@ -150,10 +173,13 @@ class Draft:
         return final
 
     def _written(self, name: str, made: Cut, loaded: str | None, recorded: tuple[str, list[str]] | None) -> Path:
-        sizes = {workload: made.sizes_in(tensors) for workload, tensors in self.edges.items()}
-        inputs = cut_source.inputs_text(
-            made, self.edges[self._workload], list(self.edges.values()), list(sizes.values())
-        )
+        sizes = {}
+        for workload, seen in self.seen.items():
+            sizes[workload] = made.sizes_in(seen.inputs)
+            prefix = "" if workload == self._workload else f"{workload}_"
+            sizes |= {f"{prefix}call_{number}": made.sizes_in(own) for number, own in seen.later.items()}
+        edges = [seen.inputs for seen in self.seen.values()]
+        inputs = cut_source.inputs_text(made, self.seen[self._workload].inputs, edges, list(sizes.values()))
         chosen = sizes.pop(self._workload)
         others = {workload: own for workload, own in sizes.items() if own and own != chosen}
         path = self._folder / name
@@ -169,7 +195,8 @@ class Draft:
         constants = [name for node, name in names.items() if node in made.graph.constants]
         facts = {**self._facts, "changes": changes, "constants": constants}
         model = cut_source.model_text(made, loaded and f"self.load_state_dict({loaded})")
-        parts = [model, *middle, cut_source.call_text(made, self._name, [*self.forms.values()])]
+        forms = [form for seen in self.seen.values() for form in seen.forms]
+        parts = [model, *middle, cut_source.call_text(made, self._name, forms)]
         return cut_source.reference_text(title, facts, made.mutated(), parts)
 
     def _keep(self, path: str | None, name: str, value) -> str | None:
@@ -206,22 +233,22 @@ class Draft:
                 results.append([one.clone() for one in tensor_trees.input_tensors([outputs]) + arguments.tensors()])
         return all(difference_of(*pair) <= REPEATABLE for pair in zip(*results, strict=True))
 
-    def _proof(
-        self, path: Path, workload: str, see: Callable = lambda _: None, note: Callable = lambda _: None
-    ) -> Proof:
-        """Run the model with the cut of `path` in place of the original. see: gets copies of the inputs of its first
-        call; note: the sizes of the module's arguments there."""
+    def _proof(self, path: Path, workload: str) -> tuple[Proof, Seen]:
+        """Run the model with the cut of `path` in place of the original."""
         if workload not in self._plain:
             self._file.phase(f"running the model, workload {workload}")
             self._plain[workload] = [self._file.left_by(self._file.module, workload) for _ in range(2)]
         first, second = self._plain[workload]
         self._file.phase(f"running the model with the cut in place, workload {workload}")
+        seen = Seen()
         try:
-            replaced = self._run_with(path, workload, see, note)
+            replaced = self._left_with(path, workload, seen)
         except Exception as error:
-            return Proof(workload, 0.0, 0.0, 0, str(error).strip().splitlines()[0])
+            return Proof(workload, 0.0, 0.0, 0, reason(error)), seen
         noise, difference = (largest_difference(one, first) for one in (second, replaced))
-        return Proof(workload, difference, noise, len(first))
+        runs, condition = self._file.runs(workload), " and ".join(dict.fromkeys(seen.left)) or None
+        counts = seen.calls // runs, len(seen.left) // runs
+        return Proof(workload, difference, noise, len(first), None, *counts, condition), seen
 
     def _model(self, path: Path) -> torch.nn.Module:
         """Model of a file, with the module's own parameters and buffers."""
@@ -229,30 +256,34 @@ class Draft:
         model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
         return model
 
-    def _run_with(self, path: Path, workload: str, see: Callable, note: Callable) -> Tensors:
-        model, calls = self._model(path), []
+    def _left_with(self, path: Path, workload: str, seen: Seen) -> Tensors:
+        """What the model leaves with the cut in place of the module. Calls of another form go to the original."""
+        model, own = self._model(path), problem.load_module(path)
+        given = Arguments((), {})
 
         def kernel(*inputs):
             for name, one in zip(self._cut.inputs.values(), inputs, strict=True):
                 if not isinstance(one, torch.Tensor):
                     raise NotCut(f"{name} is no tensor there")
-            if not calls:
-                see([tensor_trees.copied(one.detach(), str(one.device)) for one in inputs])
-            calls.append(1)
+            seen.note(inputs, [tuple(leaf.tensor.shape) for leaf in TakenApart(self._target, given).leaves])
             return model(*inputs)
 
         def call(kernel, module, *args, **kwargs):
-            if not calls:
-                leaves = TakenApart(self._target, Arguments(args, kwargs)).leaves
-                note([tuple(leaf.tensor.shape) for leaf in leaves])
-            return own(kernel, module, *args, **kwargs)
+            nonlocal given
+            given = Arguments(args, kwargs)
+            try:
+                return own.call(kernel, module, *args, **kwargs)
+            except getattr(own, "OtherCall", ()) as other:
+                seen.left.append(other.condition)
+                return self._target(*args, **kwargs)
 
-        own = problem.load_module(path).call
         with swapped(self._file.module, self._path, InPlace(self._target, call, kernel)) as whole:
-            outputs = self._file.left_by(whole, workload)
-        if not calls:
+            left = self._file.left_by(whole, workload)
+        if seen.left and not seen.calls:
+            raise NotCut(f"the call lacks {seen.left[0]}")
+        if not seen.calls:
             raise NotCut(f"'{self._path}' was replaced, and the model did not call it in workload '{workload}'")
-        return outputs
+        return left
 
 
 def tied(made: Cut, dependent: list[str]) -> Cut:

@@ -44,6 +44,21 @@ def recorded(name):
         for one in inputs
     ]
 '''
+REQUIRED = '''
+class OtherCall(ValueError):
+    """A call of another form, or of sizes that the cut is not made for. condition: what it lacks."""
+
+    def __init__(self, condition):
+        part = CUT["module"] or "the model"
+        leave = f"put_back.py --where {condition!r} leaves others to the original"
+        super().__init__(f"{part} was cut out of a call with {condition}; {leave}")
+        self.condition = condition
+
+
+def required(holds, condition):
+    if not holds:
+        raise OtherCall(condition)
+'''
 OTHER_WAY = "at these sizes the model takes another way"
 NO_CASES = (OTHER_WAY, recorded_values.FEWER)  # what get_inputs says of sizes that it does not take
 TRIED_SIZES = (4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 64, 100, 127, 128, 1000, 4096, 5000)
@@ -346,7 +361,7 @@ def call_text(cut: Cut, name: str, forms: list[Form]) -> str:
         returned = returned_text(cut.graph.returned, [writer.names[node] for node in cut.graph.outputs])
     except KeyError as error:
         raise NotCut(f"a constant of the module outside of the cut, {error}, is too large to be written out") from None
-    lines = [*form_lines(cut, name, forms), *size_lines(sizes, writer.used_sizes), *before]
+    lines = [*form_lines(cut, forms), *size_lines(sizes, writer.used_sizes), *before]
     lines += [assigned(results, f"_kernel({', '.join(given)})"), *after, f"return {returned}"]
     doc = f'"""A call of {name} in the model, with `_kernel` for Model."""'
     return f"\n\ndef call(_kernel, _module, /{signature_text(cut.taken.signature)}):\n" + "".join(
@@ -359,14 +374,10 @@ def name_of_result(node: fx.Node, writer: Writer) -> str:
     return node.name
 
 
-def form_lines(cut: Cut, name: str, forms: list[Form]) -> list[str]:
+def form_lines(cut: Cut, forms: list[Form]) -> list[str]:
     """The refusal of a call of another form, or of sizes that the cut is not made for."""
     conditions = [*cut.taken.conditions, *given_lines(cut), *fixed_sizes(cut, forms), *guards_of_call(cut, forms)]
-    if not conditions:
-        return []
-    text = " and ".join(conditions)
-    told = f"{name} was cut out of a call with {text}; put_back.py --where leaves other calls to the original"
-    return [f"if not ({text}):", f"    raise ValueError({told!r})"]
+    return [f"required({one}, {one!r})" for one in conditions]
 
 
 def given_lines(cut: Cut) -> list[str]:
@@ -436,7 +447,7 @@ def reference_text(title: str, about: dict, mutated: list[str], parts: list[str]
     if mutated:
         text += f"MUTATES = {tuple(mutated)!r}\n"
     body = "".join(parts)
-    helpers = {**recorded_values.HELPERS, "kept": KEPT}
+    helpers = {**recorded_values.HELPERS, "kept": KEPT, "required": REQUIRED}
     body = "".join(f"\n{code}" for name, code in helpers.items() if f"{name}(" in body) + body
     text += body
     return text if "math." in body else text.replace("import math\n\n", "")

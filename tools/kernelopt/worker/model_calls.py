@@ -32,15 +32,16 @@ class RecordedCall:
 
 @dataclass
 class Recorder:
-    """The first call of a module in a run, and how many calls there were."""
+    """One call of a module in a run, by its number, and how many calls there were."""
 
+    number: int = 1
     call: RecordedCall | None = None
     calls: int = 0
     _before: list = field(default_factory=list)
 
     def before(self, module, args, kwargs) -> None:
         self.calls += 1
-        if self.calls == 1:
+        if self.calls == self.number:
             if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
                 raise NotCut(
                     "the module runs under torch.autocast, which a cut cannot show; give the model its dtype in load()"
@@ -50,7 +51,7 @@ class Recorder:
             self._before = [arguments, arguments.copied(), versions(arguments), held, dict(module.named_buffers())]
 
     def after(self, module, args, kwargs, outputs) -> None:
-        if self.calls != 1:
+        if self.calls != self.number or self.call:
             return
         given, arguments, old_versions, held, buffers = self._before
         if bound := [name for name, one in module.named_buffers() if one is not buffers.get(name)]:
@@ -71,9 +72,9 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def recording(module: torch.nn.Module) -> Iterator[Recorder]:
-    """Record the calls of `module` inside."""
-    recorder = Recorder()
+def recording(module: torch.nn.Module, number: int = 1) -> Iterator[Recorder]:
+    """Record a call of `module` inside, the first one by default."""
+    recorder = Recorder(number)
     hooks = [
         module.register_forward_pre_hook(recorder.before, with_kwargs=True),
         module.register_forward_hook(recorder.after, with_kwargs=True),

@@ -1,7 +1,7 @@
 """Jobs that cut a part out of a model as a reference.py, and prove that it computes the same in its place."""
 
 import contextlib
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,16 +17,16 @@ from .model_file import ModelFile
 from .model_graph import traced
 
 
-def operators(context: Context, model: str, module: str, workload: str | None) -> dict:
-    """The operators that a module runs, in order: {operators: [{name, operator, origin, dtype, shape}]}."""
+def operators(context: Context, model: str, module: str, workload: str | None, call: int = 1) -> dict:
+    """The operators that a call of a module runs, in order: {operators: [{name, operator, origin, dtype, shape}]}."""
     file = ModelFile(Path(model), context.device, phase=context.phase)
-    target = file.submodule(module)
-    call, _ = recorded(file, target, module or "the model", file.chosen(workload))
+    part = Part(file, module, call)
+    recorded, _ = part.recorded(file.chosen(workload))
     file.phase(FOLLOWING)
     try:
-        graph, _ = traced(target, call, any_size=True)  # as `cut` does, so that the names are the same
+        graph, _ = traced(part.target, recorded, any_size=True)  # as `cut` does, so that the names are the same
     except NotCut:
-        graph, _ = traced(target, call, any_size=False)
+        graph, _ = traced(part.target, recorded, any_size=False)
     return {"operators": [described(node) for node in graph.nodes]}
 
 
@@ -64,59 +64,40 @@ def described(node) -> dict:
     }
 
 
-def recorded(file: ModelFile, target: torch.nn.Module, name: str, workload: str) -> tuple[RecordedCall, int]:
-    """(the first call of a module in a run of the model, how many calls there were). NotCut when there is none, or a
-    kernel could not take its arguments as they are."""
-    file.phase(f"running the model, workload {workload}")
-    with recording(target) as recorder, file.buffers_restored():
-        file.run(file.module, file.arguments(workload))
-    call = recorder.call
-    if call is None:
-        raise NotCut(f"the model does not call '{name}' in workload '{workload}'")
-    if crowded := [numbers for numbers in call.shared if numbers & call.changed]:
-        raise NotCut(
-            f"{len(crowded[0])} of its arguments lie in the same memory, and it changes one of them; cut a module "
-            "around it, where they are one tensor"
-        )
-    return call, recorder.calls
-
-
 def cut(
     context: Context,
     model: str,
     module: str,
     between: list[str] | None,
     workload: str | None,
+    call: int,
     folder: str,
     weights: str | None,
     inputs: str | None,
     about: dict,
 ) -> CutReport:
-    """Write reference.py, for a module of a model or a chain of its operators, to `folder`, and prove it. weights,
-    inputs: the paths that the reference names for kept ones, whose files are written to `folder`. about: more facts for
-    CUT."""
+    """Write reference.py, for a module of a model or a chain of its operators, to `folder`, and prove it. call: which
+    of the module's in a step, from 1. weights, inputs: the paths that the reference names for kept ones, whose files
+    are written to `folder`. about: more facts for CUT."""
     file = ModelFile(Path(model), context.device, phase=context.phase)
-    target, chosen = file.submodule(module), file.chosen(workload)
-    call, calls = recorded(file, target, module or "the model", chosen)
+    part, chosen = Part(file, module, call), file.chosen(workload)
+    recorded, calls = part.recorded(chosen)
     facts = {"model": file.name, "module": module, "between": between, "workload": chosen, **about}
-    drafts = Drafts(file, target, Path(folder), facts, RealFiles(weights, inputs))
-    ends = tuple(between) if between else None
-    others = [(one, ends and ends_in(target, one, call, ends)) for one in wider(file, target, module, chosen, call)]
+    drafts = Drafts(file, part.target, Path(folder), facts, RealFiles(weights, inputs))
     try:
-        draft, proofs, fixed = drafts.first_proved([one for one in others if one[1] or not ends] + [(call, ends)])
+        draft, proofs, fixed = drafts.first_proved(tried(part, chosen, recorded, tuple(between) if between else None))
     except NotFollowed as error:
         raise NotCut(f"{error}; {model_inside.advice(file, module, chosen)}") from error
     path, made = draft.write()
     draft.prove(path)
-    edge = draft.edges[chosen]
     return CutReport(
         path=str(draft.finished(path)),
         module=module,
-        kind=type(target).__name__,
+        kind=type(part.target).__name__,
         operators=len(made.chain.inside),
         inputs=[
             [name, tensor_trees.plain(tensor.dtype), list(tensor.shape), list(tensor.stride())]
-            for name, tensor in zip(made.inputs.values(), edge, strict=True)
+            for name, tensor in zip(made.inputs.values(), draft.seen[chosen].inputs, strict=True)
         ],
         results=len(made.chain.outputs),
         parameters=sum(tensor.numel() for tensor in made.state().values()),
@@ -129,19 +110,56 @@ def cut(
     )
 
 
-def wider(
-    file: ModelFile, target: torch.nn.Module, name: str, chosen: str, call: RecordedCall
-) -> Iterator[RecordedCall]:
-    """The call in another workload that has most sizes above 1, if it has more than the chosen one: torch.export takes
-    a size of 1 for fixed."""
+@dataclass(frozen=True)
+class Part:
+    """A module of a model, and which of its calls in a step is cut out, from 1."""
+
+    file: ModelFile
+    path: str
+    number: int
+
+    @property
+    def target(self) -> torch.nn.Module:
+        return self.file.submodule(self.path)
+
+    def recorded(self, workload: str) -> tuple[RecordedCall, int]:
+        """(the call, how many there are). NotCut when there is none, or a kernel could not take its arguments as they
+        are."""
+        name = self.path or "the model"
+        self.file.phase(f"running the model, workload {workload}")
+        with recording(self.target, self.number) as recorder, self.file.buffers_restored():
+            self.file.run(self.file.module, self.file.arguments(workload))
+        call = recorder.call
+        if call is None and recorder.calls:
+            raise NotCut(f"the model calls '{name}' {recorder.calls} times in workload '{workload}'")
+        if call is None:
+            raise NotCut(f"the model does not call '{name}' in workload '{workload}'")
+        if crowded := [numbers for numbers in call.shared if numbers & call.changed]:
+            raise NotCut(
+                f"{len(crowded[0])} of its arguments lie in the same memory, and it changes one of them; cut a module "
+                "around it, where they are one tensor"
+            )
+        return call, recorder.calls
+
+
+def tried(
+    part: Part, chosen: str, call: RecordedCall, ends: tuple[str, str] | None
+) -> list[tuple[RecordedCall, tuple[str, str] | None]]:
+    """The calls to cut out in turn, with the names of the first and the last operator there: the one in the workload
+    that has most sizes above 1, because torch.export takes a size of 1 for fixed, and the wanted one."""
     calls = {chosen: call}
-    for workload in file.workloads:
+    for workload in part.file.workloads:
         if workload != chosen:
             with contextlib.suppress(NotCut):
-                calls[workload] = recorded(file, target, name, workload)[0]
-    most = max(calls, key=lambda one: open_sizes(calls[one]))
-    if open_sizes(calls[most]) > open_sizes(call):
-        yield calls[most]
+                calls[workload], _ = part.recorded(workload)
+    widest = max(calls.values(), key=open_sizes)
+    if open_sizes(widest) <= open_sizes(call):
+        return [(call, ends)]
+    if ends is None:
+        return [(widest, None), (call, None)]
+    part.file.phase(FOLLOWING)
+    others = ends_in(part.target, widest, call, ends)
+    return [(widest, others), (call, ends)] if others else [(call, ends)]
 
 
 def open_sizes(call: RecordedCall) -> int:

@@ -64,8 +64,8 @@ class ModelFile:
     def __init__(
         self, path: Path, device: str, training: bool = False, phase: Callable[[str], None] = lambda name: None
     ):
-        self.name, self.device, self.training, self.phase = path.name, device, training, phase
-        phase(f"loading {self.name}")
+        self.name, self.device, self.training, self._told = path.name, device, training, phase
+        self.phase(f"loading {self.name}")
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
         with self._blamed("it"):
@@ -79,6 +79,11 @@ class ModelFile:
         self.module = module.to(device).train(training)
         self.workloads = self._workloads()
         self._habits: dict[str, Habits] = {}
+
+    def phase(self, name: str) -> None:
+        """Tell what is done with the model now."""
+        self._doing = name
+        self._told(name)
 
     def _workloads(self) -> dict[str, Callable]:
         makers = {"default": self._file.inputs} if hasattr(self._file, "inputs") else {}
@@ -124,7 +129,7 @@ class ModelFile:
 
     def call(self, module: torch.nn.Module, arguments: Arguments):
         """The outputs of a call, with gradients only in training."""
-        with torch.set_grad_enabled(self.training), self._blamed("the model"):
+        with torch.set_grad_enabled(self.training), self._blamed():
             return module(*arguments.args, **arguments.kwargs)
 
     def advanced(self, arguments: Arguments, tokens: torch.Tensor) -> Arguments:
@@ -154,6 +159,10 @@ class ModelFile:
             self._habits[workload] = Habits(drew, bool(changed))
         return self._habits[workload]
 
+    def runs(self, workload: str) -> int:
+        """How many runs of a model are compared."""
+        return 2 if self.habits(workload).remembers else 1
+
     def left_by(self, module: torch.nn.Module, workload: str) -> Tensors:
         """What runs of a module like the file's own leave (`left`). The buffers then get their former contents."""
         with self.buffers_restored():
@@ -163,7 +172,7 @@ class ModelFile:
         """What a run leaves. A model that changes its buffers runs twice: what is wrong with a cache shows only once
         something is in it. holder: of the buffers."""
         made: Tensors = {}
-        if self.habits(workload).remembers:
+        if self.runs(workload) == 2:
             made = {f"{name} of a first run": one for name, one in outputs_of(self.run(module, arguments)).items()}
         return made | left_of(self.run(module, arguments), arguments, holder)
 
@@ -231,14 +240,15 @@ class ModelFile:
             yield
 
     @contextlib.contextmanager
-    def _blamed(self, part: str) -> Iterator[None]:
-        """Errors inside the block are told as the file's."""
+    def _blamed(self, part: str | None = None) -> Iterator[None]:
+        """Errors inside the block are told as the file's. part: of it; None for what is done with the model now."""
         try:
             yield
         except (ContractError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise WrongModelFile(f"{self.name}: {part} failed: {describe(error)['message']}") from error
+            failed = f"{self.name}: {part} failed" if part else f"{self.name} failed while {self._doing}"
+            raise WrongModelFile(f"{failed}: {describe(error)['message']}") from error
 
 
 def left_of(outputs, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
