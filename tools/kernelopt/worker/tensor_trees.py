@@ -21,7 +21,7 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 SAME = 1e-3  # of the norm; fingerprints of other contents differ by about all of it
 PIECE = 1 << 24  # elements of which a fingerprint is taken at once
-MIXING = 2_654_435_761  # odd, so that signs of neighbouring places look drawn
+MIXING = 2_654_435_761  # odd, so that weights of neighbouring places look drawn
 
 
 def save(value, path: Path) -> None:
@@ -196,15 +196,15 @@ def stored_bytes(value) -> int:
 
 
 def fingerprint(tensor: torch.Tensor) -> tuple[float, float]:
-    """(the sum of the finite elements, each with a sign that its place decides; their norm). Rounding changes them
+    """(the sum of the finite elements, each times a weight that its place decides; their norm). Rounding changes them
     little, other contents much: see `is_same`."""
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     total = squares = 0.0
     for number, part in enumerate(values.reshape(-1).split(PIECE)):
         part = part.double().nan_to_num(0.0, 0.0, 0.0)
         places = torch.arange(len(part), device=part.device) + number * PIECE
-        signs = 1 - 2 * ((places * MIXING >> 31) & 1)
-        total, squares = total + float((part * signs).sum()), squares + float(part.square().sum())
+        weights = (places * MIXING >> 16 & 0xFFFF).double() / 0x8000 - 1
+        total, squares = total + float((part * weights).sum()), squares + float(part.square().sum())
     return (total, math.sqrt(squares)) if math.isfinite(squares) else (0.0, 0.0)
 
 
