@@ -190,7 +190,7 @@ def test_a_workload_that_leaves_an_argument_out_is_told_so(tmp_path):
     text += "def inputs(): return [torch.randn(3, 4), torch.zeros(3, 4, dtype=torch.bool)]\n"
     text += "def workloads(): return {'bare': lambda: [torch.randn(3, 4)]}\n"
     report = cut(tmp_path, "own", model=write_model(tmp_path, text))
-    assert [proof.why for proof in report.proofs] == [None, "mask is no tensor there"]
+    assert [proof.why for proof in report.proofs] == [None, "the call lacks mask is not None"]
 
 
 RESIZED = """
@@ -223,6 +223,30 @@ def test_a_module_that_is_called_in_several_forms_is_cut_in_one_of_them(tmp_path
     assert [name for name, *_ in third.inputs] == ["x", "skip"] and third.proofs[0].calls == 1
     with pytest.raises(NotCut, match="the model calls 'own' 5 times in workload 'default'"):
         cut(tmp_path, "own", model=model, call=6)
+
+
+def test_a_tensor_inside_an_argument_that_another_call_leaves_out_is_named(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def forward(self, pair): return pair[0] if pair[1] is None else pair[0] * pair[1]\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x): return self.own((x, x)) + self.own([x, None])\ndef load(): return Top()\n"
+    )
+    (proof,) = cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT)).proofs
+    assert (proof.calls, proof.left, proof.condition) == (1, 1, "pair[1] is not None")
+
+
+def test_a_scripted_module_is_refused_and_spoils_no_other(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.script, self.plain = torch.jit.script(nn.Sequential(nn.ReLU())), nn.Linear(4, 4)\n"
+        "    def forward(self, x): return self.script(self.plain(x) if x.sum() < 99 else x)\n"
+        "def load(): return nn.Sequential(Own())\n"
+    )
+    model = write_model(tmp_path, text + ONE_INPUT)
+    with pytest.raises(NotCut, match=r"is a module of torch\.jit\.script"):
+        cut(tmp_path, "0.script", model=model)
+    with pytest.raises(NotCut, match=r"inside it these can be cut: --module 0\.plain$"):
+        cut(tmp_path, "0", model=model)
 
 
 def test_another_workload_is_cut_on_its_own(tmp_path):
@@ -340,6 +364,8 @@ WRONG_FILES = {
     "def load(): return nn.ReLU()": r"must define inputs\(\), or workloads\(\)",
     "def load(): return nn.ReLU()\ndef inputs(): return torch.ones(3)": "returns a Tensor; return a list",
     "def load(): return nn.Linear(3, 3)\ndef inputs(): return [torch.ones(4)]": "model.py failed while running the model, workload default: RuntimeError",
+    "def load(): return torch.compile(nn.ReLU())\ndef inputs(): return [torch.ones(3)]": r"load\(\) of model.py returns a compiled model; return it as it is",
+    "def load(): return nn.Sequential(torch.compile(nn.ReLU()))\ndef inputs(): return [torch.ones(3)]": "in which '0' is compiled",
     "def load(): raise OSError('no weights')": r"load\(\) failed: OSError: no weights",
 }
 
@@ -372,8 +398,9 @@ ONE_INPUT = "def inputs(): return [torch.randn(4, 4)]\ndef workloads(): return {
 
 
 OWN_CLASSES = {
-    "dataclass": "import dataclasses\n@dataclasses.dataclass\nclass Out: x: torch.Tensor\n",
     "dict": "class Out(dict):\n    def __init__(self, x): super().__init__(x=x); self.x = x\n",
+    "dataclass with an __init__ of its own": "import dataclasses\n@dataclasses.dataclass\nclass Out:\n    x: torch.Tensor\n"
+    "    def __init__(self, y): self.x = y\n",
 }
 
 
@@ -387,6 +414,20 @@ def test_results_in_a_class_of_the_users_own_are_refused(tmp_path, kind):
     )
     with pytest.raises(NotCut, match="returns an object of class Out"):
         cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+
+
+def test_dataclasses_and_named_tuples_are_returned_as_such(tmp_path):
+    text = (
+        "import dataclasses, typing\n"
+        "@dataclasses.dataclass\nclass Out:\n    x: torch.Tensor\n    none: object = None\n    step: int = 0\n"
+        "class Pair(typing.NamedTuple):\n    out: Out\n    y: torch.Tensor\n"
+        "class Own(nn.Module):\n    def forward(self, x): return Pair(Out(x * 2, step=3), x + 1)\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x):\n        pair = self.own(x)\n        return pair.out.x * pair.out.step + pair.y\n"
+        "def load(): return Top()\n"
+    )
+    report = cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+    assert report.proofs[0].equal and report.results == 2
 
 
 def test_arguments_stay_positional_or_keywords(tmp_path):

@@ -229,3 +229,44 @@ def test_sizes_that_follow_from_contents_inside_do_not_reach_the_model(tmp_path)
     folder_with_cut(tmp_path, str(tmp_path / "model.py"), "0")
     operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "reference.py")
     assert set(torch.library.opcheck(operator.op, (torch.randn(5, 4),)).values()) == {"SUCCESS"}
+
+
+ASKED = """
+import dataclasses
+import torch, torch.nn as nn
+@dataclasses.dataclass
+class Out:
+    y: torch.Tensor
+class Asked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.width = nn.Linear(4, 4), 4
+    @property
+    def half(self): return self.width // 2
+    def doubled(self, x): return 2 * x
+    def forward(self, x): return Out(self.linear(x))
+class Top(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.asked = Asked()
+    def forward(self, x):
+        y = self.asked(self.asked.doubled(x)).y.view(-1, self.asked.width, 1) if isinstance(self.asked, Asked) else x
+        return y * self.asked.half
+def load(): return Top()
+def inputs(): return [torch.randn(3, 4)]
+def workloads(): return {"more": lambda: [torch.randn(5, 4)]}
+"""
+
+
+def test_a_model_may_ask_for_what_its_module_is_and_has(tmp_path):
+    """Its class, attributes, properties and methods; and what it returned is of the model's own class."""
+    (tmp_path / "model.py").write_text(ASKED)
+    folder_with_cut(tmp_path, str(tmp_path / "model.py"), "asked")
+    file = problem.load_module(tmp_path / "model.py")
+    model, inputs = file.load(), [*file.inputs(), *file.workloads()["more"]()]
+    with torch.no_grad():
+        expected = [model(one) for one in inputs]
+        model_swap.into(model, "asked", tmp_path)
+        assert isinstance(model.asked, model_swap.Replacement) and isinstance(model.asked, file.Asked)
+        for made in (model, copy.deepcopy(model), torch.compile(model, backend="eager", dynamic=True)):
+            assert all(torch.allclose(made(one), right) for one, right in zip(inputs, expected, strict=True))

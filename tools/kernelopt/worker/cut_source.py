@@ -18,7 +18,7 @@ from torch import fx
 from . import recorded_values, tensor_trees
 from .contract import NotCut
 from .graph_source import Writer, assigned, named_sizes, recorded_sizes, size_text, sizes_of
-from .model_calls import Place, TakenApart
+from .model_calls import Made, Place, TakenApart
 from .model_chain import Chain
 from .model_graph import Graph, arguments, root
 from .recorded_values import tupled
@@ -381,10 +381,9 @@ def form_lines(cut: Cut, forms: list[Form]) -> list[str]:
 
 
 def given_lines(cut: Cut) -> list[str]:
-    """Tensors that a call could leave out."""
-    parameters = cut.taken.signature.parameters
-    paths = [leaf.path for leaf in cut.taken.leaves if leaf.path in parameters]
-    return [f"{path} is not None" for path in paths if parameters[path].default is None]
+    """Tensors that a call could leave out; one alone is always there."""
+    leaves = cut.taken.leaves
+    return [f"{leaf.path} is not None" for leaf in leaves] if len(leaves) > 1 else []
 
 
 def fixed_sizes(cut: Cut, forms: list[Form]) -> Iterator[str]:
@@ -433,12 +432,25 @@ def returned_text(returned: object, names: list[str]) -> str:
     """How the module returns its tensors."""
     if isinstance(returned, Place):
         return names[returned.number]
+    if isinstance(returned, Made):
+        fields = (f"{name}={returned_text(one, names)}" for name, one in returned.fields.items())
+        return f"_module._result_classes[{returned.name!r}]({', '.join(fields)})"
     if isinstance(returned, tuple | list):
         items = [returned_text(one, names) for one in returned]
         return tupled(items) if isinstance(returned, tuple) else f"[{', '.join(items)}]"
     if isinstance(returned, dict):
         return "{" + ", ".join(f"{key!r}: {returned_text(one, names)}" for key, one in returned.items()) + "}"
     return repr(returned)
+
+
+def classes_in(returned: object) -> dict[str, str]:
+    """The classes of the model's own in what a module returns: where they are defined, by name."""
+    own = {returned.name: returned.home} if isinstance(returned, Made) else {}
+    inner = returned.fields if isinstance(returned, Made) else returned
+    if isinstance(inner, dict | list | tuple):
+        for one in inner.values() if isinstance(inner, dict) else inner:
+            own |= classes_in(one)
+    return own
 
 
 def reference_text(title: str, about: dict, mutated: list[str], parts: list[str]) -> str:
