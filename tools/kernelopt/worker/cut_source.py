@@ -352,7 +352,7 @@ def call_text(cut: Cut, name: str, forms: list[Form]) -> str:
     names |= {node: f"{literal(tensor)}" for node, tensor in cut.graph.constants.items() if literal(tensor)}
     first = next(iter(names.values()))
     sizes = sizes_of({path: node.meta["val"] for node, path in paths.items()})
-    writer = Writer(names, sizes, None, f"{first}.device")
+    writer = Writer(names, sizes, None, f"{first}.device", "_module.training")
     try:
         before = list(writer.lines(cut.chain.before))
         given = [writer.names[node] for node in cut.chain.inputs]

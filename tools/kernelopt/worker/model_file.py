@@ -163,10 +163,10 @@ class ModelFile:
         if workload not in self._habits:
             arguments = self.arguments(workload)
             torch.manual_seed(SEED)
-            seeded = self._random_state()
+            seeded = random_state()
             with self.buffers_restored() as changed:
                 self.call(self.module, arguments)
-                drew = not torch.equal(seeded, self._random_state())
+                drew = not state.all_identical(seeded, random_state())
             self._habits[workload] = Habits(drew, bool(changed))
         return self._habits[workload]
 
@@ -205,10 +205,6 @@ class ModelFile:
                 if not state.identical(tensor, before):
                     changed.append(tensor)
                     tensor.copy_(before)
-
-    def _random_state(self) -> torch.Tensor:
-        own = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
-        return torch.cat(own)
 
     def loss(self, outputs) -> torch.Tensor:
         """What training minimises: loss() of the file, `.loss` of the outputs, or else the mean square of all floating
@@ -260,6 +256,17 @@ class ModelFile:
         except Exception as error:
             failed = f"{self.name}: {part} failed" if part else f"{self.name} failed while {self._doing}"
             raise WrongModelFile(f"{failed}: {describe(error)['message']}") from error
+
+
+def random_state() -> list[torch.Tensor]:
+    """What random numbers follow from, on the CPU and on the GPU in use."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def set_random_state(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for one in states[1:]:
+        torch.cuda.set_rng_state(one)
 
 
 def left_of(outputs, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
