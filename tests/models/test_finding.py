@@ -97,6 +97,21 @@ def test_a_kernel_belongs_to_the_operator_and_the_module_that_launched_it():
     assert [one.operator for one in shares["layers.*.mlp", False]] == ["linear", "own_triton", "silu"]
 
 
+def test_the_backward_pass_of_a_function_of_ones_own_belongs_to_its_module():
+    """torch.autograd.Function, and an operator of torch.library: no operator of torch's own stands in the graph."""
+    mark, back = "kernelopt module layers.3.mlp (Mlp)", "autograd::engine::evaluate_function: OwnBackward"
+    (multiplied,) = step_trace.read(
+        [
+            event("user_annotation", mark, 10, 100),
+            event("cpu_op", "Own", 20, 5, **{"Sequence number": 7}),
+            event("cpu_op", back, 200, 50, 2, **{"Sequence number": 7}),
+            event("cpu_op", "OwnBackward", 202, 40, 2, **{"Sequence number": 7}),
+            event("cpu_op", "aten::mul", 210, 10, 2),
+        ]
+    ).units
+    assert (multiplied.place.module, multiplied.place.operator, multiplied.place.backward) == ("layers.3.mlp", "mul", True)
+
+
 def test_the_host_is_busy_with_an_operator_until_the_next_one_of_its_thread_begins():
     trace = step_trace.read(gpu_step())
     assert [(one.name, one.us) for one in trace.host] == [("aten::linear", 30), ("aten::silu", 10), ("aten::mm", 10)]
