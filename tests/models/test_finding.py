@@ -109,7 +109,11 @@ def test_the_backward_pass_of_a_function_of_ones_own_belongs_to_its_module():
             event("cpu_op", "aten::mul", 210, 10, 2),
         ]
     ).units
-    assert (multiplied.place.module, multiplied.place.operator, multiplied.place.backward) == ("layers.3.mlp", "mul", True)
+    assert (multiplied.place.module, multiplied.place.operator, multiplied.place.backward) == (
+        "layers.3.mlp",
+        "mul",
+        True,
+    )
 
 
 def test_the_host_is_busy_with_an_operator_until_the_next_one_of_its_thread_begins():

@@ -50,6 +50,16 @@ def test_greedy_tokens_of_a_model_with_a_cache_come_from_a_cache_of_its_own(tmp_
     assert model_put_back.Judge(file, same, {}, TOLERANCES).tokens(6).detail == "6 of 6 equal"
     assert model_put_back.Judge(file, forgetful, {}, TOLERANCES).tokens(6).passed is False
     assert file.module.cache.equal(before)
+    same.forward = lambda *_: 1 / 0
+    assert "ZeroDivisionError" in model_put_back.Judge(file, same, {}, TOLERANCES).tokens(6).detail
+
+
+def test_more_tokens_than_a_cache_holds_are_told_with_a_number_that_fits(tmp_path):
+    file = cached(tmp_path, CACHED + ADVANCE)
+    with pytest.raises(
+        WrongModelFile, match=r"index 20 is out of bounds.*at token 18 of 30; --generate 17 compares fewer"
+    ):
+        model_put_back.Judge(file, file.module, {}, TOLERANCES).tokens(30)
 
 
 def test_without_advance_the_tokens_grow(tmp_path):

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BUNDLE
+from kernelopt.models import cutting
 from kernelopt.worker import model_cut, model_put_back, model_swap, problem
 from kernelopt.worker.context import Context
 from torch.utils.flop_counter import FlopCounterMode
 
 MODELS = BUNDLE / "tests" / "models"
+CONTEXT = Context("cpu", {}, None)
 
 
 def folder_with_cut(folder: Path, model: str, module: str) -> Path:
     """reference.py of a module, and Model itself as kernel.py."""
-    report = model_cut.cut(
-        Context("cpu", {}, None), str(MODELS / model), module, None, None, 1, str(folder), None, None, {}
-    )
+    report = model_cut.cut(CONTEXT, str(MODELS / model), module, None, None, 1, str(folder), None, None, {})
     text = Path(report.path).read_text()
     (folder / "reference.py").write_text(text)
     (folder / "kernel.py").write_text(text.split("\n\ndef get_inputs")[0].replace("class Model(", "class ModelNew("))
@@ -270,3 +270,21 @@ def test_a_model_may_ask_for_what_its_module_is_and_has(tmp_path):
         assert isinstance(model.asked, model_swap.Replacement) and isinstance(model.asked, file.Asked)
         for made in (model, copy.deepcopy(model), torch.compile(model, backend="eager", dynamic=True)):
             assert all(torch.allclose(made(one), right) for one, right in zip(inputs, expected, strict=True))
+
+
+def test_more_tensors_than_an_operator_takes_are_told_at_the_cut_and_refused(tmp_path):
+    text = (
+        "import torch, torch.nn as nn\n"
+        "class Many(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.parts = nn.ParameterList(nn.Parameter(torch.randn(2)) for _ in range(70))\n"
+        "    def forward(self, x):\n        for one in self.parts: x = x + one\n        return x\n"
+        "def load(): return nn.Sequential(Many())\ndef inputs(): return [torch.randn(2)]\n"
+    )
+    (tmp_path / "model.py").write_text(text)
+    report = model_cut.cut(CONTEXT, str(tmp_path / "model.py"), "0", None, None, 1, str(tmp_path), None, None, {})
+    assert report.tensors == 71 and model_swap.MOST_TENSORS == cutting.MOST_TENSORS
+    assert "an operator takes 62 tensors at most" in "\n".join(cutting.lines(cutting.CutProblem(report, "cpu")))
+    kernel = Path(report.path).read_text().replace("class Model(", "class ModelNew(")
+    (tmp_path / "kernel.py").write_text(kernel)
+    with pytest.raises(model_swap.NotReplaced, match=r"the kernel takes 71 tensors, .* 62 at most"):
+        model_swap.Operator(tmp_path / "kernel.py", Path(report.path))

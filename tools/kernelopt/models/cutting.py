@@ -10,6 +10,8 @@ from ..errors import UsageError
 from ..model_types import CutReport, Proof
 from . import jobs
 
+MOST_TENSORS = 62  # that an operator takes, as worker.model_swap, which stands alone, has it too
+
 
 @dataclass(frozen=True)
 class Part:
@@ -135,6 +137,11 @@ def lines(problem: CutProblem) -> list[str]:
     sizes = ", ".join(f"{name}={value}" for name, value in cut.sizes.items())
     text.append(f"sizes that may differ: {sizes}" if sizes else f"sizes are fixed: {cut.fixed}")
     text.append(f"workloads: {', '.join(cut.workloads)}")
+    if cut.tensors > MOST_TENSORS:
+        text.append(
+            f"put_back.py cannot put this back: it takes {cut.tensors} tensors, parameters included, and an operator "
+            f"takes {MOST_TENSORS} tensors at most; cut a part inside it"
+        )
     text += [proof_line(proof, problem.device) for proof in cut.proofs]
     if condition := next((proof.condition for proof in cut.proofs if proof.condition), None):
         text.append(

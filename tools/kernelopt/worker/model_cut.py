@@ -100,6 +100,7 @@ def cut(
             for name, tensor in zip(made.inputs.values(), draft.seen[chosen].inputs, strict=True)
         ],
         results=len(made.chain.outputs),
+        tensors=len(made.inputs) + len(made.state()),
         parameters=sum(tensor.numel() for tensor in made.state().values()),
         mutates=made.mutated(),
         sizes={size.name: size.recorded for size in named_sizes(made.sizes)},

@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
 NAMESPACE = "kernelopt"
 NUMBERS = itertools.count()
+MOST_TENSORS = 62  # torch takes 64 arguments, of which the backward pass needs two
 NOT_TAKEN = ("forward", "_compiled_call_impl")  # of a module's attributes: they would be called in place of the kernel
 
 
@@ -148,6 +149,11 @@ class Operator:
     def _defined(self, types: list[str]):
         """The operator, with its schema, its fake implementation and, where it changes nothing, its gradient."""
         names = [*self.inputs[: len(types)], *self.state]
+        if len(names) > MOST_TENSORS:
+            raise NotReplaced(
+                f"the kernel takes {len(names)} tensors, parameters and buffers included, and an operator takes "
+                f"{MOST_TENSORS} at most; cut a part inside it"
+            )
         kinds = [*types, *["Tensor"] * len(self.state)]
         for at, name in enumerate(names):
             if name in self.mutated:
