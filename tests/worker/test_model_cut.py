@@ -328,6 +328,34 @@ def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
             cut(tmp_path, "norm", between)
 
 
+SCORES = """
+class Own(nn.Module):
+    def forward(self, x):
+        scores = x @ x.t()
+        scores.mul_(0.5)
+        later = (x + 1).t()
+        return scores.softmax(-1) @ later.t()
+def load(): return nn.Sequential(Own())
+"""
+
+
+def test_a_tensor_that_nobody_reads_afterwards_is_no_result(tmp_path):
+    """A kernel that kept the scores in registers would have to write them for nothing."""
+    model = write_model(tmp_path, SCORES + ONE_INPUT)
+    report = cut(tmp_path, "0", ["mul_", "softmax"], model=model)
+    assert report.mutates == [] and report.proofs[0].equal
+    reference = problem.Reference(Path(report.path))
+    own, inputs, _ = reference.build("default", 0, None, "cpu")
+    before = inputs[0].clone()
+    problem.call(own, inputs)
+    assert reference.declarations.to_json() == {} and torch.equal(inputs[0], before)
+
+
+def test_a_chain_of_views_alone_is_no_work(tmp_path):
+    with pytest.raises(NotCut, match=r"only make views.*; add an operator that computes"):
+        cut(tmp_path, "0", ["t_1", "t_1"], model=write_model(tmp_path, SCORES + ONE_INPUT))
+
+
 def test_a_chain_that_only_writes_to_what_the_module_holds_has_no_result(tmp_path):
     with pytest.raises(NotCut, match=r"only write to what the module holds \('seen'\)"):
         cut(tmp_path, "state", ["mean", "add_"])

@@ -173,7 +173,8 @@ def model_text(cut: Cut, weights: str | None) -> str:
     names |= {node: member("self", name) for node, name in cut.state_names().items()}
     first = next(iter(names.values()))
     writer = Writer(names, cut.sizes, cut.own, f"{first}.device")
-    body = [*writer.views(cut.chain.first), *writer.lines(cut.chain.inside)]
+    body = [f"{names[node]} = {names[node]}.clone()  # nobody reads it afterwards" for node in cut.chain.scratch]
+    body += [*writer.views(cut.chain.first), *writer.lines(cut.chain.inside)]
     results = [writer.names[node] for node in cut.chain.outputs]
     body += [f"return {', '.join(results)}"] if results else []
     anchor = next((name for node, name in names.items() if node.meta["val"].dtype == cut.own), None)
