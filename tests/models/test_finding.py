@@ -335,10 +335,16 @@ def test_a_cut_takes_its_group_from_the_recorded_step_or_from_its_list(tmp_path)
         cutting.part_of_group(BUNDLE / "model.py", finding.listed(path), 1)
         for path in (recorded, tmp_path / "groups.json")
     ]
-    assert parts[0] == parts[1] and parts[0].module == groups["groups"][0]["paths"][0]
+    assert parts[0] == parts[1] and parts[0].module == "layers.2.attention"
     (tmp_path / "step.json.gz").write_bytes(b"none")
     with pytest.raises(UsageError, match="is no recorded step"):
         finding.listed(tmp_path / "step.json.gz")
+
+
+def test_of_repeated_modules_the_one_in_the_middle_is_cut():
+    """The first layer gets embeddings, and zeros for what other layers add up."""
+    listed = made_report([replace(ATTENTION, paths=("a.0", "a.1", "a.2"))], {}).to_json()
+    assert cutting.part_of_group(BUNDLE / "model.py", listed, 1).module == "a.1"
 
 
 def test_a_group_becomes_a_cut_with_its_promise():

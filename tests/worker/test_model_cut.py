@@ -351,6 +351,35 @@ def test_a_tensor_that_nobody_reads_afterwards_is_no_result(tmp_path):
     assert reference.declarations.to_json() == {} and torch.equal(inputs[0], before)
 
 
+CACHE = """
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 8, 4))
+        self.register_buffer("count", torch.zeros(2))
+    def forward(self, x, shift, at):
+        self.keys.index_copy_(1, at, 5 + x)
+        self.count.add_(1)
+        return self.keys.sum(1) + shift + self.count[0]
+def load(): return nn.Sequential(Own())
+class Top(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = Own()
+    def forward(self, x): return self.own(x, torch.zeros(2, 4), torch.tensor([3]))
+def load(): return Top()
+def inputs(): return [torch.randn(2, 1, 4)]
+"""
+
+
+def test_an_empty_cache_is_filled_and_an_input_of_one_value_is_named(tmp_path):
+    """A kernel that leaves the cache or the shift out would be right on zeros."""
+    report = cut(tmp_path, "own", model=write_model(tmp_path, CACHE))
+    model, _, _ = problem.Reference(Path(report.path)).build("default", 0, None, "cpu")
+    assert 4 < model.keys.mean() < 6 and model.keys.std() > 0.3 and model.keys.unique().numel() > 50
+    assert not model.count.any() and report.constant == ["shift"]
+
+
 def test_a_chain_of_views_alone_is_no_work(tmp_path):
     with pytest.raises(NotCut, match=r"only make views.*; add an operator that computes"):
         cut(tmp_path, "0", ["t_1", "t_1"], model=write_model(tmp_path, SCORES + ONE_INPUT))

@@ -41,7 +41,8 @@ class Proof:
 
 @dataclass(frozen=True)
 class CutReport:
-    """What was cut. inputs: [name, dtype, sizes, strides] of the kernel's. tensors: how many these are, with parameters
+    """What was cut. inputs: [name, dtype, sizes, strides] of the kernel's. constant: those that hold one floating value
+    alone. tensors: how many these are, with parameters
     and buffers. parameters: the numbers in those. sizes: the keywords of get_inputs. fixed: why no size may differ;
     None where some may. calls: of the module in a step."""
 
@@ -50,6 +51,7 @@ class CutReport:
     kind: str
     operators: int
     inputs: list[list]
+    constant: list[str]
     results: int
     tensors: int
     parameters: int

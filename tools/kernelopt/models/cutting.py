@@ -66,7 +66,7 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
         raise UsageError("--groups is no output of find_kernels.py --save or --json") from None
     if group is None:
         raise UsageError(f"there is no group {number}; there are {known}")
-    path = group["paths"][0]
+    path = group["paths"][len(group["paths"]) // 2]  # the first layer's inputs are often others than those of the rest
     if group["backward"]:
         raise UsageError(
             f"group {number} is a backward pass, and a cut is of a forward pass: --module {path} cuts that, and its "
@@ -131,6 +131,11 @@ def lines(problem: CutProblem) -> list[str]:
     text = [f"{cut.path}: {part}, {operators}, {cut.parameters} numbers of state, called {times} in a step"]
     text += [
         f"input {name}: {dtype} {tuple(shape)}{strided(shape, strides)}" for name, dtype, shape, strides in cut.inputs
+    ]
+    text += [
+        f"input {name} holds one value alone, so a kernel that leaves it out is not found: cut another call, or the "
+        "same module at another place, unless it is always so"
+        for name in cut.constant
     ]
     if cut.mutates:
         text.append(f"MUTATES: {', '.join(cut.mutates)}")

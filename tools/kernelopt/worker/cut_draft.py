@@ -3,7 +3,7 @@ that may differ."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from .graph_source import Size, named_sizes
 from .model_calls import RecordedCall, TakenApart
 from .model_chain import chain
 from .model_comparing import reason
-from .model_file import Arguments, ModelFile, Tensors
+from .model_file import Arguments, ModelFile, Tensors, buffer_key
 from .model_graph import traced
 
 FOLLOWING = "following the module with torch.export"
@@ -129,7 +129,10 @@ class Draft:
             refuse_unproved(proofs[0])
             if proof.equal:
                 self.seen[workload] = seen
-        self._cut = self._cut.at_sizes_of(self.seen[self._workload].inputs)
+        left, prefix = self._plain[self._workload][0], f"{self._path}." if self._path else ""
+        keys = {name: buffer_key(prefix + name) for name in self._cut.graph.state.values()}
+        afterwards = {name: left[key] for name, key in keys.items() if key in left}
+        self._cut = replace(self._cut.at_sizes_of(self.seen[self._workload].inputs), afterwards=afterwards)
         return proofs
 
     def write(self) -> tuple[Path, Cut]:

@@ -85,7 +85,7 @@ CUT = {{
 @dataclass(frozen=True)
 class Cut:
     """What is cut out. inputs: names of the chain's inputs. sizes: of these, that may differ, by symbol. own: the dtype
-    of most of its floating numbers; None without any."""
+    of most of its floating numbers; None without any. afterwards: what buffers hold once the model has run, by name."""
 
     graph: Graph
     taken: TakenApart
@@ -94,6 +94,7 @@ class Cut:
     inputs: dict[fx.Node, str]
     sizes: dict
     own: torch.dtype | None
+    afterwards: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, taken: TakenApart, chain: Chain, module: torch.nn.Module) -> "Cut":
@@ -223,6 +224,8 @@ def numbers_text(cut: Cut, node: fx.Node) -> str:
     A constant, which no module could give back to the kernel, is exact; NotCut where it is too large for that."""
     tensor = cut.tensor(node).detach()
     sizes = [str(size) for size in tensor.shape]
+    if node in cut.chain.changed and (filled := filled_text(cut, node)):
+        return filled
     pattern, written = recorded_values.structured(tensor, sizes), literal(cut.tensor(node))
     if node not in cut.graph.constants:
         return pattern or written or recorded_values.expression(tensor, sizes)
@@ -234,6 +237,12 @@ def numbers_text(cut: Cut, node: fx.Node) -> str:
             "buffer"
         )
     return written or pattern
+
+
+def filled_text(cut: Cut, node: fx.Node) -> str | None:
+    """What fills a cache that is still empty; None for another buffer."""
+    tensor, later = cut.tensor(node).detach(), cut.afterwards.get(cut.graph.state.get(node))
+    return None if later is None else recorded_values.like_what_is_new(tensor, later, [*map(str, tensor.shape)])
 
 
 def container_lines(path: str, made: set[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from .graph_source import is_whole_slice, named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
 from .model_file import ModelFile
 from .model_graph import traced
+from .recorded_values import is_constant
 
 
 def operators(context: Context, model: str, module: str, workload: str | None, call: int = 1) -> dict:
@@ -98,6 +99,11 @@ def cut(
         inputs=[
             [name, tensor_trees.plain(tensor.dtype), list(tensor.shape), list(tensor.stride())]
             for name, tensor in zip(made.inputs.values(), draft.seen[chosen].inputs, strict=True)
+        ],
+        constant=[
+            name
+            for name, one in zip(made.inputs.values(), draft.seen[chosen].inputs, strict=True)
+            if one.is_floating_point() and one.numel() > 1 and is_constant(one)
         ],
         results=len(made.chain.outputs),
         tensors=len(made.inputs) + len(made.state()),

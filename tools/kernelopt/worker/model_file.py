@@ -272,8 +272,12 @@ def set_random_state(states: list[torch.Tensor]) -> None:
 def left_of(outputs, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
     """Copies of the outputs of a call, of its inputs as it left them, and of the buffers of `holder`."""
     inputs = {f"input {number} afterwards": one for number, one in enumerate(arguments.tensors())}
-    buffers = {f"buffer {name} afterwards": one for name, one in holder.named_buffers()}
+    buffers = {buffer_key(name): one for name, one in holder.named_buffers()}
     return outputs_of(outputs) | {name: one.detach().clone() for name, one in (inputs | buffers).items()}
+
+
+def buffer_key(name: str) -> str:
+    return f"buffer {name} afterwards"
 
 
 def outputs_of(outputs) -> Tensors:
