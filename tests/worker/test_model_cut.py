@@ -322,6 +322,11 @@ def test_the_operators_of_a_module_are_listed():
     }
 
 
+def test_one_of_several_results_is_an_operator_of_its_own():
+    listed = model_cut.operators(CONTEXT, str(MODELS / "decoder.py"), "layers.1.attention", None)["operators"]
+    assert {one["operator"] for one in listed if one["name"].startswith("getitem")} == {"getitem"}
+
+
 def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
     for between, message in ((["mul", "to"], "runs after"), (["mul", "none"], "there is no operator 'none'")):
         with pytest.raises(NotCut, match=message):

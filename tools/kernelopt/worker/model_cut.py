@@ -1,6 +1,7 @@
 """Jobs that cut a part out of a model as a reference.py, and prove that it computes the same in its place."""
 
 import contextlib
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def described(node) -> dict:
     is_tensor = isinstance(tensor, torch.Tensor)
     return {
         "name": node.name,
-        "operator": str(node.target),
+        "operator": "getitem" if node.target is operator.getitem else str(node.target),
         "origin": origin_of(node),
         "dtype": tensor_trees.plain(tensor.dtype) if is_tensor else None,
         "shape": list(recorded_sizes(tensor)) if is_tensor else None,
