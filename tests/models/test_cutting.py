@@ -36,9 +36,11 @@ def test_a_module_becomes_a_problem_that_a_session_starts_from(tmp_path, run_her
 
 def test_calls_of_another_form_are_told_with_what_to_do():
     proof = Proof("default", 0.0, 0.0, 4, None, calls=1, left=2, condition="skip is None")
-    cut = CutReport("r.py", "own", "Own", 1, [], 1, 0, [], {}, "none", 3, ["default"], [proof])
-    proved, others = cutting.lines(cutting.CutProblem(cut, "cpu-interpreter"))[-2:]
+    cut = CutReport("r.py", "own", "Own", 1, [], ["x"], 1, 0, 0, [], {}, "none", 3, ["default"], [proof])
+    lines = cutting.lines(cutting.CutProblem(cut, "cpu-interpreter"))
+    proved, others = lines[-2:]
     assert proved.endswith("are equal with the cut in place of 1 of 3 calls")
+    assert "input x holds one value alone, so a kernel that leaves it out is not found" in "\n".join(lines)
     assert others.startswith("the other calls lack skip is None: put_back.py --where 'skip is None' leaves them to")
 
 

@@ -35,7 +35,11 @@ def test_operators_of_a_recorded_cpu_step_are_grouped_by_module_and_labelled(rec
     assert mlp.floor is None and recorded.idle_pct is None
     text = list(finding.lines(recorded, everything=True))
     assert "on cpu-interpreter (recorded, torch 2.13.0+cpu)" in text[0] and "CPU %" in text[2]
-    assert text[-1] == "1. there is no GPU here: these are times of the CPU's operators, and say nothing of a GPU"
+    assert "calls" in text[2] and "kernels" not in text[2]
+    assert text[-1].startswith(
+        "1. there is no GPU here: these are times of the CPU's operators, and say nothing of a GPU"
+    )
+    assert text[-1].endswith("; cut_problem.py --group N cuts a part out all the same")
 
 
 def test_the_backward_pass_belongs_to_the_modules_of_the_forward_pass(recorded):
@@ -95,6 +99,25 @@ def test_a_kernel_belongs_to_the_operator_and_the_module_that_launched_it():
     assert memset == Place()
     shares = {(one.pattern, one.backward): one.operators for one in groups(trace, [], lambda _: None)}
     assert [one.operator for one in shares["layers.*.mlp", False]] == ["linear", "own_triton", "silu"]
+
+
+def test_the_backward_pass_of_a_function_of_ones_own_belongs_to_its_module():
+    """torch.autograd.Function, and an operator of torch.library: no operator of torch's own stands in the graph."""
+    mark, back = "kernelopt module layers.3.mlp (Mlp)", "autograd::engine::evaluate_function: OwnBackward"
+    (multiplied,) = step_trace.read(
+        [
+            event("user_annotation", mark, 10, 100),
+            event("cpu_op", "Own", 20, 5, **{"Sequence number": 7}),
+            event("cpu_op", back, 200, 50, 2, **{"Sequence number": 7}),
+            event("cpu_op", "OwnBackward", 202, 40, 2, **{"Sequence number": 7}),
+            event("cpu_op", "aten::mul", 210, 10, 2),
+        ]
+    ).units
+    assert (multiplied.place.module, multiplied.place.operator, multiplied.place.backward) == (
+        "layers.3.mlp",
+        "mul",
+        True,
+    )
 
 
 def test_the_host_is_busy_with_an_operator_until_the_next_one_of_its_thread_begins():
@@ -316,10 +339,16 @@ def test_a_cut_takes_its_group_from_the_recorded_step_or_from_its_list(tmp_path)
         cutting.part_of_group(BUNDLE / "model.py", finding.listed(path), 1)
         for path in (recorded, tmp_path / "groups.json")
     ]
-    assert parts[0] == parts[1] and parts[0].module == groups["groups"][0]["paths"][0]
+    assert parts[0] == parts[1] and parts[0].module == "layers.2.attention"
     (tmp_path / "step.json.gz").write_bytes(b"none")
     with pytest.raises(UsageError, match="is no recorded step"):
         finding.listed(tmp_path / "step.json.gz")
+
+
+def test_of_repeated_modules_the_one_in_the_middle_is_cut():
+    """The first layer gets embeddings, and zeros for what other layers add up."""
+    listed = made_report([replace(ATTENTION, paths=("a.0", "a.1", "a.2"))], {}).to_json()
+    assert cutting.part_of_group(BUNDLE / "model.py", listed, 1).module == "a.1"
 
 
 def test_a_group_becomes_a_cut_with_its_promise():

@@ -192,7 +192,7 @@ def test_a_workload_that_leaves_an_argument_out_is_told_so(tmp_path):
     text += "def inputs(): return [torch.randn(3, 4), torch.zeros(3, 4, dtype=torch.bool)]\n"
     text += "def workloads(): return {'bare': lambda: [torch.randn(3, 4)]}\n"
     report = cut(tmp_path, "own", model=write_model(tmp_path, text))
-    assert [proof.why for proof in report.proofs] == [None, "mask is no tensor there"]
+    assert [proof.why for proof in report.proofs] == [None, "the call lacks mask is not None"]
 
 
 RESIZED = """
@@ -225,6 +225,30 @@ def test_a_module_that_is_called_in_several_forms_is_cut_in_one_of_them(tmp_path
     assert [name for name, *_ in third.inputs] == ["x", "skip"] and third.proofs[0].calls == 1
     with pytest.raises(NotCut, match="the model calls 'own' 5 times in workload 'default'"):
         cut(tmp_path, "own", model=model, call=6)
+
+
+def test_a_tensor_inside_an_argument_that_another_call_leaves_out_is_named(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def forward(self, pair): return pair[0] if pair[1] is None else pair[0] * pair[1]\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x): return self.own((x, x)) + self.own([x, None])\ndef load(): return Top()\n"
+    )
+    (proof,) = cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT)).proofs
+    assert (proof.calls, proof.left, proof.condition) == (1, 1, "pair[1] is not None")
+
+
+def test_a_scripted_module_is_refused_and_spoils_no_other(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.script, self.plain = torch.jit.script(nn.Sequential(nn.ReLU())), nn.Linear(4, 4)\n"
+        "    def forward(self, x): return self.script(self.plain(x) if x.sum() < 99 else x)\n"
+        "def load(): return nn.Sequential(Own())\n"
+    )
+    model = write_model(tmp_path, text + ONE_INPUT)
+    with pytest.raises(NotCut, match=r"is a module of torch\.jit\.script"):
+        cut(tmp_path, "0.script", model=model)
+    with pytest.raises(NotCut, match=r"inside it these can be cut: --module 0\.plain$"):
+        cut(tmp_path, "0", model=model)
 
 
 def test_another_workload_is_cut_on_its_own(tmp_path):
@@ -300,10 +324,72 @@ def test_the_operators_of_a_module_are_listed():
     }
 
 
+def test_one_of_several_results_is_an_operator_of_its_own():
+    listed = model_cut.operators(CONTEXT, str(MODELS / "decoder.py"), "layers.1.attention", None)["operators"]
+    assert {one["operator"] for one in listed if one["name"].startswith("getitem")} == {"getitem"}
+
+
 def test_the_ends_of_a_chain_must_be_operators_in_order(tmp_path):
     for between, message in ((["mul", "to"], "runs after"), (["mul", "none"], "there is no operator 'none'")):
         with pytest.raises(NotCut, match=message):
             cut(tmp_path, "norm", between)
+
+
+SCORES = """
+class Own(nn.Module):
+    def forward(self, x):
+        scores = x @ x.t()
+        scores.mul_(0.5)
+        later = (x + 1).t()
+        return scores.softmax(-1) @ later.t()
+def load(): return nn.Sequential(Own())
+"""
+
+
+def test_a_tensor_that_nobody_reads_afterwards_is_no_result(tmp_path):
+    """A kernel that kept the scores in registers would have to write them for nothing."""
+    model = write_model(tmp_path, SCORES + ONE_INPUT)
+    report = cut(tmp_path, "0", ["mul_", "softmax"], model=model)
+    assert report.mutates == [] and report.proofs[0].equal
+    reference = problem.Reference(Path(report.path))
+    own, inputs, _ = reference.build("default", 0, None, "cpu")
+    before = inputs[0].clone()
+    problem.call(own, inputs)
+    assert reference.declarations.to_json() == {} and torch.equal(inputs[0], before)
+
+
+CACHE = """
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 8, 4))
+        self.register_buffer("count", torch.zeros(2))
+    def forward(self, x, shift, at):
+        self.keys.index_copy_(1, at, 5 + x)
+        self.count.add_(1)
+        return self.keys.sum(1) + shift + self.count[0]
+def load(): return nn.Sequential(Own())
+class Top(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = Own()
+    def forward(self, x): return self.own(x, torch.zeros(2, 4), torch.tensor([3]))
+def load(): return Top()
+def inputs(): return [torch.randn(2, 1, 4)]
+"""
+
+
+def test_an_empty_cache_is_filled_and_an_input_of_one_value_is_named(tmp_path):
+    """A kernel that leaves the cache or the shift out would be right on zeros."""
+    report = cut(tmp_path, "own", model=write_model(tmp_path, CACHE))
+    model, _, _ = problem.Reference(Path(report.path)).build("default", 0, None, "cpu")
+    assert 4 < model.keys.mean() < 6 and model.keys.std() > 0.3 and model.keys.unique().numel() > 50
+    assert not model.count.any() and report.constant == ["shift"]
+
+
+def test_a_chain_of_views_alone_is_no_work(tmp_path):
+    with pytest.raises(NotCut, match=r"only make views.*; add an operator that computes"):
+        cut(tmp_path, "0", ["t_1", "t_1"], model=write_model(tmp_path, SCORES + ONE_INPUT))
 
 
 def test_a_chain_that_only_writes_to_what_the_module_holds_has_no_result(tmp_path):
@@ -342,6 +428,8 @@ WRONG_FILES = {
     "def load(): return nn.ReLU()": r"must define inputs\(\), or workloads\(\)",
     "def load(): return nn.ReLU()\ndef inputs(): return torch.ones(3)": "returns a Tensor; return a list",
     "def load(): return nn.Linear(3, 3)\ndef inputs(): return [torch.ones(4)]": "model.py failed while running the model, workload default: RuntimeError",
+    "def load(): return torch.compile(nn.ReLU())\ndef inputs(): return [torch.ones(3)]": r"load\(\) of model.py returns a compiled model; return it as it is",
+    "def load(): return nn.Sequential(torch.compile(nn.ReLU()))\ndef inputs(): return [torch.ones(3)]": "in which '0' is compiled",
     "def load(): raise OSError('no weights')": r"load\(\) failed: OSError: no weights",
 }
 
@@ -374,8 +462,9 @@ ONE_INPUT = "def inputs(): return [torch.randn(4, 4)]\ndef workloads(): return {
 
 
 OWN_CLASSES = {
-    "dataclass": "import dataclasses\n@dataclasses.dataclass\nclass Out: x: torch.Tensor\n",
     "dict": "class Out(dict):\n    def __init__(self, x): super().__init__(x=x); self.x = x\n",
+    "dataclass with an __init__ of its own": "import dataclasses\n@dataclasses.dataclass\nclass Out:\n    x: torch.Tensor\n"
+    "    def __init__(self, y): self.x = y\n",
 }
 
 
@@ -389,6 +478,20 @@ def test_results_in_a_class_of_the_users_own_are_refused(tmp_path, kind):
     )
     with pytest.raises(NotCut, match="returns an object of class Out"):
         cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+
+
+def test_dataclasses_and_named_tuples_are_returned_as_such(tmp_path):
+    text = (
+        "import dataclasses, typing\n"
+        "@dataclasses.dataclass\nclass Out:\n    x: torch.Tensor\n    none: object = None\n    step: int = 0\n"
+        "class Pair(typing.NamedTuple):\n    out: Out\n    y: torch.Tensor\n"
+        "class Own(nn.Module):\n    def forward(self, x): return Pair(Out(x * 2, step=3), x + 1)\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x):\n        pair = self.own(x)\n        return pair.out.x * pair.out.step + pair.y\n"
+        "def load(): return Top()\n"
+    )
+    report = cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+    assert report.proofs[0].equal and report.results == 2
 
 
 def test_arguments_stay_positional_or_keywords(tmp_path):

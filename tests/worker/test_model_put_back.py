@@ -50,6 +50,16 @@ def test_greedy_tokens_of_a_model_with_a_cache_come_from_a_cache_of_its_own(tmp_
     assert model_put_back.Judge(file, same, {}, TOLERANCES).tokens(6).detail == "6 of 6 equal"
     assert model_put_back.Judge(file, forgetful, {}, TOLERANCES).tokens(6).passed is False
     assert file.module.cache.equal(before)
+    same.forward = lambda *_: 1 / 0
+    assert "ZeroDivisionError" in model_put_back.Judge(file, same, {}, TOLERANCES).tokens(6).detail
+
+
+def test_more_tokens_than_a_cache_holds_are_told_with_a_number_that_fits(tmp_path):
+    file = cached(tmp_path, CACHED + ADVANCE)
+    with pytest.raises(
+        WrongModelFile, match=r"index 20 is out of bounds.*at token 18 of 30; --generate 17 compares fewer"
+    ):
+        model_put_back.Judge(file, file.module, {}, TOLERANCES).tokens(30)
 
 
 def test_without_advance_the_tokens_grow(tmp_path):
@@ -137,12 +147,12 @@ def test_a_backward_pass_that_the_model_itself_has_not_is_its_own_fault(tmp_path
 
 
 def swapped(
-    folder, text: str, kernel: str, training: bool = False, at: str = "0", own: float | None = None
+    folder, text: str, kernel: str, training: bool = False, at: str = "0", own: float | None = None, between=None
 ) -> model_put_back.Judge:
     """A judge of a model whose part at `at` was cut out; kernel: changes `old -> new` to the text of the cut."""
     file = cached(folder, text)
     model = str(folder / "model.py")
-    made = model_cut.cut(CONTEXT, model, at.replace("*", "0"), None, None, 1, str(folder), None, None, {})
+    made = model_cut.cut(CONTEXT, model, at.replace("*", "0"), between, None, 1, str(folder), None, None, {})
     source = Path(made.path).read_text()
     (folder / "cut.py").write_text(source)
     old, new = kernel.split(" -> ") if kernel else ("", "")
@@ -260,3 +270,13 @@ def test_what_a_module_computes_in_training_alone_is_told(tmp_path):
     judge = swapped(tmp_path, text, "", training=True)
     assert [one.passed for one in judge.outputs()] == [False]
     assert "it is right for the module in evaluation" in judge.each_call().detail
+
+
+@pytest.mark.parametrize(("kernel", "right"), [("", True), ("return relu -> return relu * 1.05", False)])
+def test_dropout_beside_a_chain_drops_in_training(tmp_path, kernel, right):
+    """It was recorded in evaluation."""
+    dropping = "nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5))"
+    text = TRAINED.replace("nn.Linear(4, 4)", dropping)
+    judge = swapped(tmp_path, text, kernel, training=True, between=["linear", "relu"])
+    assert [one.passed for one in judge.outputs()] == [right]
+    assert judge.each_call().passed is right and judge.gradients().passed is right

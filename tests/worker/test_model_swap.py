@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import BUNDLE
+from kernelopt.models import cutting
 from kernelopt.worker import model_cut, model_put_back, model_swap, problem
 from kernelopt.worker.context import Context
 from torch.utils.flop_counter import FlopCounterMode
 
 MODELS = BUNDLE / "tests" / "models"
+CONTEXT = Context("cpu", {}, None)
 
 
 def folder_with_cut(folder: Path, model: str, module: str) -> Path:
     """reference.py of a module, and Model itself as kernel.py."""
-    report = model_cut.cut(
-        Context("cpu", {}, None), str(MODELS / model), module, None, None, 1, str(folder), None, None, {}
-    )
+    report = model_cut.cut(CONTEXT, str(MODELS / model), module, None, None, 1, str(folder), None, None, {})
     text = Path(report.path).read_text()
     (folder / "reference.py").write_text(text)
     (folder / "kernel.py").write_text(text.split("\n\ndef get_inputs")[0].replace("class Model(", "class ModelNew("))
@@ -229,3 +229,62 @@ def test_sizes_that_follow_from_contents_inside_do_not_reach_the_model(tmp_path)
     folder_with_cut(tmp_path, str(tmp_path / "model.py"), "0")
     operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "reference.py")
     assert set(torch.library.opcheck(operator.op, (torch.randn(5, 4),)).values()) == {"SUCCESS"}
+
+
+ASKED = """
+import dataclasses
+import torch, torch.nn as nn
+@dataclasses.dataclass
+class Out:
+    y: torch.Tensor
+class Asked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.width = nn.Linear(4, 4), 4
+    @property
+    def half(self): return self.width // 2
+    def doubled(self, x): return 2 * x
+    def forward(self, x): return Out(self.linear(x))
+class Top(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.asked = Asked()
+    def forward(self, x):
+        y = self.asked(self.asked.doubled(x)).y.view(-1, self.asked.width, 1) if isinstance(self.asked, Asked) else x
+        return y * self.asked.half
+def load(): return Top()
+def inputs(): return [torch.randn(3, 4)]
+def workloads(): return {"more": lambda: [torch.randn(5, 4)]}
+"""
+
+
+def test_a_model_may_ask_for_what_its_module_is_and_has(tmp_path):
+    """Its class, attributes, properties and methods; and what it returned is of the model's own class."""
+    (tmp_path / "model.py").write_text(ASKED)
+    folder_with_cut(tmp_path, str(tmp_path / "model.py"), "asked")
+    file = problem.load_module(tmp_path / "model.py")
+    model, inputs = file.load(), [*file.inputs(), *file.workloads()["more"]()]
+    with torch.no_grad():
+        expected = [model(one) for one in inputs]
+        model_swap.into(model, "asked", tmp_path)
+        assert isinstance(model.asked, model_swap.Replacement) and isinstance(model.asked, file.Asked)
+        for made in (model, copy.deepcopy(model), torch.compile(model, backend="eager", dynamic=True)):
+            assert all(torch.allclose(made(one), right) for one, right in zip(inputs, expected, strict=True))
+
+
+def test_more_tensors_than_an_operator_takes_are_told_at_the_cut_and_refused(tmp_path):
+    text = (
+        "import torch, torch.nn as nn\n"
+        "class Many(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.parts = nn.ParameterList(nn.Parameter(torch.randn(2)) for _ in range(70))\n"
+        "    def forward(self, x):\n        for one in self.parts: x = x + one\n        return x\n"
+        "def load(): return nn.Sequential(Many())\ndef inputs(): return [torch.randn(2)]\n"
+    )
+    (tmp_path / "model.py").write_text(text)
+    report = model_cut.cut(CONTEXT, str(tmp_path / "model.py"), "0", None, None, 1, str(tmp_path), None, None, {})
+    assert report.tensors == 71 and model_swap.MOST_TENSORS == cutting.MOST_TENSORS
+    assert "an operator takes 62 tensors at most" in "\n".join(cutting.lines(cutting.CutProblem(report, "cpu")))
+    kernel = Path(report.path).read_text().replace("class Model(", "class ModelNew(")
+    (tmp_path / "kernel.py").write_text(kernel)
+    with pytest.raises(model_swap.NotReplaced, match=r"the kernel takes 71 tensors, .* 62 at most"):
+        model_swap.Operator(tmp_path / "kernel.py", Path(report.path))

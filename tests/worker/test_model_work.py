@@ -76,3 +76,11 @@ def test_a_write_in_place_goes_out_and_a_look_at_values_leaves_the_work_unknown(
     looking.write_text((tmp_path / "model.py").read_text().replace("* 2", "* int(slots.sum())"))
     assert model_work.of_step(ModelFile(looking, "cpu"), "default") is None
     assert torch.equal(file.module.cache, torch.zeros(100, 8))
+
+
+def test_a_scripted_module_counts_as_operators_of_the_one_around_it():
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.ReLU()), torch.nn.Tanh())
+    entered = []
+    with model_work.watched(model, lambda path, kind: entered.append(path), lambda: None):
+        model(torch.ones(2))
+    assert entered == ["1"]

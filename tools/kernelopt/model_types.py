@@ -41,15 +41,19 @@ class Proof:
 
 @dataclass(frozen=True)
 class CutReport:
-    """What was cut. inputs: [name, dtype, sizes, strides] of the kernel's. sizes: the keywords of get_inputs.
-    fixed: why no size may differ; None where some may. calls: of the module in a step."""
+    """What was cut. inputs: [name, dtype, sizes, strides] of the kernel's. constant: those that hold one floating value
+    alone. tensors: how many these are, with parameters
+    and buffers. parameters: the numbers in those. sizes: the keywords of get_inputs. fixed: why no size may differ;
+    None where some may. calls: of the module in a step."""
 
     path: str
     module: str
     kind: str
     operators: int
     inputs: list[list]
+    constant: list[str]
     results: int
+    tensors: int
     parameters: int
     mutates: list[str]
     sizes: dict[str, int]

@@ -22,7 +22,10 @@ GRAPHS = ("graph", "tuned", "reduced", "compiled_graph")
 def advice(report: StepReport) -> list[str]:
     """Sentences, in the order in which to follow them."""
     if not report.on_gpu:
-        return ["there is no GPU here: these are times of the CPU's operators, and say nothing of a GPU"]
+        return [
+            "there is no GPU here: these are times of the CPU's operators, and say nothing of a GPU; cut_problem.py "
+            "--group N cuts a part out all the same"
+        ]
     return [*first_ways(report), *launch_bound(report), *kernels(report)]
 
 

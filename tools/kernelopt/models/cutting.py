@@ -10,6 +10,8 @@ from ..errors import UsageError
 from ..model_types import CutReport, Proof
 from . import jobs
 
+MOST_TENSORS = 62  # that an operator takes, as worker.model_swap, which stands alone, has it too
+
 
 @dataclass(frozen=True)
 class Part:
@@ -64,7 +66,7 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
         raise UsageError("--groups is no output of find_kernels.py --save or --json") from None
     if group is None:
         raise UsageError(f"there is no group {number}; there are {known}")
-    path = group["paths"][0]
+    path = group["paths"][len(group["paths"]) // 2]  # the first layer's inputs are often others than those of the rest
     if group["backward"]:
         raise UsageError(
             f"group {number} is a backward pass, and a cut is of a forward pass: --module {path} cuts that, and its "
@@ -130,11 +132,21 @@ def lines(problem: CutProblem) -> list[str]:
     text += [
         f"input {name}: {dtype} {tuple(shape)}{strided(shape, strides)}" for name, dtype, shape, strides in cut.inputs
     ]
+    text += [
+        f"input {name} holds one value alone, so a kernel that leaves it out is not found: cut another call, or the "
+        "same module at another place, unless it is always so"
+        for name in cut.constant
+    ]
     if cut.mutates:
         text.append(f"MUTATES: {', '.join(cut.mutates)}")
     sizes = ", ".join(f"{name}={value}" for name, value in cut.sizes.items())
     text.append(f"sizes that may differ: {sizes}" if sizes else f"sizes are fixed: {cut.fixed}")
     text.append(f"workloads: {', '.join(cut.workloads)}")
+    if cut.tensors > MOST_TENSORS:
+        text.append(
+            f"put_back.py cannot put this back: it takes {cut.tensors} tensors, parameters included, and an operator "
+            f"takes {MOST_TENSORS} tensors at most; cut a part inside it"
+        )
     text += [proof_line(proof, problem.device) for proof in cut.proofs]
     if condition := next((proof.condition for proof in cut.proofs if proof.condition), None):
         text.append(

@@ -149,7 +149,8 @@ def way_line(way: WayTime) -> str:
 
 def table(result: StepReport, groups: tuple[Group, ...]) -> Iterator[str]:
     """A row a group."""
-    head = ("group", "ms", "GPU %" if result.on_gpu else "CPU %", "kernels", "floor ms", "saves at most")
+    units = ("GPU %", "kernels") if result.on_gpu else ("CPU %", "calls")
+    head = ("group", "ms", *units, "floor ms", "saves at most")
     yield row(head, "module: operators")
     for group in groups:
         floor, saved = "-", "-"

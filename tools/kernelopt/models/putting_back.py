@@ -159,10 +159,12 @@ def is_good(result: PutBack) -> bool:
 
 def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
     version = result.version or "kernel.py, which is not accepted,"
-    modules = f"{len(result.paths)} module{'s' * (len(result.paths) > 1)}"
+    modules = (
+        f"{len(result.paths)} module{'s' * (len(result.paths) > 1)} at {result.at}" if result.at else "the whole model"
+    )
     times = "once" if result.calls == 1 else f"{result.calls} times"
     step = f"called {times} a step of workload {result.workload}"
-    yield f"{version} in place of {modules} at {result.at}, {step}, on {result.device}"
+    yield f"{version} in place of {modules}, {step}, on {result.device}"
     if result.where:
         yield f"the kernel takes the calls with {result.where}; the original takes the others"
     if result.left_out:

@@ -108,11 +108,11 @@ def placed(host: Iterable[dict]) -> Iterator[tuple[dict, Place, bool]]:
             thread.open.append((end, "backward", module_of.get(number, ("", ""))))
         elif event["cat"] in ON_HOST[2:]:
             yield event, place_of(thread), False
-        elif name.startswith(OPERATOR):
+        else:
             before = place_of(thread)
             if not before.backward and number is not None:
                 module_of[number] = before.module, before.kind
-            if not before.operator:
+            if name.startswith(OPERATOR) and not before.operator:
                 thread.open.append((end, "operator", event))
                 yield event, place_of(thread), True
 

@@ -45,8 +45,8 @@ def way_row(way: WayTime) -> tuple[str, ...]:
 
 
 def groups(report: StepReport) -> Iterator:
-    share = "of the GPU's time" if report.on_gpu else "of the CPU operators' time"
-    head = ("group", "module", "time", share, "kernels", "floor", "step saves at most", "operators")
+    units = ("of the GPU's time", "kernels") if report.on_gpu else ("of the CPU operators' time", "calls")
+    head = ("group", "module", "time", *units, "floor", "step saves at most", "operators")
     yield Table(head, [group_row(report, group) for group in report.groups])
     if report.card:
         yield Text(f"Floors: rates of {report.card} in the wiki. A group may be part of another one.", "note")

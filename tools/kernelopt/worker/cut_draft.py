@@ -3,7 +3,7 @@ that may differ."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from .graph_source import Size, named_sizes
 from .model_calls import RecordedCall, TakenApart
 from .model_chain import chain
 from .model_comparing import reason
-from .model_file import Arguments, ModelFile, Tensors
+from .model_file import Arguments, ModelFile, Tensors, buffer_key
 from .model_graph import traced
 
 FOLLOWING = "following the module with torch.export"
@@ -129,7 +129,10 @@ class Draft:
             refuse_unproved(proofs[0])
             if proof.equal:
                 self.seen[workload] = seen
-        self._cut = self._cut.at_sizes_of(self.seen[self._workload].inputs)
+        left, prefix = self._plain[self._workload][0], f"{self._path}." if self._path else ""
+        keys = {name: buffer_key(prefix + name) for name in self._cut.graph.state.values()}
+        afterwards = {name: left[key] for name, key in keys.items() if key in left}
+        self._cut = replace(self._cut.at_sizes_of(self.seen[self._workload].inputs), afterwards=afterwards)
         return proofs
 
     def write(self) -> tuple[Path, Cut]:
@@ -194,6 +197,8 @@ class Draft:
         changes = [names[node] for node in made.chain.changed if node in names]
         constants = [name for node, name in names.items() if node in made.graph.constants]
         facts = {**self._facts, "changes": changes, "constants": constants}
+        if classes := cut_source.classes_in(made.graph.returned):
+            facts["classes"] = classes
         model = cut_source.model_text(made, loaded and f"self.load_state_dict({loaded})")
         forms = [form for seen in self.seen.values() for form in seen.forms]
         parts = [model, *middle, cut_source.call_text(made, self._name, forms)]
@@ -226,7 +231,8 @@ class Draft:
         leaves = zip(made.graph.inputs, made.taken.leaves, strict=True)
         tensors = [given.get(node, leaf.tensor) for node, leaf in leaves]
         results = []
-        for module in (self._target, InPlace(self._target, problem.load_module(path).call, self._model(path))):
+        in_place = self._in_place(problem.load_module(path).call, self._model(path))
+        for module in (self._target, in_place):
             arguments = made.taken.rebuilt([one.clone() for one in tensors])
             with self._file.buffers_restored():
                 outputs = self._file.run(module, arguments)
@@ -256,6 +262,9 @@ class Draft:
         model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
         return model
 
+    def _in_place(self, call: Callable, kernel: Callable) -> "InPlace":
+        return InPlace(self._target, cut_source.classes_in(self._cut.graph.returned), call, kernel)
+
     def _left_with(self, path: Path, workload: str, seen: Seen) -> Tensors:
         """What the model leaves with the cut in place of the module. Calls of another form go to the original."""
         model, own = self._model(path), problem.load_module(path)
@@ -277,7 +286,7 @@ class Draft:
                 seen.left.append(other.condition)
                 return self._target(*args, **kwargs)
 
-        with swapped(self._file.module, self._path, InPlace(self._target, call, kernel)) as whole:
+        with swapped(self._file.module, self._path, self._in_place(call, kernel)) as whole:
             left = self._file.left_by(whole, workload)
         if seen.left and not seen.calls:
             raise NotCut(f"the call lacks {seen.left[0]}")
@@ -301,8 +310,8 @@ def tied(made: Cut, dependent: list[str]) -> Cut:
 class InPlace(model_swap.StandIn):
     """A function in place of a module's call."""
 
-    def __init__(self, original: torch.nn.Module, call: Callable, kernel: Callable):
-        super().__init__(original)
+    def __init__(self, original: torch.nn.Module, classes: dict[str, str], call: Callable, kernel: Callable):
+        super().__init__(original, classes)
         self._call, self._kernel = call, kernel
 
     def forward(self, *args, **kwargs):

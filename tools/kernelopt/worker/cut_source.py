@@ -18,7 +18,7 @@ from torch import fx
 from . import recorded_values, tensor_trees
 from .contract import NotCut
 from .graph_source import Writer, assigned, named_sizes, recorded_sizes, size_text, sizes_of
-from .model_calls import Place, TakenApart
+from .model_calls import Made, Place, TakenApart
 from .model_chain import Chain
 from .model_graph import Graph, arguments, root
 from .recorded_values import tupled
@@ -85,7 +85,7 @@ CUT = {{
 @dataclass(frozen=True)
 class Cut:
     """What is cut out. inputs: names of the chain's inputs. sizes: of these, that may differ, by symbol. own: the dtype
-    of most of its floating numbers; None without any."""
+    of most of its floating numbers; None without any. afterwards: what buffers hold once the model has run, by name."""
 
     graph: Graph
     taken: TakenApart
@@ -94,6 +94,7 @@ class Cut:
     inputs: dict[fx.Node, str]
     sizes: dict
     own: torch.dtype | None
+    afterwards: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, taken: TakenApart, chain: Chain, module: torch.nn.Module) -> "Cut":
@@ -173,7 +174,8 @@ def model_text(cut: Cut, weights: str | None) -> str:
     names |= {node: member("self", name) for node, name in cut.state_names().items()}
     first = next(iter(names.values()))
     writer = Writer(names, cut.sizes, cut.own, f"{first}.device")
-    body = [*writer.views(cut.chain.first), *writer.lines(cut.chain.inside)]
+    body = [f"{names[node]} = {names[node]}.clone()  # nobody reads it afterwards" for node in cut.chain.scratch]
+    body += [*writer.views(cut.chain.first), *writer.lines(cut.chain.inside)]
     results = [writer.names[node] for node in cut.chain.outputs]
     body += [f"return {', '.join(results)}"] if results else []
     anchor = next((name for node, name in names.items() if node.meta["val"].dtype == cut.own), None)
@@ -222,6 +224,8 @@ def numbers_text(cut: Cut, node: fx.Node) -> str:
     A constant, which no module could give back to the kernel, is exact; NotCut where it is too large for that."""
     tensor = cut.tensor(node).detach()
     sizes = [str(size) for size in tensor.shape]
+    if node in cut.chain.changed and (filled := filled_text(cut, node)):
+        return filled
     pattern, written = recorded_values.structured(tensor, sizes), literal(cut.tensor(node))
     if node not in cut.graph.constants:
         return pattern or written or recorded_values.expression(tensor, sizes)
@@ -233,6 +237,12 @@ def numbers_text(cut: Cut, node: fx.Node) -> str:
             "buffer"
         )
     return written or pattern
+
+
+def filled_text(cut: Cut, node: fx.Node) -> str | None:
+    """What fills a cache that is still empty; None for another buffer."""
+    tensor, later = cut.tensor(node).detach(), cut.afterwards.get(cut.graph.state.get(node))
+    return None if later is None else recorded_values.like_what_is_new(tensor, later, [*map(str, tensor.shape)])
 
 
 def container_lines(path: str, made: set[str]) -> Iterator[str]:
@@ -352,7 +362,7 @@ def call_text(cut: Cut, name: str, forms: list[Form]) -> str:
     names |= {node: f"{literal(tensor)}" for node, tensor in cut.graph.constants.items() if literal(tensor)}
     first = next(iter(names.values()))
     sizes = sizes_of({path: node.meta["val"] for node, path in paths.items()})
-    writer = Writer(names, sizes, None, f"{first}.device")
+    writer = Writer(names, sizes, None, f"{first}.device", "_module.training")
     try:
         before = list(writer.lines(cut.chain.before))
         given = [writer.names[node] for node in cut.chain.inputs]
@@ -381,10 +391,9 @@ def form_lines(cut: Cut, forms: list[Form]) -> list[str]:
 
 
 def given_lines(cut: Cut) -> list[str]:
-    """Tensors that a call could leave out."""
-    parameters = cut.taken.signature.parameters
-    paths = [leaf.path for leaf in cut.taken.leaves if leaf.path in parameters]
-    return [f"{path} is not None" for path in paths if parameters[path].default is None]
+    """Tensors that a call could leave out; one alone is always there."""
+    leaves = cut.taken.leaves
+    return [f"{leaf.path} is not None" for leaf in leaves] if len(leaves) > 1 else []
 
 
 def fixed_sizes(cut: Cut, forms: list[Form]) -> Iterator[str]:
@@ -433,12 +442,25 @@ def returned_text(returned: object, names: list[str]) -> str:
     """How the module returns its tensors."""
     if isinstance(returned, Place):
         return names[returned.number]
+    if isinstance(returned, Made):
+        fields = (f"{name}={returned_text(one, names)}" for name, one in returned.fields.items())
+        return f"_module._result_classes[{returned.name!r}]({', '.join(fields)})"
     if isinstance(returned, tuple | list):
         items = [returned_text(one, names) for one in returned]
         return tupled(items) if isinstance(returned, tuple) else f"[{', '.join(items)}]"
     if isinstance(returned, dict):
         return "{" + ", ".join(f"{key!r}: {returned_text(one, names)}" for key, one in returned.items()) + "}"
     return repr(returned)
+
+
+def classes_in(returned: object) -> dict[str, str]:
+    """The classes of the model's own in what a module returns: where they are defined, by name."""
+    own = {returned.name: returned.home} if isinstance(returned, Made) else {}
+    inner = returned.fields if isinstance(returned, Made) else returned
+    if isinstance(inner, dict | list | tuple):
+        for one in inner.values() if isinstance(inner, dict) else inner:
+            own |= classes_in(one)
+    return own
 
 
 def reference_text(title: str, about: dict, mutated: list[str], parts: list[str]) -> str:

@@ -13,7 +13,7 @@ from torch import fx
 from . import tensor_trees
 from .contract import NotCut
 from .model_calls import RESERVED
-from .model_graph import WHOLE, base, is_size, places, written
+from .model_graph import MODES, WHOLE, base, is_size, places, written
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,22 @@ def size_text(size, sizes: dict) -> str:
 class Writer:
     """Writes operators as lines. names: the expressions of tensors from outside, by node. sizes: by symbol. dtype: the
     one that is written as that of the inputs, so that the source also runs in another; None for none. device: the
-    expression of a device."""
+    expression of a device. training: of whether the module is in training, for operators that were recorded in
+    evaluation; None leaves them as they are."""
 
-    def __init__(self, names: dict[fx.Node, str], sizes: dict, dtype: torch.dtype | None, device: str):
+    def __init__(
+        self,
+        names: dict[fx.Node, str],
+        sizes: dict,
+        dtype: torch.dtype | None,
+        device: str,
+        training: str | None = None,
+    ):
         self.names = dict(names)
         self.sizes = sizes
         self.device = device
         self.used_sizes: set[str] = set()
-        self._dtype = dtype
+        self._dtype, self._training = dtype, training
         self._origin = ""
 
     def lines(self, nodes: list[fx.Node]) -> Iterator[str]:
@@ -112,7 +120,11 @@ class Writer:
     def _call(self, node: fx.Node) -> str:
         if node.target is operator.getitem:
             return f"{self.names[node.args[0]]}[{node.args[1]}]"
-        given = [self.text(value) for value in node.args]
+        modes = [one.name in MODES for one in node.target._schema.arguments]
+        given = [
+            self._training if is_mode and value is False and self._training else self.text(value)
+            for is_mode, value in zip(modes, node.args, strict=False)
+        ]
         given += [f"{name}={self.text(value)}" for name, value in node.kwargs.items() if name != "pin_memory"]
         if node.target is torch.ops.aten.to.dtype and len(node.args) == 2 and not places(node) & places(node.args[0]):
             given.append("copy=True")  # in another dtype of the inputs too, or a write to the copy would change them

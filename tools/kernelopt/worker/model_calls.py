@@ -74,6 +74,8 @@ class Recorder:
 @contextlib.contextmanager
 def recording(module: torch.nn.Module, number: int = 1) -> Iterator[Recorder]:
     """Record a call of `module` inside, the first one by default."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise NotCut("it is a module of torch.jit.script, whose calls cannot be seen; let load() leave it unscripted")
     recorder = Recorder(number)
     hooks = [
         module.register_forward_pre_hook(recorder.before, with_kwargs=True),
@@ -115,9 +117,20 @@ class Place:
     number: int
 
 
+@dataclass(frozen=True)
+class Made:
+    """An object of a class of the model's own among the outputs of a module. home: the module of Python that defines
+    the class."""
+
+    name: str
+    home: str
+    fields: dict[str, object]
+
+
 class TakenApart:
     """The arguments of a call by the parameters of the module's forward: its tensors, and the conditions under which
-    another call has the same form. returned: the outputs, with a Place for each tensor, once they are known."""
+    another call has the same form. returned: the outputs, with a Place for each tensor and Made for objects, once they
+    are known."""
 
     def __init__(self, module: torch.nn.Module, arguments: Arguments):
         self.module = module
@@ -171,9 +184,9 @@ class TakenApart:
             self._require(path, value)
         else:
             raise NotCut(
-                f"the argument {path} is an object of class {type(value).__name__}, which is not made of "
-                "tensors, numbers, lists, dicts and the like; cut a module inside this one, or a chain of operators "
-                "(--between)"
+                f"the argument {path} is an object of class {type(value).__name__}, which is not made of tensors, "
+                "numbers, lists, dicts and the like; cut a module inside this one, or let inputs() spare the model the "
+                "object, as 'use_cache': False spares one of transformers its cache"
             )
 
     def _require(self, path: str, value) -> None:

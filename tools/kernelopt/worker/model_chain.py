@@ -17,8 +17,9 @@ from .model_graph import Graph, base, is_size, live, places, root, written
 class Chain:
     """before, inside, after: operators, in order. first: views of the inputs that are made again before those inside;
     again: views of inputs and outputs that are made again before those after. inputs: tensors that come in. state:
-    parameters, buffers and constants that are used inside. changed: the inputs and the state that are written to.
-    outputs: tensors that go out, in memory of their own."""
+    parameters, buffers and constants that are used inside. changed: the inputs and the state that are written to, and
+    read afterwards. scratch: inputs that are written to, and never read afterwards. outputs: tensors that go out, in
+    memory of their own."""
 
     before: list[fx.Node]
     first: list[fx.Node]
@@ -28,6 +29,7 @@ class Chain:
     inputs: list[fx.Node]
     state: list[fx.Node]
     changed: list[fx.Node]
+    scratch: list[fx.Node]
     outputs: list[fx.Node]
 
 
@@ -42,9 +44,14 @@ def chain(graph: Graph, ends: tuple[str, str] | None) -> Chain:
     inputs, remade = unshared_inputs(tensors, writes)
     state = [node for node in came_in if held(graph, node)]
     outputs, again = unshared_outputs(graph, inside, after, [*inputs, *state])
-    changed = [node for node in [*inputs, *state] if places(node) & writes]
+    written_to = [node for node in [*inputs, *state] if places(node) & writes]
+    seen = seen_afterwards(graph, after)
+    changed = [node for node in written_to if places(node) & seen]
+    scratch = [node for node in written_to if node not in changed]
     if not came_in:
         raise NotCut("these operators take no tensor, so there is nothing to compute from")
+    if not outputs and not changed and again:
+        raise NotCut("these operators only make views of what comes in; add an operator that computes")
     if not outputs and not changed:
         raise NotCut("nothing that these operators compute is used afterwards")
     if not outputs and all(held(graph, node) for node in changed):
@@ -53,7 +60,15 @@ def chain(graph: Graph, ends: tuple[str, str] | None) -> Chain:
             f"these operators only write to what the module holds ({names}), and a problem needs a result: end the "
             "chain at an operator that reads it, or cut a module around this one"
         )
-    return Chain(before, remade, live(inside, outputs), again, after, inputs, state, changed, outputs)
+    return Chain(before, remade, live(inside, outputs), again, after, inputs, state, changed, scratch, outputs)
+
+
+def seen_afterwards(graph: Graph, after: list[fx.Node]) -> set[int]:
+    """The memory that is read after the chain, in the module or by those that hold it."""
+    kept = [*graph.inputs, *graph.state, *graph.constants, *graph.outputs]
+    return {
+        place for node in (*kept, *(one for node in after for one in node.all_input_nodes)) for place in places(node)
+    }
 
 
 def held(graph: Graph, node: fx.Node) -> bool:

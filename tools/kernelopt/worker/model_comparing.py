@@ -68,8 +68,9 @@ def deviation_of(
 
 def reason(error: BaseException) -> str:
     """The first line of what went wrong. What ModelFile tells as the model's fault is told by itself."""
-    cause = error.__cause__ if isinstance(error, WrongModelFile) and error.__cause__ else error
-    return first_line(describe(cause)["message"])
+    while isinstance(error, WrongModelFile) and error.__cause__:
+        error = error.__cause__
+    return first_line(describe(error)["message"])
 
 
 def first_line(error: object) -> str:

@@ -1,6 +1,7 @@
 """Jobs that cut a part out of a model as a reference.py, and prove that it computes the same in its place."""
 
 import contextlib
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from .graph_source import is_whole_slice, named_sizes, origin_of, recorded_sizes
 from .model_calls import RecordedCall, recording
 from .model_file import ModelFile
 from .model_graph import traced
+from .recorded_values import is_constant
 
 
 def operators(context: Context, model: str, module: str, workload: str | None, call: int = 1) -> dict:
@@ -57,7 +59,7 @@ def described(node) -> dict:
     is_tensor = isinstance(tensor, torch.Tensor)
     return {
         "name": node.name,
-        "operator": str(node.target),
+        "operator": "getitem" if node.target is operator.getitem else str(node.target),
         "origin": origin_of(node),
         "dtype": tensor_trees.plain(tensor.dtype) if is_tensor else None,
         "shape": list(recorded_sizes(tensor)) if is_tensor else None,
@@ -99,7 +101,13 @@ def cut(
             [name, tensor_trees.plain(tensor.dtype), list(tensor.shape), list(tensor.stride())]
             for name, tensor in zip(made.inputs.values(), draft.seen[chosen].inputs, strict=True)
         ],
+        constant=[
+            name
+            for name, one in zip(made.inputs.values(), draft.seen[chosen].inputs, strict=True)
+            if one.is_floating_point() and one.numel() > 1 and is_constant(one)
+        ],
         results=len(made.chain.outputs),
+        tensors=len(made.inputs) + len(made.state()),
         parameters=sum(tensor.numel() for tensor in made.state().values()),
         mutates=made.mutated(),
         sizes={size.name: size.recorded for size in named_sizes(made.sizes)},

@@ -12,7 +12,7 @@ from ..model_types import ModelCheck
 from .accuracy import BASELINE_CAP
 from .contract import WrongModelFile
 from .model_comparing import Difference, difference, reason
-from .model_file import Arguments, ModelFile, Tensors, left_of
+from .model_file import Arguments, ModelFile, Tensors, left_of, random_state, set_random_state
 from .model_swap import Replacement, random_numbers_kept
 
 NAME = "each call by itself"
@@ -57,10 +57,11 @@ class EachCall:
 
 @dataclass(frozen=True)
 class Call:
-    """What a module gets in a call. arguments, buffers: copies."""
+    """What a module gets in a call. arguments, buffers: copies. random: what random numbers follow from."""
 
     arguments: Arguments
     buffers: list[torch.Tensor]
+    random: list[torch.Tensor]
 
 
 class Watch:
@@ -87,8 +88,8 @@ class Watch:
         def before(_, args, kwargs):
             if not self._compares:
                 taken.append(self._takes(args, kwargs))
-                copies = Call(Arguments(args, kwargs).copied(), contents(module)) if taken[-1] else None
-                self._calls.append(copies)
+                call = Call(Arguments(args, kwargs).copied(), contents(module), random_state()) if taken[-1] else None
+                self._calls.append(call)
 
         def after(_, args, kwargs, outputs):
             if self._compares or not (call := self._calls.pop()):
@@ -137,7 +138,7 @@ class Watch:
         try:
             module, dtype = self._exact
             wide = copy.deepcopy(module)
-            return left_by_call(wide, Call(call.arguments.floating(dtype), call.buffers), wide)
+            return left_by_call(wide, replace(call, arguments=call.arguments.floating(dtype)), wide)
         except Exception:  # there is too little memory, or a dtype is written in the module
             return None
 
@@ -160,6 +161,7 @@ def in_evaluation(module: torch.nn.Module, call: Call) -> Tensors:
 def left_by_call(one: torch.nn.Module, call: Call, holder: torch.nn.Module) -> Tensors:
     """What a call leaves. holder: of the buffers."""
     fill(holder, call.buffers)
+    set_random_state(call.random)
     arguments = call.arguments.copied()
     return left_of(one(*arguments.args, **arguments.kwargs), arguments, holder)
 

@@ -76,6 +76,7 @@ class ModelFile:
             module = self._file.load()
         if not isinstance(module, torch.nn.Module):
             raise WrongModelFile(f"load() of {self.name} returns no torch.nn.Module but {module!r:.80}")
+        self._refuse_compiled(module)
         self.module = module.to(device).train(training)
         self.workloads = self._workloads()
         self._habits: dict[str, Habits] = {}
@@ -95,6 +96,16 @@ class ModelFile:
                 f"{self.name} must define inputs(), or workloads() that returns a dict of names to such functions"
             )
         return makers
+
+    def _refuse_compiled(self, model: torch.nn.Module) -> None:
+        """Its operators would be hidden, and its step would be taken for an eager one."""
+        for path, one in model.named_modules():
+            if type(one).__name__ == "OptimizedModule" or one._compiled_call_impl is not None:
+                compiled = f"a model in which '{path}' is compiled" if path else "a compiled model"
+                raise WrongModelFile(
+                    f"load() of {self.name} returns {compiled}; return it as it is without torch.compile: the tools "
+                    "compile it themselves"
+                )
 
     def chosen(self, workload: str | None) -> str:
         """The name of a workload, the default one for None. Raises WrongModelFile for an unknown one."""
@@ -152,10 +163,10 @@ class ModelFile:
         if workload not in self._habits:
             arguments = self.arguments(workload)
             torch.manual_seed(SEED)
-            seeded = self._random_state()
+            seeded = random_state()
             with self.buffers_restored() as changed:
                 self.call(self.module, arguments)
-                drew = not torch.equal(seeded, self._random_state())
+                drew = not state.all_identical(seeded, random_state())
             self._habits[workload] = Habits(drew, bool(changed))
         return self._habits[workload]
 
@@ -177,27 +188,23 @@ class ModelFile:
         return made | left_of(self.run(module, arguments), arguments, holder)
 
     @contextlib.contextmanager
-    def buffers_restored(self) -> Iterator[list[str]]:
+    def buffers_restored(self) -> Iterator[list[torch.Tensor]]:
         """What runs inside may change the model's buffers, or bind them to other tensors; they become what they were.
-        It yields a list, which then names those that were changed."""
-        owners = [(one, dict(one._buffers)) for one in self.module.modules()]
-        held = [(one, name, tensor) for one, own in owners for name, tensor in own.items() if tensor is not None]
-        contents = [tensor.clone() for *_, tensor in held]
-        changed: list[str] = []
+        It yields a list, which then holds those that were changed."""
+        contents = [(tensor, tensor.clone()) for tensor in self.module.buffers()]
+        bound = [(one._buffers, dict(one._buffers)) for one in self.module.modules() if isinstance(one._buffers, dict)]
+        changed: list[torch.Tensor] = []
         try:
             yield changed
         finally:
-            for (one, name, tensor), before in zip(held, contents, strict=True):
-                if one._buffers.get(name) is not tensor or not state.identical(tensor, before):
-                    changed.append(name)
+            for buffers, before in bound:
+                changed += [one for name, one in before.items() if buffers.get(name) is not one]
+                buffers.clear()
+                buffers.update(before)
+            for tensor, before in contents:
+                if not state.identical(tensor, before):
+                    changed.append(tensor)
                     tensor.copy_(before)
-            for one, own in owners:
-                one._buffers.clear()
-                one._buffers.update(own)
-
-    def _random_state(self) -> torch.Tensor:
-        own = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
-        return torch.cat(own)
 
     def loss(self, outputs) -> torch.Tensor:
         """What training minimises: loss() of the file, `.loss` of the outputs, or else the mean square of all floating
@@ -251,11 +258,26 @@ class ModelFile:
             raise WrongModelFile(f"{failed}: {describe(error)['message']}") from error
 
 
+def random_state() -> list[torch.Tensor]:
+    """What random numbers follow from, on the CPU and on the GPU in use."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def set_random_state(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for one in states[1:]:
+        torch.cuda.set_rng_state(one)
+
+
 def left_of(outputs, arguments: Arguments, holder: torch.nn.Module) -> Tensors:
     """Copies of the outputs of a call, of its inputs as it left them, and of the buffers of `holder`."""
     inputs = {f"input {number} afterwards": one for number, one in enumerate(arguments.tensors())}
-    buffers = {f"buffer {name} afterwards": one for name, one in holder.named_buffers()}
+    buffers = {buffer_key(name): one for name, one in holder.named_buffers()}
     return outputs_of(outputs) | {name: one.detach().clone() for name, one in (inputs | buffers).items()}
+
+
+def buffer_key(name: str) -> str:
+    return f"buffer {name} afterwards"
 
 
 def outputs_of(outputs) -> Tensors:

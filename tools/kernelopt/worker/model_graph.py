@@ -1,6 +1,7 @@
 """The operators that a call of a module runs, in order, by torch.export: in-place operators and views are kept, sizes
 that may differ are symbols."""
 
+import inspect
 import operator
 import re
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from torch import fx
 from . import tensor_trees
 from .contract import NotCut, NotFollowed
 from .faults import shortened
-from .model_calls import Place, RecordedCall, TakenApart
+from .model_calls import Made, Place, RecordedCall, TakenApart
+from .model_swap import own_class
 
 NO_OPERATORS = ("_assert", "sym_constrain", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset")
 SCOPES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}  # how many arguments come before the part inside
@@ -57,29 +59,46 @@ class Flat(torch.nn.Module):
 
     def forward(self, *tensors):
         arguments = self._taken.rebuilt(list(tensors))
-        outputs = self.original(*arguments.args, **arguments.kwargs)
-        refuse_own_classes(outputs)
         leaves: list[torch.Tensor] = []
-
-        def note(tensor: torch.Tensor) -> Place:
-            leaves.append(tensor)
-            return Place(len(leaves) - 1)
-
-        self._taken.returned = tensor_trees.map_tensors(outputs, note)
+        self._taken.returned = self._placed(self.original(*arguments.args, **arguments.kwargs), leaves)
         return tuple(leaves)
 
-
-def refuse_own_classes(outputs) -> None:
-    """NotCut for results that the text of a cut could not put together again."""
-    if isinstance(outputs, torch.Tensor | bool | int | float | str | None):
-        return
-    if type(outputs) not in (tuple, list, dict):
+    def _placed(self, value, leaves: list[torch.Tensor]):
+        """The value with a Place for each tensor, which goes to `leaves`. NotCut for what the text of a cut could not
+        put together again."""
+        if isinstance(value, torch.Tensor):
+            leaves.append(value)
+            return Place(len(leaves) - 1)
+        if isinstance(value, bool | int | float | str | None):
+            return value
+        if type(value) in (tuple, list):
+            return type(value)(self._placed(one, leaves) for one in value)
+        if type(value) is dict:
+            return {key: self._placed(one, leaves) for key, one in value.items()}
+        if (fields := plain_fields(value)) is not None and self._is_known(type(value)):
+            made = {name: self._placed(one, leaves) for name, one in fields.items()}
+            return Made(type(value).__name__, type(value).__module__, made)
         raise NotCut(
-            f"the module returns an object of class {type(outputs).__name__}, and no tensors in lists, tuples and "
-            "dicts; cut a module inside this one"
+            f"the module returns an object of class {type(value).__name__}, which is not made of tensors, numbers, "
+            "lists, dicts, named tuples and dataclasses; cut a module inside this one"
         )
-    for one in outputs.values() if isinstance(outputs, dict) else outputs:
-        refuse_own_classes(one)
+
+    def _is_known(self, kind: type) -> bool:
+        """Can the class be found again by its name?"""
+        try:
+            return own_class(self._taken.module, kind.__name__, kind.__module__) is kind
+        except (ImportError, AttributeError):
+            return False
+
+
+def plain_fields(value) -> dict[str, object] | None:
+    """The arguments that make an equal object of the same class, of a named tuple or a dataclass; None of others."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return value._asdict()
+    if not tensor_trees.is_dataclass(value):
+        return None
+    fields = tensor_trees.fields_of(value)
+    return fields if [*inspect.signature(type(value)).parameters] == [*fields] else None
 
 
 def traced(module: torch.nn.Module, call: RecordedCall, any_size: bool) -> tuple[Graph, TakenApart]:

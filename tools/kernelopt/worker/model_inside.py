@@ -42,7 +42,11 @@ def cuttable(file: ModelFile, path: str, workload: str) -> list[tuple[str, int]]
 
 def recorded_inside(file: ModelFile, path: str, workload: str) -> dict[str, Recorder]:
     """The calls of the modules inside the one at `path` in a run of the model, by path, where there are any."""
-    inside = {f"{path}.{name}".lstrip("."): one for name, one in file.submodule(path).named_modules() if name}
+    inside = {
+        f"{path}.{name}".lstrip("."): one
+        for name, one in file.submodule(path).named_modules()
+        if name and not isinstance(one, torch.jit.ScriptModule)
+    }
     with contextlib.ExitStack() as stack, file.buffers_restored():
         recorders = {one: stack.enter_context(recording(module)) for one, module in inside.items()}
         file.run(file.module, file.arguments(workload))

@@ -216,7 +216,10 @@ class Judge:
         """Greedy tokens: each step takes the original's, so that one near tie does not change all that follow."""
         self._file.phase("comparing greedy tokens")
         plain, tokens = self._greedy(self._file.module, count, [])
-        replaced, _ = self._greedy(self.after, count, tokens)
+        try:
+            replaced, _ = self._greedy(self.after, count, tokens)
+        except Exception as error:
+            return ModelCheck("greedy tokens", False, reason(error))
         equal = ties = 0
         for first, second, best in zip(plain, replaced, tokens, strict=True):
             same = best == second.argmax(-1)
@@ -235,7 +238,12 @@ class Judge:
         logits, tokens = [], []
         with self._file.buffers_restored():
             for number in range(count):
-                logits.append(last_logits(self._file.run(module, arguments)))
+                try:
+                    outputs = self._file.run(module, arguments)
+                except WrongModelFile as error:  # a cache may be full
+                    fewer = f"; --generate {number} compares fewer" if number else ""
+                    raise WrongModelFile(f"{error}, at token {number + 1} of {count}{fewer}") from error
+                logits.append(last_logits(outputs))
                 tokens.append(logits[-1].argmax(-1))
                 arguments = self._file.advanced(arguments, given[number] if given else tokens[-1])
         return logits, tokens

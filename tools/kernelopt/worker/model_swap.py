@@ -29,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
 NAMESPACE = "kernelopt"
 NUMBERS = itertools.count()
+MOST_TENSORS = 62  # torch takes 64 arguments, of which the backward pass needs two
+NOT_TAKEN = ("forward", "_compiled_call_impl")  # of a module's attributes: they would be called in place of the kernel
 
 
 class NotReplaced(Exception):
@@ -104,6 +106,7 @@ class Operator:
         self.mutated = [one if isinstance(one, str) else self.inputs[one] for one in mutates]
         self.mutated += cut.get("changes", [])
         self.constants = cut.get("constants", [])  # of the state: tensors that no module holds
+        self.classes = cut.get("classes", {})
         self._call = getattr(self._reference, "call", None)
         self._bound: dict[tuple, tuple] = {}
         types, self._results = self._signature()
@@ -146,6 +149,11 @@ class Operator:
     def _defined(self, types: list[str]):
         """The operator, with its schema, its fake implementation and, where it changes nothing, its gradient."""
         names = [*self.inputs[: len(types)], *self.state]
+        if len(names) > MOST_TENSORS:
+            raise NotReplaced(
+                f"the kernel takes {len(names)} tensors, parameters and buffers included, and an operator takes "
+                f"{MOST_TENSORS} at most; cut a part inside it"
+            )
         kinds = [*types, *["Tensor"] * len(self.state)]
         for at, name in enumerate(names):
             if name in self.mutated:
@@ -271,23 +279,41 @@ class Operator:
 
 
 class StandIn(torch.nn.Module):
-    """A module in place of another one. It holds the parameters, buffers, submodules and other tensors of that one, so
-    that the names in the model's state stay as they are."""
+    """A module in place of another one. It is of that one's class too, and holds its attributes, parameters, buffers
+    and submodules, so that the model may ask for them, and the names in its state stay as they are. classes: of
+    results, as CUT names them."""
 
-    def __init__(self, original: torch.nn.Module):
-        super().__init__()
-        self.__dict__.update({name: one for name, one in vars(original).items() if isinstance(one, torch.Tensor)})
+    def __init__(self, original: torch.nn.Module, classes: dict[str, str]):
+        torch.nn.Module.__init__(self)
+        object.__setattr__(self, "__class__", both(type(self), type(original)))
+        own = {name: one for name, one in vars(original).items() if name not in NOT_TAKEN}
+        self.__dict__.update({name: one for name, one in own.items() if name not in self.__dict__})
         for members in ("_parameters", "_buffers", "_modules"):
             getattr(self, members).update(getattr(original, members))
         self._non_persistent_buffers_set = set(original._non_persistent_buffers_set)
         self.training = original.training
+        self._result_classes = {name: own_class(original, name, home) for name, home in classes.items()}
+
+
+@functools.cache
+def both(stand_in: type, original: type) -> type:
+    """The class of what stands in for a module of a class."""
+    return type(f"{stand_in.__name__}_of_{original.__name__}", (stand_in, original), {})
+
+
+def own_class(module: torch.nn.Module, name: str, home: str) -> type:
+    """A class by the name that it has where the module's class is defined, or else in the file `home`."""
+    for kind in type(module).__mro__:
+        if found := getattr(sys.modules.get(kind.__module__), name, None):
+            return found
+    return getattr(importlib.import_module(home), name)
 
 
 class Replacement(StandIn):
     """An operator in place of a module. where: the calls that it takes; the original takes the others."""
 
     def __init__(self, original: torch.nn.Module, operator: Operator, where: str | None = None):
-        super().__init__(original)
+        super().__init__(original, operator.classes)
         self._operator = operator
         self._where = where and condition(where, original)
         self._others = [sharing(original, self)] if where else []  # a list, which hides it from the model's state

@@ -46,10 +46,11 @@ class Inside:
 
 @contextlib.contextmanager
 def watched(module: torch.nn.Module, enter: Callable[[str, str], None], leave: Callable[[], None]) -> Iterator[None]:
-    """Inside, `enter(path, class)` and `leave()` are called around each call of a submodule."""
+    """Inside, `enter(path, class)` and `leave()` are called around each call of a submodule. A scripted one cannot be
+    watched."""
     hooks = []
     for path, one in module.named_modules():
-        if path:
+        if path and not isinstance(one, torch.jit.ScriptModule):
             name = type(one).__name__
             hooks.append(one.register_forward_pre_hook(lambda *_, path=path, name=name: enter(path, name)))
             hooks.append(one.register_forward_hook(lambda *_: leave(), always_call=True))

@@ -98,6 +98,12 @@ def drawer(tensor: torch.Tensor) -> Callable[[str], str]:
     return lambda shape: f"drawn({shape}, {tensor.dtype}, {figures})"
 
 
+def is_constant(tensor: torch.Tensor) -> bool:
+    """Does it hold one value alone?"""
+    values = accuracy.comparable(tensor)
+    return bool(tensor.numel()) and bool(values.amin() == values.amax())
+
+
 def structured(tensor: torch.Tensor, sizes: list[str]) -> str | None:
     """The expression for a tensor whose numbers follow a pattern; None for any other."""
     shape, dtype = tupled(sizes), tensor.dtype
@@ -112,6 +118,15 @@ def structured(tensor: torch.Tensor, sizes: list[str]) -> str | None:
     if dtype == torch.bool or (tensor.numel() > 2 and bool(((values == first) | (values == last)).all())):
         return two_valued(values, sizes, dtype)
     return None if dtype.is_floating_point else counted(tensor, sizes)
+
+
+def like_what_is_new(tensor: torch.Tensor, later: torch.Tensor, sizes: list[str]) -> str | None:
+    """For a cache that is still empty, with one value alone: numbers like those that are written to it, everywhere.
+    None where it is none, or these are one value too."""
+    if not tensor.is_floating_point() or not is_constant(tensor):
+        return None
+    new = later[later != tensor]
+    return drawer(new)(tupled(sizes)) if new.numel() and not is_constant(new) else None
 
 
 def is_random(expression: str) -> bool:
