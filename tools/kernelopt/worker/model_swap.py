@@ -28,7 +28,6 @@ import torch
 HERE = Path(__file__).resolve().parent
 TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
 NAMESPACE = "kernelopt"
-NUMBERS = itertools.count()
 MOST_TENSORS = 62  # torch takes 64 arguments, of which the backward pass needs two
 NOT_TAKEN = ("forward", "_compiled_call_impl")  # of a module's attributes: they would be called in place of the kernel
 
@@ -87,6 +86,11 @@ def load_file(path: Path):
     return module
 
 
+def free_name() -> str:
+    """A name that no operator has, from another copy of this file either."""
+    return next(name for at in itertools.count() if not hasattr(getattr(torch.ops, NAMESPACE), name := f"cut_{at}"))
+
+
 class Operator:
     """The operator of a kernel and its reference. inputs: names of the arguments of the kernel. state: names of the
     parameters and buffers of Model. mutated: those of both that are written to. workload: of the model, in which the
@@ -110,7 +114,7 @@ class Operator:
         self._call = getattr(self._reference, "call", None)
         self._bound: dict[tuple, tuple] = {}
         types, self._results = self._signature()
-        self._name = name or f"cut_{next(NUMBERS)}"
+        self._name = name or free_name()
         self.op = self._defined(types)
 
     def __deepcopy__(self, memo) -> "Operator":
