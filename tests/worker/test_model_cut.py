@@ -385,6 +385,16 @@ def test_an_empty_cache_is_filled_and_an_input_of_one_value_is_named(tmp_path):
     assert not model.count.any() and report.constant == ["shift"]
 
 
+def test_parameters_that_were_never_trained_are_drawn_around_their_value(tmp_path):
+    """A kernel that leaves the ones of a norm's weight out, or the zeros of its bias, is wrong once it is trained."""
+    model = write_model(
+        tmp_path, "def load(): return nn.Sequential(nn.LayerNorm(400))\n" + ONE_INPUT.replace("4, 4", "4, 400")
+    )
+    made, _, _ = problem.Reference(Path(cut(tmp_path, "0", model=model).path)).build("default", 0, None, "cpu")
+    for one, value in ((made.weight, 1.0), (made.bias, 0.0)):
+        assert one.mean().item() == pytest.approx(value, abs=0.03) and 0.05 < one.std() < 0.15
+
+
 def test_a_chain_of_views_alone_is_no_work(tmp_path):
     with pytest.raises(NotCut, match=r"only make views.*; add an operator that computes"):
         cut(tmp_path, "0", ["t_1", "t_1"], model=write_model(tmp_path, SCORES + ONE_INPUT))

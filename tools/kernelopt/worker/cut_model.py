@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from . import recorded_values
 from .contract import NotCut
@@ -60,7 +60,7 @@ def init_lines(cut: Cut) -> Iterator[str]:
         owner, _, leaf = name.rpartition(".")
         yield from container_lines(owner, made)
         value, place = numbers_text(cut, node), submodule("self", owner)
-        if not isinstance(tensor, torch.nn.Parameter):
+        if not isinstance(tensor, nn.Parameter):
             yield f'{place}.register_buffer("{leaf}", {value})'
             continue
         value = f"nn.Parameter({value}{'' if tensor.requires_grad else ', requires_grad=False'})"
@@ -97,6 +97,8 @@ def numbers_text(cut: Cut, node: fx.Node) -> str:
     A constant, which no module could give back to the kernel, is exact; NotCut where it is too large for that."""
     tensor = cut.tensor(node).detach()
     sizes = [str(size) for size in tensor.shape]
+    if isinstance(cut.tensor(node), nn.Parameter) and (around := recorded_values.around_its_value(tensor, sizes)):
+        return around
     if node in cut.chain.changed and (filled := filled_text(cut, node)):
         return filled
     pattern, written = recorded_values.structured(tensor, sizes), literal(cut.tensor(node))
@@ -120,7 +122,7 @@ def filled_text(cut: Cut, node: fx.Node) -> str | None:
 
 def literal(tensor: torch.Tensor) -> str | None:
     """The numbers of a small tensor that is no parameter, written out."""
-    if isinstance(tensor, torch.nn.Parameter) or tensor.numel() > FEW or tensor.dtype not in WRITTEN_OUT:
+    if isinstance(tensor, nn.Parameter) or tensor.numel() > FEW or tensor.dtype not in WRITTEN_OUT:
         return None
     text = re.sub(r"\b(-?inf|nan)\b", r'float("\1")', repr(tensor.tolist()))
     return f"torch.tensor({text}, dtype={tensor.dtype})"
