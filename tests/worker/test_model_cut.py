@@ -225,6 +225,16 @@ def test_a_module_that_is_called_in_several_forms_is_cut_in_one_of_them(tmp_path
         cut(tmp_path, "own", model=model, call=6)
 
 
+def test_another_way_in_another_call_of_a_step_is_asked_for(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def forward(self, x): return x + 1 if x.shape[0] > 2 else x * 2\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x): return self.own(x).sum() + self.own(x[:2])\ndef load(): return Top()\n"
+    )
+    with pytest.raises(NotCut, match=r"Does one of the 2 calls in a step take another way than the others\?"):
+        cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+
+
 def test_a_tensor_inside_an_argument_that_another_call_leaves_out_is_named(tmp_path):
     text = (
         "class Own(nn.Module):\n    def forward(self, pair): return pair[0] if pair[1] is None else pair[0] * pair[1]\n"
@@ -260,7 +270,7 @@ REFUSED = {
     "alias": "lie in the same memory, and it changes one of them",
     "opaque": "the argument tool is an object of class Tool",
     "exported": "the model's outputs differ by",
-    "unused": "the model does not call 'unused'",
+    "unused": "the model does not call 'unused' by its forward in workload 'default'; cut a module around it",
 }
 
 

@@ -175,10 +175,14 @@ def refuse_unproved(proof: Proof) -> None:
             f"two runs of the model on equal inputs differ by {proof.noise:.2g} in workload '{proof.workload}', so "
             "nothing can be proved; let load() give a model without dropout and without a memory of former calls"
         )
-    if not proof.equal:
-        raise NotCut(
-            f"with the cut in place the model's outputs differ by {proof.difference:.2g} in workload "
-            f"'{proof.workload}', and by {proof.noise:.2g} between two runs as it is: the operators that were recorded "
-            "are not those of the model. Does it take a fused path that torch.export leaves, as a "
-            "TransformerEncoderLayer does? torch.backends.mha.set_fastpath_enabled(False) in load() switches that off"
-        )
+    if proof.equal:
+        return
+    others = (
+        f"Does one of the {proof.calls} calls in a step take another way than the others? " if proof.calls > 1 else ""
+    )
+    raise NotCut(
+        f"with the cut in place the model's outputs differ by {proof.difference:.2g} in workload "
+        f"'{proof.workload}', and by {proof.noise:.2g} between two runs as it is: the operators that were recorded "
+        f"are not those of the model. {others}Does it take a fused path that torch.export leaves, as a "
+        "TransformerEncoderLayer does? torch.backends.mha.set_fastpath_enabled(False) in load() switches that off"
+    )
