@@ -297,3 +297,18 @@ def test_more_tensors_than_an_operator_takes_are_told_at_the_cut_and_refused(tmp
     (tmp_path / "kernel.py").write_text(kernel)
     with pytest.raises(model_swap.NotReplaced, match=r"the kernel takes 71 tensors, .* 62 at most"):
         model_swap.Operator(tmp_path / "kernel.py", Path(report.path))
+
+
+class Sealed(torch.nn.Linear):
+    def __init_subclass__(cls):
+        raise TypeError("no subclass")
+
+
+class Slotted(torch.nn.Linear):
+    __slots__ = ("more",)
+
+
+@pytest.mark.parametrize("kind", [Sealed, Slotted])
+def test_a_module_whose_class_takes_no_other_beside_it_is_replaced_all_the_same(kind):
+    made = model_swap.StandIn(kind(2, 2), {})
+    assert type(made) is model_swap.StandIn and made.in_features == 2 and made.weight.shape == (2, 2)

@@ -289,7 +289,8 @@ class StandIn(torch.nn.Module):
 
     def __init__(self, original: torch.nn.Module, classes: dict[str, str]):
         torch.nn.Module.__init__(self)
-        object.__setattr__(self, "__class__", both(type(self), type(original)))
+        with contextlib.suppress(TypeError):  # of another layout in memory
+            object.__setattr__(self, "__class__", both(type(self), type(original)))
         own = {name: one for name, one in vars(original).items() if name not in NOT_TAKEN}
         self.__dict__.update({name: one for name, one in own.items() if name not in self.__dict__})
         for members in ("_parameters", "_buffers", "_modules"):
@@ -301,8 +302,11 @@ class StandIn(torch.nn.Module):
 
 @functools.cache
 def both(stand_in: type, original: type) -> type:
-    """The class of what stands in for a module of a class."""
-    return type(f"{stand_in.__name__}_of_{original.__name__}", (stand_in, original), {})
+    """The class of what stands in for a module of a class; the stand-in's own where that allows no subclass."""
+    try:
+        return type(f"{stand_in.__name__}_of_{original.__name__}", (stand_in, original), {})
+    except Exception:
+        return stand_in
 
 
 def own_class(module: torch.nn.Module, name: str, home: str) -> type:
@@ -433,8 +437,10 @@ def apart(results: list[torch.Tensor], arguments) -> list[torch.Tensor]:
 
 
 def random_numbers_kept():
-    """What is made inside, in the middle of a step, leaves the model's dropout as it is."""
-    return torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
+    """What is made inside, in the middle of a step, leaves the model's dropout as it is. While a CUDA graph is captured
+    nobody may ask for a GPU's random numbers."""
+    on_gpu = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+    return torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
 
 
 @contextlib.contextmanager
