@@ -227,6 +227,16 @@ def test_a_module_that_is_called_in_several_forms_is_cut_in_one_of_them(tmp_path
         cut(tmp_path, "own", model=model, call=6)
 
 
+def test_another_way_in_another_call_of_a_step_is_asked_for(tmp_path):
+    text = (
+        "class Own(nn.Module):\n    def forward(self, x): return x + 1 if x.shape[0] > 2 else x * 2\n"
+        "class Top(nn.Module):\n    def __init__(self):\n        super().__init__(); self.own = Own()\n"
+        "    def forward(self, x): return self.own(x).sum() + self.own(x[:2])\ndef load(): return Top()\n"
+    )
+    with pytest.raises(NotCut, match=r"Does one of the 2 calls in a step take another way than the others\?"):
+        cut(tmp_path, "own", model=write_model(tmp_path, text + ONE_INPUT))
+
+
 def test_a_tensor_inside_an_argument_that_another_call_leaves_out_is_named(tmp_path):
     text = (
         "class Own(nn.Module):\n    def forward(self, pair): return pair[0] if pair[1] is None else pair[0] * pair[1]\n"
@@ -262,7 +272,7 @@ REFUSED = {
     "alias": "lie in the same memory, and it changes one of them",
     "opaque": "the argument tool is an object of class Tool",
     "exported": "the model's outputs differ by",
-    "unused": "the model does not call 'unused'",
+    "unused": "the model does not call 'unused' by its forward in workload 'default'; cut a module around it",
 }
 
 
@@ -385,6 +395,16 @@ def test_an_empty_cache_is_filled_and_an_input_of_one_value_is_named(tmp_path):
     model, _, _ = problem.Reference(Path(report.path)).build("default", 0, None, "cpu")
     assert 4 < model.keys.mean() < 6 and model.keys.std() > 0.3 and model.keys.unique().numel() > 50
     assert not model.count.any() and report.constant == ["shift"]
+
+
+def test_parameters_that_were_never_trained_are_drawn_around_their_value(tmp_path):
+    """A kernel that leaves the ones of a norm's weight out, or the zeros of its bias, is wrong once it is trained."""
+    model = write_model(
+        tmp_path, "def load(): return nn.Sequential(nn.LayerNorm(400))\n" + ONE_INPUT.replace("4, 4", "4, 400")
+    )
+    made, _, _ = problem.Reference(Path(cut(tmp_path, "0", model=model).path)).build("default", 0, None, "cpu")
+    for one, value in ((made.weight, 1.0), (made.bias, 0.0)):
+        assert one.mean().item() == pytest.approx(value, abs=0.03) and 0.05 < one.std() < 0.15
 
 
 def test_a_chain_of_views_alone_is_no_work(tmp_path):

@@ -198,7 +198,9 @@ FORGETS = "torch.ops.aten.copy_.default(slice_2, clone) -> slice_2.clone()"
 @pytest.mark.parametrize(("kernel", "right"), [("", True), (FORGETS, False)])
 def test_a_model_that_remembers_is_compared_once_something_is_in_its_memory(tmp_path, kernel, right):
     """All zeros at first, the window looks the same wherever it is shifted."""
-    assert [one.passed for one in swapped(tmp_path, SHIFTED, kernel).outputs()] == [right]
+    judge = swapped(tmp_path, SHIFTED, kernel)
+    assert [one.passed for one in judge.outputs()] == [right] and judge.each_call().passed is right
+    assert judge.calls == {"default": 1}
 
 
 def test_buffers_that_a_run_binds_anew_are_the_former_ones_afterwards(tmp_path):
@@ -256,7 +258,7 @@ def test_the_call_of_a_module_that_is_made_in_another_way_is_named(tmp_path):
 def test_each_call_starts_from_the_buffers_of_the_original(tmp_path):
     judge = swapped(tmp_path, RESIDUAL.replace("FACTORS", "(1.0, 1.0)"), "", at="parts.*")
     judge.outputs()
-    assert judge.each_call().detail == "2 calls in 1 workload, off by 0 at most, where 0.0001 is allowed"
+    assert judge.each_call().detail == "4 calls in 1 workload, off by 0 at most, where 0.0001 is allowed"
     (tmp_path / "more").mkdir()
     forgets = "torch.ops.aten.add_.Tensor(self.seen, mean) -> self.seen + mean"
     judge = swapped(tmp_path / "more", RESIDUAL.replace("FACTORS", "(1.0, 1.0)"), forgets, at="parts.*")

@@ -58,6 +58,15 @@ def test_a_module_that_stands_at_several_paths_is_replaced_at_all_of_them(mlp):
         assert all(isinstance(layer.mlp, model_swap.Replacement) for layer in whole.layers)
 
 
+def test_two_kernels_in_a_model_come_from_files_of_their_own(mlp):
+    """Each folder of put_back.py has its own copy of model_swap.py."""
+    model, inputs = decoder()
+    expected = model(*inputs)
+    for one in ("layers.0.mlp", "layers.1.mlp"):
+        problem.load_module(Path(model_swap.__file__)).into(model, one, mlp)
+    assert torch.allclose(model(*inputs), expected, atol=1e-6)
+
+
 def test_a_pattern_that_fits_nothing_and_a_module_without_the_parameters_are_refused(mlp):
     model, _ = decoder()
     with pytest.raises(model_swap.NotReplaced, match=r"no module 'layers\.mlp'"):
@@ -288,3 +297,18 @@ def test_more_tensors_than_an_operator_takes_are_told_at_the_cut_and_refused(tmp
     (tmp_path / "kernel.py").write_text(kernel)
     with pytest.raises(model_swap.NotReplaced, match=r"the kernel takes 71 tensors, .* 62 at most"):
         model_swap.Operator(tmp_path / "kernel.py", Path(report.path))
+
+
+class Sealed(torch.nn.Linear):
+    def __init_subclass__(cls):
+        raise TypeError("no subclass")
+
+
+class Slotted(torch.nn.Linear):
+    __slots__ = ("more",)
+
+
+@pytest.mark.parametrize("kind", [Sealed, Slotted])
+def test_a_module_whose_class_takes_no_other_beside_it_is_replaced_all_the_same(kind):
+    made = model_swap.StandIn(kind(2, 2), {})
+    assert type(made) is model_swap.StandIn and made.in_features == 2 and made.weight.shape == (2, 2)

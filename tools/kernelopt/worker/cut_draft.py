@@ -1,26 +1,22 @@
-"""A cut that is being written: its text, the proof that it computes the same in the model, and the sizes of its inputs
-that may differ."""
+"""A cut that is being written: its text, its proofs, and the sizes of its inputs that may differ."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ..model_types import REPEATABLE, Proof
-from . import accuracy, cut_source, model_swap, problem, tensor_trees
+from ..model_types import Proof
+from . import accuracy, cut_call, cut_inputs, cut_model, cut_source, problem, tensor_trees
 from .contract import NotCut
-from .cut_source import Cut
+from .cut_part import Cut
+from .cut_proof import Prover, Seen, refuse_unproved
 from .graph_source import Size, named_sizes
-from .model_calls import RecordedCall, TakenApart
+from .model_calls import RecordedCall
 from .model_chain import chain
-from .model_comparing import reason
-from .model_file import Arguments, ModelFile, Tensors, buffer_key
+from .model_file import ModelFile, buffer_key
 from .model_graph import traced
 
 FOLLOWING = "following the module with torch.export"
-MOST_LATER = 3  # calls of other sizes in a run that become workloads
 
 
 def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None) -> tuple[Cut, str]:
@@ -40,7 +36,7 @@ def cut_of(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | 
 def made_cut(target: torch.nn.Module, call: RecordedCall, ends: tuple[str, str] | None, any_size: bool) -> Cut:
     graph, taken = traced(target, call, any_size)
     made = Cut.of(graph, taken, chain(graph, ends), target)
-    cut_source.model_text(made, None)  # NotCut where a size inside does not follow from the inputs
+    cut_model.model_text(made, None)  # NotCut where a size inside does not follow from the inputs
     return made
 
 
@@ -81,29 +77,6 @@ class Drafts:
         raise AssertionError("unreachable")
 
 
-@dataclass
-class Seen:
-    """The calls of the module in a run of the model that the cut took, and why the original took the others. inputs: of
-    the cut in the first of them, copies. later: without contents, by number of the call, where the sizes are others.
-    forms: the sizes of the module's arguments."""
-
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    later: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    forms: list[cut_source.Form] = field(default_factory=list)
-    calls: int = 0
-    left: list[str] = field(default_factory=list)
-
-    def note(self, inputs: tuple, form: cut_source.Form) -> None:
-        self.calls += 1
-        if form in self.forms:
-            return
-        self.forms.append(form)
-        if not self.inputs:
-            self.inputs = [tensor_trees.copied(one.detach(), str(one.device)) for one in inputs]
-        elif len(self.later) < MOST_LATER:
-            self.later[self.calls + len(self.left)] = [one.detach().to("meta") for one in inputs]
-
-
 class Draft:
     """A cut that is being written. seen: in the workloads of the model in which it was proved."""
 
@@ -113,8 +86,7 @@ class Draft:
         self._file, self._target, self._cut, self._folder = file, target, made, folder
         self._facts, self._files = facts, files
         self._path, self._workload = facts["module"], facts["workload"]
-        self._name = self._path or "the model"
-        self._plain: dict[str, list[Tensors]] = {}
+        self._prover = Prover(file, self._path)
         self.seen: dict[str, Seen] = {}
 
     def prove_draft(self) -> list[Proof]:
@@ -124,12 +96,12 @@ class Draft:
         path.write_text(self._text(self._cut, []))
         proofs = []
         for workload in [self._workload, *(name for name in self._file.workloads if name != self._workload)]:
-            proof, seen = self._proof(path, workload)
+            proof, seen = self._prover.proof(self._cut, path, workload)
             proofs.append(proof)
             refuse_unproved(proofs[0])
             if proof.equal:
                 self.seen[workload] = seen
-        left, prefix = self._plain[self._workload][0], f"{self._path}." if self._path else ""
+        left, prefix = self._prover.plain(self._workload)[0], f"{self._path}." if self._path else ""
         keys = {name: buffer_key(prefix + name) for name in self._cut.graph.state.values()}
         afterwards = {name: left[key] for name, key in keys.items() if key in left}
         self._cut = replace(self._cut.at_sizes_of(self.seen[self._workload].inputs), afterwards=afterwards)
@@ -152,7 +124,7 @@ class Draft:
         """NotCut unless the written file computes the same in the model, draws inputs of the recorded form, and its
         results on them are numbers."""
         for workload in self.seen:
-            refuse_unproved(self._proof(path, workload)[0])
+            refuse_unproved(self._prover.proof(self._cut, path, workload)[0])
         reference = problem.Reference(path)
         self._file.phase("running the cut on random numbers")
         for workload in reference.workloads:
@@ -182,12 +154,12 @@ class Draft:
             prefix = "" if workload == self._workload else f"{workload}_"
             sizes |= {f"{prefix}call_{number}": made.sizes_in(own) for number, own in seen.later.items()}
         edges = [seen.inputs for seen in self.seen.values()]
-        inputs = cut_source.inputs_text(made, self.seen[self._workload].inputs, edges, list(sizes.values()))
+        inputs = cut_inputs.inputs_text(made, self.seen[self._workload].inputs, edges, list(sizes.values()))
         chosen = sizes.pop(self._workload)
         others = {workload: own for workload, own in sizes.items() if own and own != chosen}
         path = self._folder / name
         path.write_text(
-            self._text(made, [inputs, cut_source.workloads_text(others, recorded)], loaded), encoding="utf-8"
+            self._text(made, [inputs, cut_inputs.workloads_text(others, recorded)], loaded), encoding="utf-8"
         )
         return path
 
@@ -197,11 +169,11 @@ class Draft:
         changes = [names[node] for node in made.chain.changed if node in names]
         constants = [name for node, name in names.items() if node in made.graph.constants]
         facts = {**self._facts, "changes": changes, "constants": constants}
-        if classes := cut_source.classes_in(made.graph.returned):
+        if classes := cut_call.classes_in(made.graph.returned):
             facts["classes"] = classes
-        model = cut_source.model_text(made, loaded and f"self.load_state_dict({loaded})")
+        model = cut_model.model_text(made, loaded and f"self.load_state_dict({loaded})")
         forms = [form for seen in self.seen.values() for form in seen.forms]
-        parts = [model, *middle, cut_source.call_text(made, self._name, forms)]
+        parts = [model, *middle, cut_call.call_text(made, self._path or "the model", forms)]
         return cut_source.reference_text(title, facts, made.mutated(), parts)
 
     def _keep(self, path: str | None, name: str, value) -> str | None:
@@ -218,81 +190,11 @@ class Draft:
             reference = problem.Reference(path)
             model, inputs, _ = reference.build("default", 0, None, self._file.device, {size.name: size.recorded + 1})
             problem.call(model.to(self._file.device), tensor_trees.map_tensors(inputs, torch.Tensor.clone))
-            return self._facts["between"] is not None or self._as_the_module(path, inputs)
+            return self._facts["between"] is not None or self._prover.as_the_module(self._cut, path, inputs)
         except ValueError as error:  # sizes at which the model takes another way
-            return str(error) in cut_source.NO_CASES
+            return str(error) in cut_inputs.NO_CASES
         except Exception:
             return False
-
-    def _as_the_module(self, path: Path, inputs: list[torch.Tensor]) -> bool:
-        """Does the module, called on inputs of the cut, give what it gives with the cut in place?"""
-        made = self._cut
-        given = dict(zip(made.chain.inputs, inputs, strict=True))
-        leaves = zip(made.graph.inputs, made.taken.leaves, strict=True)
-        tensors = [given.get(node, leaf.tensor) for node, leaf in leaves]
-        results = []
-        in_place = self._in_place(problem.load_module(path).call, self._model(path))
-        for module in (self._target, in_place):
-            arguments = made.taken.rebuilt([one.clone() for one in tensors])
-            with self._file.buffers_restored():
-                outputs = self._file.run(module, arguments)
-                results.append([one.clone() for one in tensor_trees.input_tensors([outputs]) + arguments.tensors()])
-        return all(difference_of(*pair) <= REPEATABLE for pair in zip(*results, strict=True))
-
-    def _proof(self, path: Path, workload: str) -> tuple[Proof, Seen]:
-        """Run the model with the cut of `path` in place of the original."""
-        if workload not in self._plain:
-            self._file.phase(f"running the model, workload {workload}")
-            self._plain[workload] = [self._file.left_by(self._file.module, workload) for _ in range(2)]
-        first, second = self._plain[workload]
-        self._file.phase(f"running the model with the cut in place, workload {workload}")
-        seen = Seen()
-        try:
-            replaced = self._left_with(path, workload, seen)
-        except Exception as error:
-            return Proof(workload, 0.0, 0.0, 0, reason(error)), seen
-        noise, difference = (largest_difference(one, first) for one in (second, replaced))
-        runs, condition = self._file.runs(workload), " and ".join(dict.fromkeys(seen.left)) or None
-        counts = seen.calls // runs, len(seen.left) // runs
-        return Proof(workload, difference, noise, len(first), None, *counts, condition), seen
-
-    def _model(self, path: Path) -> torch.nn.Module:
-        """Model of a file, with the module's own parameters and buffers."""
-        model = problem.load_module(path).Model().to(self._file.device)
-        model.load_state_dict({name: tensor.detach() for name, tensor in self._cut.state().items()}, assign=True)
-        return model
-
-    def _in_place(self, call: Callable, kernel: Callable) -> "InPlace":
-        return InPlace(self._target, cut_source.classes_in(self._cut.graph.returned), call, kernel)
-
-    def _left_with(self, path: Path, workload: str, seen: Seen) -> Tensors:
-        """What the model leaves with the cut in place of the module. Calls of another form go to the original."""
-        model, own = self._model(path), problem.load_module(path)
-        given = Arguments((), {})
-
-        def kernel(*inputs):
-            for name, one in zip(self._cut.inputs.values(), inputs, strict=True):
-                if not isinstance(one, torch.Tensor):
-                    raise NotCut(f"{name} is no tensor there")
-            seen.note(inputs, [tuple(leaf.tensor.shape) for leaf in TakenApart(self._target, given).leaves])
-            return model(*inputs)
-
-        def call(kernel, module, *args, **kwargs):
-            nonlocal given
-            given = Arguments(args, kwargs)
-            try:
-                return own.call(kernel, module, *args, **kwargs)
-            except getattr(own, "OtherCall", ()) as other:
-                seen.left.append(other.condition)
-                return self._target(*args, **kwargs)
-
-        with swapped(self._file.module, self._path, self._in_place(call, kernel)) as whole:
-            left = self._file.left_by(whole, workload)
-        if seen.left and not seen.calls:
-            raise NotCut(f"the call lacks {seen.left[0]}")
-        if not seen.calls:
-            raise NotCut(f"'{self._path}' was replaced, and the model did not call it in workload '{workload}'")
-        return left
 
 
 def tied(made: Cut, dependent: list[str]) -> Cut:
@@ -307,70 +209,9 @@ def tied(made: Cut, dependent: list[str]) -> Cut:
     return made.with_sizes(sizes)
 
 
-class InPlace(model_swap.StandIn):
-    """A function in place of a module's call."""
-
-    def __init__(self, original: torch.nn.Module, classes: dict[str, str], call: Callable, kernel: Callable):
-        super().__init__(original, classes)
-        self._call, self._kernel = call, kernel
-
-    def forward(self, *args, **kwargs):
-        return self._call(self._kernel, self, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def swapped(model: torch.nn.Module, path: str, replaced: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The model with another module at a path."""
-    if not path:
-        yield replaced
-        return
-    owner, _, leaf = path.rpartition(".")
-    original = model.get_submodule(path)
-    setattr(model.get_submodule(owner), leaf, replaced)
-    try:
-        yield model
-    finally:
-        setattr(model.get_submodule(owner), leaf, original)
-
-
-def largest_difference(actual: Tensors, expected: Tensors) -> float:
-    if actual.keys() != expected.keys():
-        return accuracy.LARGEST_ERROR
-    return max((difference_of(actual[name], expected[name]) for name in expected), default=0.0)
-
-
-def difference_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest |actual - expected| / (|expected| + rms); 1e9 for another form, or where one alone is finite."""
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return accuracy.LARGEST_ERROR
-    a, b = (accuracy.comparable(one).reshape(-1) for one in (actual, expected))
-    if torch.equal(a, b) or not a.numel():
-        return 0.0
-    deviation = accuracy.deviation(a, b, 0.0, accuracy.root_mean_square(b))
-    return accuracy.LARGEST_ERROR if deviation.nonfinite else deviation.max_rel
-
-
 def same_form(made: list, recorded: list[torch.Tensor], names: list[str]) -> None:
     """NotCut where the inputs of get_inputs are not of the recorded form."""
     for name, one, other in zip(names, made, recorded, strict=True):
         forms = [(tuple(t.shape), t.dtype, tuple(accuracy.significant_stride(t))) for t in (one, other)]
         if forms[0] != forms[1]:
             raise NotCut(f"get_inputs would make '{name}' as {forms[0]}, and it was {forms[1]}; cut a part around it")
-
-
-def refuse_unproved(proof: Proof) -> None:
-    """NotCut where the model's outputs with the cut in place are others."""
-    if proof.why is not None:
-        raise NotCut(f"the model does not run with the cut in place: {proof.why}")
-    if proof.noise > REPEATABLE:
-        raise NotCut(
-            f"two runs of the model on equal inputs differ by {proof.noise:.2g} in workload '{proof.workload}', so "
-            "nothing can be proved; let load() give a model without dropout and without a memory of former calls"
-        )
-    if not proof.equal:
-        raise NotCut(
-            f"with the cut in place the model's outputs differ by {proof.difference:.2g} in workload "
-            f"'{proof.workload}', and by {proof.noise:.2g} between two runs as it is: the operators that were recorded "
-            "are not those of the model. Does it take a fused path that torch.export leaves, as a "
-            "TransformerEncoderLayer does? torch.backends.mha.set_fastpath_enabled(False) in load() switches that off"
-        )

@@ -141,7 +141,10 @@ class Part:
         if call is None and recorder.calls:
             raise NotCut(f"the model calls '{name}' {recorder.calls} times in workload '{workload}'")
         if call is None:
-            raise NotCut(f"the model does not call '{name}' in workload '{workload}'")
+            raise NotCut(
+                f"the model does not call '{name}' by its forward in workload '{workload}'; cut a module around it, or "
+                "name another --workload"
+            )
         if crowded := [numbers for numbers in call.shared if numbers & call.changed]:
             raise NotCut(
                 f"{len(crowded[0])} of its arguments lie in the same memory, and it changes one of them; cut a module "

@@ -2,7 +2,6 @@
 small error may go under."""
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -32,17 +31,20 @@ class EachCall:
         self._differences: list[Difference] = []
 
     def in_workload(self, workload: str) -> list[bool]:
-        """Run the model as it is, and compare. Of each call of a module that is replaced: does the kernel take it?"""
+        """Run the model as it is, and compare. Of each call of a module that is replaced, in one run: does the kernel
+        take it?"""
         exact = None if self._file.habits(workload).random else self._exact
         taken: list[bool] = []
+        arguments, runs = self._file.arguments(workload), self._file.runs(workload)
         with contextlib.ExitStack() as stack, self._file.buffers_restored():
             for replacement, path in self._paths.items():
                 wide = exact and (exact.get_submodule(path), wide_dtype(exact))
                 watch = Watch(path or "the model", workload, replacement, wide, self._tolerance)
                 stack.enter_context(watch.watching(self._file.submodule(path), taken, self._differences))
-            self._file.run(self._file.module, self._file.arguments(workload))
+            for _ in range(runs):
+                self._file.run(self._file.module, arguments)
         self._workloads.append(workload)
-        return taken
+        return taken[: len(taken) // runs]
 
     def check(self) -> ModelCheck:
         if wrong := next((one for one in self._differences if one.wrong), None):
@@ -135,12 +137,14 @@ class Watch:
         """What the module in a wider dtype leaves; None where it does not run in one."""
         if self._exact is None:
             return None
+        module, dtype = self._exact
+        before = contents(module)
         try:
-            module, dtype = self._exact
-            wide = copy.deepcopy(module)
-            return left_by_call(wide, replace(call, arguments=call.arguments.floating(dtype)), wide)
+            return left_by_call(module, replace(call, arguments=call.arguments.floating(dtype)), module)
         except Exception:  # there is too little memory, or a dtype is written in the module
             return None
+        finally:
+            fill(module, before)
 
 
 def wide_dtype(model: torch.nn.Module) -> torch.dtype:

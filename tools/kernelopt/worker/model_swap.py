@@ -28,7 +28,6 @@ import torch
 HERE = Path(__file__).resolve().parent
 TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
 NAMESPACE = "kernelopt"
-NUMBERS = itertools.count()
 MOST_TENSORS = 62  # torch takes 64 arguments, of which the backward pass needs two
 NOT_TAKEN = ("forward", "_compiled_call_impl")  # of a module's attributes: they would be called in place of the kernel
 
@@ -87,6 +86,11 @@ def load_file(path: Path):
     return module
 
 
+def free_name() -> str:
+    """A name that no operator has, from another copy of this file either."""
+    return next(name for at in itertools.count() if not hasattr(getattr(torch.ops, NAMESPACE), name := f"cut_{at}"))
+
+
 class Operator:
     """The operator of a kernel and its reference. inputs: names of the arguments of the kernel. state: names of the
     parameters and buffers of Model. mutated: those of both that are written to. workload: of the model, in which the
@@ -110,7 +114,7 @@ class Operator:
         self._call = getattr(self._reference, "call", None)
         self._bound: dict[tuple, tuple] = {}
         types, self._results = self._signature()
-        self._name = name or f"cut_{next(NUMBERS)}"
+        self._name = name or free_name()
         self.op = self._defined(types)
 
     def __deepcopy__(self, memo) -> "Operator":
@@ -285,7 +289,8 @@ class StandIn(torch.nn.Module):
 
     def __init__(self, original: torch.nn.Module, classes: dict[str, str]):
         torch.nn.Module.__init__(self)
-        object.__setattr__(self, "__class__", both(type(self), type(original)))
+        with contextlib.suppress(TypeError):  # of another layout in memory
+            object.__setattr__(self, "__class__", both(type(self), type(original)))
         own = {name: one for name, one in vars(original).items() if name not in NOT_TAKEN}
         self.__dict__.update({name: one for name, one in own.items() if name not in self.__dict__})
         for members in ("_parameters", "_buffers", "_modules"):
@@ -297,8 +302,11 @@ class StandIn(torch.nn.Module):
 
 @functools.cache
 def both(stand_in: type, original: type) -> type:
-    """The class of what stands in for a module of a class."""
-    return type(f"{stand_in.__name__}_of_{original.__name__}", (stand_in, original), {})
+    """The class of what stands in for a module of a class; the stand-in's own where that allows no subclass."""
+    try:
+        return type(f"{stand_in.__name__}_of_{original.__name__}", (stand_in, original), {})
+    except Exception:
+        return stand_in
 
 
 def own_class(module: torch.nn.Module, name: str, home: str) -> type:
@@ -429,8 +437,10 @@ def apart(results: list[torch.Tensor], arguments) -> list[torch.Tensor]:
 
 
 def random_numbers_kept():
-    """What is made inside, in the middle of a step, leaves the model's dropout as it is."""
-    return torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else [])
+    """What is made inside, in the middle of a step, leaves the model's dropout as it is. While a CUDA graph is captured
+    nobody may ask for a GPU's random numbers."""
+    on_gpu = torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+    return torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else [])
 
 
 @contextlib.contextmanager

@@ -120,6 +120,16 @@ def structured(tensor: torch.Tensor, sizes: list[str]) -> str | None:
     return None if dtype.is_floating_point else counted(tensor, sizes)
 
 
+def around_its_value(tensor: torch.Tensor, sizes: list[str]) -> str | None:
+    """For a parameter that was never trained, and holds one value alone: numbers around that value. None for others."""
+    if not tensor.is_floating_point() or tensor.numel() < 2 or not is_constant(tensor):
+        return None
+    value = float(accuracy.comparable(tensor).flatten()[0])
+    spread = 0.1 * (abs(value) or 1.0)
+    figures = ", ".join(f"{one:.6g}" for one in (value, spread, value - 3 * spread, value + 3 * spread))
+    return f"drawn({tupled(sizes)}, {tensor.dtype}, {figures})"
+
+
 def like_what_is_new(tensor: torch.Tensor, later: torch.Tensor, sizes: list[str]) -> str | None:
     """For a cache that is still empty, with one value alone: numbers like those that are written to it, everywhere.
     None where it is none, or these are one value too."""
