@@ -52,7 +52,9 @@ def test_a_node_from_its_start_to_its_end(node_here, session, problem, run_here)
     assert listening_elsewhere(process.pid) == []
     a_tool_says_what_it_says_here(address, problem, run_here)
     of_ray = descendants(process.pid)
+    ends = signal.getsignal(signal.SIGTERM)
     with connection.connected(address) as node:
+        assert signal.getsignal(signal.SIGTERM) is ends  # Ray's own would leave with exit code 15
         assert not logging.getLogger("ray.util.client.logsclient").isEnabledFor(logging.WARNING)
         work_ends_with_its_block(node)
         a_node_that_is_killed_is_named(node, session, process)

@@ -6,7 +6,9 @@ import logging
 import os
 import platform
 import re
+import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -98,7 +100,7 @@ def connected(text: str) -> Iterator["RayNode"]:
     logsclient.logger.disabled = True  # Ray gives it a level of its own
     logsclient.LogstreamClient.stdstream = lambda *_, **__: None  # it would print the server's lines on our stdout
     try:
-        with reasons() as logged, telling(address, logged):
+        with reasons() as logged, telling(address, logged), own_end():
             join(address)
             gpus = int(ray.cluster_resources().get("GPU", 0))
         yield RayNode(address, gpus)
@@ -118,6 +120,17 @@ def join(address: Address) -> None:
             if not attempts_left or not any(words in str(error) for words in NOT_STARTED):
                 raise
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def own_end() -> Iterator[None]:
+    """Keep what this process does on SIGTERM: ray.init has it leave with exit code 15."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 class RayNode:
