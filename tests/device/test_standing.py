@@ -2,6 +2,7 @@
 
 import os
 import queue
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,12 @@ class Leaving(standing.Standing):
 
     def __init__(self, answers: list[dict]):
         self._left, self._outcome = answers, None
+        self._socket, server = socket.socketpair()
+        server.close()
         self._report = SimpleNamespace(reader=SimpleNamespace(answers=queue.Queue()))
 
-    def _has_ended(self) -> bool:
-        return True
-
     def _end(self, timed_out: bool):
+        self._socket.close()
         for answer in self._left:
             self._report.reader.answers.put(answer)
         return SimpleNamespace(log_tail="")

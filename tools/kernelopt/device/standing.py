@@ -124,4 +124,4 @@ class Standing:
         return outcome(Exit(**{**answer, "wall_s": wall_s}), self._report.reader, self._log.reader.text())
 
     def _has_ended(self) -> bool:
-        return bool(select.select([self._socket], [], [], 0)[0])
+        return self._outcome is not None or bool(select.select([self._socket], [], [], 0)[0])
