@@ -27,7 +27,7 @@ def main() -> int:
         cli.emit(asdict(report), args.json, report.lines())
         return EnvironmentLacks.exit_code if report.lacks else 0
     address = Address.parse(f"{args.host}:{args.port}")
-    return nodes.serve(address, args.gpus, lambda token: announce(address, token, args.json))
+    nodes.serve(address, args.gpus, lambda token: announce(address, token, args.json))
 
 
 def announce(address: Address, token: Path | None, as_json: bool) -> None:

@@ -146,12 +146,34 @@ def test_without_a_gpu_the_candidates_wait_on(trip, run_here, tmp_path):
     assert done.returncode == 2 and "trip.judging is of another parcel" in done.stderr
 
 
-def test_a_candidate_with_a_poor_plan_waits_on_with_the_reason(ready, run_here, tmp_path, measured):
+def test_a_candidate_whose_plan_is_missing_or_poor_is_named_before_its_trip(ready, run_here, tmp_path):
+    """Whoever judges it has no plan to put beside it."""
+    candidate(ready, "good", 50)
+    candidate(ready, "poor", 40)
+    plan, file = ready.root / "waiting" / "poor.md", tmp_path / "trip.tar.gz"
+    plan.write_text("# no plan")
+    done = run_here("carry.py", "pack", ready.root, "--out", file)
+    assert done.returncode == 2 and f"{plan}: '## Category' is missing or empty" in done.stderr
+    plan.unlink()
+    done = run_here("carry.py", "pack", ready.root, "--out", file)
+    assert done.returncode == 2 and f"{plan} is missing: write poor's plan there" in done.stderr and not file.exists()
+    plan.write_text(PLAN)
+    assert run_here("carry.py", "pack", ready.root, "--out", file).returncode == 0
+
+
+def test_a_first_version_needs_no_plan_for_its_trip(session, tmp_path):
+    candidate(session, "first", 50)
+    (session.root / "waiting" / "first.md").unlink()
+    assert carried.pack(session, tmp_path / "trip.tar.gz") == ["kernel", "first"]
+
+
+def test_a_candidate_with_a_poor_plan_waits_on_with_the_reason(ready, run_here, tmp_path, measured, monkeypatch):
     candidate(ready, "good", 50)
     candidate(ready, "poor", 40)
     (ready.root / "waiting" / "poor.md").write_text("# no plan")
     candidate(ready, "zero", 45)
     (ready.root / "waiting" / "zero.md").unlink()
+    monkeypatch.setattr(carried, "require_plans", lambda *_: None)
     carried.pack(ready, tmp_path / "trip.tar.gz")
     done = run_here("carry.py", "judge", tmp_path / "trip.tar.gz")
     assert "poor: not judged" in done.stdout and "zero: not judged" in done.stdout and done.returncode == 0
@@ -188,6 +210,8 @@ def test_what_cannot_be_packed(ready, run_here, tmp_path):
     assert "no candidate waits" in refusal(tmp_path / "x.tar.gz")
     ready.kernel.write_text(kernel(50))
     assert "v1_plan.md is missing" in refusal(tmp_path / "x.tar.gz")
+    ready.plan("v1").write_text("# no plan")
+    assert "v1_plan.md: '## Category' is missing" in refusal(tmp_path / "x.tar.gz")
     assert "is in the workspace" in refusal(ready.root / "x.tar.gz")
     (ready.root / ".loop").mkdir()
     (ready.root / KEPT_FILE).write_text("")

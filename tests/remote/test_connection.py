@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import gpu_node, kernel_text
+from conftest import free_port, gpu_node, kernel_text
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.remote import connection, hand_over, mirrors, nodes
 from kernelopt.remote.connection import Address
@@ -102,6 +102,24 @@ def test_addresses():
 def test_a_port_that_no_machine_has_starts_no_node(run_here):
     done = run_here("gpu_node.py", "--port", "65536")
     assert done.returncode == 2 and "127.0.0.1:65536' is no address of a node" in done.stderr
+
+
+ENDS = """
+import socket, sys
+listening = socket.create_server(("127.0.0.1", {port}))
+listening.accept()
+print("Ray runtime was terminated: out of memory")
+sys.exit(7)
+"""
+
+
+def test_a_node_whose_ray_ends_by_itself_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    address = Address("127.0.0.1", free_port(10002 + os.getpid() % 9000))
+    ray = [sys.executable, "-c", ENDS.format(port=address.port)]
+    monkeypatch.setattr(nodes, "command", lambda *_: ray)
+    with pytest.raises(EnvironmentLacks, match=r"Ray has ended by itself, exit code 7: Ray runtime was terminated"):
+        nodes.serve(address, None, lambda token: None)
 
 
 def test_a_node_without_a_gpu_is_told_before_its_messages():

@@ -17,7 +17,7 @@ from ..gate import history, rounds
 from ..remote import parcels
 from ..remote.mirrors import Mirror
 from ..remote.parcels import Parcel
-from ..session import delivery, trees
+from ..session import delivery, plans, trees
 from ..session.record_store import RecordStore
 from ..session.trees import Changes, Tree
 from ..session.workspace import KEPT_FILE, Workspace, digest
@@ -59,11 +59,26 @@ def pack(workspace: Workspace, out: Path) -> list[str]:
                 f"no candidate waits in {workspace.root}: change kernel.py and write its plan, or put NAME.py and "
                 "NAME.md into waiting/"
             )
+        require_plans(workspace)
         wiki = workspace.task().gpu_wiki_path
         tree = trees.scan([str(workspace.root), *filter(None, [wiki])], str(workspace.root))
         parcel = Parcel("workspace", environment.version(), str(workspace.root), tree, {})
         parcels.write(out, parcel, contents(tree))
     return names
+
+
+def require_plans(workspace: Workspace) -> None:
+    """UsageError when a waiting candidate's plan would be refused where it is judged; a first version needs none."""
+    records = RecordStore(workspace)
+    if records.best() is None:
+        return
+    for name in waiting(workspace):
+        plan = workspace.root / "waiting" / f"{name}.md"
+        if not plan.is_file():
+            raise UsageError(f"{plan} is missing: write {name}'s plan there, as {bundle.REFERENCE / 'plan.md'} has it")
+        plans.plan_fields(plan)
+    if kernel_waits(workspace):
+        plans.plan_fields(workspace.plan(open_version(records)))
 
 
 def kernel_waits(workspace: Workspace) -> bool:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from .. import bundle
 from ..device import processes
@@ -41,8 +42,9 @@ def check(text: str) -> Report:
         raise EnvironmentLacks(f"{text} cannot run this bundle: {done.err or f'exit {done.code}'}") from None
 
 
-def serve(address: Address, gpus: int | None, ready: Callable[[Path | None], None]) -> int:
-    """Run a node until it or this process is told to end; its exit code. gpus: how many; None: those that Ray finds.
+def serve(address: Address, gpus: int | None, ready: Callable[[Path | None], None]) -> NoReturn:
+    """Run a node until this process is told to end; EnvironmentLacks when Ray ends before. gpus: how many; None: those
+    that Ray finds.
 
     ready: called once, when the node answers, with the file of its token, None where the user gave one.
     """
@@ -63,7 +65,8 @@ def serve(address: Address, gpus: int | None, ready: Callable[[Path | None], Non
     try:
         wait_until_it_answers(process, address, log)
         ready(token)
-        return process.wait()
+        code = process.wait()
+        raise EnvironmentLacks(f"Ray has ended by itself, exit code {code}: {last_line(log)}")
     finally:
         end(process)
 
@@ -121,9 +124,13 @@ def wait_until_it_answers(process: subprocess.Popen, address: Address, log) -> N
             return
         except OSError:
             time.sleep(0.2)
+    raise EnvironmentLacks(f"Ray does not start here: {last_line(log)}")
+
+
+def last_line(log) -> str:
+    """Of what Ray printed."""
     log.seek(0)
-    last = log.read().decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
-    raise EnvironmentLacks(f"Ray does not start here: {last[0]}")
+    return (log.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def end(process: subprocess.Popen) -> None:
