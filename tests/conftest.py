@@ -1,6 +1,7 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -36,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the problems are small, and as 
 BUNDLE = Path(__file__).resolve().parents[1]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+IS_TORCH_2_6 = importlib.metadata.version("torch").startswith("2.6.")
 
 REFERENCE = """
 import torch, torch.nn as nn

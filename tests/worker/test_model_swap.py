@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BUNDLE
+from conftest import BUNDLE, IS_TORCH_2_6
 from kernelopt.models import cutting
 from kernelopt.worker import model_cut, model_put_back, model_swap, problem
 from kernelopt.worker.context import Context
@@ -226,6 +226,7 @@ def test_a_condition_in_other_names_is_refused(sometimes, where, message):
         model_swap.condition(where, sometimes[0]._others[0])
 
 
+@pytest.mark.skipif(IS_TORCH_2_6, reason="opcheck of torch 2.6 fails at index_add_")
 def test_sizes_that_follow_from_contents_inside_do_not_reach_the_model(tmp_path):
     """Rows of a mixture of experts: as many as its router says."""
     text = (
