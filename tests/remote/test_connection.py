@@ -114,6 +114,7 @@ sys.exit(7)
 
 
 def test_a_node_whose_ray_ends_by_itself_says_so(monkeypatch, tmp_path):
+    pytest.importorskip("ray")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     address = Address("127.0.0.1", free_port(10002 + os.getpid() % 9000))
     ray = [sys.executable, "-c", ENDS.format(port=address.port)]
