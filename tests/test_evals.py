@@ -541,6 +541,10 @@ def test_an_agent_works_in_a_git_folder_and_the_clients_command_is_known(tmp_pat
     assert done.returncode == 2 and "--agent, or with --client one of claude, codex, gemini, opencode" in done.stderr
     done = run_evals("run", "--case", "noise", "--client", "codex", HOME=str(tmp_path), PATH=str(tmp_path))
     assert done.returncode == 3 and "codex is not installed, or not on the PATH" in done.stderr
+    (tmp_path / "codex").write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
+    (tmp_path / "codex").chmod(0o755)
+    done = run_evals("run", "--case", "noise", "--client", "codex", HOME=str(tmp_path), PATH=str(tmp_path))
+    assert done.returncode == 3 and "namespace failed), so no command of its agents would run" in done.stderr
 
 
 def test_runs_with_a_scripted_model_stand_apart(agent, tmp_path):
