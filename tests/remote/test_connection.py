@@ -123,6 +123,17 @@ def test_a_node_whose_ray_ends_by_itself_says_so(monkeypatch, tmp_path):
         nodes.serve(address, None, lambda token: None)
 
 
+def test_grpc_does_nothing_when_a_process_is_started(monkeypatch, tmp_path):
+    """Its handlers of fork kill a process that Ray starts for a client now and then, and break connections of others."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in (*connection.SETTINGS, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert nodes.environment_of(Address("127.0.0.1", 1))[0]["GRPC_ENABLE_FORK_SUPPORT"] == "0"
+    connection.set_up(Address("127.0.0.1", 1))
+    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
+
+
 def test_a_node_without_a_gpu_is_told_before_its_messages():
     node = Address("h", 1)
     assert connection.RayNode(node, 0).introduction("box, Python 3.11") == "on ray://h:1 (box, Python 3.11, no GPU)"

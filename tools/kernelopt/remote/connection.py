@@ -34,6 +34,7 @@ SETTINGS = {
     "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "3",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # without it, a lost connection would start a Ray here
     "GRPC_VERBOSITY": "NONE",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # as on the node, see nodes.SETTINGS
 }
 AGAIN = "nothing was changed here; run the command again"
 

@@ -28,6 +28,9 @@ SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # nothing here can move to another node
     "RAY_enable_worker_prestart": "0",  # such workers lack the bundle, so none would be used
+    # Ray starts a process for each client by fork, among gRPC's threads: with gRPC's handlers of fork some of these
+    # processes die, and connections of other clients break.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
     "RAY_CLIENT_RECONNECT_GRACE_PERIOD": connection.SETTINGS["RAY_CLIENT_RECONNECT_GRACE_PERIOD"],
 }
 
