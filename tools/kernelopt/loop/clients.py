@@ -50,8 +50,8 @@ class Sign:
 class Client:
     """command: {bundle} is the bundle's folder, {confined} the option `confined` or `unconfined`. network: an option
     that opens the client's own sandbox to the network. hides_gpu: that sandbox does. probe: a command that fails where
-    that sandbox does not work. troubles, refusals: lines that
-    tell that it gets no answer of its model, and that a tool was not allowed. answers: lines that show an answer."""
+    that sandbox does not work. troubles, refusals: lines that tell that it gets no answer of its model, and that a tool
+    was not allowed. answers: lines that show an answer."""
 
     command: str
     troubles: tuple[Sign, ...]

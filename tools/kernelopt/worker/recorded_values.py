@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import accuracy
+from . import accuracy, variant_inputs
 from .contract import NotCut
 
 FEWER = "there are fewer places to write to"
@@ -100,8 +100,7 @@ def drawer(tensor: torch.Tensor) -> Callable[[str], str]:
 
 def is_constant(tensor: torch.Tensor) -> bool:
     """Does it hold one value alone?"""
-    values = accuracy.comparable(tensor)
-    return bool(tensor.numel()) and bool(values.amin() == values.amax())
+    return bool(tensor.numel()) and variant_inputs.all_equal(accuracy.comparable(tensor))
 
 
 def structured(tensor: torch.Tensor, sizes: list[str]) -> str | None:

@@ -38,17 +38,18 @@ def run(
     functions."""
     if follow:
         try:
-            return followed_by(Roundings(), loaded, case, device, draw)
+            return called(loaded, case, device, draw, Roundings())
         except ContractError:
             raise
         except Exception:  # compiled code may not like it; what the reference itself raises, it raises again
             pass
-    return followed_by(None, loaded, case, device, draw)
+    return called(loaded, case, device, draw)
 
 
-def followed_by(
-    roundings: Roundings | None, loaded: problem.Reference, case: problem.Case, device: str, draw: int
+def called(
+    loaded: problem.Reference, case: problem.Case, device: str, draw: int, roundings: Roundings | None = None
 ) -> ReferenceRun:
+    """`run`. roundings: they follow the call, and tell what its results were computed in."""
     model, inputs = loaded.model(case, device), case.placed_inputs(device)
     versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
     problem.seed_generators(draw)
