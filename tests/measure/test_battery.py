@@ -9,10 +9,12 @@ others run here, in Triton's interpreter.
 
 import ast
 import functools
+import os
 from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
+from kernelopt.device import gpu_lock
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import TimedOut
 from kernelopt.measure import timing, verify
@@ -58,9 +60,14 @@ def files(folder: str, gpu: bool) -> list:
 
 
 @pytest.fixture(scope="module")
-def gpu_sandbox():
-    with Sandbox("cuda") as sandbox:
-        yield sandbox
+def gpu_sandbox(tmp_path_factory):
+    """Under pytest -n, each worker has a lock of its own: a verdict is no time, so several kernels may be judged at
+    once, if nobody else measures."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            patch.setattr(gpu_lock, "LOCKS", tmp_path_factory.mktemp("locks"))
+        with Sandbox("cuda") as sandbox:
+            yield sandbox
 
 
 def judged(
