@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and tests of this repository: bash scripts/test.sh [--oldest | --clients[=latest]] [--record] [pytest arguments]
 # A check whose tool cannot be installed is named and skipped, but under CI=true it fails.
-# With -m gpu the tests run one after the other: they share the GPU's lock.
+# With -m gpu, tests that measure no time run at once, on all cores; then the others run one after the other.
 # --oldest runs the tests alone, with the oldest torch and triton that are supported (.venv-oldest, without a GPU; PYTHON names
 # its Python, python3.10 where there is one). --record writes what came of the tests into docs/tested-with.md.
 # --clients runs tests/clients alone: it installs Claude Code, Codex, Gemini CLI and OpenCode into .clients with npm, at the
@@ -92,14 +92,26 @@ if [ -n "$clients" ]; then
   exit
 fi
 
-workers=$(($(nproc) * 5 / 2)) # more than cores: half of a test is waiting
-case " ${arguments[*]} " in *" -m gpu"*) workers=0 ;; esac
+run_tests() { # a name, options of pytest; 5 is its exit code when the arguments select no test
+  local result="$results/$1.xml"
+  shift
+  "$python" -m pytest -q --dist worksteal --junitxml "$result" "$@" "${arguments[@]}"
+}
+
 echo "== pytest"
-result=$(mktemp)
-"$python" -m pytest -q -n "$workers" --dist worksteal --junitxml "$result" "${arguments[@]}" || failed+=("pytest")
+results=$(mktemp -d)
+case " ${arguments[*]} " in
+  *" -m gpu"*)
+    run_tests at-once -n "$(($(nproc) < 16 ? $(nproc) : 16))" --on-gpu at-once # each takes memory of the GPU
+    at_once=$?
+    run_tests alone -n 0 --on-gpu alone
+    case "$at_once $?" in "0 0" | "0 5" | "5 0") ;; *) failed+=("pytest") ;; esac
+    ;;
+  *) run_tests all -n $(($(nproc) * 5 / 2)) || failed+=("pytest") ;; # more than cores: half of a test is waiting
+esac
 command="bash scripts/test.sh ${oldest:+--oldest }${arguments[*]}"
-[ -z "$record" ] || "$python" scripts/tested_with.py "$result" "${command% }" || failed+=("record")
-rm -f "$result"
+[ -z "$record" ] || "$python" scripts/tested_with.py "${command% }" "$results"/*.xml || failed+=("record")
+rm -rf "$results"
 
 if [ -z "$oldest${arguments[*]}" ]; then
   echo "== Codex, the cheapest of the clients"

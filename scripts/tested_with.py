@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write what came of a run of the tests into docs/tested-with.md: tested_with.py RESULT.xml COMMAND.
+"""Write what came of a run of the tests into docs/tested-with.md: tested_with.py COMMAND RESULT.xml...
 
-RESULT.xml is what pytest --junitxml left, COMMAND the line that ran the tests. The row of the same command, versions
-and device is replaced. scripts/test.sh --record calls this.
+RESULT.xml is what pytest --junitxml left, once or for each part of the run; COMMAND is the line that ran the tests. The
+row of the same command, versions and device is replaced. scripts/test.sh --record calls this.
 """
 
 import datetime
@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import xml.etree.ElementTree
+from collections.abc import Iterable
 from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parents[1]
@@ -25,17 +26,19 @@ COLUMNS = ("command", "device", "Python", "torch", "triton", "numpy", "date", "p
 KEY = COLUMNS[:5]
 
 
-def counted(result: str) -> dict[str, str]:
-    """{passed, skipped, failed, minutes} of the text of a JUnit file of pytest; errors count as failed."""
-    (suite,) = xml.etree.ElementTree.fromstring(result).iter("testsuite")
-    tests, skipped, failures, errors = (int(suite.get(name)) for name in ("tests", "skipped", "failures", "errors"))
-    failed = failures + errors
-    minutes = f"{float(suite.get('time')) / 60:.1f}"
+def counted(results: Iterable[str]) -> dict[str, str]:
+    """{passed, skipped, failed, minutes} of the texts of JUnit files of pytest, together; errors count as failed."""
+    suites = [suite for result in results for suite in xml.etree.ElementTree.fromstring(result).iter("testsuite")]
+
+    def total(name: str) -> int:
+        return sum(int(suite.get(name)) for suite in suites)
+
+    skipped, failed = total("skipped"), total("failures") + total("errors")
     return {
-        "passed": str(tests - skipped - failed),
+        "passed": str(total("tests") - skipped - failed),
         "skipped": str(skipped),
         "failed": str(failed),
-        "minutes": minutes,
+        "minutes": f"{sum(float(suite.get('time')) for suite in suites) / 60:.1f}",
     }
 
 
@@ -68,8 +71,9 @@ def with_row(page: str, row: dict[str, str]) -> str:
     return before + BEGIN + "".join(f"| {' | '.join(line)} |\n" for line in lines) + END + after
 
 
-def main(result: str, command: str) -> None:
-    row = {"command": f"`{command}`", **surroundings(), **counted(Path(result).read_text(encoding="utf-8"))}
+def main(command: str, *results: str) -> None:
+    found = counted(Path(result).read_text(encoding="utf-8") for result in results)
+    row = {"command": f"`{command}`", **surroundings(), **found}
     bundle.write_text(PAGE, with_row(PAGE.read_text(encoding="utf-8"), row))
     print(f"docs/tested-with.md: {row['passed']} passed, {row['skipped']} skipped, {row['failed']} failed")
 

@@ -85,8 +85,18 @@ def kernel_text(body: str = "return torch.clamp(x * self.weight, min=0) * self.s
 GPU_TEST_S = 600  # compilers and profilers take their time; the default for all tests is in pyproject.toml
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--on-gpu", choices=("at-once", "alone"), help="only tests that may share a GPU with others, or only the others"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads the marks
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if part := config.getoption("--on-gpu"):
+        chosen = [item for item in items if ("at_once" in item.keywords) == (part == "at-once")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     for item in items:
         if "gpu" in item.keywords and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(GPU_TEST_S))

@@ -382,6 +382,7 @@ def test_a_knowledge_case_is_judged_on_the_evaluators_files_without_a_gpu(case, 
 
 
 @pytest.mark.gpu  # no GPU is used; these take ten seconds each, too long for every run of the suite
+@pytest.mark.at_once
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "name"),

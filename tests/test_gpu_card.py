@@ -1,5 +1,8 @@
 """What the tests on a GPU expect of each card, asked without one."""
 
+from types import SimpleNamespace
+
+import conftest
 import gpu_card
 import pytest
 
@@ -29,3 +32,15 @@ def test_a_card_of_which_nobody_knows_anything_is_asked_for_little():
     card = gpu_card.of("NVIDIA Z999", {"compute_capability": "99.0"})
     assert card.page is None and card.documented("memory_bandwidth") is None
     assert card.matmul_dtypes() == {"fp32"} and card.l2_buffer_mb() is None and not card.holds(1)
+
+
+def test_each_test_on_a_gpu_runs_either_at_once_with_others_or_alone():
+    items = [SimpleNamespace(keywords={*more}) for more in ([], ["at_once"], ["slow"])]
+    chosen, left_out = {}, []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    for part in (None, "at-once", "alone"):
+        chosen[part] = list(items)
+        asked = SimpleNamespace(getoption={"--on-gpu": part}.get, hook=hook)
+        conftest.pytest_collection_modifyitems(asked, chosen[part])
+    assert chosen[None] == items and chosen["at-once"] == [items[1]] and chosen["alone"] == [items[0], items[2]]
+    assert sorted(map(id, left_out)) == sorted(map(id, items))

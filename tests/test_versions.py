@@ -341,9 +341,10 @@ hostname="h"></testsuite></testsuites>"""
 
 
 def test_a_run_of_the_tests_replaces_its_row_and_no_other():
-    assert tested_with.counted(RESULT) == {"passed": "100", "skipped": "30", "failed": "3", "minutes": "1.5"}
+    assert tested_with.counted([RESULT]) == {"passed": "100", "skipped": "30", "failed": "3", "minutes": "1.5"}
+    assert tested_with.counted([RESULT, RESULT])["passed"] == "200"
     page = (BUNDLE / "docs" / "tested-with.md").read_text()
-    row = dict.fromkeys(tested_with.COLUMNS, "x") | tested_with.counted(RESULT)
+    row = dict.fromkeys(tested_with.COLUMNS, "x") | tested_with.counted([RESULT])
     once = tested_with.with_row(page, row)
     assert once != page and tested_with.with_row(once, row) == once
     again = tested_with.with_row(once, {**row, "date": "later", "failed": "0"})

@@ -10,6 +10,7 @@ others run here, in Triton's interpreter.
 import ast
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def texts(path: Path) -> tuple[str, str]:
     return kernel, reference
 
 
-def files(folder: str, gpu: bool) -> list:
+def files(folder: str, wanted: Callable[[Path], bool] = lambda _: True, gpu: bool = False) -> list:
     """pytest parameters: those that run without a GPU, or (gpu) all of them; there the former are marked as slow, for
     every run of the tests judges them in the interpreter."""
     free_of_gpu = {path: constant(path, "NEEDS") is None for path in sorted((KERNELS / folder).glob("*.py"))}
@@ -55,14 +56,17 @@ def files(folder: str, gpu: bool) -> list:
     return [
         pytest.param(path, id=path.stem, marks=slow if free else [])
         for path, free in free_of_gpu.items()
-        if gpu or free
+        if (gpu or free) and wanted(path)
     ]
+
+
+def is_caught_by_timing(path: Path) -> bool:
+    return constant(path, "CAUGHT_BY") == "timing"
 
 
 @pytest.fixture(scope="module")
 def gpu_sandbox(tmp_path_factory):
-    """Under pytest -n, each worker has a lock of its own: a verdict is no time, so several kernels may be judged at
-    once, if nobody else measures."""
+    """Under pytest -n, each worker has a lock of its own, so that several kernels are judged at once."""
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ:
             patch.setattr(gpu_lock, "LOCKS", tmp_path_factory.mktemp("locks"))
@@ -70,23 +74,33 @@ def gpu_sandbox(tmp_path_factory):
             yield sandbox
 
 
-def judged(
-    sandbox: Sandbox, path: Path, folder: Path, by: str, timeout_s: float = 60, honest: bool = False
-) -> tuple[str, str]:
-    """(status, message) of a kernel and reference in one file, judged as two copies of it: by "verify" or "variants",
-    by the "sanitizer" as well, or by "timing" against the reference."""
+def laid(path: Path, folder: Path) -> tuple[Path, Path]:
+    """Kernel and reference of a file as two copies of it."""
     kernel, reference = (folder / f"{name}_{path.name}" for name in ("kernel", "reference"))
     of_kernel, of_reference = texts(path)
     kernel.write_text(of_kernel)
     of_reference = of_reference.replace("honest::", "reference::")  # one process has an operator once
     reference.write_text(of_reference + WITHOUT_KERNEL)
+    return kernel, reference
+
+
+def judged(
+    sandbox: Sandbox, path: Path, folder: Path, by: str, timeout_s: float = 60, honest: bool = False
+) -> tuple[str, str]:
+    """(status, message) of a kernel: by "verify" or "variants", by the "sanitizer" as well, or by "timing" too."""
+    kernel, reference = laid(path, folder)
     options = {"seeds": 2, "sanitize": by == "sanitizer", "timeout_s": timeout_s}
     own_sizes = not honest and by != "variants"
     verdict = verify.verify(sandbox, KernelUnderTest(kernel, reference, only_these_shapes=own_sizes), **options)
     if own_sizes and by != "timing" and verdict.status == "OK":  # most are caught on the task's own sizes
         verdict = verify.verify(sandbox, KernelUnderTest(kernel, reference), **options)
-    if verdict.status != "OK" or by != "timing":
-        return str(verdict.status), verdict.summary
+    if verdict.status == "OK" and by == "timing":
+        return judged_by_time(sandbox, kernel, reference)
+    return str(verdict.status), verdict.summary
+
+
+def judged_by_time(sandbox: Sandbox, kernel: Path, reference: Path) -> tuple[str, str]:
+    """(status, message) of a kernel that is timed against its reference."""
     try:
         cases = timing.inputs(sandbox, reference, None, ["default"])
         timed = timing.measure(sandbox, kernel, reference, cases, warmup_ms=1, rep_ms=5, timeout_s=60)["default"]
@@ -96,13 +110,13 @@ def judged(
         return str(getattr(error, "status", "TIMEOUT")), str(error)
 
 
-@pytest.mark.parametrize("path", files("honest", gpu=False))
+@pytest.mark.parametrize("path", files("honest"))
 def test_an_honest_kernel_passes(path, interpreter, tmp_path):
     status, message = judged(interpreter, path, tmp_path, "verify", honest=True)
     assert status == "OK", message
 
 
-@pytest.mark.parametrize("path", files("cheats", gpu=False))
+@pytest.mark.parametrize("path", files("cheats"))
 def test_a_cheat_lands_in_its_status(path, interpreter, tmp_path):
     timeout_s = 2 if constant(path, "STATUS") == {"TIMEOUT"} else 60
     for _ in range(3):  # on a busy processor the clocks may disagree about any kernel
@@ -112,18 +126,42 @@ def test_a_cheat_lands_in_its_status(path, interpreter, tmp_path):
     assert status in constant(path, "STATUS"), message
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("path", files("honest", gpu=True))
-def test_an_honest_kernel_passes_on_a_gpu(path, gpu_sandbox, tmp_path):
+def skip_without_cutlass(path: Path) -> None:
     if "import cutlass" in path.read_text():
         pytest.importorskip("cutlass", reason="a kernel in CuTe DSL needs nvidia-cutlass-dsl")
-    status, message = judged(gpu_sandbox, path, tmp_path, "timing", honest=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.at_once
+@pytest.mark.parametrize("path", files("honest", gpu=True))
+def test_an_honest_kernel_passes_on_a_gpu(path, gpu_sandbox, tmp_path):
+    skip_without_cutlass(path)
+    status, message = judged(gpu_sandbox, path, tmp_path, "verify", honest=True)
     assert status == "OK", message
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", files("cheats", gpu=True))
-def test_a_cheat_lands_in_its_status_on_a_gpu(path, gpu_sandbox, tmp_path):
+@pytest.mark.parametrize("path", files("honest", gpu=True))
+def test_an_honest_kernel_is_timed_on_a_gpu(path, gpu_sandbox, tmp_path):
+    skip_without_cutlass(path)
+    status, message = judged_by_time(gpu_sandbox, *laid(path, tmp_path))
+    assert status == "OK", message
+
+
+def check_cheat_on_gpu(path: Path, sandbox: Sandbox, folder: Path) -> None:
     timeout_s = 20 if constant(path, "STATUS") == {"TIMEOUT"} else 60
-    status, message = judged(gpu_sandbox, path, tmp_path, constant(path, "CAUGHT_BY"), timeout_s)
+    status, message = judged(sandbox, path, folder, constant(path, "CAUGHT_BY"), timeout_s)
     assert status in constant(path, "STATUS"), message
+
+
+@pytest.mark.gpu
+@pytest.mark.at_once
+@pytest.mark.parametrize("path", files("cheats", lambda path: not is_caught_by_timing(path), gpu=True))
+def test_a_cheat_lands_in_its_status_on_a_gpu(path, gpu_sandbox, tmp_path):
+    check_cheat_on_gpu(path, gpu_sandbox, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", files("cheats", is_caught_by_timing, gpu=True))
+def test_a_cheat_lands_in_its_status_when_it_is_timed_on_a_gpu(path, gpu_sandbox, tmp_path):
+    check_cheat_on_gpu(path, gpu_sandbox, tmp_path)
