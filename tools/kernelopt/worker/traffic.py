@@ -5,11 +5,12 @@ A number here may be too low, never too high: a time below it is called impossib
 - an input or parameter counts as read where an operation takes its elements; where an operation only picks some
   (`cache[pages]`), those count;
 - what the call itself wrote before does not count as read, since a kernel may still hold it, nor does anything between
-  the first and the last element of what it wrote;
+  the first and the last element of what it wrote, but for other columns of the same rows;
 - an input that the task declares with MUTATES counts as written where its elements differ after the call.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,7 +48,7 @@ class Reads(TorchDispatchMode):
         for tensor in tensors:
             self._whole[place(tensor)] = max(spanned_bytes(tensor), self._whole.get(place(tensor), 0))
         self._parts: dict[int, dict[tuple, int]] = {at: {} for at in self._whole}  # bytes, by view or by operation
-        self._written: dict[int, list[range]] = {at: [] for at in self._whole}  # bytes of each storage
+        self._written: dict[int, list[torch.Tensor]] = {at: [] for at in self._whole}  # views of each storage
 
     def bytes_read(self) -> int:
         """Bytes of the parts; together no more than each tensor has."""
@@ -80,14 +81,14 @@ class Reads(TorchDispatchMode):
     def _write(self, value) -> None:
         for tensor in tensor_trees.input_tensors([value]):
             if place(tensor) in self._written:
-                self._written[place(tensor)].append(stretch(tensor))
+                self._written[place(tensor)].append(tensor)
 
     def _picked(self, tensor: torch.Tensor, elements: int) -> None:
         self._note(tensor, (len(self._parts.get(place(tensor), ())), "picked"), elements * tensor.itemsize)
 
     def _note(self, tensor: torch.Tensor, part: tuple, size: int) -> None:
-        at, here = place(tensor), stretch(tensor)
-        if at in self._whole and not any(overlap(here, written) for written in self._written[at]):
+        at = place(tensor)
+        if at in self._whole and not any(may_overlap(tensor, written) for written in self._written[at]):
             self._parts[at][part] = size
 
 
@@ -107,16 +108,38 @@ def extent(tensor: torch.Tensor) -> tuple:
     return tensor.storage_offset(), *map(tuple, merged)
 
 
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Could two views of a storage share an element? Not where one begins behind the other's end, nor where they are
+    different columns of rows of one length."""
+    if apart(stretch(a), stretch(b)):
+        return False
+    lengths = set(a.stride()) & set(b.stride()) - {0} if a.itemsize == b.itemsize else set()
+    pairs = ((columns(a, length), columns(b, length)) for length in lengths)
+    return not any(ours and theirs and apart(ours, theirs) for ours, theirs in pairs)
+
+
 def stretch(tensor: torch.Tensor) -> range:
     """Bytes of its storage from a tensor's first element to its last, with those of others between them."""
-    start, elements = tensor.storage_offset() * tensor.itemsize, 0
-    if tensor.numel():
-        elements = 1 + sum((n - 1) * s for s, n in zip(tensor.stride(), tensor.shape, strict=True))
-    return range(start, start + elements * tensor.itemsize)
+    start = tensor.storage_offset() * tensor.itemsize
+    return range(start, start + spread(tensor.shape, tensor.stride()) * tensor.itemsize)
 
 
-def overlap(a: range, b: range) -> bool:
-    return max(a.start, b.start) < min(a.stop, b.stop)
+def columns(tensor: torch.Tensor, length: int) -> range | None:
+    """The columns that hold its elements, where its storage is rows of so many; None where some run over into the next
+    row."""
+    within = [(n, s) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s % length]
+    start = tensor.storage_offset() % length
+    stop = start + spread(*zip(*within, strict=True)) if within else start + 1
+    return range(start, stop) if stop <= length else None
+
+
+def spread(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements of a storage lie from the first to the last of a view, both included."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if math.prod(shape) else 0
+
+
+def apart(a: range, b: range) -> bool:
+    return max(a.start, b.start) >= min(a.stop, b.stop)
 
 
 def spanned_bytes(tensor: torch.Tensor) -> int:
