@@ -296,6 +296,30 @@ def test_a_task_is_judged_on_the_evaluators_files(case, prepared, monkeypatch):
     assert cases.judge(case, folder, "passed")
 
 
+TRIALS = {
+    "conv3x3": {"images": 2, "channels": 16, "side": 7},
+    "qk_norm_rope": {"tokens": 5, "query_heads": 4, "key_heads": 2, "width": 16, "most": 9},
+}
+
+
+def test_each_problem_of_a_trial_runs_at_other_sizes_and_stands_in_the_readme():
+    assert {path.name for path in (EVALS / "trials").iterdir()} == set(TRIALS)
+    text = (EVALS / "README.md").read_text()
+    assert all(f"(trials/{name}/reference.py)" in text for name in TRIALS)
+    done = forks_with_torch.run(f"""if True:
+    from pathlib import Path
+    from kernelopt.worker import problem
+    for name, sizes in {TRIALS!r}.items():
+        reference = problem.Reference(Path({str(EVALS)!r}, "trials", name, "reference.py"))
+        model, inputs, _ = reference.build("default", 0, None, "cpu", sizes)
+        before = [one.clone() for one in reference.mutated(inputs)]
+        returned = problem.call(model, inputs)
+        assert (returned is None) == bool(before), name
+        assert not any(old.equal(new) for old, new in zip(before, reference.mutated(inputs))), name
+    """)
+    assert done.returncode == 0, done.stdout
+
+
 def test_a_task_without_a_gpu_is_not_judged(tmp_path):
     (tmp_path / "answer.txt").write_text("done")
     cases.prepare(TASKS[0], tmp_path / "project")
