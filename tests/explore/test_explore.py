@@ -445,6 +445,88 @@ def test_a_plan_that_cites_a_wrong_kernel_says_so(ready):
     assert problem.line == 1 and f"#{bad['name']} is {bad['status']}, so it shows no speed" in problem.message
 
 
+def problems_of_plan(ready, line: str) -> list[str]:
+    """What the audit says of a plan with that line. The rows of e1, in order: 40 us for the opponent, 10, 11, 12, 13."""
+    ready.plan("v1").write_text(f"{line}\n")
+    audited = workspace_audit.of_workspace(ready, ready.task(), RecordStore(ready)).problems
+    return [problem.message for path, problem in audited if path == ready.plan("v1")]
+
+
+ROW, OTHER = "explore/e1.json#row[BLOCK=128,WARPS=1]", "explore/e1.json#row[BLOCK=128,WARPS=4]"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{ROW} takes 10 us",
+        f"| {ROW} | which block? | 10.0 us, 4.00x of v0's speed | BLOCK = 128 |",
+        f"| {ROW} | how near the floor of 7 us? | 0.010 ms | - |",
+        f"| {ROW} | against v0 at 40 us | 4x | - |",
+        f"{ROW}: **10.00 us** instead of 40.1 us, 2.5 us faster than before, a tile of 128 x 64 in 4 us less",
+        f"{ROW} 10 us beats {OTHER}",
+        f"{ROW} is 1.10x of the next",
+        f"{ROW}, unrolled 8x, at most 9 us wanted",
+    ],
+)
+def test_a_plan_may_cite_a_row_with_its_own_figures(ready, line):
+    explored(ready, "e1")
+    assert problems_of_plan(ready, line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"{ROW} takes 9 us", f"{ROW} was timed at 10.00 us (p20 9.90, p80 10.20), and the line says 9 us"),
+        (f"| {ROW} | which block? | 12.0 us | BLOCK = 128 |", "and the line says 12.0 us"),
+        (
+            f"| {ROW} | which block? | 1.56x of v0's speed | - |",
+            "was timed at 4.000x of eager, and the line says 1.56x",
+        ),
+        (f"{ROW} 10 us, {OTHER} 17 us", f"{OTHER} was timed at 11.00 us"),
+        ("explore/e7.json says so", "there is no explore/e7.json"),
+        ("explore/e7.json#x: 10 us", "there is no explore/e7.json"),
+    ],
+)
+def test_a_figure_beside_a_cited_row_is_one_of_that_row(ready, line, said):
+    explored(ready, "e1")
+    (message,) = problems_of_plan(ready, line)
+    assert said in message
+
+
+def test_a_row_that_was_not_timed_supports_no_time(ready):
+    file = explored(ready, "e1")
+    content = json.loads(file.read_text())
+    for row in content["rows"]:
+        row["latency_us"] = row["against_best"] = None
+    file.write_text(json.dumps({**content, "device": "cpu-interpreter"}))
+    (message,) = problems_of_plan(ready, f"{ROW}: 10 us")
+    assert "was not timed on cpu-interpreter, and the line says 10 us" in message
+    assert problems_of_plan(ready, f"{ROW} is right") == []
+
+
+NAMES = ["two [a=1]", "list[TILE=[64, 64]]", "list[TILE=[64, 64],NAME=a]#b]", "list", "a#b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_any_name_can_be_cited_and_kept(session, name):
+    """A name with a space, a bracket within brackets or a # was cut short."""
+    path = explored(session, "e1")
+    content = json.loads(path.read_text())
+    row = next(row for row in content["rows"] if row["status"] == "OK" and not row["opponent"])
+    rows = []
+    for number, own in enumerate(NAMES):
+        file = path.parent / "e1" / store.file_name(own)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"number = {number}\n")
+        rows.append({**row, "name": own, "kernel_sha256": digest(file)})
+    path.write_text(json.dumps({**content, "rows": rows}))
+    assert problems_of_plan(session, f"| explore/e1.json#{name} | - | right | - |") == []
+    assert problems_of_plan(session, f"`explore/e1.json#{name}` is right") == []
+    for given in (name, f"e1#{name}", f"explore/e1.json#{name}"):
+        assert f"#{name};" in store.keep(session, given)
+        assert session.kernel.read_text() == f"number = {NAMES.index(name)}\n"
+
+
 def test_a_candidate_that_is_kept_before_a_baseline_will_be_that_baseline(session):
     path = explored(session, "e1")
     content = json.loads(path.read_text())
@@ -481,7 +563,7 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
     audited = workspace_audit.of_workspace(ready, ready.task(), RecordStore(ready)).problems
     assert [problem.message for path, problem in audited if path == ready.plan("v1")] == [
         "explore/e1.json has no row 'space[UNUSED=9]'",
-        "explore/e4.json has no row 'x'",
+        "there is no explore/e4.json; explore_kernels.py writes it",
     ]
     file = store.find(ready, "e1#space[UNUSED=1]").file
     file.write_text(file.read_text() + "# changed\n")

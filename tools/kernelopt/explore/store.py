@@ -134,13 +134,11 @@ def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
 def find(workspace: Workspace, name: str) -> StoredRow:
     """A candidate: `NAME` of the newest exploration that has it, `eN#NAME`, or as a plan cites it. UsageError when
     there is none."""
-    given, _, wanted = name.rpartition("#")
-    only = given.removeprefix("explore/").removesuffix(".json")
     for number in reversed(numbers(workspace)):
-        if only in ("", f"e{number}"):
-            for row in candidates_of(workspace, number):
-                if row.name == wanted:
-                    return row
+        names = (name, name.removeprefix(f"e{number}#"), name.removeprefix(f"explore/e{number}.json#"))
+        for row in candidates_of(workspace, number):
+            if row.name in names:
+                return row
     raise UsageError(
         f"no exploration of {workspace.root} has a candidate '{name}'; its tables: {folder_of(workspace)}/eN.json"
     )
