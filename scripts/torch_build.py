@@ -25,13 +25,14 @@ def choose(gpus: list[dict], builds: list[dict]) -> dict:
     """
     if not gpus:
         return builds[0]
-    driver, newest = gpus[0]["driver"], builds[0]["least_driver"]  # a machine has one driver
+    driver = gpus[0]["driver"]  # a machine has one driver
     fitting = [build for build in builds if build["least_driver"] <= driver]
     for enough in (all, any):
         for build in fitting:
             if enough(runs(build, gpu["capability"]) for gpu in gpus):
                 return build
-    mend = f"install driver {newest} or newer" if driver < newest else "put a torch built for it into a Python"
+    drivers = [build["least_driver"] for build in builds if any(runs(build, gpu["capability"]) for gpu in gpus)]
+    mend = f"install driver {min(drivers)} or newer" if drivers else "put a torch built for it into a Python"
     raise NoneFits(
         f"no build of torch 2.6 or newer that set-up knows runs on {describe(gpus[0])} under the NVIDIA driver "
         f"{driver}: {mend}, then run this again (PYTHON=... names another Python)"

@@ -171,9 +171,11 @@ def test_set_up_takes_the_newest_torch_that_runs_on_the_gpus(gpus, torch):
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        ([gpu("7.0", "470.256.02")], "install driver 580 or newer"),
+        ([gpu("7.0", "470.256.02")], "install driver 525 or newer"),
         ([gpu("3.5", "580.1")], r"compute capability 3\.5.*put a torch built for it"),
-        ([gpu("11.0", "550.1")], "install driver 580 or newer"),
+        ([gpu("11.0", "550.1")], "put a torch built for it"),  # no driver helps
+        ([gpu("3.7", "470.82.01")], "put a torch built for it"),
+        ([gpu("10.3", "515.1")], "install driver 525 or newer"),
         ([gpu(None, "450.1")], "NVIDIA H200 under the NVIDIA driver 450"),
     ],
 )
@@ -230,7 +232,7 @@ def test_set_up_asks_the_driver(bare, tmp_path):
     bare.environment["PATH"] = f"{program.parent}:{os.environ['PATH']}"
     old = 'case "$*" in *compute_cap*) echo \'Field "compute_cap" is not a valid field to query.\'; exit 2;; esac\n'
     for said, code, expected in (
-        ("Tesla V100-SXM2-16GB, 470.57.02", 3, r"setup: no build of torch .* NVIDIA driver 470: install driver 580"),
+        ("Tesla V100-SXM2-16GB, 470.57.02", 3, r"setup: no build of torch .* NVIDIA driver 470: install driver 525"),
         (
             "Tesla V100-SXM2-16GB, 535.183.01, 7.0",
             3,

@@ -29,18 +29,19 @@ from kernelopt.statuses import Status
 
 def main() -> int:
     args = arguments()
-    if args.keep and not args.kernels:
-        print(store.keep(workspace_of(args), args.keep))
+    keeps = workspace_of(args) if args.keep else None
+    if keeps and not args.kernels:
+        print(store.keep(keeps, args.keep))
         return 0
     entries = candidates.from_paths(args.kernels)
     subject = of_reference(args)
     compile_for = target_of(args, subject)
     with tempfile.TemporaryDirectory() as folder:
-        others = opponents.of(subject, args.against, Path(folder))
+        others = opponents.of(subject, args.against, Path(folder), [entry.name for entry in entries])
         result, path = explored(args, subject, entries, others, compile_for)
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
-    if args.keep:
-        cli.say(store.keep(workspace_of(args), args.keep))
+    if keeps:
+        cli.say(store.keep(keeps, args.keep))
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 
 
@@ -50,7 +51,7 @@ def explored(
     """(the result of the exploration, the file of the workspace that keeps it)"""
     started = time.monotonic()
     with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
-        cli.say(f"exploring {len(entries)} candidates on {sandbox.device_name}")
+        cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {sandbox.device_name}")
         plan = run.Plan(
             subject,
             entries,

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from kernelopt.device import standing
 from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import Refused, UsageError
-from kernelopt.explore import candidates, entrants, halving, run, store, table
+from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
 from kernelopt.explore.race import Race
 from kernelopt.hardware import targets
 from kernelopt.session.record_store import RecordStore
@@ -83,7 +84,7 @@ def test_a_space_is_a_product_of_lists_or_a_list_of_configurations(folder, space
     found = candidates.from_paths([folder / "c"])
     assert [candidate.name for candidate in found] == [f"space[{name}]" for name in names]
     first = found[0]
-    assert "BLOCK = 64\n" in first.source and "SPACE" not in first.source and first.config["BLOCK"] == 64
+    assert "BLOCK: int = 64\n" in first.source and "SPACE" not in first.source and first.config["BLOCK"] == 64
     compile(first.source, "candidate", "exec")
 
 
@@ -93,6 +94,7 @@ def test_a_space_is_a_product_of_lists_or_a_list_of_configurations(folder, space
         ("[]", "not empty"),
         ('{"BLOCK": 64}', "a dict of lists"),
         ('{"ROWS": [1, 2]}', "names ROWS, which the module does not assign"),
+        ('{"SPACE": [1, 2]}', "names SPACE, which the module does not assign"),
         ('{"BLOCK": range(4)}', "must be a literal"),
         ('[{"BLOCK": 64}, {"BLOCK": 64}]', "two candidates have the name space\\[BLOCK=64\\]"),
         (
@@ -105,6 +107,67 @@ def test_a_space_that_is_none_is_refused_with_a_sentence(folder, space, message)
     (folder / "c/space.py").write_text(source(space))
     with pytest.raises(UsageError, match=message):
         candidates.from_paths([folder / "c/space.py"])
+
+
+@pytest.mark.parametrize(
+    ("written", "becomes"),
+    [
+        ("WARPS = 4; BLOCK = 128", "WARPS = 4; BLOCK = 64"),
+        ("BLOCK: tl.constexpr = 128  # a global", "BLOCK: tl.constexpr = 64  # a global"),
+        ("BLOCK = tl.constexpr(128)", "BLOCK = tl.constexpr(64)"),
+        ("BLOCK: int = (\n    128\n)", "BLOCK: int = (\n    64\n)"),
+        ("PI = 'π'; BLOCK = 128", "PI = 'π'; BLOCK = 64"),
+        ("SPACE = [{'BLOCK': 64}]; BLOCK = 128", "pass; BLOCK = 64"),
+        ("BLOCK = 128; SPACE = [\n    {'BLOCK': 64},\n]", "BLOCK = 64; pass"),
+        ("BLOCK = 128\nSPACE = [\n    {'BLOCK': 64},\n]\nREST = 1", "BLOCK = 64\nREST = 1"),
+    ],
+)
+def test_only_the_value_of_a_constant_changes(folder, written, becomes):
+    """What stood beside it on its line was lost, and a global that a kernel reads was no longer a constexpr."""
+    space = "" if "SPACE" in written else "SPACE = [{'BLOCK': 64}]\n"
+    kernel = "\ndef kernel_function(x):\n    return x\n"
+    (folder / "c/k.py").write_text(f"{space}{written}{kernel}")
+    (found,) = candidates.from_paths([folder / "c/k.py"])
+    assert found.source == f"{becomes}{kernel}"
+
+
+@pytest.mark.parametrize("together", ["BLOCK, ROWS = 128, 2", "BLOCK = ROWS = 128"])
+def test_a_constant_of_a_space_is_assigned_on_its_own(folder, together):
+    (folder / "c/k.py").write_text(source('{"BLOCK": [64]}').replace("BLOCK: int = 128", together))
+    with pytest.raises(UsageError, match="does not assign at its top level on its own, as BLOCK = …"):
+        candidates.from_paths([folder / "c/k.py"])
+
+
+def test_an_opponent_with_a_candidates_name_gets_another(folder):
+    """The file of the one was written over that of the other, and the candidate could not be kept."""
+    (folder / "o").mkdir()
+    for path in ("c/k.py", "o/k.py"):
+        (folder / path).write_text(source())
+    subject = SimpleNamespace(workspace=None, reference=folder / "reference.py")
+    names = [str(folder / "o/k.py"), "eager"]
+    assert list(opponents.of(subject, names, folder, ["k", "eager"])) == ["k (opponent)", "eager (opponent)"]
+    assert list(opponents.of(subject, names, folder, ["row"])) == ["k", "eager"]
+    with pytest.raises(UsageError, match="two opponents have the name k; rename a file"):
+        opponents.of(subject, [str(folder / "o/k.py"), str(folder / "c/k.py")], folder, [])
+
+
+def test_explorations_that_end_at_once_are_two(session):
+    """Both were e1, and one was lost. What a killed one left of its files stays as it is."""
+    made = [store.save(session, {"rows": [number]}, []) for number in range(2)]
+    (session.root / "explore" / "e3").mkdir()
+    made.append(store.save(session, {"rows": [2]}, []))
+    assert [path.name for path in made] == ["e1.json", "e2.json", "e4.json"]
+    with ThreadPoolExecutor(4) as pool:
+        others = list(pool.map(lambda number: store.save(session, {"rows": [number]}, []), range(8)))
+    assert len({*made, *others}) == 11
+    assert [json.loads(path.read_text())["rows"] for path in others] == [[number] for number in range(8)]
+
+
+def test_a_candidate_that_cannot_be_kept_is_refused_before_it_is_explored(folder, run_here):
+    (folder / "c/k.py").write_text(source())
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--keep", "k")
+    done = run_here("explore_kernels.py", folder / "c/k.py", *options)
+    assert done.returncode == 2 and "pass --workspace W" in done.stderr and "exploring" not in done.stderr
 
 
 def test_a_file_without_a_kernel_is_refused(folder):
@@ -349,10 +412,19 @@ def test_a_process_that_does_not_answer_is_ended_and_the_others_go_on(folder, in
 
 
 @pytest.mark.parametrize(
-    ("stage", "candidate_s", "advice"),
-    [(1, 900, "--budget-seconds"), (1, 9, "--candidate-seconds"), (2, 9, None)],
+    ("stage", "candidate_s", "gpu", "advice"),
+    [
+        (1, 900, True, "--budget-seconds"),
+        (1, 9, True, "--candidate-seconds"),
+        (1, 9, False, "--candidate-seconds"),
+        (2, 9, True, None),
+    ],
 )
-def test_who_compiles_for_too_long_is_told_which_option_allows_more(folder, monkeypatch, stage, candidate_s, advice):
+def test_who_compiles_for_too_long_is_told_which_option_allows_more(
+    folder, monkeypatch, stage, candidate_s, gpu, advice
+):
+    """The interpreter compiles nothing: it runs the kernel when it is launched."""
+
     class Late(Timed):
         """Answers up to a stage; the next one takes too long."""
 
@@ -367,10 +439,15 @@ def test_who_compiles_for_too_long_is_told_which_option_allows_more(folder, monk
 
     monkeypatch.setattr(standing, "Standing", Late)
     entrant = entrants.Entrant("opponent", folder / "reference.py", is_opponent=True)
-    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder)
+    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder, gpu=gpu)
     starter = entrants.Starter(sandbox, None, [], None, False, candidate_s)
     starter.start(entrant, until=time.monotonic() + 60)
-    assert entrant.status == Status.TIMEOUT and ("compiled and launched in 47 s" in entrant.error) == (stage == 1)
+    assert entrant.status == Status.TIMEOUT and ("compiled and launched in 47 s" in entrant.error) == (
+        stage == 1 and gpu
+    )
+    assert (
+        gpu or "its first call did not end in 47 s in the CPU interpreter: it hangs, or is slow there" in entrant.error
+    )
     assert entrant.error.endswith(f"; a larger {advice} gives it more time" if advice else "47 s after its start")
 
 
@@ -397,13 +474,14 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
 
 
 def test_each_candidate_costs_itself_alone(folder, run_here):
-    """Four right ones, and five that are wrong, broken, without end, killed, and without a kernel."""
+    """Four right ones, and six that are wrong, broken, without end, killed, of two files, and without a kernel."""
     for name, text in {
         "space": source('{"BLOCK": [64, 256], "WARPS": [2, 4]}'),
         "wrong": source(left="2 * tl.load(x + at, at < n)"),
         "broken": source(left="undefined"),
         "hangs": source(first="import time; time.sleep(600)"),  # a busy one would take a core from the others
         "dies": source(first="import ctypes; ctypes.string_at(0)"),
+        "parts": f"import beside\n{source()}",
         "torch_alone": source().replace("add[(triton", "out.copy_(x + y) if True else add[(triton"),
     }.items():
         (folder / "c" / f"{name}.py").write_text(text)
@@ -417,8 +495,9 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
     assert status["wrong"] == "WRONG_VALUES" and status["hangs"] == "TIMEOUT" and status["dies"] == "ILLEGAL_ACCESS"
     assert status["broken"] == status["torch_alone"] == "RUNTIME_ERROR"
     errors = {row["name"]: row["error"] for row in result["rows"]}
-    assert "undefined" in errors["broken"] and "not compiled and launched" in errors["hangs"]
+    assert "undefined" in errors["broken"] and "its first call did not end in" in errors["hangs"]
     assert "a larger --candidate-seconds gives" in errors["hangs"]
+    assert status["parts"] == "IMPORT_ERROR" and "the file must load by itself" in errors["parts"]
     assert all(row["latency_us"] is None for row in result["rows"]) and result["file"] is None
 
 
@@ -443,6 +522,88 @@ def test_a_plan_that_cites_a_wrong_kernel_says_so(ready):
     audited = workspace_audit.of_workspace(ready, ready.task(), RecordStore(ready)).problems
     (problem,) = [problem for path, problem in audited if path == ready.plan("v1")]
     assert problem.line == 1 and f"#{bad['name']} is {bad['status']}, so it shows no speed" in problem.message
+
+
+def problems_of_plan(ready, line: str) -> list[str]:
+    """What the audit says of a plan with that line. The rows of e1, in order: 40 us for the opponent, 10, 11, 12, 13."""
+    ready.plan("v1").write_text(f"{line}\n")
+    audited = workspace_audit.of_workspace(ready, ready.task(), RecordStore(ready)).problems
+    return [problem.message for path, problem in audited if path == ready.plan("v1")]
+
+
+ROW, OTHER = "explore/e1.json#row[BLOCK=128,WARPS=1]", "explore/e1.json#row[BLOCK=128,WARPS=4]"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{ROW} takes 10 us",
+        f"| {ROW} | which block? | 10.0 us, 4.00x of v0's speed | BLOCK = 128 |",
+        f"| {ROW} | how near the floor of 7 us? | 0.010 ms | - |",
+        f"| {ROW} | against v0 at 40 us | 4x | - |",
+        f"{ROW}: **10.00 us** instead of 40.1 us, 2.5 us faster than before, a tile of 128 x 64 in 4 us less",
+        f"{ROW} 10 us beats {OTHER}",
+        f"{ROW} is 1.10x of the next",
+        f"{ROW}, unrolled 8x, at most 9 us wanted",
+    ],
+)
+def test_a_plan_may_cite_a_row_with_its_own_figures(ready, line):
+    explored(ready, "e1")
+    assert problems_of_plan(ready, line) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"{ROW} takes 9 us", f"{ROW} was timed at 10.00 us (p20 9.90, p80 10.20), and the line says 9 us"),
+        (f"| {ROW} | which block? | 12.0 us | BLOCK = 128 |", "and the line says 12.0 us"),
+        (
+            f"| {ROW} | which block? | 1.56x of v0's speed | - |",
+            "was timed at 4.000x of eager, and the line says 1.56x",
+        ),
+        (f"{ROW} 10 us, {OTHER} 17 us", f"{OTHER} was timed at 11.00 us"),
+        ("explore/e7.json says so", "there is no explore/e7.json"),
+        ("explore/e7.json#x: 10 us", "there is no explore/e7.json"),
+    ],
+)
+def test_a_figure_beside_a_cited_row_is_one_of_that_row(ready, line, said):
+    explored(ready, "e1")
+    (message,) = problems_of_plan(ready, line)
+    assert said in message
+
+
+def test_a_row_that_was_not_timed_supports_no_time(ready):
+    file = explored(ready, "e1")
+    content = json.loads(file.read_text())
+    for row in content["rows"]:
+        row["latency_us"] = row["against_best"] = None
+    file.write_text(json.dumps({**content, "device": "cpu-interpreter"}))
+    (message,) = problems_of_plan(ready, f"{ROW}: 10 us")
+    assert "was not timed on cpu-interpreter, and the line says 10 us" in message
+    assert problems_of_plan(ready, f"{ROW} is right") == []
+
+
+NAMES = ["two [a=1]", "list[TILE=[64, 64]]", "list[TILE=[64, 64],NAME=a]#b]", "list", "a#b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_of_any_name_can_be_cited_and_kept(session, name):
+    """A name with a space, a bracket within brackets or a # was cut short."""
+    path = explored(session, "e1")
+    content = json.loads(path.read_text())
+    row = next(row for row in content["rows"] if row["status"] == "OK" and not row["opponent"])
+    rows = []
+    for number, own in enumerate(NAMES):
+        file = path.parent / "e1" / store.file_name(own)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"number = {number}\n")
+        rows.append({**row, "name": own, "kernel_sha256": digest(file)})
+    path.write_text(json.dumps({**content, "rows": rows}))
+    assert problems_of_plan(session, f"| explore/e1.json#{name} | - | right | - |") == []
+    assert problems_of_plan(session, f"`explore/e1.json#{name}` is right") == []
+    for given in (name, f"e1#{name}", f"explore/e1.json#{name}"):
+        assert f"#{name};" in store.keep(session, given)
+        assert session.kernel.read_text() == f"number = {NAMES.index(name)}\n"
 
 
 def test_a_candidate_that_is_kept_before_a_baseline_will_be_that_baseline(session):
@@ -481,7 +642,7 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
     audited = workspace_audit.of_workspace(ready, ready.task(), RecordStore(ready)).problems
     assert [problem.message for path, problem in audited if path == ready.plan("v1")] == [
         "explore/e1.json has no row 'space[UNUSED=9]'",
-        "explore/e4.json has no row 'x'",
+        "there is no explore/e4.json; explore_kernels.py writes it",
     ]
     file = store.find(ready, "e1#space[UNUSED=1]").file
     file.write_text(file.read_text() + "# changed\n")

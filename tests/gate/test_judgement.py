@@ -161,6 +161,18 @@ def test_targets_are_ninety_percent_of_what_bounds():
     assert target_setting.of_roof("default", work("bf16", 10**15, 1 << 20), roof).metric == "tflops"
 
 
+def test_a_time_beyond_a_documented_peak_is_told_that_no_ceiling_was_measured():
+    """It was told that the card may have been cooler than when its ceiling was measured, or that a copy's rate is low."""
+    page = wiki.find("RTX 4090", PAGES)
+    for flops, moved, dtype in ((10**12, 1 << 20, "fp16"), (0, 1 << 30, "fp32")):
+        roof = roofline.roof(page, dtype)
+        floor = roofline.bound(flops, moved, roof).floor_us
+        said = roofline.beyond_floor(roofline.utilization(floor / 1.1, flops, moved, roof))
+        assert said.startswith("beyond the documented peak") and "measure_ceiling.py --workspace W" in said
+        assert "was measured" not in said and "a copy's" not in said
+        assert roofline.utilization(floor / 0.9, flops, moved, roof).documented
+
+
 def test_beating_the_documented_peak_is_impossible_and_beating_the_floor_a_little_is_not():
     roof = roofline.roof(H200, "bf16")
     moved = 1 << 30

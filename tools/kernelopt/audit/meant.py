@@ -7,7 +7,7 @@ from .citations import Piece
 from .figures import Figure, key_before, scope_of
 from .stated import RUN_REACH, Claim, is_named
 from .units import WORK, Pattern
-from .wording import DATA_BEFORE, HAS, LIMITS, POWER_WORDS, WORK_WORDS
+from .wording import DATA_BEFORE, HAS, LIMITS, LISTED, POWER_WORDS, SM_HAS, WORK_WORDS
 
 METRIC_NAME = Pattern(
     r"(?i)\b(?:memory bandwidth|memory capacity|l2 capacity|boost clock|tdp|(?:sm|cu) count|(?:warp|wavefront) size)[\s`'\"*]*$"
@@ -67,7 +67,7 @@ def was_run(claim: Claim) -> bool:
 def size_is_meant(claim: Claim, piece: Piece) -> bool:
     """Return whether a figure is the capacity of a memory or the number of multiprocessors."""
     figure = claim.figure
-    if claim.matching:
+    if claim.matching or (piece.used and is_listed(claim)):
         return True
     if not (piece.used or claim.foreign or claim.quantity == "multiprocessors"):
         return False
@@ -77,6 +77,11 @@ def size_is_meant(claim: Claim, piece: Piece) -> bool:
     return not of_a_run and (figure.says("device") or HAS.search(figure.before) is not None)
 
 
+def is_listed(claim: Claim) -> bool:
+    """Return whether a number of multiprocessors follows other values of a named device: "L40S: 1 GB/s, 2 SMs"."""
+    return claim.quantity == "multiprocessors" and LISTED.search(claim.figure.clause) is not None
+
+
 def limit_is_meant(claim: Claim) -> bool:
     """Return whether 255 registers, 2048 threads or 48 KB is a limit of the hardware. A kernel has such figures too,
     so the text must name an SM or a limit."""
@@ -84,7 +89,7 @@ def limit_is_meant(claim: Claim) -> bool:
     if not (claim.matching or claim.foreign) or is_counter(figure) or DATA_BEFORE.search(figure.before):
         return False
     scope = scope_of(figure)
-    limit = figure.says("limit", LIMIT_REACH) or figure.says("documented")
+    limit = figure.says("limit", LIMIT_REACH) or figure.says("documented") or SM_HAS.search(figure.clause)
     if figure.says("data") and not limit:
         return False
     if scope is None:

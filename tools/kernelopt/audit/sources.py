@@ -32,6 +32,7 @@ LEAST = Pattern(
     r"(?:(?P<first>\d{2,4})\s*,|[^()\n]{0,60}(?:\([^()\n]{0,60}\))?[^()\n]{0,20},\s*(?P<last>\d{2,4})\s*\))"
 )
 GRID = Pattern(r"(?i)(?:^|_)(?:grid|programs|ctas|blocks|persistent|workers)(?:$|_|\d)")
+WAVES = Pattern(r"(?P<less>\d{2,4})\s*\*\s*\d|\d\s*\*\s*(?P<more>\d{2,4})")
 LONGEST_CODE = 1 << 20  # characters; a longer file is data
 
 
@@ -49,7 +50,7 @@ def of_code(text: str, python: bool) -> Iterator[Piece]:
         code += [text[at:start], re.sub(r"[^\n]", " ", text[start:end])]
         at = end
     for name, expression, place, written in constants("".join([*code, text[at:]])):
-        value = evaluated(expression)
+        value = evaluated(one_wave(expression) if GRID.search(name) else expression)
         if value is not None and (label := label_of(name, value)):
             line = bisect.bisect(starts, place)
             yield Piece(f"{value:.15g}", line, -1, label, code=True, spelling=" ".join(written.split()))
@@ -110,6 +111,12 @@ def label_of(name: str, value: float) -> str:
     if GRID.search(name):
         return "number of SMs" if value % 8 else ""
     return name
+
+
+def one_wave(expression: str) -> str:
+    """Return the number of programs of one wave: "108" for "108 * 2" and for "2 * 108"."""
+    factors = WAVES.fullmatch(expression)
+    return expression if factors is None else factors["more"] or factors["less"]
 
 
 OPERATORS = {

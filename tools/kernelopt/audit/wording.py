@@ -291,6 +291,11 @@ DEVICE_HAS = Pattern(
     rf"(?i)(?:{DEVICE_MARK}|\b(?:cards?|gpus?|device|board))(?:'s)?\s*(?:has|have|with|offers?|comes with|carries|[:=(])"
     r"\s*(?:only |just )?$"
 )
+# "NVIDIA L40S: 1 GB/s of bandwidth, 2 MB of L2 and 3 SMs"
+LISTED = Pattern(
+    rf"(?i){DEVICE_MARK}\s*(?:[:,(]|with|has)\s*"
+    r"(?:\d[\d.]*\s?(?:[GT]B/s|TFLOPS|[KMG]i?B|[MG]Hz|W)\b(?:[^,;:\d]|(?<=[A-Za-z])\d){0,40}?(?:,|\band\b|\bwith\b)\s*(?:and\s+)?){1,4}\x02"
+)
 SM_HAS = Pattern(
     rf"(?i)\b(?:an?|each|every|one|the|per) {_sm}\s*(?:can |may )?(?:has|have|holds?|offers?|[:=])[^\x02]*\x02"
 )

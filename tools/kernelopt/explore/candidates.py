@@ -79,27 +79,49 @@ def space_of(source: str, file: Path) -> list[Constants] | None:
 
 
 def assignments(source: str) -> dict[str, ast.Assign | ast.AnnAssign]:
-    """The last top-level assignment of each name of a module."""
+    """The last top-level assignment to each name of a module that is assigned on its own."""
     assigned: dict[str, ast.Assign | ast.AnnAssign] = {}
     for node in ast.parse(source).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
-        assigned |= {target.id: node for target in targets if isinstance(target, ast.Name) and node.value is not None}
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and node.value is not None:
+            assigned[targets[0].id] = node
     return assigned
 
 
 def with_constants(source: str, config: Constants, file: Path) -> str:
-    """The source with the constants of a configuration in place of the module's assignments, and without its SPACE."""
-    known = assignments(source)
-    edits = {}
+    """The source with the constants of a configuration in place of the module's, and without its SPACE."""
+    known, text = assignments(source), source.encode()
+    starts = [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
+    edits = {removed(text, *span_of(known[SPACE], starts))}
     for name, value in config.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or name not in known:
-            raise UsageError(f"{file}: SPACE names {name}, which the module does not assign at its top level")
-        edits[known[name]] = f"{name} = {value!r}"
-    edits[known[SPACE]] = None
-    lines = source.splitlines(keepends=True)
-    for node, text in sorted(edits.items(), key=lambda edit: edit[0].lineno, reverse=True):
-        end = "\n" if node.end_lineno < len(lines) or lines[-1].endswith("\n") else ""
-        lines[node.lineno - 1 : node.end_lineno] = [] if text is None else [text + end]
-    return "".join(lines)
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or name not in known or name == SPACE:
+            raise UsageError(
+                f"{file}: SPACE names {name}, which the module does not assign at its top level on its own, "
+                f"as {name} = …"
+            )
+        edits.add((*span_of(constant_of(known[name].value), starts), repr(value).encode()))
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text.decode()
+
+
+def constant_of(value: ast.expr) -> ast.expr:
+    """The constant in an assigned value: 128 in tl.constexpr(128), which stays a constexpr."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("constexpr") and len(value.args) == 1:
+        return value.args[0]
+    return value
+
+
+def span_of(node: ast.stmt | ast.expr, starts: list[int]) -> tuple[int, int]:
+    """Where a node begins and ends, in bytes. starts: of the lines."""
+    return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def removed(text: bytes, start: int, end: int) -> tuple[int, int, bytes]:
+    """(begin, end, new text) to remove a statement: with its lines, unless another one stands there."""
+    first, last = text.rfind(b"\n", 0, start) + 1, text.find(b"\n", end) + 1 or len(text)
+    if text[first:start].strip() or not re.fullmatch(rb"\s*(#.*)?\s*", text[end:last]):
+        return start, end, b"pass"
+    return first, last, b""

@@ -15,7 +15,7 @@ from ..device.fork_server import Server
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..errors import Refused
-from ..measure import correctness
+from ..measure import correctness, failures
 from ..measure.cases import Case
 from ..measure.correctness import CaseReport
 from ..statuses import Status
@@ -30,6 +30,9 @@ STUCK = {
     "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
     "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
 }
+STUCK_IN_INTERPRETER = (
+    "its first call did not end in {seconds:.0f} s in the CPU interpreter: it hangs, or is slow there"
+)
 MORE_BUDGET = "a larger --budget-seconds gives it more time"
 MORE_EACH = "a larger --candidate-seconds gives it more time"
 
@@ -80,6 +83,8 @@ class Entrant:
     def fail(self, fault: Fault) -> None:
         whole = fault.status == Status.COMPILE_ERROR  # the worker has left out all but the compiler's errors
         self.status, self.error = fault.status, fault.message if whole else first_lines(fault.message)
+        if fault.status == Status.IMPORT_ERROR:
+            self.error = f"{self.error}; {failures.HINTS[fault.status]}"
         self.end()
 
     def end(self) -> None:
@@ -163,7 +168,8 @@ class Starter:
         except standing.Ended as ended:
             fault = fault_of(ended)
             if fault.status == Status.TIMEOUT:
-                stuck = STUCK[stage].format(seconds=ended.outcome.wall_s)
+                stuck = STUCK[stage] if self.sandbox.gpu or stage != "launched" else STUCK_IN_INTERPRETER
+                stuck = stuck.format(seconds=ended.outcome.wall_s)
                 fault = Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {more}")
             entrant.fail(fault)
             return

@@ -11,9 +11,9 @@ from ..session.subject import KernelUnderTest
 BEST = "best"
 
 
-def of(subject: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[str, Path]:
+def of(subject: KernelUnderTest, names: list[str] | None, folder: Path, candidates: list[str]) -> dict[str, Path]:
     """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else
-    eager."""
+    eager. candidates: their names, which no opponent gets."""
     best = RecordStore(subject.workspace).best() if subject.workspace else None
     if names is None:
         names = [BEST if best else "eager"]
@@ -22,13 +22,17 @@ def of(subject: KernelUnderTest, names: list[str] | None, folder: Path) -> dict[
         if name == BEST:
             if best is None:
                 raise UsageError("--against best: no version is accepted yet")
-            opponents[f"{BEST} ({best.version})"] = subject.workspace.extract(best.git_commit_hash, folder)
+            found, file = f"{BEST} ({best.version})", subject.workspace.extract(best.git_commit_hash, folder)
         elif name in baselines.MODES:
             file = folder / f"opponent_{len(opponents)}.py"
             file.write_bytes(baselines.source(subject.reference.read_bytes(), name))
-            opponents[name] = file
+            found = name
         elif Path(name).is_file():
-            opponents[Path(name).stem] = Path(name).resolve()
+            found, file = Path(name).stem, Path(name).resolve()
         else:
             raise UsageError(f"--against {name}: it is no file; {BEST}, {', '.join(baselines.MODES)} are names")
+        found = f"{found} (opponent)" if found in candidates else found
+        if opponents.get(found, file) != file and name not in (BEST, *baselines.MODES):
+            raise UsageError(f"two opponents have the name {found}; rename a file")
+        opponents[found] = file
     return opponents

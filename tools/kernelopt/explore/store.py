@@ -1,6 +1,8 @@
 """The files of an exploration in a workspace: explore/eN.json, and each candidate's file in explore/eN/."""
 
+import contextlib
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,13 +109,22 @@ class StoredRow:
 
 def save(workspace: Workspace, result: dict, entrants: list[Entrant]) -> Path:
     """Write the result as the next exploration, and each candidate's file beside it."""
-    name = f"e{max(numbers(workspace), default=0) + 1}"
-    files = folder_of(workspace) / name
+    files = claimed(workspace)
+    name = files.name
     for entrant in entrants:
         bundle.write_bytes(files / file_name(entrant.name), entrant.file.read_bytes())
     path = folder_of(workspace) / f"{name}.json"
     bundle.write_json(path, {"exploration": name, **result})
     return path
+
+
+def claimed(workspace: Workspace) -> Path:
+    """The folder of the next exploration, made for this one alone: another may end at the same time."""
+    for number in itertools.count(max(numbers(workspace), default=0) + 1):
+        with contextlib.suppress(FileExistsError):
+            files = folder_of(workspace) / f"e{number}"
+            files.mkdir(parents=True)
+            return files
 
 
 def file_name(name: str) -> str:
@@ -134,13 +145,11 @@ def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
 def find(workspace: Workspace, name: str) -> StoredRow:
     """A candidate: `NAME` of the newest exploration that has it, `eN#NAME`, or as a plan cites it. UsageError when
     there is none."""
-    given, _, wanted = name.rpartition("#")
-    only = given.removeprefix("explore/").removesuffix(".json")
     for number in reversed(numbers(workspace)):
-        if only in ("", f"e{number}"):
-            for row in candidates_of(workspace, number):
-                if row.name == wanted:
-                    return row
+        names = (name, name.removeprefix(f"e{number}#"), name.removeprefix(f"explore/e{number}.json#"))
+        for row in candidates_of(workspace, number):
+            if row.name in names:
+                return row
     raise UsageError(
         f"no exploration of {workspace.root} has a candidate '{name}'; its tables: {folder_of(workspace)}/eN.json"
     )

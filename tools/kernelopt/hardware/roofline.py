@@ -161,7 +161,8 @@ class Bound:
 
     arithmetic_intensity, ridge_point: in FLOP/byte, or None if no byte moves or the roof has no compute row. bound:
     "memory" or "compute". floor_us: max(bytes / bandwidth, FLOPs / compute). library_rate: the compute row is what a
-    library reaches, which is no floor; otherwise no version of this algorithm runs much faster.
+    library reaches, which is no floor; otherwise no version of this algorithm runs much faster. documented: the row
+    was not measured.
     """
 
     arithmetic_intensity: float | None
@@ -169,6 +170,7 @@ class Bound:
     bound: str
     floor_us: float
     library_rate: bool = False
+    documented: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Utilization:
     """The rates and shares for a measured time. Without a roof, below_physical_limit is False and all fields except the
     rates are None.
 
-    bandwidth_gbps: from the least bytes. The next five fields are those of Bound. …_pct: shares of the documented
+    bandwidth_gbps: from the least bytes. The next six fields are those of Bound. …_pct: shares of the documented
     peaks, and of the floor (100 is the floor itself). limit_us: see physical_limit_us.
     """
 
@@ -188,6 +190,7 @@ class Utilization:
     bound: str | None = None
     floor_us: float | None = None
     library_rate: bool = False
+    documented: bool = False
     tflops_peak_utilization_pct: float | None = None
     bandwidth_peak_utilization_pct: float | None = None
     floor_share_pct: float | None = None
@@ -204,12 +207,14 @@ def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
     memory_us = bytes_min / (roof.bandwidth.value * 1e9) * 1e6
     compute_us = flops / (roof.compute.value * 1e12) * 1e6 if flops else 0.0
     bounded_by = "compute" if compute_us > memory_us else "memory"
+    row = roof.compute if bounded_by == "compute" else roof.bandwidth
     return Bound(
         arithmetic_intensity=flops / bytes_min if bytes_min else None,
         ridge_point=roof.compute.value * 1e12 / (roof.bandwidth.value * 1e9) if roof.compute else None,
         bound=bounded_by,
         floor_us=max(memory_us, compute_us),
         library_rate=bounded_by == "compute" and is_library_rate(roof.compute.metric),
+        documented=not row.metric.startswith("measured_"),
     )
 
 
@@ -258,6 +263,12 @@ def beyond_floor(result: Utilization) -> str | None:
     """
     if result.floor_share_pct is None or result.floor_share_pct <= BEYOND_PCT:
         return None
+    if result.documented:
+        return (
+            "beyond the documented peak, which stands in for a measured floor: do the outputs need all that was "
+            "counted (estimate_work.py --flops, --bytes)? This card may also run at higher clocks than the peak is of: "
+            "measure_ceiling.py --workspace W"
+        )
     if result.bound == "memory":
         return (
             "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's "

@@ -11,8 +11,12 @@ from ..statuses import Status
 from .workspace import Workspace
 
 NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
-# explore/e3.json, or explore/e3.json#name for a row: a file's stem, and for a configuration its constants in brackets.
-CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?:#(?P<row>[\w.+-]+(?:\[[^\]\n]*\])?))?")
+# explore/e3.json, or explore/e3.json# before the name of a row: a file's stem, and for a configuration its constants.
+CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?P<row>#)?")
+LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
+
+
+UNREADABLE = (ToolError, AttributeError, KeyError, IndexError, TypeError, ValueError)  # of a file that is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,9 @@ class Exploration:
             rows=tuple(ExploredKernel.from_json(row) for row in value["rows"]),
         )
 
+    def row(self, name: str) -> ExploredKernel | None:
+        return next((row for row in self.rows if row.name == name), None)
+
     @property
     def candidates(self) -> list[ExploredKernel]:
         """The rows that are no opponents."""
@@ -126,9 +133,26 @@ def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exp
             continue
         try:
             explorations.append(Exploration.from_json(bundle.read_json(path)))
-        except (ToolError, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        except UNREADABLE:
             gaps.append(f"{path} is no exploration; explore_kernels.py writes these files")
     return explorations, gaps
+
+
+def read(root: Path, name: str) -> Exploration | None:
+    """The exploration "e3" of a workspace's folder; None where there is no such file, or it is none."""
+    try:
+        return Exploration.from_json(bundle.read_json(root / "explore" / f"{name}.json"))
+    except UNREADABLE:
+        return None
+
+
+def row_at(text: str, at: int, exploration: Exploration | None) -> str:
+    """The name of a row that stands in a text from `at` on: the longest, as a name may hold spaces and brackets; else
+    what looks like one."""
+    names = (row.name for row in exploration.rows) if exploration else ()
+    longest = max((name for name in names if text.startswith(name, at)), key=len, default="")
+    alike = LIKE_A_NAME.match(text, at)[0]
+    return longest if len(longest) >= len(alike) else alike
 
 
 def cited_in(plan: Path) -> set[str]:
