@@ -160,6 +160,15 @@ def test_a_product_in_bf16_is_told_from_one_in_fp8_by_its_instructions(tmp_path,
     assert used == {"fp8": {"QGMMA"}, "bf16": {"HGMMA"}}
 
 
+def test_a_task_may_name_the_gpu_and_a_generator_of_its_own(tmp_path, compile_here):
+    drawn = 'torch.randn(64, 64, dtype=torch.float16, device="cuda", generator=torch.Generator("cuda"))'
+    reference = REFERENCE.replace("torch.randn(64, 64, dtype=torch.float16)", drawn)
+    (tmp_path / "reference.py").write_text(reference)
+    (tmp_path / "narrow.py").write_text(NOT_EVERYWHERE.replace("device=a.device", 'device="cuda"'))
+    (one,) = compiled(tmp_path, compile_here, "narrow", "--for", "sm_89")["targets"]
+    assert [kernel["name"] for kernel in one["kernels"]] == ["narrow", "after"]
+
+
 @needs_linker
 def test_what_a_target_refuses_is_said_of_it_alone(folder, compile_here):
     answer = compiled(folder, compile_here, "narrow", "--for", "sm_86,sm_89,gfx942", code=1)

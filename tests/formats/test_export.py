@@ -224,6 +224,14 @@ def test_a_kernel_with_other_bits_each_time_is_judged_by_the_oracle(exported, tm
     assert loaded.same_bits < loaded.cases and "right by the task's oracle" in loaded.sentence
 
 
+def test_a_kernel_that_names_the_gpu_is_loaded_back_without_one(exported, tmp_path):
+    reference = "class Model(nn.Module):\n    def forward(self, x): return x * torch.arange(64, device='cuda')\n"
+    reference += "def get_inputs(): return [torch.randn(3, 64, device='cuda')]\n"
+    kernel = "def kernel_function(x): return torch.arange(64, device='cuda') * x\n"
+    loaded = exported(accepted(tmp_path, reference, kernel), "hf-kernels").loaded
+    assert loaded.same_bits == loaded.cases
+
+
 PACKS = """
 class ModelNew(nn.Module):
     def __init__(self, scale):

@@ -265,6 +265,19 @@ def test_a_tolerance_below_rounding_becomes_a_rounding_step_and_sets_of_tasks_sh
     assert '0: {"atol": 1e-08, "rtol": 0.0009765625}' in file.read_text()
 
 
+def test_code_that_names_the_gpu_is_carried_as_it_is(run_here, tmp_path):
+    if not importlib.util.find_spec("yaml"):
+        pytest.skip("needs PyYAML")
+    folder = shutil.copytree(TASKS / "gpumode", tmp_path / "set") / "rank_py"
+    text = (folder / "reference.py").read_text()
+    text = text.replace('DEVICE = "cuda"\n', 'DEVICE = "cuda"\nSCALE = torch.full((2,), 10.0, device="cuda")\n')
+    (folder / "reference.py").write_text(text.replace("* 10", "* SCALE[1]"))
+    file = tmp_path / "reference.py"
+    done = run_here("import_task.py", folder, "--out", file, "--device", "cpu-interpreter")
+    assert done.returncode == 0, done.stderr
+    assert "torch.randn(size, device=DEVICE) * SCALE[1]" in file.read_text()
+
+
 def test_a_tolerance_that_zeros_would_pass_is_the_verifiers_own(run_here, tmp_path):
     value = {
         "name": "shares",

@@ -45,7 +45,8 @@ LIMITS = {  # body, grid -> what the message says
         "no atomic",
     ),
     "a grid as a list": (BY_EXP, "[1]", "takes a grid as a tuple"),
-    "memory of a GPU": (BY_EXP, "(len(torch.empty(1, device='cuda')),)", "has no GPU"),
+    "a stream of a GPU": (BY_EXP, "(torch.cuda.Stream().priority + 1,)", "has no GPU"),
+    "the current stream": (BY_EXP, "(torch.cuda.current_stream().priority + 1,)", "has no GPU"),
     "the GPU's properties": (BY_EXP, "(triton.runtime.driver.active.utils.count,)", "has no GPU to ask"),
 }
 SINCE = {  # a limit -> the first Triton that has it, what an older one does
@@ -115,7 +116,9 @@ def test_a_mask_of_one_element_keeps_a_kernel_from_writing(interpreter, tmp_path
 
 
 def test_a_reference_that_needs_a_gpu_fails_itself(interpreter, tmp_path):
-    found = judge(interpreter, tmp_path, TASK.replace("torch.tanh(x)", "torch.tanh(x.cuda())"), made(BY_EXP))
+    found = judge(
+        interpreter, tmp_path, TASK.replace("tanh(x)", "tanh(x + torch.cuda.current_stream().priority)"), made(BY_EXP)
+    )
     assert found["status"] == "INVALID_REFERENCE", found["summary"]
 
 

@@ -1,6 +1,5 @@
 """The changes to the code of a source, so that it works as a reference:
 
-on_this_device    "cuda" becomes here(), the device of the call, so that the code runs on a CPU too
 with_every_seed   a fixed seed is left out, so that each seed gives other inputs
 renamed           a name that the reference needs itself gets another one
 with_sizes        module-level sizes become keyword arguments of the functions that read them
@@ -13,86 +12,12 @@ from collections.abc import Iterable
 
 from .source_code import Edit, Source, defined, dotted, function
 
-CUDA = ("cuda", "cuda:0")
-HERE = '''def here():
-    """The kind of device that this call is on. The source says "cuda"."""
-    return torch.empty(0).device.type
-'''
 SEEDING = (
     *("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "random.seed"),
     *("np.random.seed", "numpy.random.seed"),
 )
 END_OF_ARGUMENTS = re.compile(rb"([\s,)]*)\)\s*(?:->|:)")  # after the last one: what closes it, and the list
 CALLED_BY_A_KERNEL_TOO = ("forward", "run", "ref_kernel")
-
-
-def on_this_device(source: Source, but_not_in: Iterable[str] = ()) -> bool:
-    """Have functions of the source say here() where they say "cuda". but_not_in: classes that stay as they are. True
-    where there was anything to change."""
-    before = len(source.edits)
-    DeviceNames(source, set(but_not_in)).visit(source.tree)
-    return len(source.edits) > before
-
-
-class DeviceNames(ast.NodeVisitor):
-    """Edits the literal "cuda", names of the module that hold it, defaults of parameters, and calls of .cuda()."""
-
-    def __init__(self, source: Source, but_not_in: set[str]):
-        self._source, self._but_not_in = source, but_not_in
-        self._held = {
-            node.targets[0].id
-            for node in source.tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            if any(is_cuda(one) for one in ast.walk(node.value))
-        }
-        self._local: list[set[str]] = []  # names that the functions around bind themselves
-
-    def visit_ClassDef(self, node):
-        if node.name not in self._but_not_in:
-            self.generic_visit(node)
-
-    def visit_FunctionDef(self, node):
-        arguments = node.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        pairs = list(zip(reversed(positional), reversed(arguments.defaults), strict=False))
-        for argument, default in [*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
-            if default is not None and is_cuda(default):
-                self._source.replace(default, "None")
-                first, name = node.body[0], argument.arg
-                line = f"{name} = here() if {name} is None else {name}\n{' ' * first.col_offset}"
-                at = self._source.start(first)
-                self._source.edits.append(Edit(at, at, line))
-        stored = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-        self._local.append(stored | {one.arg for one in ast.walk(arguments) if isinstance(one, ast.arg)})
-        for statement in node.body:
-            self.visit(statement)
-        self._local.pop()
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 (the name that ast looks for)
-
-    def visit_JoinedStr(self, node):
-        """Its parts have no position of their own."""
-
-    def visit_Constant(self, node):
-        if self._local and is_cuda(node):
-            self._source.replace(node, "here()")
-
-    def visit_Name(self, node):
-        own = any(node.id in names for names in self._local)
-        if self._local and node.id in self._held and isinstance(node.ctx, ast.Load) and not own:
-            self._source.replace(node, "here()")
-
-    def visit_Call(self, node):
-        if self._local and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-            self.visit(node.func.value)
-            edit = Edit(self._source.end(node.func.value), self._source.end(node), ".to(here())")
-            self._source.edits.append(edit)
-        else:
-            self.generic_visit(node)
-
-
-def is_cuda(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value in CUDA
 
 
 def with_every_seed(source: Source) -> bool:

@@ -19,7 +19,10 @@ from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from .artefact import Artefact
 
-LOADER = "from kernelopt.worker import exported\n\nModelNew = exported.{loader}(*{arguments!r})\n"
+LOADER = """from kernelopt.worker import exported
+
+ModelNew = exported.{loader}(*{arguments!r})  # its code may name "cuda", for which worker.named_devices looks here
+"""
 PACKED = (
     "a ModelNew that makes something else of its weights when they are loaded cannot take them as arguments; convert "
     "them in forward"

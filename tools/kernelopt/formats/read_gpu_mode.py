@@ -42,7 +42,6 @@ def read(folder: Path, options: Options) -> Task:
         raise UsageError(f"{main.where} does not define {min(lacking)}: only an evaluator of its own can run this task")
     for source in (main, *modules.values()):
         edits.renamed(source, RESERVED)
-        edits.on_this_device(source)
     fixed = [edits.with_every_seed(source) for source in (main, *modules.values())]
     names = names_of_data(main)
     inputs, workloads, remarks = inputs_of(value, main, file, options, "list({})" if names else "[{}]")
@@ -55,7 +54,6 @@ def read(folder: Path, options: Options) -> Task:
         code=assembled(main, modules, {INPUTS, KERNEL}),
         model=Wrapped(
             call=f"{KERNEL}(({', '.join(names)}{',' * (len(names) == 1)}))" if names else f"{KERNEL}(data)",
-            on_device="here()" in assembled(main, modules, {KERNEL}),
         ),
         parameters=names or ("data",),
         inputs=inputs,

@@ -27,7 +27,6 @@ def is_problem(source: Source) -> bool:
 def read(path: Path, options: Options) -> Task:
     """The task of a problem's file."""
     source = Source(text_of(path), str(path))
-    edits.on_this_device(source, but_not_in=["Model"])
     fixed = edits.with_every_seed(source)
     return Task(
         format=NAME,

@@ -39,7 +39,6 @@ def read(folder: Path, options: Options) -> Task:
     for name in MAKERS:
         if function(source.tree, name) and workloads[0].sizes:
             edits.with_sizes(source, name, workloads[0].sizes)
-    edits.on_this_device(source, but_not_in=["Model"])
     fixed = edits.with_every_seed(source)
     bounds, more = bounds_of(problem, folder / PROBLEM)
     ties = scores_of(source) if (folder / CHECKER).is_file() else None

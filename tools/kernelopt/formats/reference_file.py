@@ -4,31 +4,19 @@ import json
 import textwrap
 
 from ..case_types import Observation
-from .edits import HERE
 from .tasks import FLOATS, Task, Workload
 
 WIDTH = 110
 BLANK_LINE = "\n\n"
-ON_DEVICE = '''def device_of(values):
-    """The device of the first tensor among arguments."""
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, torch.Tensor):
-            return value.device
-        if isinstance(value, (list, tuple, dict)) and (device := device_of(value)):
-            return device
-    return None
-'''
 
 
 def text_of(task: Task, observed: Observation | None) -> str:
     """The whole file. observed: None for a first one, which declares nothing yet."""
     model = model_of(task, observed) if task.model else ""
-    body = [task.code, ON_DEVICE if task.model and task.model.on_device else "", model, task.inputs]
-    helper = HERE if "here()" in "".join(body) else ""
     imports = "from __future__ import annotations\n\n" * task.lazy_annotations + "import torch\nimport torch.nn as nn\n"
     if "stored." in task.inputs:
         imports += "from kernelopt.worker import stored\n"
-    parts = [imports, helper, *body, workloads_of(task.workloads), declarations(task, observed)]
+    parts = [imports, task.code, model, task.inputs, workloads_of(task.workloads), declarations(task, observed)]
     return f"{docstring(task)}\n" + "\n\n".join(part.strip("\n") + "\n" for part in parts if part.strip())
 
 
@@ -69,9 +57,6 @@ def model_of(task: Task, observed: Observation | None) -> str:
     model, given, indent = task.model, ", ".join(task.parameters), " " * 8
     call = model.call
     lines = ["class Model(nn.Module):", f"    def forward(self, {given}):"]
-    if model.on_device:
-        lines.append(f"{indent}with torch.device(device_of([{given}])):")
-        indent += " " * 4
     keys = observed.keys if observed else None
     if keys and set(keys) >= set(model.outputs):
         lines.append(f"{indent}result = {call}")

@@ -27,8 +27,8 @@ UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.=-]+")
 LONG, SHORT = 24, 8  # characters of a name; a UUID has 36
 # Names that a reference defines itself, so that a source's own of that name is called otherwise.
 RESERVED = {
-    *("Model", "ModelNew", "kernel_function", "get_inputs", "get_init_inputs", "get_workloads", "make_inputs", "here"),
-    *("device_of", "probabilities", "stored", "DATA", "SIZES"),
+    *("Model", "ModelNew", "kernel_function", "get_inputs", "get_init_inputs", "get_workloads", "make_inputs"),
+    *("probabilities", "stored", "DATA", "SIZES"),
     *("MUTATES", "COMPARE", "SAMPLES", "LAYOUTS"),
 }
 LEAST_SHARE, MOST_RTOL = 0.9, 0.5  # the loosest that COMPARE takes (docs/declarations.md)
@@ -101,12 +101,10 @@ class Bounds:
 @dataclass(frozen=True)
 class Wrapped:
     """A function of the source as the forward of Model, whose parameters the task has. call: the expression that calls
-    it. outputs: names of what it returns, where the source names them. on_device: does it make tensors by the name of
-    a device?"""
+    it. outputs: names of what it returns, where the source names them."""
 
     call: str
     outputs: tuple[str, ...] = ()
-    on_device: bool = False
 
 
 @dataclass(frozen=True)

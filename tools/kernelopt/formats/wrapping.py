@@ -41,7 +41,6 @@ def of_definition(definition: Definition) -> Runnable:
         raise UsageError(f"{source.where} does not define {custom}, its custom_inputs_entrypoint")
     if custom in edits.renamed(source, RESERVED):
         definition = replace(definition, custom=edits.new_name(custom))
-    edits.on_this_device(source)
     fixed = edits.with_every_seed(source)
     arguments = tuple(definition.inputs)
     written_into = parameters(run) == [*definition.inputs, *definition.outputs]
@@ -57,7 +56,6 @@ def of_definition(definition: Definition) -> Runnable:
         model=Wrapped(
             call=f"{RUN}({', '.join(arguments)})",
             outputs=tuple(definition.outputs),
-            on_device="here()" in assembled(source, {}, {RUN}),
         ),
         parameters=arguments,
         lazy_annotations=has_lazy_annotations(source),

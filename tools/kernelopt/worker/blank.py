@@ -30,7 +30,8 @@ def on_meta(
     reference = reference.apart("meta")
     with without_compilers(), torch.device("meta"):
         model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes, within)
-        return do(model.to("meta"), inputs)
+        with reference.on("meta"):
+            return do(model.to("meta"), inputs)
 
 
 def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
@@ -40,7 +41,8 @@ def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: 
     reference = reference.apart("fake")
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
-        return do(model, inputs)
+        with reference.on("cpu"):
+            return do(model, inputs)
 
 
 def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
@@ -51,7 +53,8 @@ def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str
     reference = reference.apart("fake")
     with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbers():
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
-        return do(model, inputs)
+        with reference.on("cpu"):
+            return do(model, inputs)
 
 
 class WholeNumbers(TorchDispatchMode):
@@ -99,7 +102,8 @@ def on_shapes(
         raise
     except Exception:
         model, inputs, _ = reference.build(workload, 0, dtype, device)
-        return do(model, inputs)
+        with reference.on(device):
+            return do(model, inputs)
 
 
 def on_shapes_alone(

@@ -6,11 +6,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from ..case_types import PLAIN
-from . import problem, sampling, state, tensor_trees, tracing, variants
+from . import named_devices, problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
@@ -28,10 +29,16 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
 
     cases: [{path, other, variant, first, samples}]. Stops at the first case that raises, because the process is useless
     after a CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
+    Without a GPU a kernel that names one gets the CPU, as with all that Triton's interpreter runs.
     """
     if context.device == "cpu":
         torch.set_num_threads(1)  # Triton's interpreter computes small pieces, for which more only wait for each other
-    context = replace(context, hang_s=hang_s)
+    with named_devices.read_as(context.device, Path(kernel)):
+        return {"cases": results(replace(context, hang_s=hang_s), kernel, cases, path, guarded, trace)}
+
+
+def results(context: Context, kernel: str, cases: list[dict], path: str, guarded: bool, trace: bool) -> list[dict]:
+    """What `run` answers, by case."""
     candidate, done, elements = Candidate(context, kernel), [], 0
     trace = trace and context.device == "cuda"
     for number, entry in enumerate(cases):
@@ -51,7 +58,7 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     owns = any(entry["variant"] is None for entry in cases)  # a variant may need no kernel
     if context.device == "cpu" and owns and elements and candidate.ran_no_kernel():
         raise CheatError(NO_KERNEL_RAN)
-    return {"cases": done}
+    return done
 
 
 def works(context: Context) -> bool:

@@ -170,7 +170,7 @@ def called(context: Context, kernel: str, case: dict) -> tuple[Status, str]:
 def case_without_values(reference: str, workload: str, dtype: str | None) -> tuple[problem.Case, str]:
     """(a case of the reference, where its tensors lie). What it would draw at random is zero. More than LARGE_BYTES are
     on torch's device meta: they take neither memory nor time."""
-    loaded = load_reference(reference)
+    loaded = load_reference(reference, "cpu")
     loaded.chosen([workload])
 
     def built(place: str) -> problem.Case:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import artefacts, children, compiler_errors, interpreter, problem, tensor_trees
+from . import artefacts, children, compiler_errors, interpreter, named_devices, problem, tensor_trees
 from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -72,8 +72,9 @@ class Context:
         os._exit(1)
 
 
-def load_reference(path: str) -> problem.Reference:
-    with blaming(OracleError):
+def load_reference(path: str, device: str) -> problem.Reference:
+    """The reference in a file. device: where the tensors lie that it makes as it is loaded."""
+    with blaming(OracleError), named_devices.read_as(device, Path(path)):
         return problem.Reference(Path(path))
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import re
 import types
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,6 +13,7 @@ from triton.runtime import driver
 
 from ..hardware.card import CompileTarget
 from .interpreter import HostDriver
+from .named_devices import is_gpu
 
 WARP = 32  # threads; AMD's wave is as wide as Triton's backend for AMD says
 GPU = torch.device("cuda", 0)
@@ -194,9 +194,7 @@ class AsOnGpu(TorchFunctionMode):
         return called
 
     def _placed(self, argument):
-        named = isinstance(argument, torch.device) and argument.type == "cuda"
-        spelt = isinstance(argument, str) and re.fullmatch(r"cuda(:\d+)?", argument)
-        return self._place if named or spelt else argument
+        return self._place if is_gpu(argument) else argument
 
 
 class NothingDrawn(TorchFunctionMode):
@@ -213,4 +211,7 @@ class NothingDrawn(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in self.LEFT:
             return args[0]
-        return self.ZERO.get(function, function)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if function in self.ZERO:
+            function, kwargs = self.ZERO[function], {name: kwargs[name] for name in kwargs if name != "generator"}
+        return function(*args, **kwargs)

@@ -186,7 +186,7 @@ def judge(
     An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of judging.check for a
     case, or {error}.
     """
-    loaded = load_reference(reference)
+    loaded = load_reference(reference, context.device)
     maker = CaseMaker(loaded, dtype, context.device)
     entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
     check = judging.Check(context, loaded, maker, entry, tolerances, {})

@@ -26,7 +26,7 @@ VARIANT = "torch-cuda"  # the folder of a package for Hugging Face kernels that 
 
 def interface(context: Context, reference: str, dtype: str | None) -> Interface:
     """How the kernel of a reference is called. Its inputs are made without contents where the reference allows it."""
-    loaded = load_reference(reference)
+    loaded = load_reference(reference, context.device)
 
     def describe(model: torch.nn.Module, inputs: list) -> Interface:
         return interface_of(loaded, model, inputs)

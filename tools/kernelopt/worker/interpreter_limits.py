@@ -24,7 +24,8 @@ OF_INTERPRETER = (
 OF_MACHINE = (
     (r"'HostDriver' object has no attribute|in Triton's interpreter$", "has no GPU to ask, and runs no Gluon"),
     (
-        r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|dummy base class",
+        r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|dummy base class"
+        r"|requires CUDA support|CUDA driver version is insufficient",
         "has no GPU for CUDA tensors, streams and graphs",
     ),
     (r"CUDA_HOME environment variable is not set", "runs no CUDA C++"),

@@ -37,16 +37,17 @@ def check(
     got, and the file of its outputs. Inputs are made again from the seeds, because the files that the candidate read
     are not trusted.
     """
-    loaded = load_reference(reference)
+    loaded = load_reference(reference, context.device)
     maker = CaseMaker(loaded, dtype, context.device)
     usual: dict[str, list[Usual]] = {}
     known: dict[Key, Expected] = {}
-    answers = [checked(context, loaded, maker, entry, tolerances, usual, known) for entry in cases]
-    for at, entry in enumerate(cases):
-        if answers[at].trivial_answers:
-            own = (one for one in cases if one["workload"] == entry["workload"] and not one["variant"])
-            others = (Check(context, loaded, maker, one, tolerances, {}) for one in own if one is not entry)
-            answers[at] = replace(answers[at], trivial_answers=everywhere(answers[at].trivial_answers, others))
+    with loaded.on(context.device):  # COMPARE's functions too
+        answers = [checked(context, loaded, maker, entry, tolerances, usual, known) for entry in cases]
+        for at, entry in enumerate(cases):
+            if answers[at].trivial_answers:
+                own = (one for one in cases if one["workload"] == entry["workload"] and not one["variant"])
+                others = (Check(context, loaded, maker, one, tolerances, {}) for one in own if one is not entry)
+                answers[at] = replace(answers[at], trivial_answers=everywhere(answers[at].trivial_answers, others))
     return CheckAnswer(answers)
 
 

@@ -18,7 +18,7 @@ REAL_BYTES, REAL_FLOPS = 1 << 28, 20 * 10**9
 def observe(context: Context, reference: str, workload: str, shapes_alone: bool) -> Observation:
     """A call of the reference on the inputs of a workload, on values where they are small enough for this device and
     not shapes_alone."""
-    loaded = load_reference(reference)
+    loaded = load_reference(reference, context.device)
     with blaming(OracleError):
         loaded.chosen([workload])
         observed = None
@@ -29,7 +29,8 @@ def observe(context: Context, reference: str, workload: str, shapes_alone: bool)
         if observed is None:
             model, inputs, _ = loaded.build(workload, 0, None, context.device)
             placed = [tensor_trees.place(value, context.device) for value in inputs]
-            observed = of_call(model.to(context.device), placed, VALUES)
+            with loaded.on(context.device):
+                observed = of_call(model.to(context.device), placed, VALUES)
         return replace(observed, declared=loaded.declared())
 
 

@@ -19,7 +19,7 @@ KEPT_BYTES = 256 << 20  # of variants' inputs and parameters that stay in memory
 
 def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
     """The least work per workload (see work.estimate)."""
-    loaded = load_reference(reference)
+    loaded = load_reference(reference, context.device)
     with blaming(OracleError):
         names = loaded.chosen(workloads)
         return {"workloads": {name: work.estimate(loaded, name, dtype, context.device) for name in names}}
@@ -41,7 +41,7 @@ def prepare(
     A workload gets no more seeds once its files hold limit_bytes, but it always gets the last `at_least` seeds.
     with_variants: also write cases on other shapes, layouts and values that the reference takes, mostly for the first
     workload."""
-    loaded, own, others, left_out = load_reference(reference), [], [], []
+    loaded, own, others, left_out = load_reference(reference, context.device), [], [], []
     maker = CaseMaker(loaded, dtype, context.device)
     with blaming(OracleError), CaseFiles(Path(folder)) as files:
         names = loaded.chosen(workloads)
@@ -201,7 +201,7 @@ class ShownBytes:
 
 def runs(loaded: problem.Reference, case: problem.Case) -> bool:
     try:
-        results = reference_runs.outputs(loaded, case, "cpu")
+        results = reference_runs.outputs(loaded.apart("cpu"), case, "cpu")
         return all(sampling.are_distributions(results[at]) for at in loaded.declarations.samples)
     except Exception:
         return False

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from . import keyword_sizes, roundings, tensor_trees
+from . import keyword_sizes, named_devices, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
 
@@ -116,10 +116,15 @@ class Reference:
         may register an operator."""
         if place not in self._apart:
             try:
-                self._apart[place] = Reference(self._path, execute)
+                with self.on("cpu"):
+                    self._apart[place] = Reference(self._path, execute)
             except Exception:
                 self._apart[place] = self
         return self._apart[place]
+
+    def on(self, device: str) -> contextlib.AbstractContextManager:
+        """Inside, the file's code runs on `device`, also where it names a GPU."""
+        return named_devices.read_as(device, self._path)
 
     def build(
         self,
@@ -137,7 +142,7 @@ class Reference:
         Tensors are drawn on `device`, where that is quick, by making it torch's default device.
         """
         seed_all(seed)
-        with torch.device(device), torch.no_grad():
+        with self.on(device), torch.device(device), torch.no_grad():
             init = arguments(self.init_inputs(**self._init_sizes(workload, sizes or {})), "get_init_inputs")
             model = self.model_class(*init)
             with contextlib.ExitStack() as around:
@@ -210,7 +215,13 @@ class Reference:
 
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
-        return bind(self.model_class, case, device, dtype)
+        with self.on(device):
+            return bind(self.model_class, case, device, dtype)
+
+    def call(self, model: torch.nn.Module, inputs: list, device: str):
+        """A call of Model, which lies on `device`."""
+        with self.on(device):
+            return call(model, inputs)
 
 
 def seed_all(seed: int) -> None:
@@ -382,7 +393,7 @@ def oracle_outputs(
             model = reference.model(case, device, dtype)
             inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
             with mode:
-                returned = tensor_trees.tensors(call(model, inputs))
+                returned = tensor_trees.tensors(reference.call(model, inputs, device))
             outputs = returned + reference.mutated(inputs)
             if dtype is None or [one.shape for one in outputs] == [one.shape for one in like]:
                 return outputs, name

@@ -54,7 +54,7 @@ def called(
     versions = [tensor._version for tensor in tensor_trees.input_tensors(inputs)]
     problem.seed_generators(draw)
     with roundings or contextlib.nullcontext():
-        result = problem.call(model, inputs)
+        result = loaded.call(model, inputs, device)
     refuse_undeclared(loaded.declarations, case.inputs, inputs, versions)
     returned = tensor_trees.tensors(result)
     mutated = loaded.mutated(inputs)

@@ -54,10 +54,11 @@ def trial(
         if shown and trust_shapes and shown.inputs > TRIED_BYTES:
             return True
         try:
-            model, inputs, _ = reference.apart("cpu").build(workload, 0, dtype, "cpu", sizes)
+            apart = reference.apart("cpu")
+            model, inputs, _ = apart.build(workload, 0, dtype, "cpu", sizes)
             total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
             if total <= TRIED_BYTES:
-                problem.call(model, inputs)
+                apart.call(model, inputs, "cpu")
             return total <= limit_bytes
         except Exception:
             return False

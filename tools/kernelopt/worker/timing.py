@@ -11,7 +11,7 @@ from time import perf_counter
 
 import torch
 
-from . import gpu_times, problem, tensor_trees
+from . import gpu_times, named_devices, problem, tensor_trees
 from .context import Candidate, Context, blaming_baseline, returned
 from .faults import LoadError
 from .gpu_times import GpuTimes
@@ -48,22 +48,25 @@ def measure(
     candidate, loaded_baseline, times = None, None, {}
     of_baseline: set[int] = set()  # its processes, such as those in which torch.compile tries its variants
     sets = {name: [problem.Case.load(Path(path)) for path in paths] for name, paths in workloads.items()}
-    for number, name in enumerate(sets):
-        paired = PairedTiming(context, name, sets[name], f"{folder}/{number}")
-        if baseline:
-            with blaming_baseline():
-                loaded_baseline = loaded_baseline or Candidate(context, baseline)
-                paired.load_baseline(loaded_baseline, alone=candidate is None)
-            if candidate is None:  # later ones may be the kernel's
-                of_baseline = loaded_baseline.processes() if loaded_baseline else set()
-        operators = registered_operators()
-        candidate = candidate or Candidate(context, kernel)
-        paired.load(candidate)
-        if replaced := [key for key, operator in operators.items() if registered_operators().get(key) is not operator]:
-            raise LoadError(f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it")
-        times[name] = paired.result(rounds, budget_s, warmup_ms, rep_ms, trace)
-        candidate.check_processes(of_baseline)
-        candidate.check()
+    with named_devices.read_as(context.device, *map(Path, filter(None, (kernel, baseline)))):
+        for number, name in enumerate(sets):
+            paired = PairedTiming(context, name, sets[name], f"{folder}/{number}")
+            if baseline:
+                with blaming_baseline():
+                    loaded_baseline = loaded_baseline or Candidate(context, baseline)
+                    paired.load_baseline(loaded_baseline, alone=candidate is None)
+                if candidate is None:  # later ones may be the kernel's
+                    of_baseline = loaded_baseline.processes() if loaded_baseline else set()
+            operators = registered_operators()
+            candidate = candidate or Candidate(context, kernel)
+            paired.load(candidate)
+            if replaced := [key for key, one in operators.items() if registered_operators().get(key) is not one]:
+                raise LoadError(
+                    f"both kernels register the operator {replaced[0]}, so one would be timed twice; rename it"
+                )
+            times[name] = paired.result(rounds, budget_s, warmup_ms, rep_ms, trace)
+            candidate.check_processes(of_baseline)
+            candidate.check()
     return TimingAnswer(times)
 
 

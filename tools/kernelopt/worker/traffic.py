@@ -153,7 +153,7 @@ def changed_bytes(reference: problem.Reference, workload: str, dtype: str | None
     MUTATES."""
     model, inputs, _ = reference.build(workload, 0, dtype, device)
     before = [tensor.clone() for tensor in reference.mutated(inputs)]
-    problem.call(model, inputs)
+    reference.call(model, inputs, device)
     pairs = zip(before, reference.mutated(inputs), strict=True)
     return sum(changed_elements(old, now) * now.itemsize for old, now in pairs)
 

@@ -382,9 +382,12 @@ class Shapes:
             return False
 
     @functools.cached_property
-    def _model(self) -> torch.nn.Module:
+    def _on_cpu(self) -> Callable:
+        """A call of the reference, given inputs on the CPU."""
         reference, workload, dtype = self._arguments
-        return reference.build(workload, 0, dtype, "cpu")[0]
+        apart = reference.apart("cpu")
+        model = apart.build(workload, 0, dtype, "cpu")[0]
+        return lambda inputs: apart.call(model, inputs, "cpu")
 
     def _runs(self, sizes: list[list[int]]) -> bool:
         """Does it run on real data? Integers may be indices, and shapes say nothing about their values. `cut` keeps
@@ -393,7 +396,7 @@ class Shapes:
         if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
             return True
         try:
-            problem.call(self._model, tensor_trees.on_cpu(changed))
+            self._on_cpu(tensor_trees.on_cpu(changed))
             return True
         except Exception:
             return False
