@@ -1,19 +1,10 @@
 """Makes the cases of a reference: the inputs of a workload, seed and variant, with the parameters."""
 
 from dataclasses import replace
-from typing import TypedDict
 
-from ..case_types import Variant
+from ..case_types import Draws, Variant
 from . import problem, reference_runs, sampling, size_trials, variant_inputs, variants
 from .drawn_values import OtherDraws, free_numbers
-
-
-class Draws(TypedDict):
-    """How an output is to be drawn: its position, the position of the seed's argument, and the number of calls."""
-
-    output: int
-    seed: int
-    calls: int
 
 
 class CaseMaker:
@@ -34,11 +25,7 @@ class CaseMaker:
             return []
         probabilities = reference_runs.outputs(self.loaded, case, self._device)
         return [
-            Draws(
-                output=at,
-                seed=one.seed,
-                calls=sampling.calls_needed(one, probabilities[at], self._device, own=many),
-            )
+            Draws(at, one.seed, sampling.calls_needed(one, probabilities[at], self._device, own=many))
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, Variant
+from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, StoredCall, StoredCase
 from ..statuses import Status
 from . import accuracy, comparisons, problem, reference_runs, sampling, state, tensor_trees, variant_inputs
 from .case_maker import CaseMaker
@@ -33,19 +33,19 @@ def check(
 ) -> CheckAnswer:
     """Compare stored outputs with the reference, which runs only here and only now.
 
-    cases: [{workload, seed, variant, first, calls}], calls being [{inputs_seed, output}]: the seed whose inputs a call
-    got, and the file of its outputs. Inputs are made again from the seeds, because the files that the candidate read
+    cases: of each a StoredCase's JSON. Inputs are made again from the seeds, because the files that the candidate read
     are not trusted.
     """
     loaded = load_reference(reference)
     maker = CaseMaker(loaded, dtype, context.device)
     usual: dict[str, list[Usual]] = {}
     known: dict[Key, Expected] = {}
-    answers = [checked(context, loaded, maker, entry, tolerances, usual, known) for entry in cases]
-    for at, entry in enumerate(cases):
+    stored = list(map(StoredCase.from_json, cases))
+    answers = [checked(context, loaded, maker, case, tolerances, usual, known) for case in stored]
+    for at, case in enumerate(stored):
         if answers[at].trivial_answers:
-            own = (one for one in cases if one["workload"] == entry["workload"] and not one["variant"])
-            others = (Check(context, loaded, maker, one, tolerances, {}) for one in own if one is not entry)
+            own = (one for one in stored if one.workload == case.workload and not one.variant)
+            others = (Check(context, loaded, maker, one, tolerances, {}) for one in own if one is not case)
             answers[at] = replace(answers[at], trivial_answers=everywhere(answers[at].trivial_answers, others))
     return CheckAnswer(answers)
 
@@ -64,7 +64,7 @@ def checked(
     context: Context,
     loaded: problem.Reference,
     maker: CaseMaker,
-    entry: dict,
+    stored: StoredCase,
     tolerances: dict,
     usual: dict,
     known: "dict[Key, Expected]",
@@ -72,13 +72,13 @@ def checked(
     """`Check.result`; `broken` for a variant on which the reference fails, or needs too much memory, and leaves the
     device as it was. known: the results of the former case's last call, which are this case's own where the task has
     no parameters."""
-    if entry["variant"] or (entry["workload"], entry["seed"]) not in [key[:2] for key in known]:
+    if stored.variant or (stored.workload, stored.seed) not in [key[:2] for key in known]:
         known.clear()  # before more is made
     try:
-        return Check(context, loaded, maker, entry, tolerances, usual).result(known)
+        return Check(context, loaded, maker, stored, tolerances, usual).result(known)
     except Exception as error:
         found = describe(error)
-        if not entry["variant"] or found["status"] not in (Status.INVALID_REFERENCE, Status.OOM):
+        if not stored.variant or found["status"] not in (Status.INVALID_REFERENCE, Status.OOM):
             raise
         context.synchronize()  # it fails where the device is lost, and then the process ends
         return OracleCheck(broken=found["message"])
@@ -159,23 +159,23 @@ class Check:
         context: Context,
         loaded: problem.Reference,
         maker: CaseMaker,
-        entry: dict,
+        of: StoredCase,
         tolerances: dict[str, float],
         usual: dict[str, list[Usual]],
     ):
         """usual: by workload, each output on the task's own inputs, which cases leave for the variants after them."""
         self.device, self.loaded, self.maker = context.device, loaded, maker
-        self.entry, self.tolerances, self.usual = entry, tolerances, usual
-        self.variant = Variant.from_json(entry["variant"])
-        self.case = self._case(entry["seed"])
+        self.of, self.tolerances, self.usual = of, tolerances, usual
+        self.variant = of.variant
+        self.case = self._case(of.seed)
 
     def _case(self, seed: int) -> problem.Case:
         with blaming(OracleError):
-            return self.maker.case(self.entry["workload"], seed, self.variant)
+            return self.maker.case(self.of.workload, seed, self.variant)
 
     def key(self, seed: int) -> Key:
         """Of the results on a seed's inputs."""
-        return self.entry["workload"], seed, repr(self.case.init) if self._shares_results() else ""
+        return self.of.workload, seed, repr(self.case.init) if self._shares_results() else ""
 
     def _shares_results(self) -> bool:
         """Does a case of another seed have the same results on the same inputs? Not with parameters of its own."""
@@ -187,25 +187,27 @@ class Check:
         earlier case; those of the last call are left there for a later one."""
         known = {} if known is None else known
         try:
-            return self.compared_with(self.entry["calls"], known, keep=False)
+            return self.compared_with(self.of.calls, known, keep=False)
         finally:
             if not self._shares_results():
                 known.clear()
 
-    def compared_with(self, entries: list[dict], known: dict[Key, Expected], keep: bool = True) -> OracleCheck:
+    def compared_with(
+        self, entries: Sequence[StoredCall], known: dict[Key, Expected], keep: bool = True
+    ) -> OracleCheck:
         """`result` of the calls in `entries`. known: results of `expected`. `keep` is False when only one seed fits in
         memory."""
         of_case, calls = OracleCheck(), []
         for call in entries:
             try:
-                stored = StoredOutputs.load(call["output"], self.device)
+                stored = StoredOutputs.load(call.output, self.device)
             except Exception as error:
                 return OracleCheck(unreadable=describe(error)["message"])
-            key = self.key(call["inputs_seed"])
+            key = self.key(call.inputs_seed)
             if not keep and key not in known:
                 known.clear()
             if key not in known or not (keep or calls):  # the first call tells more than an earlier case's last
-                known[key] = self.expected(call["inputs_seed"], first=not calls, results=known.get(key))
+                known[key] = self.expected(call.inputs_seed, first=not calls, results=known.get(key))
             wanted = known[key]
             left = self._left(wanted, stored.inputs) if len(stored.outputs) == wanted.returned else []
             outputs = self._compared([*stored.outputs, *left], wanted)
@@ -233,14 +235,14 @@ class Check:
 
     def _strange(self) -> list[str]:
         """The inputs and parameters whose contents differ from those that the candidate got."""
-        given = self.entry.get("contents") or []
+        given = self.of.contents
         names = [*self.loaded.declarations.names_of_tensors(self.case.inputs), *self.case.state]
         pairs = zip(names, given, self.case.fingerprints() if given else [], strict=False)
         return [name for name, theirs, own in pairs if not tensor_trees.is_same(theirs, own)]
 
     def _draws(self, wanted: Expected) -> Draws:
         """The kernel's draws over secret seeds beside the reference's probabilities."""
-        stored = tensor_trees.load(self.entry["draws"]) if self.entry.get("draws") else None
+        stored = tensor_trees.load(self.of.draws) if self.of.draws else None
         wrong: list[str] = []
         too_few: dict[int, str | None] = {}
         for at, sampled in self.loaded.declarations.samples.items() if stored is not None else ():
@@ -258,7 +260,7 @@ class Check:
 
     def _compared(self, actual: list[torch.Tensor], expected: Expected) -> list[OutputCheck]:
         bounds = self._bounds(expected)
-        workload, variant = self.entry["workload"], self.variant
+        workload, variant = self.of.workload, self.variant
         with blaming(OracleError):
             compared = [self._compare(tensor, at, expected, bounds) for at, tensor in enumerate(actual[: len(bounds)])]
         usual = self._usual(len(compared))
@@ -269,7 +271,7 @@ class Check:
 
     def _usual(self, count: int) -> list[Usual]:
         """Each of so many outputs on the task's own inputs; at other sizes there may be more of them."""
-        known = self.usual.get(self.entry["workload"], [])[:count]
+        known = self.usual.get(self.of.workload, [])[:count]
         return known + [Usual()] * (count - len(known))
 
     def _compare(self, actual: torch.Tensor, at: int, expected: Expected, bounds: list[float]) -> OutputCheck:
@@ -326,14 +328,14 @@ class Check:
 
     def trivial_answers(self) -> list[str]:
         """The answers that compute nothing and would pass on this case."""
-        expected = self.expected(self.entry["seed"], first=False)
+        expected = self.expected(self.of.seed, first=False)
         return self._trivial_answers(expected, self._bounds(expected))
 
     def expected(self, inputs_seed: int, first: bool, results: Expected | None = None) -> Expected:
         """The reference's results on a seed's inputs with this case's parameters; for the first call also whether the
         reference is random and which trivial answers would pass. results: the former, where they are known."""
         case = self.case
-        if inputs_seed != self.entry["seed"]:
+        if inputs_seed != self.of.seed:
             case = case.with_inputs(self._case(inputs_seed).inputs)
         own = first and self.variant is None
         expected = results or self._results(case, inputs_seed, own)
@@ -350,13 +352,13 @@ class Check:
             bounds = self._bounds(expected)
             repeated = (self._against_itself(tensor, at, expected, bounds) for at, tensor in enumerate(again))
             expected.random = not all(one.errors and not one.errors.any for one in repeated)
-            expected.trivial_answers = self._trivial_answers(expected, bounds) if self.entry["first"] else []
+            expected.trivial_answers = self._trivial_answers(expected, bounds) if self.of.first else []
         return expected
 
     def _results(self, case: problem.Case, inputs_seed: int, own: bool) -> Expected:
         """The reference's results on a case. own: note the parameters and buffers that it changes."""
         with blaming(OracleError):
-            known, workload = self.loaded.computed_in, self.entry["workload"]
+            known, workload = self.loaded.computed_in, self.of.workload
             ran = reference_runs.run(self.loaded, case, self.device, follow=workload not in known)
             computed_in = known.setdefault(workload, ran.computed_in)[: len(ran.outputs)]
             computed_in += [None] * (len(ran.outputs) - len(computed_in))  # at other sizes there may be more of them
@@ -394,7 +396,7 @@ class Check:
         if not any(tensor.numel() < accuracy.FEW for tensor in oracle):
             return least
         try:
-            other = self.maker.case(self.entry["workload"], seed, self.variant, from_the_end=True)
+            other = self.maker.case(self.of.workload, seed, self.variant, from_the_end=True)
             results = [
                 accuracy.comparable(tensor) for tensor in reference_runs.outputs(self.loaded, other, self.device)
             ]
@@ -408,7 +410,7 @@ class Check:
         """Answers that compute nothing and would pass on this workload (see accuracy.bland_answers), and inputs that
         may stay as they are although they are declared as outputs."""
         with blaming(OracleError):
-            twins = reference_runs.outputs(self.loaded, self._case(self.entry["seed"] + 1), self.device)
+            twins = reference_runs.outputs(self.loaded, self._case(self.of.seed + 1), self.device)
 
         def passes(tensor: torch.Tensor | None, at: int) -> bool:
             if tensor is None:
