@@ -181,10 +181,9 @@ def judge(
     An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of judging.check for a
     case, or {error}.
     """
-    loaded = load_reference(reference)
-    maker = CaseMaker(loaded, dtype, context.device)
-    check = judging.Check(context, loaded, maker, StoredCase(workload, seeds[0], first=True), tolerances, {})
-    expected = {check.key(seed): check.expected(seed, first=seed == seeds[0]) for seed in seeds}
+    maker = CaseMaker(load_reference(reference), dtype, context.device)
+    check = judging.Check(maker, StoredCase(workload, seeds[0], first=True), tolerances, {})
+    expected = {check.reference.key(seed): check.expected(seed, first=seed == seeds[0]) for seed in seeds}
     torch.cuda.empty_cache()  # what the oracle took in high precision, candidates beside this process need
     context.answer({"stage": "ready"})
     for order in context.orders():
