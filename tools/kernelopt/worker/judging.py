@@ -162,9 +162,10 @@ class Check:
         reference is random and which trivial answers would pass. results: the former, where they are known."""
         own = first and self.stored.variant is None
         expected = self.reference.expected(seed, own, results)
-        if not own or not self.stored.first:
+        if not own:
             return expected
-        return replace(expected, trivial_answers=trivial_answers.found(self.reference, expected))
+        found = trivial_answers.found(self.reference, expected) if self.stored.first else ()
+        return replace(expected, trivial_answers=found)
 
     def _of_case(self, wanted: Expected, left: dict | None, wrong_draws: list[str]) -> OracleCheck:
         """What the first call tells of the case. left: the state that it left."""
