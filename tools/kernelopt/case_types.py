@@ -1,7 +1,8 @@
-"""What the worker makes and the tools read: a change of a case's inputs, the oracle's findings, a reference's call."""
+"""What passes between the worker and the tools: a case for the candidate and for the oracle, the change of its inputs,
+the oracle's findings, a reference's call."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 PLAIN = "contiguous"  # the layout of inputs that lie as the task makes them
 VALUES, SHAPES = "values", "shapes"  # what an observed call ran on
@@ -33,6 +34,80 @@ class Variant:
     def of_task(self) -> bool:
         """Does get_inputs make its inputs as they are?"""
         return bool(self.keywords) and self.values is None
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How an output of a case is drawn at random: its position, the position of the seed's argument, and the number of
+    calls."""
+
+    output: int
+    seed: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class SeededCalls:
+    """The calls that draw an output: its position, the position of the seed's argument, and the seed of each call."""
+
+    output: int
+    seed: int
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class CandidateCase:
+    """A case as the candidate's process gets it, which knows no seed of its inputs.
+
+    path: the file that holds them. other: that of another case of the workload, on whose contents the kernel is called
+    in between. first: of its workload. samples: of the outputs that are drawn at random."""
+
+    path: str
+    other: str | None = None
+    variant: Variant | None = None
+    first: bool = False
+    samples: Sequence[SeededCalls] = ()
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, case: dict) -> "CandidateCase":
+        samples = [SeededCalls(**one) for one in case["samples"]]
+        return cls(**{**case, "variant": Variant.from_json(case["variant"]), "samples": samples})
+
+
+@dataclass(frozen=True)
+class StoredCall:
+    """The file of outputs that one call left, and the seed of the inputs that it got."""
+
+    inputs_seed: int
+    output: str
+
+
+@dataclass(frozen=True)
+class StoredCase:
+    """A case as the oracle's process gets it: what its inputs are made from again, and the files that the candidate's
+    calls on it left.
+
+    first: of its workload. contents: fingerprints of the inputs and parameters that the candidate got. draws: the file
+    of calls with other seeds."""
+
+    workload: str
+    seed: int
+    variant: Variant | None = None
+    first: bool = False
+    contents: Sequence[tuple[float, float]] = ()
+    calls: Sequence[StoredCall] = ()
+    draws: str | None = None
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, case: dict) -> "StoredCase":
+        calls = [StoredCall(**call) for call in case["calls"]]
+        return cls(**{**case, "variant": Variant.from_json(case["variant"]), "calls": calls})
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import bundle
+from ..case_types import StoredCall, StoredCase
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut, say
 from ..measure import cases, correctness, runs
-from ..measure.oracle import Oracle, StoredCall, StoredCase
+from ..measure.oracle import Oracle
 from ..session.interface import Interface
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
@@ -85,7 +86,7 @@ def check(
         actual = outputs(sandbox, target, loader, made, place / "exported", timeout_s, "the artefact")
         same = compared(sandbox, list(zip(actual, expected, strict=True)), timeout_s)
         differing = [
-            StoredCase(case, [StoredCall(case.seed, file)])
+            case.for_oracle([StoredCall(case.seed, file)])
             for case, file, equal in zip(made, actual, same, strict=True)
             if not equal
         ]

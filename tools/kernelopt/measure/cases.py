@@ -3,10 +3,10 @@
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..case_types import Variant
+from ..case_types import CandidateCase, Draws, SeededCalls, StoredCall, StoredCase, Variant
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
@@ -22,10 +22,10 @@ class Case:
     """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
-    change. samples: how each output that is drawn at random is drawn (worker.case_maker.Draws). repeatable: equal
-    inputs, a seed among them, must give equal results. compares: the task declares how outputs are compared. contents:
-    fingerprints of inputs and parameters. other: another case of the workload, on whose contents the kernel is called
-    in between. first: of its workload.
+    change. samples: how each output that is drawn at random is drawn. repeatable: equal inputs, a seed among them, must
+    give equal results. compares: the task declares how outputs are compared. contents: fingerprints of inputs and
+    parameters. other: another case of the workload, on whose contents the kernel is called in between. first: of its
+    workload.
     """
 
     workload: str
@@ -36,7 +36,7 @@ class Case:
     shapes: list[list[int]]
     names: Sequence[str] = ()
     mutates: Sequence[int] = ()
-    samples: Sequence[dict[str, int]] = ()
+    samples: Sequence[Draws] = ()
     repeatable: bool = False
     compares: bool = False
     contents: Sequence[tuple[float, float]] = ()
@@ -45,7 +45,8 @@ class Case:
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
-        return cls(**{**fields, "variant": Variant.from_json(fields["variant"])})
+        samples = [Draws(**one) for one in fields["samples"]]
+        return cls(**{**fields, "variant": Variant.from_json(fields["variant"]), "samples": samples})
 
     @property
     def in_reserve(self) -> bool:
@@ -57,24 +58,15 @@ class Case:
         """Is the kernel called on it over many seeds?"""
         return bool(self.samples) and (self.first or self.variant is not None)
 
-    def for_candidate(self) -> dict:
-        """The data for the candidate's process, which has no seed."""
-        variant = self.variant and asdict(self.variant)
-        drawn = self.samples if self.draws else []
-        samples = [{**one, "seeds": draw_sample_seeds(one["calls"])} for one in drawn]
-        return {
-            "path": self.path,
-            "other": self.other and self.other.path,
-            "variant": variant,
-            "first": self.first,
-            "samples": samples,
-        }
+    def for_candidate(self) -> CandidateCase:
+        """What the candidate's process gets of it."""
+        drawn = self.samples if self.draws else ()
+        samples = [SeededCalls(one.output, one.seed, draw_sample_seeds(one.calls)) for one in drawn]
+        return CandidateCase(self.path, self.other and self.other.path, self.variant, self.first, samples)
 
-    def for_oracle(self) -> dict:
-        """The data from which the reference's process makes the inputs again."""
-        variant = self.variant and asdict(self.variant)
-        own = {name: getattr(self, name) for name in ("workload", "seed", "first", "contents")}
-        return {**own, "variant": variant}
+    def for_oracle(self, calls: Sequence[StoredCall], draws: str | None = None) -> StoredCase:
+        """What the oracle's process gets of it, with the files that the candidate's calls left."""
+        return StoredCase(self.workload, self.seed, self.variant, self.first, self.contents, calls, draws)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """The oracle: the reference, in processes that never load a candidate, judges the outputs that one stored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..case_types import OracleCheck
+from ..case_types import OracleCheck, StoredCase
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import correctness
-from .cases import Case, ReferenceFailed, result_of_reference
+from .cases import ReferenceFailed, result_of_reference
 
 # Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
 # the last place (bf16 equals torch.testing's rtol); fp32: KernelBench's 1e-4, which a tf32 product fails;
@@ -22,26 +22,6 @@ def tolerances(tolerance: float | None) -> dict[str, float]:
     if tolerance is None:
         return TOLERANCES
     return {name: tolerance if name != "exact" else 0.0 for name in TOLERANCES}
-
-
-@dataclass(frozen=True)
-class StoredCall:
-    """The file of outputs that one call left, and the seed of the inputs that it got."""
-
-    inputs_seed: int
-    output: str
-
-
-@dataclass(frozen=True)
-class StoredCase:
-    """A case and the files that the candidate's calls on it left. draws: the file of calls with other seeds."""
-
-    case: Case
-    calls: list[StoredCall]
-    draws: str | None = None
-
-    def to_json(self) -> dict:
-        return {**self.case.for_oracle(), "calls": [vars(call) for call in self.calls], "draws": self.draws}
 
 
 @dataclass(frozen=True)
@@ -67,15 +47,15 @@ class Oracle:
         try:
             return self._check_at_once(stored)
         except ReferenceFailed as error:
-            own, variants = ([one for one in stored if bool(one.case.variant) == wanted] for wanted in (False, True))
+            own, variants = ([one for one in stored if bool(one.variant) == wanted] for wanted in (False, True))
             if not variants or error.fault.status == Status.INVALID_TASK:
                 raise
             if len(stored) == 1:
                 return [OracleCheck(broken=error.fault.message)]
         half = len(stored) // 2
         parts = [own, variants] if own else [stored[:half], stored[half:]]
-        by_path = {one.case.path: found for part in parts for one, found in zip(part, self.check(part), strict=True)}
-        return [by_path[one.case.path] for one in stored]
+        by_case = {id(one): found for part in parts for one, found in zip(part, self.check(part), strict=True)}
+        return [by_case[id(one)] for one in stored]
 
     def _check_at_once(self, stored: list[StoredCase]) -> list[OracleCheck]:
         """The same in one process, whose end is the end of all."""
@@ -90,13 +70,13 @@ class Oracle:
 
     def fault_of_timed(self, timed: list[StoredCase]) -> Fault | None:
         """The first fault in the outputs that timed calls left. A kernel may be right only when verified."""
-        by_seed = [StoredCase(stored.case, sorted(stored.calls, key=lambda call: call.inputs_seed)) for stored in timed]
+        by_seed = [replace(one, calls=sorted(one.calls, key=lambda call: call.inputs_seed)) for one in timed]
         try:
             checks = self.check(by_seed)
         except ReferenceFailed as error:
             return error.fault
         for stored, checked in zip(by_seed, checks, strict=True):
             if fault := next(correctness.faults_of_outputs(checked), None):
-                message = f"wrong when timed (workload {stored.case.workload}): {fault.message}"
+                message = f"wrong when timed (workload {stored.workload}): {fault.message}"
                 return Fault(fault.status, message)
         return None

@@ -126,7 +126,7 @@ def run_arguments(
     kernel: Path, cases: list[Case], path: str, hang_s: float, guarded: bool = True, trace: bool = True
 ) -> dict:
     """Arguments of the job `run`, whose outputs go to files that begin with `path`."""
-    described = [case.for_candidate() for case in cases]
+    described = [case.for_candidate().to_json() for case in cases]
     fixed = {"kernel": str(kernel.resolve()), "path": path, "cases": described}
     return {**fixed, "hang_s": hang_s, "guarded": guarded, "trace": trace}
 

@@ -10,6 +10,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..case_types import StoredCall, StoredCase
 from ..device import gpu_watch, outcomes
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import Refused, TimedOut, UsageError
@@ -18,7 +19,6 @@ from ..statuses import Status
 from . import correctness
 from .cases import Case, prepare, secret_seed
 from .latency import Latency, Timing
-from .oracle import StoredCall, StoredCase
 from .pairing import PairedTimes
 from .raw_times import RawTimes, flat, stretches, suspicious
 
@@ -185,7 +185,7 @@ def summed_up(
         gpu_state=card.merged(run.gpu_state for run in runs),
     )
     calls = [StoredCall(sets[one["set"]].seed, one["output"]) for run in runs for one in run.outputs]
-    return TimedWorkload(timing, [PairedTimes(run.a_us, run.b_us) for run in runs], StoredCase(sets[0], calls))
+    return TimedWorkload(timing, [PairedTimes(run.a_us, run.b_us) for run in runs], sets[0].for_oracle(calls))
 
 
 class KernelFailed(Refused):

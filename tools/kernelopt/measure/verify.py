@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..case_types import StoredCall
 from ..device import outcomes
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
@@ -31,7 +32,7 @@ from .cases import (
 from .correctness import CaseResult
 from .failures import Failure
 from .memcheck import Memcheck
-from .oracle import Oracle, StoredCall, StoredCase
+from .oracle import Oracle
 from .verdict import (
     NO_KERNEL_NAMED,
     ProcessEnd,
@@ -115,7 +116,7 @@ def judge(
         if memcheck:
             memcheck.wait()
     left = (one for one in ran if not isinstance(one.report, Fault))
-    stored = [StoredCase(one.case, stored_calls(one), stored_draws(one)) for one in left]
+    stored = [one.case.for_oracle(stored_calls(one), stored_draws(one)) for one in left]
     try:
         checks = iter(Oracle.of(sandbox, target, timeout_s).check(stored))
     except ReferenceFailed as error:

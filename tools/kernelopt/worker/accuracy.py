@@ -1,7 +1,7 @@
-"""How far outputs are from the oracle's, and which answers that compute nothing would pass. Pure functions."""
+"""How far outputs are from the oracle's. Pure functions."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -83,58 +83,6 @@ def zeroed(values: torch.Tensor) -> torch.Tensor:
 def pieces(values: torch.Tensor) -> Iterator[torch.Tensor]:
     """A tensor in chunks, so that float64 copies of large outputs fit in memory."""
     return (part for part in values.reshape(-1).split(CHUNK) if part.numel())
-
-
-def trivial_answers(
-    oracle: list[torch.Tensor],
-    baseline: list[torch.Tensor],
-    inputs: list,
-    other: list[torch.Tensor],
-    bounds: list[float],
-) -> list[str]:
-    """Which answers that compute nothing would pass for the right one, within these bounds."""
-
-    def within_bound(answer: torch.Tensor | None, at: int) -> bool:
-        return passes(answer, oracle[at], baseline[at], bounds[at])
-
-    return passing(bland_answers(baseline, tensor_trees.input_tensors(inputs), other), oracle, within_bound)
-
-
-def bland_answers(
-    baseline: list[torch.Tensor], inputs: list[torch.Tensor], other: list[torch.Tensor]
-) -> dict[str, list[torch.Tensor | None]]:
-    """Answers that compute nothing: zeros, ones, an input, another call's result. None for an output that has no such
-    answer. other: the baseline on other inputs."""
-    return {
-        "an output of zeros": [torch.zeros_like(tensor) for tensor in baseline],
-        "an output of ones": [torch.ones_like(tensor) for tensor in baseline],
-        "an input": [like_of(tensor, inputs) for tensor in baseline],
-        "the result of another call": [like_of(tensor, [twin]) for tensor, twin in zip(baseline, other, strict=True)],
-    }
-
-
-def passing(
-    answers: dict[str, list[torch.Tensor | None]],
-    oracle: list[torch.Tensor],
-    passes: Callable[[torch.Tensor | None, int], bool],
-) -> list[str]:
-    """The answers that would pass as each output, by `passes(answer, position)`. A task with such an answer cannot
-    judge a kernel."""
-    if not any(torch.isfinite(comparable(tensor)).any() for tensor in oracle):
-        return []
-    return [name for name, answer in answers.items() if all(passes(one, at) for at, one in enumerate(answer))]
-
-
-def like_of(tensor: torch.Tensor, candidates: list[torch.Tensor]) -> torch.Tensor | None:
-    """The first of the candidates with the tensor's shape and dtype."""
-    return next((t for t in candidates if t.shape == tensor.shape and t.dtype == tensor.dtype), None)
-
-
-def passes(answer: torch.Tensor | None, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float) -> bool:
-    if answer is None:
-        return False
-    errors = compare(answer, oracle, baseline, tolerance).errors
-    return errors is not None and not errors.any
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..case_types import PLAIN
+from ..case_types import PLAIN, CandidateCase
 from . import named_devices, problem, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
@@ -27,35 +27,38 @@ def run(context: Context, kernel: str, cases: list[dict], path: str, guarded: bo
     """Call the kernel on each case and store the raw outputs in files at `path`: {cases: [what `Run.result` says, or
     {error}]}.
 
-    cases: [{path, other, variant, first, samples}]. Stops at the first case that raises, because the process is useless
-    after a CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload.
-    Without a GPU a kernel that names one gets the CPU, as with all that Triton's interpreter runs.
+    cases: of each a CandidateCase's JSON. Stops at the first case that raises, because the process is useless after a
+    CUDA error; a variant may raise. trace: report the GPU kernels that a call launches, once per workload. Without a
+    GPU a kernel that names one gets the CPU, as with all that Triton's interpreter runs.
     """
     if context.device == "cpu":
         torch.set_num_threads(1)  # Triton's interpreter computes small pieces, for which more only wait for each other
+    given = list(map(CandidateCase.from_json, cases))
     with named_devices.read_as(context.device, Path(kernel)):
-        return {"cases": results(replace(context, hang_s=hang_s), kernel, cases, path, guarded, trace)}
+        return {"cases": results(replace(context, hang_s=hang_s), kernel, given, path, guarded, trace)}
 
 
-def results(context: Context, kernel: str, cases: list[dict], path: str, guarded: bool, trace: bool) -> list[dict]:
+def results(
+    context: Context, kernel: str, cases: list[CandidateCase], path: str, guarded: bool, trace: bool
+) -> list[dict]:
     """What `run` answers, by case."""
     candidate, done, elements = Candidate(context, kernel), [], 0
     trace = trace and context.device == "cuda"
-    for number, entry in enumerate(cases):
+    for number, case in enumerate(cases):
         context.mark(f"case {number}", 1)  # so that the parent knows where a process died
         try:
-            one = Run(context, candidate, entry, guarded)
-            done.append(one.result(f"{path}-{number}", trace and entry["first"]))
+            one = Run(context, candidate, case, guarded)
+            done.append(one.result(f"{path}-{number}", trace and case.first))
             candidate.check_processes()
             elements += one.calls[0].elements()
             candidate.check()
         except Exception as error:
             traceback.print_exc()
             done.append({"error": describe(error)})
-            if not entry["variant"] or not works(context):
+            if not case.variant or not works(context):
                 break
     candidate.check()
-    owns = any(entry["variant"] is None for entry in cases)  # a variant may need no kernel
+    owns = any(case.variant is None for case in cases)  # a variant may need no kernel
     if context.device == "cpu" and owns and elements and candidate.ran_no_kernel():
         raise CheatError(NO_KERNEL_RAN)
     return done
@@ -98,13 +101,13 @@ class Run:
     """One case: the kernel is called on some contents, on other contents in the same memory, and on the first contents
     in other memory, so that an answer that depends on a pointer, an earlier call or a captured graph is wrong."""
 
-    def __init__(self, context: Context, candidate: Candidate, entry: dict, guarded: bool):
-        self.context, self.entry = context, entry
-        self.candidate = candidate
-        self.case = candidate.load_case(entry["path"])
-        self.other = candidate.load_case(entry["other"]) if entry["other"] else None
+    def __init__(self, context: Context, candidate: Candidate, given: CandidateCase, guarded: bool):
+        self.context, self.candidate = context, candidate
+        self.variant, self.samples = given.variant, given.samples
+        self.case = candidate.load_case(given.path)
+        self.other = candidate.load_case(given.other) if given.other else None
         self.kernel = candidate.load(self.case)
-        self.watched = {} if entry["variant"] else state.watched(self.case.state)
+        self.watched = {} if self.variant else state.watched(self.case.state)
         self.state = state.State(self.kernel.bound, self.watched)
         self.changed: set[str] = set()
         self.first_state: dict[str, torch.Tensor] = {}  # the state that the first call changed, after that call
@@ -135,7 +138,7 @@ class Run:
         self.context.synchronize()
         report = self._report(last)
         self._store(path, report["deterministic"])
-        if self.entry["samples"]:
+        if self.samples:
             self._draw(f"{path}-draws.pt")
         report["kernels"] = self._traced(memory) if trace else None
         return report
@@ -163,14 +166,14 @@ class Run:
         """Call the kernel with one seed after another, and store what it draws: {output: (calls, …)}."""
         memory, contents = self._memory(self.case), tensor_trees.input_tensors(self.case.inputs)
         drawn: dict[int, torch.Tensor] = {}
-        for wanted in self.entry["samples"]:
+        for wanted in self.samples:
             draws = []
-            for seed in sampling.in_time(wanted["seeds"], self.context.device):
+            for seed in sampling.in_time(wanted.seeds, self.context.device):
                 tensor_trees.fill(memory, contents)
                 arguments = tensor_trees.with_tensors(self.case.inputs, memory)
-                result = problem.call(self.kernel, sampling.reseeded(arguments, wanted["seed"], seed))
-                draws += [one.clone() for one in returned(result)[wanted["output"] :][:1]]
-            drawn[wanted["output"]] = torch.stack(draws).cpu() if draws else torch.empty(0)
+                result = problem.call(self.kernel, sampling.reseeded(arguments, wanted.seed, seed))
+                draws += [one.clone() for one in returned(result)[wanted.output :][:1]]
+            drawn[wanted.output] = torch.stack(draws).cpu() if draws else torch.empty(0)
         self.candidate.save_draws(drawn, path)
 
     def _traced(self, memory: list[torch.Tensor]) -> list[tracing.KernelRun]:
@@ -184,7 +187,7 @@ class Run:
         tensors = tensor_trees.input_tensors(case.inputs)
         if not self.guarded:
             return [tensor_trees.memory_like(tensor, self.context.device) for tensor in tensors]
-        layout = self.entry["variant"]["layout"] if self.entry["variant"] else PLAIN
+        layout = self.variant.layout if self.variant else PLAIN
         return [
             self.guards.memory(
                 tensor_trees.memory_like(tensor, "meta"),

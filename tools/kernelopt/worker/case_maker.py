@@ -1,26 +1,17 @@
 """Makes the cases of a reference: the inputs of a workload, seed and variant, with the parameters."""
 
 from dataclasses import replace
-from typing import TypedDict
 
-from ..case_types import Variant
+from ..case_types import Draws, Variant
 from . import problem, reference_runs, sampling, size_trials, variant_inputs, variants
 from .drawn_values import OtherDraws, free_numbers
-
-
-class Draws(TypedDict):
-    """How an output is to be drawn: its position, the position of the seed's argument, and the number of calls."""
-
-    output: int
-    seed: int
-    calls: int
 
 
 class CaseMaker:
     """Makes cases of a reference; the last one is kept, since variants are cut out of it."""
 
     def __init__(self, loaded: problem.Reference, dtype: str | None, device: str):
-        self.loaded, self._dtype, self._device = loaded, dtype, device
+        self.loaded, self._dtype, self.device = loaded, dtype, device
         self._last: tuple = (None, None)
         self.declarations = loaded.declarations
 
@@ -32,13 +23,9 @@ class CaseMaker:
         few = variant and (variant.name == variants.JUST_BELOW or variant.values == variant_inputs.UNEQUAL_ROWS)
         if not self.declarations.samples or not (many or few):
             return []
-        probabilities = reference_runs.outputs(self.loaded, case, self._device)
+        probabilities = reference_runs.outputs(self.loaded, case, self.device)
         return [
-            Draws(
-                output=at,
-                seed=one.seed,
-                calls=sampling.calls_needed(one, probabilities[at], self._device, own=many),
-            )
+            Draws(at, one.seed, sampling.calls_needed(one, probabilities[at], self.device, own=many))
             for at, one in self.declarations.samples.items()
             if at < len(probabilities)
         ]
@@ -61,13 +48,13 @@ class CaseMaker:
         if self._last[0] != key:
             self._last = (None, None)  # so that two do not lie in memory
             within = OtherDraws(drawn) if drawn else None
-            self._last = key, self.loaded.case(workload, seed, self._dtype, self._device, keywords, within)
+            self._last = key, self.loaded.case(workload, seed, self._dtype, self.device, keywords, within)
         if not variant:
             return self._last[1]
         rest = replace(variant, values=None) if drawn else variant
         made = variant_inputs.of_case(self._last[1], rest, from_the_end)
         if variant.values == variant_inputs.UNEQUAL_ROWS:
-            another = self.loaded.case(workload, seed + 1, self._dtype, self._device, keywords)
+            another = self.loaded.case(workload, seed + 1, self._dtype, self.device, keywords)
             another = variant_inputs.of_case(another, rest, from_the_end)
             made = made.with_inputs(variant_inputs.unequal(made.inputs, another.inputs))
         return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant.values))

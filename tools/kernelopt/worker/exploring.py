@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..case_types import CandidateCase, StoredCall, StoredCase
 from . import artefacts, judging, persisting, problem, rates, tensor_trees, tracing
 from .candidate import NO_KERNEL_RAN, Run
 from .case_maker import CaseMaker
@@ -93,14 +94,8 @@ class Contestant:
 
     def check(self, inputs: list[str], path: str) -> None:
         """{stage: checked, done}: the side effects of a call (candidate.Run); the outputs are in files at `path`."""
-        entry = {
-            "path": inputs[0],
-            "other": inputs[-1] if len(inputs) > 1 else None,
-            "variant": None,
-            "first": True,
-            "samples": [],
-        }
-        done = Run(self.context, self.candidate, entry, guarded=True).result(path, trace=False)
+        case = CandidateCase(inputs[0], inputs[-1] if len(inputs) > 1 else None, first=True)
+        done = Run(self.context, self.candidate, case, guarded=True).result(path, trace=False)
         self.candidate.check()
         if self.context.device == "cpu" and self.candidate.ran_no_kernel():
             raise RuntimeError(NO_KERNEL_RAN)
@@ -186,15 +181,13 @@ def judge(
     An order is {files: {seed: file of a call's outputs}}; its answer is {checked}, the result of judging.check for a
     case, or {error}.
     """
-    loaded = load_reference(reference, context.device)
-    maker = CaseMaker(loaded, dtype, context.device)
-    entry = {"workload": workload, "seed": seeds[0], "variant": None, "first": True, "calls": []}
-    check = judging.Check(context, loaded, maker, entry, tolerances, {})
-    expected = {check.key(seed): check.expected(seed, first=seed == seeds[0]) for seed in seeds}
+    maker = CaseMaker(load_reference(reference, context.device), dtype, context.device)
+    check = judging.Check(maker, StoredCase(workload, seeds[0], first=True), tolerances, {})
+    expected = {check.reference.key(seed): check.expected(seed, first=seed == seeds[0]) for seed in seeds}
     torch.cuda.empty_cache()  # what the oracle took in high precision, candidates beside this process need
     context.answer({"stage": "ready"})
     for order in context.orders():
-        calls = [{"inputs_seed": int(seed), "output": file} for seed, file in order["files"]]
+        calls = [StoredCall(int(seed), file) for seed, file in order["files"]]
         checked = check.compared_with(calls, expected)
         torch.cuda.empty_cache()
         context.answer({"checked": checked})
