@@ -131,7 +131,6 @@ def test_every_value_of_a_developer_blog_says_so():
         ("MI350X", "peak_fp16_tensor", 2307),  # was 2309.6, the digits of 2306.9 swapped
         ("MI350X", "peak_bf16_tensor", 2307),
         ("H20", "l2_capacity", None),  # stood in one unreliable table only
-        ("H20", "tdp", 500),  # was a distributor's 400: detect would call each card different
         ("B200", "l2_capacity", 126.5),
         ("RTX PRO 6000 Workstation", "peak_fp8_tensor", 1007.6),  # was a rounded secondary figure
     ],
