@@ -72,6 +72,17 @@ def test_one_of_few_elements_may_be_off_where_a_share_may():
     assert not right(expected + 1, expected, modes) and not right(expected * 0, expected, modes)
 
 
+def test_of_few_elements_as_many_may_be_off_as_chance_explains():
+    """2 of 25 are, in one case of eleven, where each is with a probability of 2 %."""
+    expected = torch.arange(25, dtype=torch.int8)
+    actual = expected + (expected < 2).to(torch.int8)
+    modes = {"atol": 0, "share": 0.98, "cap": 1}
+    assert right(actual, expected, modes) and not right(actual, expected, {"atol": 0, "cap": 1})
+    assert not right(expected + (expected < 7).to(torch.int8), expected, modes)
+    assert [comparisons.may_be_off(0.98, total) for total in (1, 25, 255, 256, 1000)] == [1, 5, 15, 6, 20]
+    assert comparisons.may_be_off(1.0, 25) == 0
+
+
 def test_an_element_near_the_reference_in_the_tasks_dtype_is_right_too():
     baseline = EXPECTED + 0.3
     assert right(baseline.clone(), EXPECTED, {"atol": 0.01}, baseline=baseline)

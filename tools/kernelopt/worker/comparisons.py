@@ -24,6 +24,7 @@ from . import accuracy
 from .contract import InvalidDeclaration
 
 # The largest values that a task may declare. A looser bound would pass kernels that leave out a part of the work.
+COUNTABLE = 256  # elements: of fewer, chance moves the share that is within a bound
 LIMITS = {"atol": (0.0, math.inf), "rtol": (0.0, 0.5), "share": (0.9, 1.0), "cap": (0.0, math.inf), "rms": (0.0, 0.1)}
 DEFAULT_CAP = 0.5  # of (|reference| + rms), where not every element must be within a bound and no cap is declared
 
@@ -277,7 +278,7 @@ def bounded(
     total = max(oracle.numel(), 1)
     rms = math.sqrt(squares / total)
     refused = None
-    if count > math.ceil((1 - declared.share) * total - 1e-6):  # of ten elements one may be off where 2 % may be
+    if count > may_be_off(declared.share, total):
         refused = f"{count} elements ({100 * count / total:.3g} %) are off by more than the declared bound"
     elif beyond:
         refused = f"{beyond} elements are off by more than the cap; the largest error is {largest:.3g}"
@@ -285,6 +286,23 @@ def bounded(
         share = rms / usual.rms if usual.rms else math.inf
         refused = f"the rms of the error is {share:.3g} of the reference's, more than the declared {declared.rms:g}"
     return replace(usual, mismatches=0, outside=count, refused=refused, lost_pct=0.0)
+
+
+def may_be_off(share: float, total: int) -> int:
+    """How many of so many elements may be off, where a share must be within the bound. Of few, chance may put more
+    than their share beyond it: as many as in one case of 10,000."""
+    most = math.ceil((1 - share) * total - 1e-6)
+    if total < COUNTABLE:
+        left = 1 - sum(chance(share, total, off) for off in range(most + 1))
+        while left > 1e-4:
+            most += 1
+            left -= chance(share, total, most)
+    return most
+
+
+def chance(share: float, total: int, off: int) -> float:
+    """The probability that so many elements are off."""
+    return math.comb(total, off) * (1 - share) ** off * share ** (total - off)
 
 
 def declared_alone(declared: Comparison) -> bool:
