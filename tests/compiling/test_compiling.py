@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from conftest import FIXTURES, tool_json
-from kernelopt.compiling import compiled, compiler, findings, reading
+from kernelopt.compiling import compiled, compiler, findings, reading, table
 from kernelopt.compiling.compiled import Compiled, CompiledKernel
 from kernelopt.device import programs
 from kernelopt.disassembly import listing_files, listings
@@ -96,13 +96,29 @@ def h100() -> Target:
 def answered(folder: Path, **own) -> compiler.Answer:
     """What a process of the worker answered, without kernels where none are given."""
     empty = {"status": "OK", "message": "", "failed": None, "kernels": [], "configurations": {}, "asked": []}
-    empty |= {"has_cuda": bool(own.get("cuda") or own.get("lacking")), "cuda": [], "log": "", "lacking": None}
+    empty |= {
+        "passed_over": None,
+        "has_cuda": bool(own.get("cuda") or own.get("lacking")),
+        "cuda": [],
+        "log": "",
+        "lacking": None,
+    }
     return compiler.Answer({**empty, **own}, folder)
 
 
 def compile_only(folder, run_here, *options, code=0) -> dict:
     subject = ("--compile-only", "--kernel", folder / "c/k.py", "--reference", folder / "reference.py")
     return tool_json("verify_kernel.py", *subject, *options, run=run_here, code=code)
+
+
+def test_cuda_that_was_compiled_after_a_failure_tells_of_it(h100, tmp_path):
+    """It was called compiled, and no word was said of the source that the compiler refuses."""
+    own = {"cuda": [], "has_cuda": True, "status": "RUNTIME_ERROR", "message": "AttributeError: no a"}
+    plain = compiler.of_answers(h100, [answered(tmp_path, **own)])
+    refused = f"{faults.PASSED_OVER}\nk.cu(5): error: no foo"
+    told = compiler.of_answers(h100, [answered(tmp_path, **own, passed_over=refused)])
+    assert (plain.status, plain.error) == ("OK", None) and (told.status, told.error) == ("OK", refused)
+    assert "  k.cu(5): error: no foo" in table.of_target(told)
 
 
 # --- cards -----------------------------------------------------------------------------------------------------

@@ -616,6 +616,8 @@ def test_a_candidate_that_is_kept_before_a_baseline_will_be_that_baseline(sessio
     path.write_text(json.dumps({**content, "rows": [{**row, "kernel_sha256": digest(file)}, *content["rows"]]}))
     assert "the gate will judge it as v0, the baseline" in store.keep(session, row["name"])
     assert session.kernel.read_text() == "right = True\n"
+    with pytest.raises(UsageError, match="eager of e1 is an opponent, which was not checked; pass its file as"):
+        store.keep(session, "eager")
     wrong = next(row for row in content["rows"] if row["status"] != "OK")
     with pytest.raises(UsageError, match=f"is {wrong['status']}; nothing was written"):
         store.keep(session, wrong["name"])

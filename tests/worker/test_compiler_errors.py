@@ -52,8 +52,10 @@ def raised(function) -> dict:
 @pytest.fixture(autouse=True)
 def _nothing_noted():
     compiler_errors._noted.clear()
+    compiler_errors._passed_over.clear()
     yield
     compiler_errors._noted.clear()
+    compiler_errors._passed_over.clear()
 
 
 def test_what_ptxas_tells_of_resources_is_no_part_of_an_error():
@@ -162,6 +164,27 @@ def test_a_compilation_that_succeeds_after_one_that_failed_is_a_fallback():
         noting("bad")
     noting("good")
     assert faults.describe(ValueError("later"))["status"] == "RUNTIME_ERROR"
+
+
+def test_an_error_after_a_fallback_tells_what_the_fallback_was_for():
+    """Of two extensions the first fails and the second succeeds; nvcc's message was lost. What an autotuner tries of
+    Triton and drops is no such fallback."""
+
+    def compiled(source):
+        if source == "bad":
+            raise RuntimeError(NINJA)
+
+    tried, built = compiler_errors.noting(compiled), compiler_errors.noting(compiled, is_extension=True)
+    for noting, said in ((tried, "ValueError: later"), (built, f"ValueError: later\n{faults.PASSED_OVER}\n{ERRORS}")):
+        with pytest.raises(RuntimeError):
+            noting("bad")
+        noting("good")
+        assert faults.describe(ValueError("later")) == {
+            "status": "RUNTIME_ERROR",
+            "type": "ValueError",
+            "message": said,
+        }
+    assert faults.describe(faults.CheatError("it cheats"))["message"] == "it cheats"
 
 
 def test_what_a_compiler_prints_belongs_to_its_error():

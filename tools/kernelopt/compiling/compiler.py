@@ -223,7 +223,7 @@ def of_answers(target: Target, answers: Sequence[Answer]) -> Compiled:
     if lacking and status == Status.OK:
         status, error = Status.INTERNAL, lacking
     elif cuda and status not in (Status.COMPILE_ERROR, Status.LAUNCH_ERROR):
-        status, error = Status.OK, None  # without a GPU the call cannot go on after the CUDA C++
+        status, error = Status.OK, value["passed_over"]  # without a GPU the call cannot go on after the CUDA C++
     elif status == Status.OK and not kernels:
         status, error = Status.INTERNAL, NOTHING
     asked = any(answer.value and answer.value["asked"] for answer in answers)

@@ -98,11 +98,12 @@ def rows(entrants: list[Entrant], against: str | None) -> list[Row]:
 
 @dataclass(frozen=True)
 class StoredRow:
-    """A candidate of a stored exploration, and its file. exploration: "e3"."""
+    """An entrant of a stored exploration, and its file. exploration: "e3"."""
 
     exploration: str
     name: str
     status: str
+    is_opponent: bool
     file: Path
     kernel_sha256: str
 
@@ -135,11 +136,11 @@ def file_name(name: str) -> str:
 
 
 def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
-    """The rows of a stored exploration."""
+    """The rows of a stored exploration, those of opponents too."""
     exploration = f"e{number}"
     for row in bundle.read_json(folder_of(workspace) / f"{exploration}.json")["rows"]:
         file = folder_of(workspace) / exploration / file_name(row["name"])
-        yield StoredRow(exploration, row["name"], row["status"], file, row["kernel_sha256"])
+        yield StoredRow(exploration, row["name"], row["status"], row["opponent"], file, row["kernel_sha256"])
 
 
 def find(workspace: Workspace, name: str) -> StoredRow:
@@ -156,9 +157,13 @@ def find(workspace: Workspace, name: str) -> StoredRow:
 
 
 def keep(workspace: Workspace, name: str) -> str:
-    """Make a candidate the workspace's kernel.py, and return the message for the user. UsageError when it is wrong, or
-    its file was changed."""
+    """Make a candidate the workspace's kernel.py, and return the message for the user. UsageError when it is wrong, was
+    not checked, or its file was changed."""
     row = find(workspace, name)
+    if row.is_opponent:
+        raise UsageError(
+            f"{row.name} of {row.exploration} is an opponent, which was not checked; pass its file as a candidate"
+        )
     if row.status != Status.OK:
         raise UsageError(f"{row.name} of {row.exploration} is {row.status}; nothing was written")
     content = bundle.read_bytes(row.file)

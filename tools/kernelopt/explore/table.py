@@ -54,7 +54,8 @@ def proved(row: dict) -> list[str]:
 
 
 def not_compiled(row: dict) -> list[str]:
-    """Why a candidate was not compiled, where its own error does not say it."""
+    """Why a candidate, or one of its sources, was not compiled, where its own error does not say it."""
     compiled = row["compiled"]
     error = compiled and compiled["error"]
-    return [f"{row['name']}: not compiled: {error}"] if error and error not in (row["error"] or "") else []
+    refused = "" if compiled and compiled["status"] == Status.OK else "not compiled: "
+    return [f"{row['name']}: {refused}{error}"] if error and error not in (row["error"] or "") else []

@@ -24,6 +24,7 @@ NAME = "compiler_output"  # of an exception's attribute
 
 _printed: list[str] = []  # by the last compilation that succeeded
 _noted: list[str] = []  # the texts of failed compilations, the first one first; emptied by one that succeeds
+_passed_over: list[str] = []  # of extensions, that one which succeeded followed
 _capturing = threading.Lock()
 
 
@@ -72,6 +73,11 @@ def noted() -> str | None:
     return _noted[0] if _noted else None
 
 
+def passed_over() -> str | None:
+    """The text of the first extension of this process that failed, where the file went on and built another one."""
+    return _passed_over[0] if _passed_over else None
+
+
 def printed() -> str:
     """What the last compilation that succeeded printed; a compiler may print an error and go on."""
     return "".join(_printed)
@@ -96,17 +102,18 @@ def watch(kernel: Path) -> None:
     if uses_extensions(kernel):
         import torch.utils.cpp_extension
 
-        _wrap(torch.utils.cpp_extension, "_jit_compile")  # below load and load_inline
+        _wrap(torch.utils.cpp_extension, "_jit_compile", is_extension=True)  # below load and load_inline
 
 
-def _wrap(module, name: str) -> None:
+def _wrap(module, name: str, is_extension: bool = False) -> None:
     original = getattr(module, name, None)
     if original is not None and not hasattr(original, "__wrapped__"):
-        setattr(module, name, noting(original))
+        setattr(module, name, noting(original, is_extension))
 
 
-def noting(compiled: Callable) -> Callable:
-    """The function, which compiles something, with its errors noted."""
+def noting(compiled: Callable, is_extension: bool = False) -> Callable:
+    """The function, which compiles something, with its errors noted. is_extension: what failed is worth telling after
+    one that succeeded, while an autotuner of Triton tries and drops many."""
 
     @functools.wraps(compiled)
     def watched(*arguments, **options):
@@ -118,6 +125,8 @@ def noting(compiled: Callable) -> Callable:
                 _noted.append(f"{type(error).__name__}: {error}\n{output()}".strip())
                 raise
             _printed[:] = [output()]
+        if is_extension:
+            _passed_over.extend(_noted)
         _noted.clear()
         return result
 

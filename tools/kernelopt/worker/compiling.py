@@ -22,7 +22,7 @@ from . import compiler_errors, problem, tensor_trees
 from .context import Candidate, Context, load_reference
 from .elsewhere import AsOnGpu, Elsewhere, NothingDrawn
 from .extensions import Extensions, Stop
-from .faults import OracleError, blaming, describe
+from .faults import OracleError, blaming, describe, passed_over_errors
 
 STAGES = ("ptx", "cubin", "amdgcn", "hsaco")
 PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
@@ -75,8 +75,8 @@ class CompileAnswer:
     """What came of a kernel on one target. status: OK, or of what went wrong. kernels: those of Triton. failed: None
     where no autotuner is to blame. configurations: {kernel: their number}, of the autotuners that were reached.
     has_cuda: the kernel builds CUDA C++. cuda: files with its compiled code. log: what its compiler printed. lacking:
-    what this machine lacks to compile the rest, or None. asked: what the kernel asked of the GPU that no page
-    answers."""
+    what this machine lacks to compile the rest, or None. passed_over: the errors of CUDA C++ that was refused before
+    other CUDA C++ was compiled, or None. asked: what the kernel asked of the GPU that no page answers."""
 
     status: Status
     message: str
@@ -87,6 +87,7 @@ class CompileAnswer:
     cuda: list[str]
     log: str
     lacking: str | None
+    passed_over: str | None
     asked: list[str]
 
 
@@ -131,6 +132,7 @@ def compile_only(
         cuda=extensions.files,
         log=extensions.log,
         lacking=lacking,
+        passed_over=passed_over_errors(),
         asked=sorted(gpu.asked),
     )
     context.answer(answer)

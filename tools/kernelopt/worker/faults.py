@@ -65,6 +65,7 @@ STATUS_OF_TYPE = {
     "MemoryError": Status.OOM,
 }
 MESSAGE_CHARACTERS = 2000
+PASSED_OVER = "a source was refused by the compiler before, and the file went on without it:"
 
 
 class ErrorJson(TypedDict):
@@ -89,6 +90,8 @@ def describe(error: BaseException) -> ErrorJson:
         status = Status.COMPILE_ERROR
     else:
         message = shortened(message)
+    if status in (Status.RUNTIME_ERROR, Status.IMPORT_ERROR) and (passed_over := passed_over_errors()):
+        message += f"\n{passed_over}"
     message = message.encode("utf-8", "backslashreplace").decode()  # half a character can be neither printed nor stored
     return {"status": status, "type": type(error).__name__, "message": message}
 
@@ -120,6 +123,12 @@ def first_compile_error(error: BaseException) -> str | None:
     if failed:
         return compiler_errors.errors_of(f"{text_of(failed[-1])}\n{compiler_errors.output_of(failed[-1])}".strip())
     return (caught := compiler_errors.noted()) and compiler_errors.errors_of(caught)
+
+
+def passed_over_errors() -> str | None:
+    """The errors of an extension that failed before another one was built; the file may not have meant that."""
+    failed = compiler_errors.passed_over()
+    return failed and f"{PASSED_OVER}\n{compiler_errors.errors_of(failed)}"
 
 
 def shortened(message: str) -> str:
