@@ -3,8 +3,8 @@
 kernels, or files.
 
 Problems block the gate:
-  a citation that does not hold, in any file, of a row of an exploration too
-  a plan with a TBD
+  a citation that does not hold, in any file
+  a plan with a TBD, or with a row of an exploration that is not there, is wrong, or has another time than the plan says
   a figure without a citation or measurement where values are used: Task block, Hardware Spec, Roofline, Stop
   Conditions, a plan's Evidence, baseline_report.md, a record's evidence
 Hints do not. They name a figure elsewhere that equals a row of the platform's pages, and the citation to write or the

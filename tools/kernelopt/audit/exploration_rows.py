@@ -60,7 +60,7 @@ def wrong(cited: Cited, line: str, read: dict[str, Exploration | None]) -> str |
     """What is wrong with a citation in a line; None where it holds."""
     file, exploration = f"explore/{cited.exploration}.json", read[cited.exploration]
     if exploration is None:
-        return f"there is no {file}; explore_kernels.py writes it"
+        return f"there is no {file} that can be read; explore_kernels.py writes it"
     if cited.row is None:
         return None
     row = exploration.row(cited.row)

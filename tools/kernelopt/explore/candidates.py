@@ -52,8 +52,9 @@ def of_file(file: Path) -> list[Candidate]:
 
 
 def name_of(stem: str, config: Constants) -> str:
-    """space[BLOCK=64,WARPS=4]"""
-    constants = ",".join(f"{name}={value}" for name, value in config.items())
+    """space[BLOCK=64,WARPS=4]; on one line, whatever the values are."""
+    shown = {name: str(value) if str(value).isprintable() else repr(value) for name, value in config.items()}
+    constants = ",".join(f"{name}={value}" for name, value in shown.items())
     return f"{stem}[{constants}]"
 
 
