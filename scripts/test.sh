@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and tests of this repository: bash scripts/test.sh [--oldest | --clients[=latest]] [--record] [pytest arguments]
 # A check whose tool cannot be installed is named and skipped, but under CI=true it fails.
-# With -m gpu, tests that measure no time run at once, on all cores; then the others run one after the other.
+# With -m gpu, tests that measure no time run at once, up to 16; then the others run one after the other.
 # --oldest runs the tests alone, with the oldest torch and triton that are supported (.venv-oldest, without a GPU; PYTHON names
 # its Python, python3.10 where there is one). --record writes what came of the tests into docs/tested-with.md.
 # --clients runs tests/clients alone: it installs Claude Code, Codex, Gemini CLI and OpenCode into .clients with npm, at the

@@ -2,6 +2,7 @@
 
 import functools
 
+from ..hardware import roofline
 from ..profilers import metrics
 from .citations import Piece
 from .figures import Figure, key_before, scope_of
@@ -60,7 +61,7 @@ def was_run(claim: Claim) -> bool:
     figure = claim.figure
     if claim.vendors or figure.says("modal", RUN_REACH) or figure.says("most", RUN_REACH):
         return False
-    could_be_measured = all(row.metric.startswith("measured_") for row in claim.matching)
+    could_be_measured = all(roofline.is_measured(row.metric) for row in claim.matching)
     return figure.says("ran", RUN_REACH) or (could_be_measured and figure.says("runs", RUN_REACH))
 
 

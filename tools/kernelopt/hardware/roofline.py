@@ -214,13 +214,18 @@ def bound(flops: int, bytes_min: int, roof: Roof) -> Bound:
         bound=bounded_by,
         floor_us=max(memory_us, compute_us),
         library_rate=bounded_by == "compute" and is_library_rate(roof.compute.metric),
-        documented=not row.metric.startswith("measured_"),
+        documented=not is_measured(row.metric),
     )
+
+
+def is_measured(metric: str) -> bool:
+    """Return whether a row is a rate that was measured, not documented."""
+    return metric.startswith("measured_")
 
 
 def is_library_rate(metric: str) -> bool:
     """Return whether a row is what cuBLAS or PyTorch reach. Another kernel may be faster."""
-    return metric.startswith("measured_") and metric.endswith("_matmul")
+    return is_measured(metric) and metric.endswith("_matmul")
 
 
 def utilization(

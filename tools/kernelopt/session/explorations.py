@@ -16,9 +16,6 @@ CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?P<row>#)?")
 LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 
 
-UNREADABLE = (ToolError, AttributeError, KeyError, IndexError, TypeError, ValueError)  # of a file that is none
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExploredKernel:
     """One row. status: of the verifier, OK for an opponent that ran. median_us, p20_us, p80_us: of cold calls, None
@@ -131,9 +128,9 @@ def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exp
         path = folder_of(workspace) / f"e{count}.json"
         if path.stem in hidden:
             continue
-        try:
-            explorations.append(Exploration.from_json(bundle.read_json(path)))
-        except UNREADABLE:
+        if exploration := read(workspace.root, path.stem):
+            explorations.append(exploration)
+        else:
             gaps.append(f"{path} is no exploration; explore_kernels.py writes these files")
     return explorations, gaps
 
@@ -142,7 +139,7 @@ def read(root: Path, name: str) -> Exploration | None:
     """The exploration "e3" of a workspace's folder; None where there is no such file, or it is none."""
     try:
         return Exploration.from_json(bundle.read_json(root / "explore" / f"{name}.json"))
-    except UNREADABLE:
+    except (ToolError, AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
 
 

@@ -18,7 +18,6 @@ from .workspace import Workspace
 
 CALIBRATION = "calibration.md"  # its name in a workspace
 WORKSPACE = "<workspace>"  # the folder of the calibration in citations
-MEASURED = "measured_"
 DIGEST = "Digest of the text above: "
 
 
@@ -62,7 +61,7 @@ def calibrated(page: wiki.Page, calibration: wiki.Page) -> wiki.Page:
     """Return a product's page with the rows of a calibration. Measured rows replace the wiki's rows. Other rows fill
     the gaps of the page."""
     known_rows = {name: row for name, row in calibration.rows.items() if row.text != "UNKNOWN"}
-    taken = {name: row for name, row in known_rows.items() if name.startswith(MEASURED) or page.known(name) is None}
+    taken = {name: row for name, row in known_rows.items() if roofline.is_measured(name) or page.known(name) is None}
     return replace(page, rows={**page.rows, **taken}, aliases=(*page.aliases, *calibration.aliases))
 
 
