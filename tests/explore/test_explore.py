@@ -518,6 +518,22 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
 
 
+def test_in_the_interpreter_one_candidate_gets_a_third_of_the_budget(folder, monkeypatch, run_here):
+    """One that hangs took the whole budget, and with as many as there are cores nothing else was checked."""
+    planned = []
+
+    def explore(plan, *_):
+        planned.append(plan.candidate_s)
+        raise Refused("enough")
+
+    monkeypatch.setattr(run, "explore", explore)
+    (folder / "c/k.py").write_text(source())
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--budget-seconds", 60)
+    for given in ((), ("--candidate-seconds", 7)):
+        run_here("explore_kernels.py", folder / "c/k.py", *options, *given)
+    assert planned == [20, 7] and run.seconds_each(60, "cuda") == 60
+
+
 def test_each_candidate_costs_itself_alone(folder, run_here):
     """Four right ones, and others: wrong, broken, without end, killed, of two files, without a launch, no Python, and a
     SPACE of unknown constants."""

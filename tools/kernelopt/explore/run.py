@@ -47,6 +47,12 @@ PROFILE_S = 120.0  # of one process under ncu
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
 
 
+def seconds_each(budget_s: float, device: str) -> float:
+    """For one candidate to compile and be checked, where the user names none. In the interpreter a call has no other
+    limit, and there are few cores: what hangs would leave the others no time."""
+    return budget_s if device == "cuda" else budget_s / 3
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
