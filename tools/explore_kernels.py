@@ -59,7 +59,7 @@ def explored(
             against=next(iter(others), None),
             workload=args.workload,
             budget_s=args.budget_seconds,
-            candidate_s=args.candidate_seconds or args.budget_seconds,
+            candidate_s=args.candidate_seconds or run.seconds_each(args.budget_seconds, args.device),
             product=platforms.page_of(sandbox.device_name, subject.workspace),
             compile_for=compile_for,
         )
@@ -110,7 +110,7 @@ def arguments():
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="to compile and check one candidate (default: the budget)",
+        help="to compile and check one candidate (default: the budget; in the interpreter a third of it)",
     )
     parser.add_argument(
         "--card",

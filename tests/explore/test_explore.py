@@ -89,25 +89,69 @@ def test_a_space_is_a_product_of_lists_or_a_list_of_configurations(folder, space
     compile(first.source, "candidate", "exec")
 
 
+NO_SPACES = [
+    ("[]", "not empty"),
+    ('{"BLOCK": 64}', "a dict of lists"),
+    ("64", "a dict of lists"),
+    ('{"ROWS": [1, 2]}', "names ROWS, which the module does not assign"),
+    ('{"SPACE": [1, 2]}', "names SPACE, which the module does not assign"),
+    ('{"BLOCK": range(4)}', "must be a literal"),
+    ('{["BLOCK"]: [64]}', "must be a literal"),
+    ('[{"BLOCK": 64}, {"BLOCK": 64}]', "SPACE has the configuration BLOCK=64 twice"),
+]
+
+
+@pytest.mark.parametrize(("space", "message"), NO_SPACES)
+def test_a_space_that_is_none_costs_its_file_alone(folder, space, message):
+    """It ended the whole exploration."""
+    (folder / "c/space.py").write_text(source(space))
+    (folder / "c/right.py").write_text(source())
+    right, wrong = candidates.from_paths([folder / "c"])
+    assert (right.name, right.error, wrong.name, wrong.config) == ("right", None, "space", {})
+    assert wrong.error.startswith(f"{folder / 'c/space.py'}: ") and message in wrong.error
+    assert wrong.source == source(space)
+
+
+def test_a_file_that_is_no_python_costs_itself_alone(folder):
+    """The message is Python's own: what, in which file and line, and that line."""
+    (folder / "c/closed.py").write_text("import torch\n\ndef kernel_function(x, y):\n    return x + (y\n")
+    (folder / "c/latin.py").write_bytes("# \xfc\n".encode("latin-1"))
+    (folder / "c/linked.py").symlink_to(folder / "nowhere.py")
+    (folder / "c/named.py").write_text(source().replace("kernel_function", "kernel_fn"))
+    (folder / "c/nested.py").write_text("x = " + "-" * 100_000 + "1\n")
+    (folder / "c/right.py").write_text(source())
+    found = {candidate.name: candidate.error for candidate in candidates.from_paths([folder / "c"])}
+    assert list(found) == ["closed", "latin", "linked", "named", "nested", "right"] and found["right"] is None
+    assert found["closed"].splitlines() == [
+        f"SyntaxError: '(' was never closed ({folder / 'c/closed.py'}, line 4)",
+        "    return x + (y",
+        "               ^",
+    ]
+    assert found["latin"] == f"{folder / 'c/latin.py'} is no text in UTF-8: byte 2 is 0xfc"
+    assert found["linked"] == f"{folder / 'c/linked.py'} cannot be read: No such file or directory"
+    assert found["named"] == f"{folder / 'c/named.py'} is no kernel: it must define ModelNew or kernel_function"
+    assert str(folder / "c/nested.py") in found["nested"]
+
+
 @pytest.mark.parametrize(
-    ("space", "message"),
+    ("files", "message"),
     [
-        ("[]", "not empty"),
-        ('{"BLOCK": 64}', "a dict of lists"),
-        ('{"ROWS": [1, 2]}', "names ROWS, which the module does not assign"),
-        ('{"SPACE": [1, 2]}', "names SPACE, which the module does not assign"),
-        ('{"BLOCK": range(4)}', "must be a literal"),
-        ('[{"BLOCK": 64}, {"BLOCK": 64}]', "two candidates have the name space\\[BLOCK=64\\]"),
-        (
-            '{"BLOCK": list(range(600))}'.replace("list(range(600))", str(list(range(600)))),
-            "600 candidates are more than",
-        ),
+        ({"space": source(str({"BLOCK": list(range(600))}))}, "600 candidates are more than"),
+        ({"a": "x = 1\n", "b": "y = 1\n"}, "no candidate in .*: pass .py files with ModelNew or kernel_function"),
+        ({}, "no candidate in"),
     ],
 )
-def test_a_space_that_is_none_is_refused_with_a_sentence(folder, space, message):
-    (folder / "c/space.py").write_text(source(space))
+def test_candidates_that_are_too_many_or_none_are_refused_with_a_sentence(folder, files, message):
+    for name, text in files.items():
+        (folder / "c" / f"{name}.py").write_text(text)
     with pytest.raises(UsageError, match=message):
-        candidates.from_paths([folder / "c/space.py"])
+        candidates.from_paths([folder / "c"])
+
+
+def test_a_path_that_is_not_there_is_refused(folder):
+    (folder / "c/right.py").write_text(source())
+    with pytest.raises(UsageError, match=r"wrong\.py is neither a file nor a folder"):
+        candidates.from_paths([folder / "c/right.py", folder / "c/wrong.py"])
 
 
 @pytest.mark.parametrize(
@@ -135,8 +179,8 @@ def test_only_the_value_of_a_constant_changes(folder, written, becomes):
 @pytest.mark.parametrize("together", ["BLOCK, ROWS = 128, 2", "BLOCK = ROWS = 128"])
 def test_a_constant_of_a_space_is_assigned_on_its_own(folder, together):
     (folder / "c/k.py").write_text(source('{"BLOCK": [64]}').replace("BLOCK: int = 128", together))
-    with pytest.raises(UsageError, match="does not assign at its top level on its own, as BLOCK = …"):
-        candidates.from_paths([folder / "c/k.py"])
+    (refused,) = candidates.from_paths([folder / "c/k.py"])
+    assert refused.error.endswith("does not assign at its top level on its own, as BLOCK = …")
 
 
 def test_an_opponent_with_a_candidates_name_gets_another(folder):
@@ -172,7 +216,7 @@ def test_a_candidate_that_cannot_be_kept_is_refused_before_it_is_explored(folder
 
 
 def test_a_file_without_a_kernel_is_refused(folder):
-    with pytest.raises(UsageError, match="is no kernel"):
+    with pytest.raises(UsageError, match=r"no candidate in .*: pass \.py files with ModelNew"):
         candidates.from_paths([folder / "reference.py"])
 
 
@@ -474,8 +518,25 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
 
 
+def test_in_the_interpreter_one_candidate_gets_a_third_of_the_budget(folder, monkeypatch, run_here):
+    """One that hangs took the whole budget, and with as many as there are cores nothing else was checked."""
+    planned = []
+
+    def explore(plan, *_):
+        planned.append(plan.candidate_s)
+        raise Refused("enough")
+
+    monkeypatch.setattr(run, "explore", explore)
+    (folder / "c/k.py").write_text(source())
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--budget-seconds", 60)
+    for given in ((), ("--candidate-seconds", 7)):
+        run_here("explore_kernels.py", folder / "c/k.py", *options, *given)
+    assert planned == [20, 7] and run.seconds_each(60, "cuda") == 60
+
+
 def test_each_candidate_costs_itself_alone(folder, run_here):
-    """Four right ones, and six that are wrong, broken, without end, killed, of two files, and without a kernel."""
+    """Four right ones, and others: wrong, broken, without end, killed, of two files, without a launch, no Python, and a
+    SPACE of unknown constants."""
     for name, text in {
         "space": source('{"BLOCK": [64, 256], "WARPS": [2, 4]}'),
         "wrong": source(left="2 * tl.load(x + at, at < n)"),
@@ -484,6 +545,8 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
         "dies": source(first="import ctypes; ctypes.string_at(0)"),
         "parts": f"import beside\n{source()}",
         "torch_alone": source().replace("add[(triton", "out.copy_(x + y) if True else add[(triton"),
+        "closed": source().replace("BLOCK)\n", "BLOCK\n", 1),
+        "no_space": source('{"ROWS": [1, 2]}'),
     }.items():
         (folder / "c" / f"{name}.py").write_text(text)
     options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--candidate-seconds", 12)
@@ -499,7 +562,25 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
     assert "undefined" in errors["broken"] and "its first call did not end in" in errors["hangs"]
     assert "a larger --candidate-seconds gives" in errors["hangs"]
     assert status["parts"] == "IMPORT_ERROR" and "the file must load by itself" in errors["parts"]
+    assert status["closed"] == status["no_space"] == "IMPORT_ERROR"
+    assert errors["closed"].startswith("SyntaxError: ") and "c/closed.py, line " in errors["closed"].splitlines()[0]
+    assert "SPACE names ROWS" in errors["no_space"]
     assert all(row["latency_us"] is None for row in result["rows"]) and result["file"] is None
+
+
+def test_candidates_none_of_which_loads_are_rows_as_one_that_does_not_compile(ready, tmp_path, run_here):
+    """Exit code 1, the table and its file, and nothing to keep; nothing of them is compiled for a card."""
+    (tmp_path / "closed.py").write_text("def kernel_function(x:\n")
+    options = ("--workspace", ready.root, "--device", "cpu-interpreter", "--card", "h100-sxm")
+    done = run_here("explore_kernels.py", tmp_path / "closed.py", *options)
+    assert done.returncode == 1 and "closed     IMPORT_ERROR" in done.stdout
+    assert f"closed: SyntaxError: '(' was never closed ({tmp_path / 'closed.py'}, line 1)\n" in done.stdout
+    assert "compiling 0" not in done.stderr and "compiling and checking 1\n" in done.stderr
+    rows = json.loads((ready.root / "explore/e1.json").read_text())["rows"]
+    (row,) = [row for row in rows if not row["opponent"]]
+    assert row["status"] == "IMPORT_ERROR" and row["compiled"] is None and "line 1" in row["error"]
+    with pytest.raises(UsageError, match="closed of e1 is IMPORT_ERROR; nothing was written"):
+        store.keep(ready, "closed")
 
 
 def result_with(workloads: list[str]) -> dict:

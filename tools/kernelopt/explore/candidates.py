@@ -3,32 +3,42 @@
 import ast
 import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..session.workspace import defined_names, is_kernel
+from ..session.workspace import is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
+NO_KERNEL = "is no kernel: it must define ModelNew or kernel_function"
 Constants = dict[str, object]  # of a configuration: the value of each, by name
+
+
+class Unloadable(Exception):
+    """Why a file holds no candidate that can be loaded."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that
-    runs."""
+    runs. error: why it cannot be loaded, so that it is never started; None for all others."""
 
     name: str
     config: Constants
     source: str
+    error: str | None = None
 
 
 def from_paths(paths: list[Path]) -> list[Candidate]:
-    """The candidates of the files and folders; UsageError says which cannot be one."""
+    """The candidates of the files and folders; one with an error for a file that cannot be loaded. UsageError when a
+    path is not there, no file has a kernel, two have one name, or they are too many."""
+    if missing := next((path for path in paths if not path.exists()), None):
+        raise UsageError(f"{missing} is neither a file nor a folder")
     files = [file for path in paths for file in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
     candidates = [candidate for file in files for candidate in of_file(file)]
-    if not candidates:
+    if all(candidate.error and candidate.error.endswith(NO_KERNEL) for candidate in candidates):
         raise UsageError(
             f"no candidate in {', '.join(map(str, paths))}: pass .py files with ModelNew or kernel_function"
         )
@@ -36,53 +46,94 @@ def from_paths(paths: list[Path]) -> list[Candidate]:
         raise UsageError(f"{len(candidates)} candidates are more than {MOST}; make the SPACE smaller")
     names = [candidate.name for candidate in candidates]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"two candidates have the name {twice}; rename a file, or remove a repeated configuration")
+        raise UsageError(f"two candidates have the name {twice}; rename a file")
     return candidates
 
 
 def of_file(file: Path) -> list[Candidate]:
     """One candidate, or one per configuration of the file's SPACE."""
-    if not is_kernel(defined_names(file)):
-        raise UsageError(f"{file} is no kernel: it must define ModelNew or kernel_function")
-    source = file.read_text(encoding="utf-8")
-    configs = space_of(source, file)
-    if configs is None:
-        return [Candidate(file.stem, {}, source)]
-    return [Candidate(name_of(file.stem, config), config, with_constants(source, config, file)) for config in configs]
+    source = ""
+    try:
+        source = text_of(file)
+        configs = space_of(source, file)
+        if configs is None:
+            return [Candidate(file.stem, {}, source)]
+        return [
+            Candidate(name_of(file.stem, config), config, with_constants(source, config, file)) for config in configs
+        ]
+    except Unloadable as why:
+        return [Candidate(file.stem, {}, source, str(why))]
+
+
+def text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Unloadable(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise Unloadable(
+            f"{file} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        ) from None
+
+
+def parsed(source: str, file: Path) -> ast.Module:
+    """The module. Unloadable, with the parser's message and the line that it points at, for a text that is none."""
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        place = f"{file}, line {error.lineno}" if error.lineno else str(file)
+        line, pointer = (error.text or "").rstrip(), " " * max(0, (error.offset or 1) - 1) + "^"
+        shown = f"\n{line}\n{pointer}" if line else ""
+        raise Unloadable(f"{type(error).__name__}: {error.msg} ({place}){shown}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise Unloadable(f"{file} is no Python that can be parsed: {type(error).__name__}: {error}") from None
 
 
 def name_of(stem: str, config: Constants) -> str:
-    """space[BLOCK=64,WARPS=4]; on one line, whatever the values are."""
+    """space[BLOCK=64,WARPS=4]"""
+    return f"{stem}[{constants_of(config)}]"
+
+
+def constants_of(config: Constants) -> str:
+    """BLOCK=64,WARPS=4; on one line, whatever the values are."""
     shown = {name: str(value) if str(value).isprintable() else repr(value) for name, value in config.items()}
-    constants = ",".join(f"{name}={value}" for name, value in shown.items())
-    return f"{stem}[{constants}]"
+    return ",".join(f"{name}={value}" for name, value in shown.items())
 
 
 def space_of(source: str, file: Path) -> list[Constants] | None:
     """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
-    product."""
-    assigned = assignments(source).get(SPACE)
+    product. Unloadable where the file has no kernel, or its SPACE is neither."""
+    module = parsed(source, file)
+    if not is_kernel(names_in(module)):
+        raise Unloadable(f"{file} {NO_KERNEL}")
+    assigned = assignments(module).get(SPACE)
     if assigned is None:
         return None
     try:
-        space = ast.literal_eval(assigned.value)
-    except ValueError:
-        raise UsageError(f"{file}: SPACE must be a literal: a list of dicts, or a dict of lists") from None
-    if (
-        isinstance(space, dict)
-        and space
-        and all(isinstance(values, list | tuple) and values for values in space.values())
-    ):
-        return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    if isinstance(space, list | tuple) and space and all(isinstance(config, dict) and config for config in space):
+        configs = configurations(ast.literal_eval(assigned.value))
+    except (ValueError, TypeError):
+        raise Unloadable(f"{file}: SPACE must be a literal: a list of dicts, or a dict of lists") from None
+    if not configs:
+        raise Unloadable(f"{file}: SPACE must be a list of dicts, or a dict of lists, and not empty")
+    twice, times = Counter(map(constants_of, configs)).most_common(1)[0]
+    if times > 1:
+        raise Unloadable(f"{file}: SPACE has the configuration {twice} twice")
+    return configs
+
+
+def configurations(space: object) -> list[Constants]:
+    """Those of a SPACE; empty where it is none."""
+    if isinstance(space, dict) and all(isinstance(values, list | tuple) for values in space.values()):
+        return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()) if values]
+    if isinstance(space, list | tuple) and all(isinstance(config, dict) and config for config in space):
         return list(space)
-    raise UsageError(f"{file}: SPACE must be a list of dicts, or a dict of lists, and not empty")
+    return []
 
 
-def assignments(source: str) -> dict[str, ast.Assign | ast.AnnAssign]:
+def assignments(module: ast.Module) -> dict[str, ast.Assign | ast.AnnAssign]:
     """The last top-level assignment to each name of a module that is assigned on its own."""
     assigned: dict[str, ast.Assign | ast.AnnAssign] = {}
-    for node in ast.parse(source).body:
+    for node in module.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
@@ -93,12 +144,12 @@ def assignments(source: str) -> dict[str, ast.Assign | ast.AnnAssign]:
 
 def with_constants(source: str, config: Constants, file: Path) -> str:
     """The source with the constants of a configuration in place of the module's, and without its SPACE."""
-    known, text = assignments(source), source.encode()
+    known, text = assignments(parsed(source, file)), source.encode()
     starts = [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
     edits = {removed(text, *span_of(known[SPACE], starts))}
     for name, value in config.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or name not in known or name == SPACE:
-            raise UsageError(
+            raise Unloadable(
                 f"{file}: SPACE names {name}, which the module does not assign at its top level on its own, "
                 f"as {name} = …"
             )

@@ -47,6 +47,12 @@ PROFILE_S = 120.0  # of one process under ncu
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
 
 
+def seconds_each(budget_s: float, device: str) -> float:
+    """For one candidate to compile and be checked, where the user names none. In the interpreter a call has no other
+    limit, and there are few cores: what hangs would leave the others no time."""
+    return budget_s if device == "cuda" else budget_s / 3
+
+
 @dataclass(frozen=True)
 class Plan:
     """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
@@ -77,13 +83,14 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     get ncu's key metrics. Refused when the reference itself fails."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
+    loadable = [entrant for entrant in entrants if entrant.error is None]
     starter = None
     try:
         starter, workloads = prepared(plan, sandbox)
         if sandbox.gpu:
-            check_and_time(plan, sandbox, starter, entrants, began, say)
+            check_and_time(plan, sandbox, starter, loadable, began, say)
         else:
-            check_and_compile(plan, sandbox, starter, entrants, began, say)
+            check_and_compile(plan, sandbox, starter, loadable, began, say)
     finally:
         for entrant in entrants:
             entrant.end()
@@ -116,7 +123,7 @@ def check_and_compile(
         say(warning)
     ends = began + plan.budget_s
     start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
-    if plan.compile_for:
+    if plan.compile_for and not all(entrant.is_opponent for entrant in entrants):
         compile_all(entrants, sandbox, starter.inputs[0].path, plan, ends, say)
 
 
@@ -153,13 +160,15 @@ def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> KeyMetrics |
 
 
 def entered(plan: Plan, scratch: Path) -> list[Entrant]:
-    """The opponents and the candidates, each in a file of its own."""
+    """The opponents and the candidates, each in a file of its own. What cannot be loaded has its status and error, and
+    an empty file where nothing can be read."""
     folder = Path(tempfile.mkdtemp(prefix="candidates-", dir=scratch))
     entrants = [Entrant(name, file, is_opponent=True) for name, file in plan.opponents.items()]
     for number, candidate in enumerate(plan.candidates):
         file = folder / f"candidate_{number}.py"
         file.write_text(candidate.source, encoding="utf-8")
-        entrants.append(Entrant(candidate.name, file, candidate.config))
+        status = Status.IMPORT_ERROR if candidate.error else Status.INTERNAL
+        entrants.append(Entrant(candidate.name, file, candidate.config, status=status, error=candidate.error))
     return entrants
 
 
