@@ -125,7 +125,7 @@ class Child:
     ):
         self.seal, self._started, self.ends = secrets.token_hex(16), time.monotonic(), math.inf
         self._control = server.split()
-        self._line, theirs = socket.socketpair()
+        self._line, theirs = socket.socketpair()  # which no other process can open, as it could a pipe in /proc
         orders, self.orders = os.pipe()
         message = {"timeout_s": timeout_s, "environment": environment or {}, "ahead": ahead}
         self._report, self._log = send_job(self._control, theirs.detach(), self.seal, message, orders)

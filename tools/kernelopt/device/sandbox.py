@@ -142,7 +142,9 @@ class Sandbox:
 
     def get_ready(self, *jobs: str) -> None:
         """Fork a child ahead for each of these jobs, those first that are needed most. It starts CUDA and waits for its
-        request, so that the job then begins at once. As many wait as the GPU has memory to spare."""
+        request, so that the job then begins at once. As many wait as the GPU has memory to spare; those whose jobs did
+        not come are ended."""
+        self.end_waiting()
         for job in jobs[: self._may_wait()]:
             ahead = {"job": job, "device": self._kind(), "writable": self._writable(), "confined": self._confined()}
             self._waiting.append((job, Child(self.server(), ahead=ahead)))
