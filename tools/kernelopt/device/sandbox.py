@@ -146,7 +146,7 @@ class Sandbox:
         not come are ended."""
         self.end_waiting()
         for job in jobs[: self._may_wait()]:
-            ahead = {"job": job, "device": self._kind(), "writable": self._writable(), "confined": self._confined()}
+            ahead = {"job": job, **self._bounds(), "writable": self._writable()}
             self._waiting.append((job, Child(self.server(), ahead=ahead)))
 
     def _may_wait(self) -> int:
@@ -220,22 +220,11 @@ class Sandbox:
     def request(self, seal: str, folder: str, job: str, arguments: dict, hidden: Iterable[Path | str]) -> str:
         """The text of a request. seal: that the answer must carry. folder: that the child works in."""
         rules = {"writable": self._writable(), "hidden": [str(path) for path in hidden]}
-        request = {
-            "seal": seal,
-            "folder": folder,
-            "job": job,
-            "device": self._kind(),
-            "rules": rules,
-            "confined": self._confined(),
-            "arguments": arguments,
-        }
+        request = {"seal": seal, "folder": folder, "job": job, **self._bounds(), "rules": rules, "arguments": arguments}
         return json.dumps(request, allow_nan=False)
 
-    def _kind(self) -> str:
-        return "cuda" if self.gpu else "cpu"
-
-    def _confined(self) -> bool:
-        return self.isolation == "landlock"
+    def _bounds(self) -> dict:
+        return {"device": "cuda" if self.gpu else "cpu", "confined": self.isolation == "landlock"}
 
     def _writable(self) -> list[str]:
         return [str(self.open), str(self.caches)]
