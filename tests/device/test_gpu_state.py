@@ -69,6 +69,14 @@ def test_a_gpu_that_a_sandbox_hides_is_told_from_none(cards, monkeypatch, tmp_pa
         gpu.identify()
 
 
+def test_memory_is_shared_where_more_than_one_process_may_use_the_gpu(cards):
+    for mode, free in (({}, 1 << 30), ({"mode": 0}, 1 << 30), ({"mode": 3}, 0)):  # 3: exclusive process
+        cards({"name": "NVIDIA A", "uuid": "GPU-1", "mib": 1024, **mode})
+        assert gpu.shared_bytes() == free
+    cards({"name": "NVIDIA A", "uuid": "GPU-1"})
+    assert gpu.shared_bytes() == 0
+
+
 def test_on_a_node_nobody_is_sent_to_a_node(cards, monkeypatch):
     """Whose command line has an --on already."""
     cards()

@@ -135,7 +135,7 @@ def test_a_message_that_may_not_be_sent_is_no_dead_worker(monkeypatch):
     refused = PermissionError(errno.EPERM, "Operation not permitted")
     monkeypatch.setattr(fork_server.socket, "send_fds", lambda *_: (_ for _ in ()).throw(refused))
     with pytest.raises(PermissionError):
-        fork_server.send_job(None, "{}", "seal", {})
+        fork_server.send_job(None, os.memfd_create("request"), "seal", {})
 
 
 def test_the_seconds_of_jobs_that_run_beside_each_other_count_once(monkeypatch):

@@ -1,8 +1,8 @@
 """Standing processes: an answer that the process left on its way out still counts."""
 
+import math
 import os
 import queue
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -14,15 +14,13 @@ class Leaving(standing.Standing):
 
     def __init__(self, answers: list[dict]):
         self._left, self._outcome = answers, None
-        self._socket, server = socket.socketpair()
-        server.close()
-        self._report = SimpleNamespace(reader=SimpleNamespace(answers=queue.Queue()))
+        self._child = SimpleNamespace(answers=queue.Queue(), has_ended=lambda: True, ends=math.inf)
 
-    def _end(self, timed_out: bool):
-        self._socket.close()
-        for answer in self._left:
-            self._report.reader.answers.put(answer)
-        return SimpleNamespace(log_tail="")
+    def end(self, timed_out: bool = False):
+        for answer in self._left if self._outcome is None else ():
+            self._child.answers.put(answer)
+        self._outcome = SimpleNamespace(log_tail="")
+        return self._outcome
 
 
 def test_an_answer_that_was_on_its_way_is_not_lost():
@@ -40,9 +38,9 @@ def test_a_process_that_ends_without_an_answer_has_ended():
 def test_an_order_to_a_process_that_was_ended_reaches_no_other_file():
     process = Leaving([])
     ended = process.end()
-    read, process._orders = os.pipe()  # the handle, taken by another file since
+    read, process._child.orders = os.pipe()  # the handle, taken by another file since
     with pytest.raises(standing.Ended) as refused:
         process.order(do="time")
-    os.close(process._orders)
+    os.close(process._child.orders)
     with open(read, "rb") as pipe:
         assert refused.value.outcome is ended and pipe.read() == b""

@@ -31,10 +31,10 @@ def test_the_tasks_own_cases_stay_together_and_variants_are_dealt_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("free", "cores", "processes"),
-    [(80 << 30, 16, 5), (80 << 30, 4, 2), (80 << 30, 1, 1), (4 << 30, 16, 1), (None, 16, 1)],
+    [(80 << 30, 16, 5), (80 << 30, 4, 2), (80 << 30, 1, 1), (4 << 30, 16, 1), (0, 16, 1)],
 )
 def test_processes_share_the_gpu_where_its_memory_and_the_cores_suffice(tmp_path, monkeypatch, free, cores, processes):
-    monkeypatch.setattr(runs.gpu, "free_bytes", lambda: free)
+    monkeypatch.setattr(runs.gpu, "shared_bytes", lambda: free)
     monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert runs.processes_at_once(SimpleNamespace(gpu="stand-in"), [a_case(tmp_path, 0)]) == processes
 
@@ -58,6 +58,16 @@ def test_a_crash_in_a_process_for_variants_is_the_verdict(problem, interpreter, 
     assert verdict.status == Status.ILLEGAL_ACCESS, verdict.summary
 
 
+def test_a_kernel_that_kills_its_server_beside_others_did_not_run_out_of_time(problem, interpreter, monkeypatch):
+    monkeypatch.setattr(runs, "processes_at_once", lambda *_: 3)
+    monkeypatch.setattr(interpreter, "isolation", "none")
+    kill = "        __import__('ctypes').CDLL(None).kill(__import__('os').getppid(), 9)\n"
+    head, forward, rest = problem["kernel"].read_text().partition("    def forward(self, x):\n")
+    problem["kernel"].write_text(head + forward + kill + rest)
+    verdict = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2)
+    assert verdict.status == Status.RUNTIME_ERROR, verdict.summary
+
+
 def test_where_memory_is_short_side_by_side_the_cases_run_once_more_alone(problem, tmp_path, monkeypatch):
     out_of_memory = {"error": {"status": "OOM", "message": "CUDA out of memory"}}
     asked = []
@@ -70,8 +80,15 @@ def test_where_memory_is_short_side_by_side_the_cases_run_once_more_alone(proble
     monkeypatch.setattr(standing, "side_by_side", side_by_side)
     monkeypatch.setattr(runs, "processes_at_once", lambda *_: 3)
     cases = [a_case(tmp_path, 0), replace(a_case(tmp_path, 1), variant=CONTIGUOUS)]
-    _, ran = runs.run(None, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
+    waiting = [0, 4, 0]
+    own = SimpleNamespace(end_waiting=lambda: waiting.pop())
+    _, ran = runs.run(own, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
     assert asked == [[1, 1], [2]] and ran[0].report.status == Status.OOM
+    monkeypatch.setattr(runs, "processes_at_once", lambda *_: 1)
+    runs.run(own, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
+    assert asked[2:] == [[2], [2]]  # other processes waited and held memory
+    runs.run(own, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
+    assert asked[4:] == [[2]]
 
 
 def test_large_inputs_are_announced_where_the_interpreter_takes_minutes(tmp_path):

@@ -81,13 +81,19 @@ def test_work_after_the_end_of_a_call_is_told_from_an_idle_gpu(call, stray, idle
 
 @pytest.mark.parametrize(("stalls", "believed"), [(0, True), (2, True), (3, False)])
 def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(monkeypatch, stalls, believed):
-    """A stand-in for the GPU: the host stalls in the first processes."""
+    """A stand-in for the GPU: the host stalls in the first processes. No process starts while another is timed."""
     answers: list = [raw(wall_us={"gpu": 2749.0, "fresh": 99.0, "call": 99.0})] * stalls + [raw()] * 4
 
     class StandIn:
-        gpu = "stand-in"
+        gpu, ready = "stand-in", False
+
+        def until_ready(self, job):
+            self.ready = job == "measure"
+            return 3
 
         def run(self, *_):
+            assert self.ready
+            self.ready = False
             return answers.pop(0)
 
     monkeypatch.setattr(timing.gpu_watch, "Watch", contextlib.nullcontext)
@@ -123,6 +129,7 @@ def test_processes_that_descend_from_this_one_are_not_foreign():
     assert gpu_watch.foreign([os.getpid()]) == [] and gpu_watch.foreign([os.getpid(), 1]) == [1]
     assert gpu_watch.foreign([1 << 22]) == []  # the one unknown number in a container is our own
     assert gpu_watch.foreign([1 << 22, (1 << 22) + 1]) == [(1 << 22) + 1]
+    assert gpu_watch.foreign([1 << 22, (1 << 22) + 1], own=2) == []
 
 
 def test_the_parent_times_the_stretches_by_its_own_clock():

@@ -1,6 +1,6 @@
 """A stand-in for the driver below NVIDIA's pynvml: $STAND_IN_CARDS is a JSON list of cards. Constants and errors are the real ones.
 
-A card is {name, uuid, and any of: capability, mib, max_sm, max_memory, bus, tdp, limit, sm_clock, memory_clock, power,
+A card is {name, uuid, and any of: capability, mib, max_sm, max_memory, bus, tdp, limit, mode, sm_clock, memory_clock, power,
 temperature, reasons, processes, slot, mig: [slices like cards]}. What a card lacks, NVML answers with "not supported".
 """
 
@@ -81,6 +81,10 @@ def nvmlDeviceGetAttributes(part):
 def nvmlDeviceGetMemoryInfo(card):
     total = _ask(card, "mib") * 2**20
     return types.SimpleNamespace(total=total, free=total, used=0)
+
+
+def nvmlDeviceGetComputeMode(card):
+    return _ask(card, "mode")
 
 
 def nvmlDeviceGetMaxClockInfo(card, which):

@@ -21,6 +21,19 @@ from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.state import all_identical, identical
 from kernelopt.worker.timed_calls import close
 
+
+def test_a_child_is_confined_before_cuda_starts_and_says_last_that_it_is_ready(monkeypatch):
+    """Landlock binds only threads that are made later, and CUDA makes some."""
+    done = []
+    monkeypatch.setattr(server.landlock, "confine", lambda folders: done.append(folders))
+    monkeypatch.setattr(server, "_require_gpu", lambda: done.append("CUDA"))
+    monkeypatch.setitem(server.jobs.WARM_UPS, "check", done.append)
+    monkeypatch.setattr(server.os, "write", lambda line, _: done.append(line))
+    server._get_ready(7, "check", "cuda", True, ["/open"])
+    server._get_ready(7, "run", "cpu", False, ["/open"])
+    assert done == [["/open"], "CUDA", "cuda", 7, 7]
+
+
 PRODUCT = """
 import torch
 class Model(torch.nn.Module):

@@ -211,6 +211,15 @@ def power_limit_w() -> float | None:
         return limit.get("w")
 
 
+def shared_bytes() -> int:
+    """Memory that is free on the first visible device for processes beside each other; 0 where it lets only one use
+    it, or does not report that."""
+    with open_nvml() as (nvml, handle):
+        modes = answers(nvml, {"mode": lambda: nvml.nvmlDeviceGetComputeMode(whole_gpu(nvml, handle))})
+        shared = modes.get("mode", nvml.NVML_COMPUTEMODE_DEFAULT) == nvml.NVML_COMPUTEMODE_DEFAULT
+    return (free_bytes() or 0) if shared else 0
+
+
 def free_bytes() -> int | None:
     """Memory that is free on the first visible device; None when it does not report that."""
     with open_nvml() as (nvml, handle):

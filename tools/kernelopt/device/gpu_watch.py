@@ -35,10 +35,10 @@ class Sample:
     throttle_reasons: tuple[str, ...] | None = None
 
 
-def _sample(nvml, handle) -> Sample:
+def _sample(nvml, handle, own_processes: int = 1) -> Sample:
     whole = whole_gpu(nvml, handle)
     queries = {
-        "foreign_processes": lambda: _foreign_processes(nvml, handle),
+        "foreign_processes": lambda: _foreign_processes(nvml, handle, own_processes),
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(whole, nvml.NVML_CLOCK_MEM),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(whole) / 1000,
@@ -48,8 +48,9 @@ def _sample(nvml, handle) -> Sample:
     return Sample(**{"foreign_processes": (), **answers(nvml, queries)}, at_s=time.time())
 
 
-def _foreign_processes(nvml, handle) -> tuple[int, ...]:
-    return tuple(foreign([process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]))
+def _foreign_processes(nvml, handle, own_processes: int) -> tuple[int, ...]:
+    running = [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return tuple(foreign(running, own_processes))
 
 
 def _throttle_reasons(nvml, handle) -> tuple[str, ...]:
@@ -66,11 +67,15 @@ def _bit(nvml, names: tuple[str, ...]) -> int:
 
 
 class Watch:
-    """Samples the GPU's state every 20 ms while the `with` block runs; `state` sums up a part of it afterwards."""
+    """Samples the GPU's state every 20 ms while the `with` block runs; `state` sums up a part of it afterwards.
+
+    own_processes: how many children of this process use the GPU.
+    """
 
     INTERVAL_S = 0.02
 
-    def __init__(self):
+    def __init__(self, own_processes: int = 1):
+        self._own_processes = own_processes
         self.samples: list[Sample] = []
         self._stop = threading.Event()
 
@@ -86,7 +91,7 @@ class Watch:
     def _run(self) -> None:
         with contextlib.suppress(EnvironmentLacks), open_nvml() as (nvml, handle):
             while not self._stop.wait(self.INTERVAL_S):
-                self.samples.append(_sample(nvml, handle))
+                self.samples.append(_sample(nvml, handle, self._own_processes))
 
     def state(self, window: list[float] | None = None) -> GpuState | None:
         """The state of the GPU within `window` (seconds since the epoch, measured by the worker). None when there is
@@ -103,11 +108,11 @@ class Watch:
         )
 
 
-def foreign(processes: list[int]) -> list[int]:
+def foreign(processes: list[int], own: int = 1) -> list[int]:
     """The processes on the GPU that are neither this one nor its descendants. In a container, NVML may report numbers
-    of the host. The first number that is not in /proc counts as this process."""
+    of the host. Of those that are not in /proc, so many count as `own`."""
     unknown = [pid for pid in processes if parent_of(pid) is None]
-    return [pid for pid in processes if not descends(pid)] if not unknown else unknown[1:]
+    return [pid for pid in processes if not descends(pid)] if not unknown else unknown[own:]
 
 
 def descends(pid: int) -> bool:

@@ -22,7 +22,7 @@ from .. import bundle, intervals
 from ..errors import EnvironmentLacks
 from ..statuses import Status
 from . import gpu, gpu_lock
-from .fork_server import WORKER, Exit, Server, kill_group, start_child
+from .fork_server import WORKER, Child, Exit, Server, kill_group, start_child
 from .isolation import BWRAP, isolation
 from .pipes import REPORT_BYTES, Pump, Report, Tail
 
@@ -31,6 +31,8 @@ SECRETS = re.compile(
     r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
+CONTEXT_BYTES = 512 << 20  # of GPU memory that a waiting child holds
+WAITING_SHARE = 0.05  # of the free GPU memory, for all waiting children
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Sandbox:
         self.open.mkdir()
         self.caches = cache or self.open
         self._server: Server | None = None
+        self._waiting: list[tuple[str, Child]] = []
         self._spans: dict[str, list[intervals.Span]] = {}
 
     def new_folder(self, name: str) -> str:
@@ -101,6 +104,7 @@ class Sandbox:
         return self
 
     def __exit__(self, *exc) -> None:
+        self.end_waiting()  # while the GPU is locked: they use it
         self._lock.__exit__(*exc)
         self.remove()
 
@@ -129,10 +133,48 @@ class Sandbox:
 
     def run(self, job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()) -> Outcome:
         """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
-        seal, request = self.request(job, arguments, hidden)
         with self.noted(job), self.folder(job) as folder:
-            ended, report, log = self.server().fork(folder, request, seal, timeout_s)
-        return self.usable(outcome(ended, report, log))
+            ready = self.waiting_child(job)
+            seal = ready.seal if ready else secrets.token_hex(16)
+            request = self.request(seal, folder, job, arguments, hidden)
+            ended = ready.run(request, timeout_s) if ready else self.server().fork(request, seal, timeout_s)
+        return self.usable(outcome(*ended))
+
+    def get_ready(self, *jobs: str) -> None:
+        """Fork a child ahead for each of these jobs, those first that are needed most. It starts CUDA and waits for its
+        request, so that the job then begins at once. As many wait as the GPU has memory to spare; those whose jobs did
+        not come are ended."""
+        self.end_waiting()
+        for job in jobs[: self._may_wait()]:
+            ahead = {"job": job, **self._bounds(), "writable": self._writable()}
+            self._waiting.append((job, Child(self.server(), ahead=ahead)))
+
+    def _may_wait(self) -> int:
+        """How many children may be forked ahead: none where there is no GPU, whose start is what that saves."""
+        return int(WAITING_SHARE * gpu.shared_bytes() / CONTEXT_BYTES) if self.gpu else 0
+
+    def until_ready(self, job: str) -> int:
+        """Wait until no child that was forked ahead still starts. How many processes will use the GPU once the job
+        runs: the waiting ones, and its own if that is none of them."""
+        for _, child in self._waiting:
+            child.until_ready()
+        return len(self._waiting) + (job not in dict(self._waiting))
+
+    def waiting_child(self, job: str) -> Child | None:
+        """A child that was forked ahead for this job and waits. Those that have died are passed over: a fresh one tells
+        why."""
+        for pair in [pair for pair in self._waiting if pair[0] == job]:
+            self._waiting.remove(pair)
+            if pair[1].is_ready():
+                return pair[1]
+            pair[1].end()
+        return None
+
+    def end_waiting(self) -> int:
+        """End the children that wait; how many there were."""
+        ending, self._waiting = self._waiting, []
+        with futures.ThreadPoolExecutor() as at_once:
+            return len(list(at_once.map(lambda pair: pair[1].end(), ending)))
 
     def server(self) -> Server:
         """The server that jobs are forked from; a new one where the former has died."""
@@ -156,8 +198,9 @@ class Sandbox:
         **environment: str,
     ) -> Outcome:
         """Run a job in a process that the command `prefix`, a profiler, starts."""
-        seal, request = self.request(job, arguments, hidden)
+        seal = secrets.token_hex(16)
         with self.noted(Path(prefix[0]).name), self.folder(job) as folder:
+            request = self.request(seal, folder, job, arguments, hidden)
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")
             command = [*self._wrapper(), *prefix, *WORKER, "once", *map(str, paths)]
@@ -174,21 +217,14 @@ class Sandbox:
             raise EnvironmentLacks(f"the GPU is {self.gpu.name}, driver {self.gpu.driver}; {error['message']}")
         return outcome
 
-    def request(self, job: str, arguments: dict, hidden: Iterable[Path | str]) -> tuple[str, str]:
-        """(seal that the answer must carry, text of the request)"""
-        seal = secrets.token_hex(16)
+    def request(self, seal: str, folder: str, job: str, arguments: dict, hidden: Iterable[Path | str]) -> str:
+        """The text of a request. seal: that the answer must carry. folder: that the child works in."""
         rules = {"writable": self._writable(), "hidden": [str(path) for path in hidden]}
-        device = "cuda" if self.gpu else "cpu"
-        confined = self.isolation == "landlock"
-        request = {
-            "seal": seal,
-            "job": job,
-            "device": device,
-            "rules": rules,
-            "confined": confined,
-            "arguments": arguments,
-        }
-        return seal, json.dumps(request, allow_nan=False)
+        request = {"seal": seal, "folder": folder, "job": job, **self._bounds(), "rules": rules, "arguments": arguments}
+        return json.dumps(request, allow_nan=False)
+
+    def _bounds(self) -> dict:
+        return {"device": "cuda" if self.gpu else "cpu", "confined": self.isolation == "landlock"}
 
     def _writable(self) -> list[str]:
         return [str(self.open), str(self.caches)]

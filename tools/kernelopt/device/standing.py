@@ -1,20 +1,20 @@
 """Child processes that stay: each takes orders and answers them, beside others, until it ends.
 
-A standing process is forked from a server that has torch imported (worker.server), so starting one costs a fork. It is
-killed when its deadline passes, when `end` is called, and when this process dies.
+A standing process is forked from a server that has torch imported (worker.server), so starting one costs a fork; one
+that Sandbox.get_ready forked ahead has started CUDA too. It is killed when its deadline passes, when `end` is called,
+and when this process dies.
 """
 
 import contextlib
 import json
 import os
 import queue
-import select
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .fork_server import ANSWER_GRACE_S, Exit, Server, send_job
+from .fork_server import Child, Server
 from .sandbox import Outcome, Sandbox, outcome
 
 LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
@@ -36,7 +36,7 @@ def side_by_side(sandbox: Sandbox, jobs: list[Job]) -> list[Outcome]:
         return [sandbox.run(jobs[0].name, jobs[0].arguments, jobs[0].timeout_s, jobs[0].hidden)]
     running = [Standing(sandbox, sandbox.server(), job.name, job.arguments, job.timeout_s, job.hidden) for job in jobs]
     try:
-        return [process.wait(job.timeout_s) for process, job in zip(running, jobs, strict=True)]
+        return [process.wait() for process in running]
     finally:
         for process in running:
             process.end()
@@ -63,35 +63,33 @@ class Standing:
         hidden: Iterable[Path | str] = (),
         environment: dict[str, str] | None = None,
     ):
-        seal, request = sandbox.request(job, arguments, hidden)
         self._sandbox, self._job = sandbox, job
         self.folder = sandbox.new_folder(job)
         self._started = time.monotonic()
         self._outcome: Outcome | None = None
-        self._socket = server.split()
-        orders, self._orders = os.pipe()
-        message = {"folder": self.folder, "timeout_s": timeout_s, "environment": environment or {}}
-        self._report, self._log = send_job(self._socket, request, seal, message, orders)
+        ready = None if environment else sandbox.waiting_child(job)
+        self._child = ready or Child(server, timeout_s, environment)
+        self._child.begin(sandbox.request(self._child.seal, self.folder, job, arguments, hidden), timeout_s)
 
     def order(self, **order) -> None:
         """Send an order. Ended when the process was ended: its handle may belong to another file by now."""
         if self._outcome is not None:
             raise Ended(self._outcome)
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._orders, json.dumps(order).encode() + b"\n")
+            os.write(self._child.orders, json.dumps(order).encode() + b"\n")
 
     def answer(self, timeout_s: float) -> dict:
         """The next answer. Ended when none comes in time, or the process has ended."""
-        began, answers = time.monotonic(), self._report.reader.answers
+        until, answers = min(time.monotonic() + timeout_s, self._child.ends), self._child.answers
         while True:
             with contextlib.suppress(queue.Empty):
                 return answers.get(timeout=LOOK_EVERY_S)
-            if self._has_ended() and answers.empty():
+            if (self._outcome is not None or self._child.has_ended()) and answers.empty():
                 ended = self.end()  # the last answer may have been on its way
                 with contextlib.suppress(queue.Empty):
                     return answers.get_nowait()
                 raise Ended(ended)
-            if time.monotonic() - began > timeout_s:
+            if time.monotonic() > until:
                 raise Ended(self.end(timed_out=True))
 
     def ask(self, timeout_s: float, **order) -> dict:
@@ -99,29 +97,14 @@ class Standing:
         self.order(**order)
         return self.answer(timeout_s)
 
-    def wait(self, timeout_s: float) -> Outcome:
+    def wait(self) -> Outcome:
         """The outcome, once the process has ended by itself or by its time limit."""
-        select.select([self._socket], [], [], timeout_s + ANSWER_GRACE_S)
+        self._child.wait()
         return self._sandbox.usable(self.end(timed_out=True))
 
     def end(self, timed_out: bool = False) -> Outcome:
         """End the process, if it still runs, and return its outcome."""
         if self._outcome is None:
-            self._outcome = self._end(timed_out)
+            self._sandbox.note(self._job, self._started)
+            self._outcome = outcome(*self._child.end(timed_out))
         return self._outcome
-
-    def _end(self, timed_out: bool) -> Outcome:
-        ended = self._has_ended()
-        answer = json.loads(self._socket.recv(1 << 16) or b"null") if ended else None
-        wall_s = time.monotonic() - self._started  # the server's wall_s begins later
-        self._sandbox.note(self._job, self._started)
-        self._socket.close()
-        with contextlib.suppress(OSError):
-            os.close(self._orders)
-        self._report.finish()
-        self._log.finish()
-        answer = answer or {"exit_code": None, "timed_out": timed_out}
-        return outcome(Exit(**{**answer, "wall_s": wall_s}), self._report.reader, self._log.reader.text())
-
-    def _has_ended(self) -> bool:
-        return self._outcome is not None or bool(select.select([self._socket], [], [], 0)[0])

@@ -139,6 +139,7 @@ def timed(
     """
     workloads = list(dict.fromkeys(case.workload for case in measurement.verdict.cases))
     try:
+        timing.get_ready(sandbox, baseline is not None)
         cases = timing.inputs(sandbox, judged.reference, judged.dtype, workloads, timeout_s)
         say(f"timing {', '.join(cases)}")
         first = timing.measure(sandbox, judged.kernel, baseline, cases, timeout_s=timeout_s)

@@ -47,7 +47,7 @@ def run(
     """
     parts = parts_of(cases, processes_at_once(sandbox, cases))
     ended, ran = run_parts(sandbox, kernel, reference, parts, folder, timeout_s)
-    if len(parts) > 1 and lacked_memory(ran):  # alone, it may have enough
+    if lacked_memory(ran) and (sandbox.end_waiting() or len(parts) > 1):  # alone, it may have enough
         ended, ran = run_parts(sandbox, kernel, reference, [cases], folder, timeout_s)
     if isinstance(ran, Fault):
         return ended, ran
@@ -113,13 +113,18 @@ def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:
 
 def processes_at_once(sandbox: Sandbox, cases: list[Case]) -> int:
     """How many processes may run side by side: 1 where they would not fit into the GPU's memory, or have few cores."""
-    cores = len(os.sched_getaffinity(0))
-    most = max(1, min(1 + VARIANT_PROCESSES, cores // CORES_A_PROCESS[sandbox.gpu is not None]))
+    most = most_processes(sandbox)
     if sandbox.gpu is None:
         return most
     largest = max(Path(case.path).stat().st_size for case in cases)
-    free = gpu.free_bytes() or 0
-    return most if most * (INPUTS_HELD * largest + CONTEXT_BYTES) < MEMORY_SHARE * free else 1
+    needed = most * (INPUTS_HELD * largest + CONTEXT_BYTES)
+    return most if needed < MEMORY_SHARE * gpu.shared_bytes() else 1
+
+
+def most_processes(sandbox: Sandbox) -> int:
+    """How many processes this machine has the cores for."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(1 + VARIANT_PROCESSES, cores // CORES_A_PROCESS[sandbox.gpu is not None]))
 
 
 def run_arguments(

@@ -49,6 +49,11 @@ class TimedWorkload:
     outputs: StoredCase
 
 
+def get_ready(sandbox: Sandbox, is_paired: bool, *jobs: str) -> None:
+    """Have the processes of a timing started while its inputs are made. jobs: that come after it, besides `check`."""
+    sandbox.get_ready(*["measure"] * (PROCESSES if is_paired else 1), "check", *jobs)
+
+
 def inputs(
     sandbox: Sandbox,
     reference: Path,
@@ -120,7 +125,8 @@ def one_process(
     milliseconds looks like tampering once, a kernel that tampers does so each time."""
     on_gpu = sandbox.gpu is not None
     for repeat in range(1 + REPEATS[on_gpu]):
-        with gpu_watch.Watch() as watch:
+        own = sandbox.until_ready("measure")  # the start of a process would disturb the times
+        with gpu_watch.Watch(own) as watch:
             outcome = sandbox.run("measure", arguments, timeout_s, hidden)
         try:
             return believed_times(outcome, watch, on_gpu, compares)

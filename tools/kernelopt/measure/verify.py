@@ -1,6 +1,7 @@
 """Is a kernel right? Inputs, candidate and oracle each in a process of its own; the verdict is made here.
 
-1. `prepare` writes the inputs of every workload, seed and variant (cases.py) to files.
+1. `prepare` writes the inputs of every workload, seed and variant (cases.py) to files. Meanwhile the processes of the
+   next steps are forked and start CUDA (Sandbox.get_ready).
 2. `run` loads the candidate, and nothing of the reference, and stores its raw outputs.
 3. The oracle (oracle.py), which never loads the candidate, makes the inputs anew, computes the reference in float64
    and compares.
@@ -77,6 +78,7 @@ def verify(
     with sandbox.folder("verify") as folder:
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
+        sandbox.get_ready("run", "check", *["run"] * (variants and runs.most_processes(sandbox) - 1))
         try:
             task = prepare_task(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
         except ReferenceFailed as error:

@@ -48,4 +48,7 @@ JOBS = {
     )
 }
 
-__all__ = ["JOBS", "Context"]
+# What a process that waits for a request of this job does meanwhile, by the job: a function of the device.
+WARM_UPS = {judging.check.__name__: judging.warm_up}
+
+__all__ = ["JOBS", "WARM_UPS", "Context"]

@@ -43,6 +43,14 @@ def check(
     return CheckAnswer(answers)
 
 
+def warm_up(device: str) -> None:
+    """Compare a little in each usual dtype: torch loads its GPU kernels when they are first used, which takes half a
+    second."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        ones = torch.ones(2, 2, dtype=dtype, device=device)
+        accuracy.compare(ones, ones.double(), ones, 0.1)
+
+
 def checked(
     context: Context,
     maker: CaseMaker,

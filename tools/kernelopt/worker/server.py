@@ -2,7 +2,8 @@
 
 torch is imported once, here; a job then costs a fork and no start-up. No job runs in this process and no request is
 read in it, so a child finds no trace of another's seeds or results, and a crash ends one child. CUDA is first used in
-the children.
+the children. A child may be forked ahead of its job: it starts CUDA and waits, and knows nothing of its request until
+that comes.
 """
 
 import contextlib
@@ -37,8 +38,9 @@ LOOK_EVERY_S = 0.01
 
 
 def serve(handle: int) -> None:
-    """Fork a child for each message on the socket. A message is {timeout_s, folder, environment} with the files
-    request, channel and log. A job that takes orders also gets a pipe for them.
+    """Fork a child for each message on the socket. A message is {timeout_s, environment, ahead} with the files request,
+    channel and log. A job that takes orders also gets a pipe for them. ahead: how a child gets ready (_get_ready) whose
+    request comes later.
 
     Answers each with {exit_code (negative: the signal), timed_out, wall_s} when the child and all that it started have
     ended. A message {split} brings another socket: a fork of this process serves that one, so several jobs run at the
@@ -52,6 +54,7 @@ def serve(handle: int) -> None:
     processes.adopt_orphans()
     # Sandboxes of agents refuse getsockopt, which finds family and kind out, and sendto, which `send` is.
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=handle)
+    apart: set[int] = set()
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, 4)
         if not message:
@@ -60,9 +63,10 @@ def serve(handle: int) -> None:
         start = time.monotonic()
         child = _fork(wanted, files, control)
         if "split" in wanted:
+            apart.add(child)
             continue
         status, timed_out = _wait(child, wanted["timeout_s"], control)
-        _end_all_children()
+        _end_all_children(apart)
         code = os.waitstatus_to_exitcode(status)
         answer = {"exit_code": code, "timed_out": timed_out, "wall_s": time.monotonic() - start}
         with contextlib.suppress(BrokenPipeError):
@@ -77,7 +81,7 @@ def _fork(wanted: dict, files: list[int], control: socket.socket) -> int:
         if "split" in wanted:
             _serve_apart(*files)
         os.environ.update(wanted.get("environment", {}))
-        _become_job(wanted["folder"], *files)
+        _become_job(wanted.get("ahead"), *files)
     for file in files:
         os.close(file)
     return child
@@ -100,11 +104,11 @@ def once(request: Path, result: Path) -> None:
     request.unlink()  # it holds the seal of the report
     _limit()
     with open(result, "wb", buffering=0) as channel:
-        _perform(text, channel.fileno())
+        _perform(json.loads(text), channel.fileno())
 
 
-def _become_job(folder: str, request: int, channel: int, log: int, orders: int | None = None) -> None:
-    """Run the job that `request` describes and end this process."""
+def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders: int | None = None) -> None:
+    """Run the job that `request` describes and end this process. ahead: for `_get_ready`, before the request comes."""
     failed = 1
     try:
         os.setsid()
@@ -113,19 +117,33 @@ def _become_job(folder: str, request: int, channel: int, log: int, orders: int |
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        os.chdir(folder)
         _limit()
+        if ahead:
+            _get_ready(request, **ahead)
+        with os.fdopen(request) as file:
+            wanted = json.loads(file.read())
+        os.chdir(wanted["folder"])
         if os.environ.get("PYTHONFAULTHANDLER"):  # Python itself looks at its start, before the fork
             faulthandler.enable(open(processes.STACK_FILE, "w"), all_threads=False)  # noqa: SIM115 (open to the end)
-        with os.fdopen(request) as file:
-            text = file.read()
-        failed = _perform(text, channel, orders)
+        failed = _perform(wanted, channel, orders, is_confined=bool(ahead))
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
         os._exit(failed)  # after a CUDA error destructors may hang
+
+
+def _get_ready(line: int, job: str, device: str, confined: bool, writable: list[str]) -> None:
+    """Do what a job needs before its request comes, and say so on `line`. Landlock binds only threads that are made
+    later, so it precedes CUDA. Whatever fails ends the process: the job then runs in a fresh one, which reports why."""
+    if confined:
+        landlock.confine(writable)
+    if device == "cuda":
+        _require_gpu()
+    if job in jobs.WARM_UPS:
+        jobs.WARM_UPS[job](device)
+    os.write(line, b".")
 
 
 def _limit() -> None:
@@ -151,11 +169,10 @@ def _tasks() -> int:
     return 0
 
 
-def _perform(text: str, channel: int, orders: int | None = None) -> int:
+def _perform(request: dict, channel: int, orders: int | None = None, is_confined: bool = False) -> int:
     """Run a job and report its result; 0, or 1 when it raised. The result of a job that only answers orders is
     empty."""
-    request = json.loads(text)
-    if request["confined"]:
+    if request["confined"] and not is_confined:
         landlock.confine(request["rules"]["writable"])
     if request["device"] == "cpu":
         interpreter.install()
@@ -245,10 +262,14 @@ def _kill_group(child: int) -> None:
             kill(child, signal.SIGKILL)
 
 
-def _end_all_children() -> None:
-    """Kill and reap whatever a job left running, in its session or out of it."""
+def _end_all_children(apart: set[int]) -> None:
+    """Kill and reap whatever a job left running, in its session or out of it. apart: the forks of this process that
+    serve others, which go on; those that have ended are taken out."""
+    apart -= {fork for fork in apart if os.waitpid(fork, os.WNOHANG)[0]}
     while processes.has_children():
-        for child, parent in processes.parents().items():
-            if parent == os.getpid():
-                _kill_group(child)
-        os.waitpid(-1, processes.WALL)
+        left = [child for child, parent in processes.parents().items() if parent == os.getpid() and child not in apart]
+        if not left:
+            return
+        for child in left:
+            _kill_group(child)
+            os.waitpid(child, processes.WALL)

@@ -1,0 +1,201 @@
+"""Children that are forked ahead and wait for their request. Without a GPU none is: `waiting` has them forked all the
+same, and nothing stands in for the start of CUDA but what a test says."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import kernel_text
+from kernelopt.device import gpu, landlock, processes, sandbox, standing
+from kernelopt.device.fork_server import Server
+from kernelopt.device.sandbox import Sandbox
+from kernelopt.errors import EnvironmentLacks
+from kernelopt.measure import runs, timing, verify
+from kernelopt.session.subject import KernelUnderTest
+
+needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+
+
+@pytest.fixture
+def waiting(interpreter, monkeypatch):
+    """The shared sandbox, in which children may wait."""
+    monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 9)
+    yield interpreter
+    interpreter.end_waiting()
+
+
+@pytest.fixture
+def forked(monkeypatch) -> list[str]:
+    """The requests that fresh children of the sandbox's server get."""
+    requests, fork = [], Server.fork
+
+    def noted(server, request, *arguments):
+        requests.append(request)
+        return fork(server, request, *arguments)
+
+    monkeypatch.setattr(Server, "fork", noted)
+    return requests
+
+
+def estimate(sandboxed: Sandbox, problem, timeout_s: float = 60) -> sandbox.Outcome:
+    arguments = {"reference": str(problem["reference"]), "dtype": None, "workloads": None}
+    return sandboxed.run("estimate", arguments, timeout_s)
+
+
+def descendants(sandboxed: Sandbox) -> list[int]:
+    """Living processes below the sandbox's server, parents before their children."""
+    parents = {child: parent for child, parent in processes.parents().items() if lives(child)}
+    found = [sandboxed.server()._process.pid]
+    for above in found:
+        found += [child for child, parent in parents.items() if parent == above]
+    return found[1:]
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(holds, within_s: float = 20) -> bool:
+    end = time.monotonic() + within_s
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
+def test_a_verdict_from_children_that_waited_is_the_same(problem, waiting, forked, monkeypatch):
+    subject = KernelUnderTest(**problem)
+    monkeypatch.setattr(runs, "processes_at_once", lambda *_: 2)
+    ahead = verify.verify(waiting, subject, seeds=2)
+    jobs = [request.partition('"job": "')[2].partition('"')[0] for request in forked]
+    waiting.end_waiting()
+    monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 0)
+    fresh = verify.verify(waiting, subject, seeds=2)
+    assert jobs == ["prepare"] and ahead.status == "OK"
+    assert [(case.variant, case.status) for case in ahead.cases] == [
+        (case.variant, case.status) for case in fresh.cases
+    ]
+
+
+def test_a_timing_takes_the_children_that_waited_and_needs_no_more_of_them(problem, waiting, forked):
+    timing.get_ready(waiting, False, "estimate")
+    cases = timing.inputs(waiting, problem["reference"], None, ["default"], count=2)
+    timed = timing.measure(waiting, problem["kernel"], None, cases, warmup_ms=1, rep_ms=1)
+    assert timed["default"].timing.latency.runs and len(forked) == 1  # for the inputs
+    assert waiting.until_ready("measure") == 3 and waiting.until_ready("check") == 2
+    assert estimate(waiting, problem).result["workloads"] and len(forked) == 1
+
+
+def test_a_time_limit_counts_from_the_request(problem, waiting):
+    problem["reference"].write_text("import time\ntime.sleep(600)")
+    waiting.get_ready("estimate")
+    assert waiting.until_ready("estimate") == 1
+    time.sleep(0.6)
+    outcome = estimate(waiting, problem, timeout_s=0.5)
+    assert outcome.timed_out and outcome.result is None and 0.5 <= outcome.wall_s < 10
+    assert until(lambda: not descendants(waiting))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["its server", "the child"])
+def test_where_a_child_died_before_its_request_the_job_runs_in_a_fresh_one(problem, waiting, forked, which):
+    waiting.get_ready("estimate")
+    waiting.until_ready("estimate")
+    child = descendants(waiting)[1]
+    os.kill(descendants(waiting)[which], signal.SIGKILL)
+    assert until(lambda: not lives(child))
+    assert estimate(waiting, problem).result["workloads"] and len(forked) == 1
+
+
+def test_where_a_gpu_does_not_start_the_fresh_child_says_why(problem, waiting, forked, monkeypatch):
+    """torch of this suite has no GPU."""
+    monkeypatch.setattr(waiting, "gpu", SimpleNamespace(name="stand-in", driver="1"))
+    waiting.get_ready("estimate")
+    with pytest.raises(EnvironmentLacks, match="cannot use it"):
+        estimate(waiting, problem)
+    assert len(forked) == 1 and not waiting._waiting
+
+
+def test_side_by_side_each_takes_one_that_waited_or_a_fresh_one(problem, waiting):
+    waiting.get_ready("estimate")
+    waiting.until_ready("estimate")
+    arguments = {"reference": str(problem["reference"]), "dtype": None, "workloads": None}
+    ended = standing.side_by_side(waiting, [standing.Job("estimate", arguments, 60)] * 2)
+    assert all(outcome.result["workloads"] for outcome in ended) and not waiting._waiting
+
+
+def test_jobs_of_several_threads_get_their_own_results(tmp_path, problem, interpreter):
+    """Without children that wait for them."""
+    nothing = {"reference": tmp_path / "nothing.py"}
+    nothing["reference"].write_text("")
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(lambda one: estimate(interpreter, one), [problem, nothing] * 2))
+    assert [sorted(outcome.result) for outcome in outcomes] == [["workloads"], ["error"]] * 2
+
+
+def test_what_was_not_used_is_ended_before_another_may_use_the_gpu(waiting, tmp_path):
+    waiting.get_ready("run", "check")
+    waiting.until_ready("run")
+    assert len(descendants(waiting)) == 4
+    waiting.get_ready("run", "check")
+    assert len(waiting._waiting) == 2  # those of a kernel that was not checked do not add up
+    assert waiting.end_waiting() == 2
+    assert until(lambda: not descendants(waiting)) and waiting.end_waiting() == 0
+    calls = []
+    with Sandbox("cpu-interpreter", tmp_path) as own:
+        own._waiting.append(("run", SimpleNamespace(end=lambda: calls.append("ended"))))
+        own._lock = SimpleNamespace(__exit__=lambda *_: calls.append("unlocked"))
+    assert calls == ["ended", "unlocked"]
+
+
+def test_as_many_wait_as_take_little_of_the_memory_that_is_free(monkeypatch):
+    free = {80 << 30: 8, 24 << 30: 2, 8 << 30: 0, 0: 0}
+    for size, children in free.items():
+        monkeypatch.setattr(gpu, "shared_bytes", lambda size=size: size)
+        assert Sandbox._may_wait(SimpleNamespace(gpu="stand-in")) == children
+        assert Sandbox._may_wait(SimpleNamespace(gpu=None)) == 0
+
+
+@needs_landlock
+def test_a_child_that_waited_is_confined_and_works_in_a_folder_made_for_its_job(
+    problem, waiting, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(waiting, "isolation", "landlock")
+    mark = str(tmp_path / "mark")
+    body = (
+        "import ctypes, os\n"
+        f"elsewhere = ctypes.CDLL(None).open({mark!r}.encode(), os.O_CREAT | os.O_WRONLY, 0o600)\n"
+        "here = ctypes.CDLL(None).open(b'mark', os.O_CREAT | os.O_WRONLY, 0o600)\n"
+        "raise ValueError(elsewhere, here > 0, os.listdir(), os.getcwd())"
+    )
+    problem["kernel"].write_text(kernel_text(body))
+    said = verify.verify(waiting, KernelUnderTest(**problem, only_these_shapes=True), seeds=2).summary
+    assert f"(-1, True, ['mark'], '{waiting.open}/run-" in said and not Path(mark).exists()
+
+
+def test_a_waiting_child_holds_nothing_of_the_request_of_another(problem, waiting):
+    """Its memory is searched for the name of the other's reference."""
+    waiting.get_ready("estimate", "check")
+    waiting.until_ready("check")
+    waits = descendants(waiting)[-1]
+    named = problem["reference"].rename(problem["reference"].with_name("of_another_job.py"))
+    assert estimate(waiting, {"reference": named}).result["workloads"]
+    assert waits in descendants(waiting)
+    found = [name in part for part in memory_of(waits) for name in (b"of_another_job", b"_end_all_children")]
+    assert found.count(True) == sum(found[1::2]) > 0
+
+
+def memory_of(process: int):
+    """The contents of its writable memory, piece by piece."""
+    with open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            span, rights, *_ = line.split()
+            start, end = (int(edge, 16) for edge in span.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                yield memory.read(end - start)
