@@ -18,7 +18,7 @@ from kernelopt.device import gpu
 from kernelopt.errors import Refused, TimedOut, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.measure import card_rates
-from kernelopt.session import calibration, ceiling_rows, platforms, record_store
+from kernelopt.session import calibration, ceiling_rows, platforms, record_store, roofline_section
 from kernelopt.session.benchmark_reports import Report
 from kernelopt.session.workspace import Workspace
 
@@ -150,7 +150,7 @@ def name_it(workspace: Workspace, made: wiki.Page) -> None:
     task = replace(workspace.task(), calibration=platforms.CALIBRATION)
     if task.platform is None:
         task = replace(task, platform=made.platform, arch=made.architecture)
-    workspace.update_readme(task, {})
+    workspace.update_readme(task, roofline_section.renewed(workspace, task))
 
 
 def next_step(workspace: Workspace | None) -> list[str]:

@@ -14,7 +14,7 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.gate import acceptance
 from kernelopt.hardware import roofline, wiki
 from kernelopt.hardware.work import ABSENT, Work
-from kernelopt.session import platforms, stop_conditions, target_setting
+from kernelopt.session import platforms, roofline_section, stop_conditions, target_setting
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
@@ -107,15 +107,10 @@ def known_work(task: Task) -> dict[str, Work]:
 def set_targets(workspace: Workspace, args) -> int:
     task = workspace.task()
     page = product(workspace, task, args)
-    roofs = {name: roofline.roof_for(page, work) for name, work in known_work(task).items()}
+    roofs = roofline_section.roofs_of(known_work(task), page)
     share_pct = args.share or roofline.TARGET_SHARE_PCT
     target = target_setting.of_roof("default", task.work["default"], roofs["default"], share_pct)
-    citations = list(dict.fromkeys(line for roof in roofs.values() for line in roof.citations()))
-    sections = {
-        "Hardware Spec": "\n".join(f"- {line}" for line in citations),
-        "Roofline": "\n".join(roofline_line(name, task.work[name], roof) for name, roof in roofs.items()),
-        "Stop Conditions": stop_conditions.stop_line(target),
-    }
+    sections = roofline_section.sections(task.work, roofs) | {"Stop Conditions": stop_conditions.stop_line(target)}
     workspace.update_readme(replace(task, targets=(target,)), sections)
     if stop_conditions.is_library_rate(target):
         cli.say(
@@ -127,36 +122,9 @@ def set_targets(workspace: Workspace, args) -> int:
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this "
             f"card (about a minute): calibrate_gpu.py --workspace {workspace.root}"
         )
-    result = {"targets": [target.to_json()], "citations": citations}
+    result = {"targets": [target.to_json()], "citations": roofline_section.citations(roofs)}
     cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
     return 0
-
-
-def floor_words(bound: roofline.Bound, roof: roofline.Roof) -> str:
-    """ "floor 206.2 us", or what stands in where no ceiling was measured."""
-    if bound.library_rate:
-        return (
-            f"{bound.floor_us:.2f} us at {roof.compute.metric}, a library's rate and no floor "
-            "(measure_ceiling.py measures it)"
-        )
-    return f"floor {bound.floor_us:.2f} us"
-
-
-def roofline_line(name: str, work: Work, roof: roofline.Roof) -> str:
-    bound = roofline.bound(work.flops, work.bytes_min, roof)
-    if bound.arithmetic_intensity is None:
-        return f"- {name}: moves no byte"
-    ridge = f"ridge point {bound.ridge_point:.4g}" if bound.ridge_point else "no ridge point for this dtype"
-    line = (
-        f"- {name}: {work.flops} FLOP over {work.bytes_min} bytes ({work.source}) = "
-        f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, {floor_words(bound, roof)}"
-    )
-    if roofline.fits_in_cache(work.bytes_min, roof):
-        line += (
-            "; its bytes fit in the L2, so launch and ramp-up weigh, and the bandwidth of large buffers is out of "
-            "reach; a target that can be met: measure_ceiling.py --workspace W --set-target"
-        )
-    return line
 
 
 def arguments():

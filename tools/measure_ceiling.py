@@ -20,7 +20,7 @@ from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline
 from kernelopt.hardware.work import OtherArithmetic, Work
 from kernelopt.measure import card_rates, tensor_rates
-from kernelopt.session import ceiling_rows, platforms, record_store, stop_conditions, target_setting
+from kernelopt.session import ceiling_rows, platforms, record_store, roofline_section, stop_conditions, target_setting
 from kernelopt.session.task import Target
 from kernelopt.session.workspace import Workspace
 
@@ -185,7 +185,8 @@ def store(workspace: Workspace, asked: Asked, measured: tensor_rates.Measured) -
     date = record_store.now()[:10]
     bundle.write_text(target, ceiling_rows.page_with(list(measured.ceilings), before, measured.device, date))
     work = {**task.work, "default": replace(task.work["default"], other_arithmetic=asked.other)}
-    workspace.update_readme(replace(task, calibration=platforms.CALIBRATION, work=work), {})
+    task = replace(task, calibration=platforms.CALIBRATION, work=work)
+    workspace.update_readme(task, roofline_section.renewed(workspace, task))
     return target
 
 

@@ -10,6 +10,7 @@ from kernelopt.device import gpu
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki, wiki_checks
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
+from kernelopt.hardware.work import Work
 from kernelopt.measure import card_rates
 from kernelopt.session import calibration, ceiling_rows, platforms, workspace
 from kernelopt.session.benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, ShapeRate
@@ -236,6 +237,20 @@ def test_a_new_calibration_keeps_the_ceilings_of_the_very_card(tmp_path, problem
     assert calibrated_again("GPU-0") and page.read_text() == once  # no row and no line is there twice
     _, said = calibrated_again("GPU-1")
     assert "another card's and are gone" in said and "[ceiling]" not in page.read_text()
+
+
+def test_a_calibration_after_step_0_renews_the_roofline(session, run_here, stood_in):
+    """It left the ridge point of the wiki's rows there, which the audit then refused."""
+    stood_in("NVIDIA H200")
+    work = Work(flops=2 << 36, bytes_in=2 << 25, bytes_out=1 << 25, bytes_min=3 << 25, dtype="bf16", source="given")
+    session.update_readme(with_changes(session.task(), work={"default": work.to_json()}), {})
+    run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    before = session.readme.read_text()
+    run_here("calibrate_gpu.py", "--workspace", session.root)
+    after = session.readme.read_text()
+    assert "<- <gpu-wiki>" in before and "<- <workspace>/calibration.md" not in before and before != after
+    assert "<- <workspace>/calibration.md" in after
+    assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
 
 
 def test_a_page_serves_other_workspaces_of_that_card_alone(tmp_path, problem, run_here, stood_in):

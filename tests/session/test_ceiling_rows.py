@@ -2,6 +2,7 @@
 measurements are stood in for; test_gpu.py makes some."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, run_tool, tool_json, with_changes
@@ -151,8 +152,25 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     assert target.target == pytest.approx(0.9 * 859) and stop_conditions.reach(target) == ""
     assert platforms.floor_share_pct(product, product.task(), 320.0) == pytest.approx(50, rel=1e-3)
     assert platforms.floor_share_pct(product, product.task(), None) is None
+    assert "ridge point 200: compute-bound, floor 160.0" in product.readme.read_text()
+    assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
     assert "library" not in done.stderr + done.stdout and "floor 160.0" in done.stdout
+    assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
+
+
+def test_a_ceiling_that_sets_no_target_renews_the_roofline_too(product, run_here, stood_in):
+    """It left the former ridge point there, and the gate refused the workspace for it."""
+    run_here("measure_ceiling.py", "--workspace", product.root)
+    assert "ridge point" not in product.readme.read_text()  # Step 0 comes yet
+    run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
+    (product.root / platforms.CALIBRATION).unlink()
+    product.update_readme(replace(product.task(), calibration=None), {})
+    run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
+    assert "a library's rate and no floor" in product.readme.read_text()
+    run_here("measure_ceiling.py", "--workspace", product.root)
+    text = product.readme.read_text()
+    assert "compute-bound, floor 160.0" in text and "measured_bf16_tensor_ceiling: 859 TFLOPS" in text
     assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
 
 
