@@ -1,8 +1,11 @@
 """What Triton's CPU interpreter cannot run is its limit, and not the kernel's fault."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
+import numpy
 import pytest
+from kernelopt.worker.interpreter import whole_number
 from written_tasks import judge, written
 
 TRITON = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
@@ -113,6 +116,16 @@ def test_a_mask_of_one_element_keeps_a_kernel_from_writing(interpreter, tmp_path
     kernel = made(BY_EXP).replace("\ndef kernel_function", f"\n    {write}\ndef kernel_function")
     found = judge(interpreter, tmp_path, TASK, kernel, only_these_shapes=True)
     assert found["status"] == "OK", found["summary"]
+
+
+def test_a_loop_ends_at_a_loaded_number(interpreter, tmp_path):
+    """NumPy 2.4 makes no number of an array of one element, and Triton's interpreter asked for that until 3.7."""
+    task = TASK.replace("torch.tanh(x)", "x * 3")
+    loop = "    for i in range(0, tl.load(y).to(tl.int32) * 0 + 2):\n        v += tl.load(x + at)\n"
+    kernel = made("v").replace("    tl.store", f"    tl.store(y, 1.0)\n{loop}    tl.store")
+    found = judge(interpreter, tmp_path, task, kernel, only_these_shapes=True)
+    assert found["status"] == "OK", found["summary"]
+    assert whole_number(SimpleNamespace(handle=SimpleNamespace(data=numpy.array([3])))) == 3
 
 
 def test_a_reference_that_needs_a_gpu_fails_itself(interpreter, tmp_path):

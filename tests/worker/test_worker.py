@@ -441,20 +441,23 @@ def test_a_large_tensor_that_only_says_it_is_on_a_gpu_needs_no_pinned_memory(mon
 
 
 @pytest.mark.parametrize(
-    ("cuda", "hip", "said"),
+    ("cuda", "hip", "why", "said"),
     [
-        (None, None, "Install a torch that is built with CUDA"),
-        ("13.0", None, "It is built with CUDA 13.0: install one for this GPU and driver"),
-        (None, "6.4.1", "It is built for AMD's GPUs, with ROCm 6.4.1: install one that is built with CUDA"),
+        (None, None, "no GPU", "Install a torch that is built with CUDA"),
+        ("13.0", None, "no GPU", "It is built with CUDA 13.0: install one for this GPU and driver"),
+        (None, "6.4.1", "no GPU", "It is built for AMD's GPUs, with ROCm 6.4.1: install one that is built with CUDA"),
+        ("13.0", None, "CUDA error: out of memory", "Other processes hold its memory: nvidia-smi lists them"),
     ],
 )
-def test_a_torch_that_cannot_use_the_gpu_says_what_it_is_built_for(monkeypatch, cuda, hip, said):
+def test_a_torch_that_cannot_use_the_gpu_says_what_to_do(monkeypatch, cuda, hip, why, said):
+    """The GPU's full memory was taken for a torch of the wrong build."""
+
     def no_gpu(*_, **__):
-        raise RuntimeError("no GPU")
+        raise RuntimeError(why)
 
     monkeypatch.setattr(torch, "zeros", no_gpu)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
-    with pytest.raises(faults.NoGpuError, match="cannot use it: no GPU") as caught:
+    with pytest.raises(faults.NoGpuError, match=f"cannot use it: {why}") as caught:
         server._require_gpu()
-    assert said in str(caught.value)
+    assert str(caught.value).endswith(said) or f". {said}" in str(caught.value)

@@ -81,6 +81,20 @@ def with_its_mask(function: Callable) -> Callable:
     return wrapped
 
 
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def patch_tensor(tensor, *scope) -> None:
+    """Triton's `_patch_lang_tensor`, whose loops to a loaded number fail with NumPy 2.4 and Triton before 3.7."""
+    _patch_tensor(tensor, *scope)
+    tensor.__index__ = whole_number
+
+
+def whole_number(tensor) -> int:
+    """The number that a tensor of one element holds."""
+    return int(tensor.handle.data.item())
+
+
 _finished = []  # kernels that ran to their end in this process
 
 
@@ -97,6 +111,7 @@ def install() -> None:
     for name in ("_store_legacy", "atom_red_typechecking_impl"):
         if function := getattr(semantic, name, None):
             setattr(semantic, name, with_its_mask(function))
+    interpreter._patch_lang_tensor = patch_tensor
     interpreter._patch_lang = patch_language
     interpreter._patch_builtin = patch_builtins
     interpreter._get_np_dtype = numpy_dtype

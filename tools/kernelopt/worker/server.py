@@ -199,16 +199,21 @@ def _require_gpu() -> None:
         return
     except Exception as error:
         why = (str(error).strip() or repr(error)).splitlines()[0]
-        if torch.version.hip is not None:
-            mend = f"It is built for AMD's GPUs, with ROCm {torch.version.hip}: install one that is built with CUDA"
-        elif torch.version.cuda is None:
-            mend = "Install a torch that is built with CUDA"
-        else:
-            mend = (
-                f"It is built with CUDA {torch.version.cuda}: install one for this GPU and driver, or a newer driver; "
-            )
-            mend += "nvidia-smi shows whether the GPU itself is well"
-        raise NoGpuError(f"torch {torch.__version__} cannot use it: {why}. {mend}") from None
+        raise NoGpuError(f"torch {torch.__version__} cannot use it: {why}. {_mend_of(why)}") from None
+
+
+def _mend_of(why: str) -> str:
+    """What to do about a torch that cannot use the GPU."""
+    if torch.version.hip is not None:
+        return f"It is built for AMD's GPUs, with ROCm {torch.version.hip}: install one that is built with CUDA"
+    if torch.version.cuda is None:
+        return "Install a torch that is built with CUDA"
+    if "out of memory" in why:  # for the context itself
+        return "Other processes hold its memory: nvidia-smi lists them; end some, or wait for them"
+    return (
+        f"It is built with CUDA {torch.version.cuda}: install one for this GPU and driver, or a newer driver; "
+        "nvidia-smi shows whether the GPU itself is well"
+    )
 
 
 def json_of(answer: object) -> dict[str, object]:
