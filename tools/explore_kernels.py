@@ -6,8 +6,9 @@ a SPACE: a module-level list of dicts, or a dict of lists (their product); its n
 Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
 The gate decides: `--keep NAME` makes a candidate the workspace's kernel.py, then verify and judge it as any other.
-With --workspace the table goes to explore/eN.json. Exit 1 when no candidate is right."""
+With --workspace the table goes to explore/eN.json. Exit 1 when no candidate is right, 4 when a signal ended it."""
 
+import signal
 import sys
 import tempfile
 import time
@@ -17,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
-from kernelopt.errors import UsageError
+from kernelopt.device.stop_signal import Stop
+from kernelopt.errors import Stopped, UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
 from kernelopt.explore.candidates import Candidate
 from kernelopt.hardware.targets import Target
@@ -33,24 +35,41 @@ def main() -> int:
     if keeps and not args.kernels:
         print(store.keep(keeps, args.keep))
         return 0
+    cli.handle((stop := Stop()).signalled, signal.SIGTERM, signal.SIGINT)
     entries = candidates.from_paths(args.kernels)
     subject = of_reference(args)
     compile_for = target_of(args, subject)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(subject, args.against, Path(folder), [entry.name for entry in entries])
-        result, path = explored(args, subject, entries, others, compile_for)
+        try:
+            result, path = explored(args, subject, entries, others, compile_for, stop)
+        except Stopped as stopped:
+            raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
+    is_stopped = result["stopped_after_s"] is not None
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
     if keeps:
-        cli.say(store.keep(keeps, args.keep))
+        try:
+            cli.say(store.keep(keeps, args.keep))
+        except UsageError as refused:
+            if not is_stopped:
+                raise
+            cli.say(str(refused))
+    if is_stopped:
+        return Stopped.exit_code
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 
 
 def explored(
-    args, subject: KernelUnderTest, entries: list[Candidate], others: dict[str, Path], compile_for: Target | None
+    args,
+    subject: KernelUnderTest,
+    entries: list[Candidate],
+    others: dict[str, Path],
+    compile_for: Target | None,
+    stop: Stop,
 ) -> tuple[dict, Path | None]:
     """(the result of the exploration, the file of the workspace that keeps it)"""
     started = time.monotonic()
-    with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
+    with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
         cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {sandbox.device_name}")
         plan = run.Plan(
             subject,
@@ -104,7 +123,11 @@ def arguments():
         "--profile", type=cli.natural, default=0, metavar="N", help="add ncu's key metrics for the best N"
     )
     parser.add_argument(
-        "--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="for all (default 90)"
+        "--budget-seconds",
+        type=cli.positive_float,
+        default=90,
+        metavar="S",
+        help="for all (default 90); SIGTERM or Ctrl-C end it too",
     )
     parser.add_argument(
         "--candidate-seconds",

@@ -4,19 +4,23 @@ import contextlib
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import FIXTURES, explored, tool_json
+from conftest import BUNDLE, FIXTURES, explored, tool_json
 from kernelopt.audit import workspace_audit
 from kernelopt.case_types import OracleCheck
 from kernelopt.compiling.compiled import Compiled
-from kernelopt.device import standing
+from kernelopt.device import standing, stop_signal
 from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
-from kernelopt.errors import Refused, UsageError
+from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
 from kernelopt.explore.race import Race
 from kernelopt.hardware import targets
@@ -586,6 +590,7 @@ def test_candidates_none_of_which_loads_are_rows_as_one_that_does_not_compile(re
 def result_with(workloads: list[str]) -> dict:
     """The result of an exploration, as table.lines takes it."""
     own = {"device": "NVIDIA H200", "workload": "default", "workloads": workloads, "against": None, "compiled": None}
+    own["stopped_after_s"] = None
     return {**own, "rows": json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]}
 
 
@@ -760,3 +765,200 @@ def test_a_candidate_that_is_not_reached_in_time_says_so(tmp_path):
     starter.start(entrant, until=time.monotonic() - 1)
     assert entrant.status == Status.TIMEOUT
     assert entrant.error == "the budget ended before it was started; a larger --budget-seconds gives it more time"
+
+
+# --- ended from outside ----------------------------------------------------------------------------------------
+
+# One core, so that one candidate is checked after the other, in the order of their names.
+ON_ONE_CORE = (
+    "import os, runpy, sys; os.cpu_count = lambda: 1; sys.argv = sys.argv[1:]; "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+HANGS = "import pathlib, time; pathlib.Path('reached').touch(); time.sleep(600)"  # in the folder of its process
+
+
+def explored_until_reached(root: Path, number: int, *options) -> tuple[subprocess.CompletedProcess, float]:
+    """(the tool, which gets a signal once a process has HANGS, how long it then took). root: of the processes' folders.
+    The signal comes twice at once, as `timeout` sends it: to the process and to its group."""
+    command = [sys.executable, "-c", ON_ONE_CORE, BUNDLE / "tools/explore_kernels.py", *options]
+    command += ["--device", "cpu-interpreter", "--sandbox", "none", "--budget-seconds", "900"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "TMPDIR": str(root)}
+    with subprocess.Popen(list(map(str, command)), text=True, env=environment, **pipes) as process:
+        while not list(root.glob("kernelopt-*/open/*/reached")) and process.poll() is None:
+            time.sleep(0.02)
+        began = time.monotonic()
+        process.send_signal(number)
+        process.send_signal(number)
+        out, err = process.communicate()
+    assert not list(root.glob("kernelopt-*"))
+    return subprocess.CompletedProcess(command, process.returncode, out, err), time.monotonic() - began
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_ended_from_outside_prints_what_it_has(ready, tmp_path, number, interruptible):
+    """All that was checked by then was lost."""
+    text = ready.kernel.read_text()
+    files = {"a_right": text, "b_hangs": text.replace("return", f"{HANGS}; return"), "c_late": text}
+    (tmp_path / "c").mkdir()
+    for name, content in files.items():
+        (tmp_path / "c" / f"{name}.py").write_text(content)
+    kept = "a_right" if number == signal.SIGTERM else "b_hangs"
+    ready.kernel.write_text("before")
+    options = (tmp_path / "c", "--workspace", ready.root, "--keep", kept)
+    options += ("--json",) * (number == signal.SIGTERM)
+    done, took_s = explored_until_reached(ready.cache, number, *options)
+    assert done.returncode == 4 and took_s < 10, done.stderr
+    stored = json.loads((ready.root / "explore/e1.json").read_text())
+    rows = {row["name"]: (row["status"], row["error"]) for row in stored["rows"]}
+    assert rows == {
+        "best (v0)": ("OK", None),
+        "a_right": ("OK", "stopped before it was compiled"),
+        "b_hangs": ("TIMEOUT", "stopped before its first call was compiled and launched"),
+        "c_late": ("TIMEOUT", "stopped before it was started"),
+    }
+    if number == signal.SIGTERM:
+        assert json.loads(done.stdout)["stopped_after_s"] == stored["stopped_after_s"] > 0
+        assert "kernel.py is now a_right of e1" in done.stderr and ready.kernel.read_text() == text
+    else:
+        after = f"stopped after {stored['stopped_after_s']:.0f} s: what was not finished by then is TIMEOUT"
+        assert after in done.stdout and "c_late: stopped before it was started" in done.stdout
+        assert "b_hangs of e1 is TIMEOUT; nothing was written" in done.stderr and ready.kernel.read_text() == "before"
+
+
+@pytest.mark.timeout(120)
+def test_without_inputs_there_is_nothing_to_print(folder):
+    """While the reference prepares them."""
+    (folder / "c/k.py").write_text(source())
+    (folder / "reference.py").write_text(
+        REFERENCE.replace("get_inputs(): return", f"get_inputs():\n    {HANGS}\n    return")
+    )
+    options = (folder / "c", "--reference", folder / "reference.py")
+    done, took_s = explored_until_reached(folder, signal.SIGTERM, *options)
+    assert (done.returncode, done.stdout) == (4, "") and took_s < 10
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("explore_kernels.py: stopped after ")
+    assert said.endswith(" s, before the inputs were ready: there is no table")
+
+
+class Stoppable(Timed):
+    """A stand-in for a process that times its kernel, and is told to stop at a turn of its own."""
+
+    def __init__(self, time_us: float, stop: stop_signal.Stop, at_turn: int):
+        super().__init__(time_us)
+        self.stop, self.at_turn = stop, at_turn
+
+    def ask(self, timeout_s: float, **order) -> dict:
+        if self.turns == self.at_turn:
+            self.stop.signalled(signal.SIGTERM, None)
+        self.stop.check()
+        return super().ask(timeout_s, **order)
+
+
+def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") -> tuple[run.Explored, list[str]]:
+    """The outcome and the messages of an exploration of four candidates on a stand-in for a GPU that holds two of them.
+    One of them stops it at a turn of its own."""
+    stop = stop_signal.Stop()
+    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder)
+    times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0}
+
+    class Card(SmallCard):
+        inputs = (SimpleNamespace(path="inputs"),)
+
+        def start(self, entrant: entrants.Entrant, until: float) -> None:
+            stop.check()
+            entrant.status = Status.OK
+            turn = at_turn if entrant.name == stops else 10_000
+            entrant.process = Stoppable(self.times_us[entrant.name], stop, turn)
+
+    card = Card(2, times_us)
+    card.judge = SimpleNamespace(renew=lambda: None, end=lambda: None)
+    monkeypatch.setattr(run, "prepared", lambda *_: (card, ["default"]))
+    monkeypatch.setattr(run, "live_at_once", lambda inputs: 2)
+    one = SimpleNamespace(source="", config={}, error=None)
+    plan = run.Plan(None, [SimpleNamespace(**{**vars(one), "name": name}) for name in times_us], {}, None)
+    said = []
+    return run.explore(plan, sandbox, said.append, 1), said
+
+
+def test_what_was_timed_before_a_stop_keeps_its_times(folder, monkeypatch):
+    """What waited for room on the GPU was not started; what was checked and not timed says so."""
+    explored, said = explored_with_a_stop(folder, monkeypatch, at_turn=2)
+    assert explored.stopped_after_s is not None and "profiling a" not in said
+    rows = {one.name: (one.status, one.error, len(one.rounds_us)) for one in explored.entrants}
+    assert rows == {
+        "a": ("OK", f"not profiled: stopped after {explored.stopped_after_s:.0f} s", 2 + 1),
+        "b": ("OK", None, 2),
+        "c": ("TIMEOUT", "stopped before it was started", 0),
+        "d": ("TIMEOUT", "stopped before it was started", 0),
+    }
+    assert not any(one.process for one in explored.entrants)
+    explored, _ = explored_with_a_stop(folder, monkeypatch, at_turn=0, stops="a")
+    assert {one.name: one.error for one in explored.entrants if one.status == Status.OK} == {
+        "a": "stopped before it was timed",
+        "b": "stopped before it was timed",
+    }
+
+
+def test_what_was_checked_and_not_compiled_before_a_stop_says_so(folder):
+    both = [entrants.Entrant(name, folder / "k.py", status=Status.OK) for name in ("eager", "k")]
+    both[0].is_opponent = True
+    plan = SimpleNamespace(compile_for="sm_90")
+    run.tell_stopped(both, plan, SimpleNamespace(gpu=None))
+    assert [one.error for one in both] == [None, "stopped before it was compiled"]
+
+
+def test_an_entrant_whose_outputs_were_not_compared_is_not_right(folder, monkeypatch):
+    """The stop came while the oracle compared them."""
+
+    class Ran(Timed):
+        def __init__(self, *arguments):
+            super().__init__(1.0)
+
+        def answer(self, timeout_s: float) -> dict:
+            return {"done": {}}
+
+    def stopped(*_):
+        raise Stopped("stopped after 3 s")
+
+    monkeypatch.setattr(standing, "Standing", Ran)
+    monkeypatch.setattr(entrants.Starter, "fault_in", stopped)
+    monkeypatch.setattr(entrants, "CaseReport", dict)
+    (folder / "k.py").write_text(source())
+    entrant = entrants.Entrant("k", folder / "k.py")
+    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder, gpu=True)
+    with pytest.raises(Stopped):
+        entrants.Starter(sandbox, None, [], None, False, 9).start(entrant, until=time.monotonic() + 60)
+    assert (entrant.status, entrant.error) == (Status.TIMEOUT, "stopped before its outputs were compared")
+
+
+def test_a_second_signal_ends_it_at_once(monkeypatch):
+    """One that comes with the first one is that one: `timeout` sends its signal to the process and to its group."""
+    now = [10.0]
+    monkeypatch.setattr(stop_signal.time, "monotonic", lambda: now[0])
+    stop = stop_signal.Stop()
+    stop.interrupts = False
+    now[0] = 13.0
+    stop.signalled(signal.SIGTERM, None)
+    now[0] = 13.5
+    stop.signalled(signal.SIGTERM, None)
+    assert stop.after_s == 3.0
+    with pytest.raises(Stopped, match="stopped after 3 s"):
+        stop.check()
+    now[0] = 15.0
+    with pytest.raises(SystemExit) as ended:
+        stop.signalled(signal.SIGINT, None)
+    assert ended.value.code == 128 + signal.SIGINT
+
+
+def test_a_profile_is_interrupted_where_it_waits():
+    stop = stop_signal.Stop()
+    stop.interrupts = False
+    with pytest.raises(Stopped), stop.interrupting():
+        stop.signalled(signal.SIGTERM, None)
+    assert not stop.interrupts
+    with pytest.raises(Stopped), stop.interrupting():
+        pytest.fail("it begins although it was stopped")

@@ -55,3 +55,7 @@ class TimedOut(ToolError):
     """A child process outlived its limit."""
 
     exit_code = 4
+
+
+class Stopped(TimedOut):
+    """The command is ended from outside (device/stop_signal.py)."""

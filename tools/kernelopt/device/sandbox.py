@@ -25,6 +25,7 @@ from . import gpu, gpu_lock
 from .fork_server import WORKER, Child, Exit, Server, kill_group, start_child
 from .isolation import BWRAP, isolation
 from .pipes import REPORT_BYTES, Pump, Report, Tail
+from .stop_signal import Stop
 
 # Names of environment variables that a candidate must not see.
 SECRETS = re.compile(
@@ -58,12 +59,12 @@ class Sandbox:
     cache: a folder that outlives the sandbox (a workspace's .cache), or None. kind: "bwrap" puts the children behind
     bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes
     the first of the two that works; see `isolation`. Children write in `open` and in the caches. `scratch` holds files
-    that they must not change.
+    that they must not change. stop: ends the processes of standing.py.
     """
 
-    def __init__(self, device: str, cache: Path | None = None, kind: str = "auto"):
+    def __init__(self, device: str, cache: Path | None = None, kind: str = "auto", stop: Stop | None = None):
         bundle.require(*WORKER_PACKAGES)  # otherwise the kernel would be blamed for their absence
-        self.device = device
+        self.device, self.stop = device, stop or Stop()
         self.isolation = isolation(kind)
         self.gpu = gpu.identify() if device == "cuda" else None
         home = cache or Path(tempfile.gettempdir())

@@ -2,7 +2,7 @@
 
 A standing process is forked from a server that has torch imported (worker.server), so starting one costs a fork; one
 that Sandbox.get_ready forked ahead has started CUDA too. It is killed when its deadline passes, when `end` is called,
-and when this process dies.
+and when this process dies. Once the sandbox's `stop` was signalled, none is started, ordered or waited for: Stopped.
 """
 
 import contextlib
@@ -63,6 +63,7 @@ class Standing:
         hidden: Iterable[Path | str] = (),
         environment: dict[str, str] | None = None,
     ):
+        sandbox.stop.check()
         self._sandbox, self._job = sandbox, job
         self.folder = sandbox.new_folder(job)
         self._started = time.monotonic()
@@ -73,6 +74,7 @@ class Standing:
 
     def order(self, **order) -> None:
         """Send an order. Ended when the process was ended: its handle may belong to another file by now."""
+        self._sandbox.stop.check()
         if self._outcome is not None:
             raise Ended(self._outcome)
         with contextlib.suppress(BrokenPipeError):
@@ -82,6 +84,7 @@ class Standing:
         """The next answer. Ended when none comes in time, or the process has ended."""
         until, answers = min(time.monotonic() + timeout_s, self._child.ends), self._child.answers
         while True:
+            self._sandbox.stop.check()
             with contextlib.suppress(queue.Empty):
                 return answers.get(timeout=LOOK_EVERY_S)
             if (self._outcome is not None or self._child.has_ended()) and answers.empty():

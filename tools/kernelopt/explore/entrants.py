@@ -14,7 +14,7 @@ from ..device import outcomes, standing
 from ..device.fork_server import Server
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
-from ..errors import Refused
+from ..errors import Refused, Stopped
 from ..measure import correctness, failures
 from ..measure.cases import Case
 from ..measure.correctness import CaseReport
@@ -29,6 +29,13 @@ STUCK = {
     "launched": "its first call was not compiled and launched in {seconds:.0f} s",
     "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
     "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
+}
+NOT_YET = {  # before the end of a stage
+    "loaded": "it had loaded",
+    "launched": "its first call was compiled and launched",
+    "ran": "its first call had ended",
+    "checked": "its calls on the checked inputs had ended",
+    "compared": "its outputs were compared",
 }
 STUCK_IN_INTERPRETER = (
     "its first call did not end in {seconds:.0f} s in the CPU interpreter: it hangs, or is slow there"
@@ -147,7 +154,7 @@ class Starter:
 
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
-        clock; it must have compiled and run by then."""
+        clock; it must have compiled and run by then. Stopped, with that status, when the sandbox was told to stop."""
         if time.monotonic() > until:
             entrant.fail(Fault(Status.TIMEOUT, f"the budget ended before it was started; {MORE_BUDGET}"))
             return
@@ -165,6 +172,11 @@ class Starter:
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
                 done = entrant.process.answer(HANG_S if stage == "ran" else max(0.1, until - time.monotonic()))
+            stage = "compared"
+            fault = None if entrant.is_opponent else self.fault_in(CaseReport(**done["done"]), folder)
+        except Stopped:
+            entrant.fail(Fault(Status.TIMEOUT, f"stopped before {NOT_YET[stage]}"))
+            raise
         except standing.Ended as ended:
             fault = fault_of(ended)
             if fault.status == Status.TIMEOUT:
@@ -174,7 +186,7 @@ class Starter:
             entrant.fail(fault)
             return
         entrant.status = Status.OK
-        if not entrant.is_opponent and (fault := self.fault_in(CaseReport(**done["done"]), folder)):
+        if fault:
             entrant.fail(fault)
 
     def fault_in(self, report: CaseReport, folder: str) -> Fault | None:

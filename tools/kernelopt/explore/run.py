@@ -5,6 +5,7 @@ Times are taken cold, by CUDA events, one call after a flush of the L2. One proc
 taken.
 """
 
+import contextlib
 import math
 import os
 import tempfile
@@ -17,8 +18,9 @@ from pathlib import Path
 from ..compiling import compiler
 from ..compiling.compiled import status_after
 from ..device import gpu, gpu_watch, standing
+from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
-from ..errors import ToolError
+from ..errors import Stopped, ToolError
 from ..hardware import wiki
 from ..hardware.targets import Target
 from ..measure import cases, oracle
@@ -72,35 +74,55 @@ class Plan:
 
 @dataclass(frozen=True)
 class Explored:
-    """The outcome. entrants: best first, with their status and times. workloads: all that the task has."""
+    """The outcome. entrants: best first, with their status and times. workloads: all that the task has.
+    stopped_after_s: when it was ended from outside, in seconds from the start of the command; None where it was not."""
 
     entrants: list[Entrant]
     workloads: list[str]
+    stopped_after_s: float | None
 
 
 def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> Explored:
     """Compile, check and time the candidates and opponents. sandbox: open. profiled: the number of best candidates that
-    get ncu's key metrics. Refused when the reference itself fails."""
+    get ncu's key metrics. Refused when the reference itself fails; Stopped when the sandbox is told to stop before the
+    inputs are ready, and after that the budget ends when it is told so."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     loadable = [entrant for entrant in entrants if entrant.error is None]
     starter = None
     try:
         starter, workloads = prepared(plan, sandbox)
-        if sandbox.gpu:
-            check_and_time(plan, sandbox, starter, loadable, began, say)
-        else:
-            check_and_compile(plan, sandbox, starter, loadable, began, say)
+        sandbox.stop.interrupts = False
+        with contextlib.suppress(Stopped):
+            if sandbox.gpu:
+                check_and_time(plan, sandbox, starter, loadable, began, say)
+            else:
+                check_and_compile(plan, sandbox, starter, loadable, began, say)
     finally:
-        for entrant in entrants:
-            entrant.end()
-        if starter:
-            starter.judge.end()
+        end_all([*entrants, *([starter.judge] if starter else [])])
+    if sandbox.stop.after_s is not None:
+        tell_stopped(loadable, plan, sandbox)
     best = ranked(entrants)
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
-        say(f"profiling {entrant.name}")
-        entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path)
-    return Explored(best, workloads)
+        entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path, say)
+    return Explored(best, workloads, sandbox.stop.after_s)
+
+
+def end_all(running: list[Entrant | Judge]) -> None:
+    """End their processes side by side: one that uses the GPU takes its time."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: one.end(), running))
+
+
+def tell_stopped(entrants: list[Entrant], plan: Plan, sandbox: Sandbox) -> None:
+    """Put what was not done before a stop into the entrants' errors. What was checked stays right."""
+    for entrant in entrants:
+        if entrant.status == Status.INTERNAL and entrant.error is None:
+            entrant.fail(Fault(Status.TIMEOUT, "stopped before it was started"))
+        elif entrant.status == Status.OK and sandbox.gpu and not entrant.calls_us:
+            entrant.error = "stopped before it was timed"
+        elif entrant.status == Status.OK and plan.compile_for and not (entrant.compiled or entrant.is_opponent):
+            entrant.error = "stopped before it was compiled"
 
 
 def check_and_time(
@@ -146,12 +168,14 @@ def compile_all(
         list(pool.map(compile_one, candidates))
 
 
-def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str) -> KeyMetrics | None:
+def key_metrics(entrant: Entrant, sandbox: Sandbox, inputs: str, say: Callable[[str], None]) -> KeyMetrics | None:
     """KEY_METRICS of the kernel that takes most of a call; None, with the reason in `error`, where they cannot be
     read."""
     report = Path(sandbox.new_folder("profile"), "report.ncu-rep")
     try:
-        ncu.collect(sandbox, entrant.file, inputs, report, "cold", PROFILE_S, False)
+        with sandbox.stop.interrupting():
+            say(f"profiling {entrant.name}")
+            ncu.collect(sandbox, entrant.file, inputs, report, "cold", PROFILE_S, False)
         main = max(ncu.read(report), key=lambda kernel: kernel.duration_us or 0)
     except ToolError as error:
         entrant.error = f"not profiled: {error}"
