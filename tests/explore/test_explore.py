@@ -22,6 +22,7 @@ from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
+from kernelopt.explore.phases import Phases
 from kernelopt.explore.race import Race
 from kernelopt.hardware import targets
 from kernelopt.session.record_store import RecordStore
@@ -395,7 +396,7 @@ def test_what_ran_out_of_memory_beside_others_is_started_again_when_they_made_ro
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0, "e": 90.0}
     all_of_them = [entrants.Entrant(name, folder / "k.py") for name in times_us]
     card, race, said = SmallCard(holds, times_us), Race(all_of_them, time.monotonic() + 60), []
-    run.run_waves(card, [all_of_them], race, time.monotonic() + seconds, said.append)
+    run.run_waves(card, [all_of_them], race, time.monotonic() + seconds, Phases(), said.append)
     assert [one.name for one in all_of_them if one.status == Status.OOM] == failed
     assert all((one.status == Status.OK) == bool(one.calls_us) for one in all_of_them)
     assert race.leader() == ("a" if failed else "e") and len(card.started) <= 12
@@ -509,7 +510,8 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
             asked.append((file.stem, limits.until))
             return Compiled(target, Status.OK, None)
 
-    began = time.monotonic() - 40  # of 60 s
+    phases = Phases()
+    began = phases.began = time.monotonic() - 40  # of 60 s
     plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=targets.of_architecture("sm_90", [], {}))
     monkeypatch.setattr(run, "start_all", lambda starter, entrants, until, say: asked.append(until))
     monkeypatch.setattr(run.compiler, "Compiler", lambda sandbox: Compiler(Compiler()))
@@ -518,7 +520,7 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     both[0].status, both[1].status = Status.TIMEOUT, Status.OK
     starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)])
     monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
-    run.check_and_compile(plan, None, starter, both, began, lambda text: None)
+    run.check_and_compile(plan, None, starter, both, phases, lambda text: None)
     assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
 
 
@@ -570,6 +572,7 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
     assert errors["closed"].startswith("SyntaxError: ") and "c/closed.py, line " in errors["closed"].splitlines()[0]
     assert "SPACE names ROWS" in errors["no_space"]
     assert all(row["latency_us"] is None for row in result["rows"]) and result["file"] is None
+    assert [*result["seconds"]] == ["inputs", "check"] and sum(result["seconds"].values()) <= result["wall_s"] + 0.2
 
 
 def test_candidates_none_of_which_loads_are_rows_as_one_that_does_not_compile(ready, tmp_path, run_here):
@@ -590,7 +593,7 @@ def test_candidates_none_of_which_loads_are_rows_as_one_that_does_not_compile(re
 def result_with(workloads: list[str]) -> dict:
     """The result of an exploration, as table.lines takes it."""
     own = {"device": "NVIDIA H200", "workload": "default", "workloads": workloads, "against": None, "compiled": None}
-    own["stopped_after_s"] = None
+    own |= {"stopped_after_s": None, "wall_s": 17.7, "seconds": {"inputs": 2.2, "compile and check": 9.6}}
     return {**own, "rows": json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]}
 
 
@@ -598,6 +601,7 @@ def test_the_table_of_a_task_with_more_workloads_says_which_one_it_is_of():
     lines = table.lines(result_with(["default", "tall", "wide"]), None)
     assert lines[0] == "workload default alone, all columns; the task also has tall, wide"
     assert lines[1:] == table.lines(result_with(["default"]), None) and lines[1].startswith("candidate")
+    assert "took 18 s: inputs 2, compile and check 10" in lines
 
 
 def test_a_plan_that_cites_a_wrong_kernel_says_so(ready):

@@ -86,6 +86,7 @@ def result_of(plan: Plan, explored: Explored, device: str, wall_s: float) -> dic
         "budget_s": plan.budget_s,
         "compiled": plan.compile_for and plan.compile_for.to_json(),
         "wall_s": round(wall_s, 2),
+        "seconds": {phase: round(seconds, 1) for phase, seconds in explored.seconds.items()},
         "stopped_after_s": explored.stopped_after_s and round(explored.stopped_after_s, 2),
         "rows": [row.to_json() for row in rows(explored.entrants, plan.against)],
     }
