@@ -6,7 +6,7 @@ a SPACE: a module-level list of dicts, or a dict of lists (their product); its n
 Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
 The gate decides: `--keep NAME` makes a candidate the workspace's kernel.py, then verify and judge it as any other.
-With --workspace the table goes to explore/eN.json. Exit 1 when no candidate is right, 4 when a signal ended it."""
+With --workspace the table goes to explore/eN.json. Exit 1: no candidate is right; 4: a signal ended it."""
 
 import signal
 import sys
@@ -35,14 +35,13 @@ def main() -> int:
     if keeps and not args.kernels:
         print(store.keep(keeps, args.keep))
         return 0
-    cli.handle((stop := Stop()).signalled, signal.SIGTERM, signal.SIGINT)
     entries = candidates.from_paths(args.kernels)
     subject = of_reference(args)
     compile_for = target_of(args, subject)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(subject, args.against, Path(folder), [entry.name for entry in entries])
         try:
-            result, path = explored(args, subject, entries, others, compile_for, stop)
+            result, path = explored(args, subject, entries, others, compile_for)
         except Stopped as stopped:
             raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
     is_stopped = result["stopped_after_s"] is not None
@@ -60,15 +59,11 @@ def main() -> int:
 
 
 def explored(
-    args,
-    subject: KernelUnderTest,
-    entries: list[Candidate],
-    others: dict[str, Path],
-    compile_for: Target | None,
-    stop: Stop,
+    args, subject: KernelUnderTest, entries: list[Candidate], others: dict[str, Path], compile_for: Target | None
 ) -> tuple[dict, Path | None]:
     """(the result of the exploration, the file of the workspace that keeps it)"""
-    started = time.monotonic()
+    started, stop = time.monotonic(), Stop()
+    cli.handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
     with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
         cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {sandbox.device_name}")
         plan = run.Plan(
@@ -123,11 +118,7 @@ def arguments():
         "--profile", type=cli.natural, default=0, metavar="N", help="add ncu's key metrics for the best N"
     )
     parser.add_argument(
-        "--budget-seconds",
-        type=cli.positive_float,
-        default=90,
-        metavar="S",
-        help="for all (default 90); SIGTERM or Ctrl-C end it too",
+        "--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="for all (default 90)"
     )
     parser.add_argument(
         "--candidate-seconds",

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import tempfile
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
-from kernelopt import bundle
+from kernelopt import bundle, cli
 from kernelopt.device import gpu
+from kernelopt.device.stop_signal import Stop
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.loop import executors
@@ -123,6 +125,24 @@ def test_an_interrupt_ends_the_work_there(session, here):
     with pytest.raises(KeyboardInterrupt):
         hand_over.run(here, work(session, "pid", "sleep:300"), interrupts)
     assert not Path(f"/proc/{pids[0]}").exists()
+
+
+def test_a_command_that_prints_what_it_has_when_a_signal_ends_it_does_so_there(session, here, monkeypatch, run_here):
+    """Its table was lost. Other tools are ended as ever."""
+    stop = Stop()
+
+    def signalled(message: str) -> None:
+        assert message == "waiting"
+        stop.signalled(signal.SIGTERM, None)
+
+    call = work(session, "wait", "print:what it has", "write:explore/e1.json=rows", "exit:4")
+    assert hand_over.run(here, call, signalled, stop) == hand_over.Done(4, "what it has\n", "waiting")
+    assert (session.root / "explore/e1.json").read_text() == "rows"
+    handled = []
+    monkeypatch.setattr(cli, "handle", lambda handler, *signals: handled.append(set(signals)))
+    for tool, arguments in {"gpu_specs.py": ["detect"], "explore_kernels.py": ["--keep", "k"]}.items():
+        assert run_here(tool, *arguments, "--on", "127.0.0.1:1").returncode == 3
+    assert handled.count({signal.SIGTERM, signal.SIGINT}) == 1
 
 
 def test_a_file_that_changes_while_it_is_sent_is_not_judged(session, here, monkeypatch):

@@ -29,6 +29,10 @@ def main(root: Path, steps: list[str]) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         elif verb == "sleep":
             time.sleep(float(value))
+        elif verb == "wait":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            print("waiting", file=sys.stderr, flush=True)
+            signal.sigwait({signal.SIGTERM})
     return 0
 
 

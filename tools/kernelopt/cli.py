@@ -36,6 +36,7 @@ ON_A_NODE = {
     "verify_kernel.py",
 }
 LOCKING = {"run_gate.py"}  # these hold the workspace's lock here, too
+PRINTING = {"explore_kernels.py"}  # these print what they have when a signal ends them, there too
 PARTLY = {"optimize_kernel.py"}  # these run here, and give single steps to the node
 
 
@@ -57,9 +58,13 @@ class Parser(argparse.ArgumentParser):
         """The parsed command line. One for a node is run there, and this process ends with its exit code."""
         args = super().parse_args(*arguments, **options)
         if getattr(args, "on", "local") != "local" and self.prog not in PARTLY:
+            from .device.stop_signal import Stop
             from .remote import hand_over
 
-            code, output = hand_over.hand_over(args, args.on, self.prog in LOCKING, say)
+            stop = Stop()
+            if self.prog in PRINTING:
+                handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
+            code, output = hand_over.hand_over(args, args.on, self.prog in LOCKING, say, stop)
             print(output, end="")
             sys.exit(code)
         return args

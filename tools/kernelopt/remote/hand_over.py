@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import bundle, environment
+from ..device.stop_signal import Stop
 from ..errors import EnvironmentLacks, UsageError
 from ..session import delivery, trees
 from ..session.trees import Changes, Tree
@@ -51,17 +52,17 @@ class Done:
     err: str
 
 
-def hand_over(args: Namespace, address: str, lock: bool, show: Print) -> tuple[int, str]:
+def hand_over(args: Namespace, address: str, lock: bool, show: Print, stop: Stop) -> tuple[int, str]:
     """Run this process's command line on the node at `address`: (its exit code, its output).
 
     args: the parsed command line. lock: whether the workspace is locked meanwhile. show: gets each message as it comes.
-    What the command changed is brought home first.
+    stop: passed on to the command. What the command changed is brought home first.
     """
     folder = getattr(args, "workspace", None)
     workspace = Workspace(folder) if folder else None
     call = call_of(args, sys.argv, workspace)
     with workspace.locked() if workspace and lock else contextlib.nullcontext(), connected(address) as node:
-        done = run(node, call, show)
+        done = run(node, call, show, stop)
     return done.code, done.out
 
 
@@ -118,8 +119,8 @@ def normalised(argument: str, named: Iterable[str]) -> str:
     return f"{option}{equals}{path}" if value.startswith("/") and path in named else argument
 
 
-def run(node: Node, call: Call, show: Print) -> Done:
-    """Run the call on a node and bring home what it changed.
+def run(node: Node, call: Call, show: Print, stop: Stop | None = None) -> Done:
+    """Run the call on a node and bring home what it changed. stop: once it was signalled, the command is told to end.
 
     EnvironmentLacks when the node or the connection fails, or when a file was changed on both sides; then nothing is
     changed here. Any exception ends the work on the node.
@@ -128,7 +129,7 @@ def run(node: Node, call: Call, show: Print) -> Done:
     with node.run(key_of(call), call.workspace, str(bundle.ROOT)) as there:
         send(there, tree)
         there("start", call.program, list(call.named), call.cwd, call.environment, call.stdin)
-        done = followed(there, show)
+        done = followed(there, show, stop or Stop())
         if done.code < 0:  # of a process that was killed, nothing is whole
             return Done(128 - done.code, done.out, done.err)
         bring_home(there, call, tree, there("changes", [os.path.realpath(name) for name in call.named]))
@@ -156,10 +157,13 @@ def send(there: Callable, tree: Tree) -> None:
     there("receive", batch)
 
 
-def followed(there: Callable, show: Print) -> Done:
+def followed(there: Callable, show: Print, stop: Stop) -> Done:
     """Show the messages of the command until it has ended."""
-    out, err, code = [], "", None
+    out, err, code, stop.interrupts, is_told = [], "", None, False, False
     while code is None:
+        if stop.after_s is not None and not is_told:
+            there("tell_to_end")
+            is_told = True
         lines, code = there("output", WAIT_S)
         for stream, line in lines:
             text = line.decode("utf-8", "surrogateescape")

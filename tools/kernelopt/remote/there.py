@@ -106,6 +106,10 @@ class Run:
                 break
         return contents
 
+    def tell_to_end(self) -> None:
+        """Send the command SIGTERM; it may print what it has before it ends."""
+        self._process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """End the command, which removes its scratch files first, and leave the mirror to others."""
         if self._process and self._process.poll() is None:
