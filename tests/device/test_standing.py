@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from kernelopt.device import standing
+from kernelopt.device.stop_signal import Stop
 
 
 class Leaving(standing.Standing):
     """A stand-in for a process that has ended while its last answers are still in the pipe."""
 
     def __init__(self, answers: list[dict]):
-        self._left, self._outcome = answers, None
+        self._left, self._outcome, self._sandbox = answers, None, SimpleNamespace(stop=Stop())
         self._child = SimpleNamespace(answers=queue.Queue(), has_ended=lambda: True, ends=math.inf)
 
     def end(self, timed_out: bool = False):

@@ -488,6 +488,15 @@ def kernel_function(logits, target):
 """
 
 
+def test_sizes_are_drawn_again_where_the_task_has_no_case_of_them(monkeypatch):
+    """Every sixteenth verdict on PAGED lacked drawn sizes: fewer pages than requests."""
+    numbers = iter([7, 2, 1, 30, 7, 2] + [7, 2] * 8)  # each one less than a size
+    monkeypatch.setattr(keyword_sizes, "randbelow", lambda _: next(numbers))
+    sizes = {"requests": 4, "pages": 30}
+    assert keyword_sizes.drawn_sizes(sizes, lambda one: one["pages"] >= one["requests"]) == {"requests": 2, "pages": 31}
+    assert keyword_sizes.drawn_sizes(sizes, lambda _: False) == {"requests": 8, "pages": 3}
+
+
 def test_a_result_that_is_0_but_for_rounding_at_other_sizes_is_right(judged):
     found = judged(LOSS, LOGARITHM)
     assert found["status"] == "OK" and "values 20 -> 1" in {case["variant"] for case in found["cases"]}, found[

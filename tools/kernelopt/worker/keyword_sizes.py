@@ -17,6 +17,7 @@ SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 STRUCTURE = 3  # a size up to this one is a structure (a pair, a colour, a window)
 TILE = 32  # a kernel may work in tiles of this size, however small the task's own sizes are
 EQUAL = 5  # of all sizes at once: a kernel may take a shape for another one of the same sizes
+DRAWS = 8  # attempts to draw sizes that the task takes
 MOST_DRAWN = 2  # times its own value is the most that a size is drawn at
 
 
@@ -66,8 +67,18 @@ def other_sizes(
         yield one(name, size, passing), {**small, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)
     yield f"all sizes {EQUAL}", dict.fromkeys(sizes, EQUAL)
-    drawn = {name: 1 + randbelow(MOST_DRAWN * size) for name, size in sizes.items()}
+    drawn = drawn_sizes(sizes, possible)
     yield f"drawn sizes ({', '.join(f'{name} {size}' for name, size in drawn.items())})", drawn
+
+
+def drawn_sizes(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
+    """Random sizes, which no kernel can know; drawn again where the task has no case of them."""
+    drawn: Keywords = {}
+    for _ in range(DRAWS):
+        drawn = {name: 1 + randbelow(MOST_DRAWN * size) for name, size in sizes.items()}
+        if possible(drawn):
+            break
+    return drawn
 
 
 def just_below(sizes: Keywords) -> Keywords:
