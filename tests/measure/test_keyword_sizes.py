@@ -152,6 +152,8 @@ def test_no_other_size_is_said_first(judged):
     kernel = "def kernel_function(x): return x @ torch.ones(16, 5) + x.sum()\n"
     found = judged(fixed.replace("self.W.T", "self.W.T + torch.zeros(3, 1)"), kernel)
     assert found["status"] == "OK" and found["summary"].startswith("OK, at its own sizes alone, on "), found["summary"]
+    found = judged(PAGED, RIGHT, only_these_shapes=True)  # as asked for
+    assert found["summary"].startswith("OK, at its own sizes alone, on "), found["summary"]
 
 
 def test_a_process_that_dies_says_in_which_case(judged):

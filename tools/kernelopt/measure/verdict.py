@@ -128,14 +128,14 @@ def bad_case(cases: list[CaseResult]) -> CaseResult | None:
     return next((case for case in cases if case.status not in HARMLESS), None)
 
 
-def right(device: str, cases: list[CaseResult], own_work: str, varied: bool = True) -> str:
-    """The summary of a kernel that is right. varied: other sizes were asked for."""
+def right(device: str, cases: list[CaseResult], own_work: str) -> str:
+    """The summary of a kernel that is right. It says so where no other size was tried, asked for or not."""
     names = some_of(list(dict.fromkeys(case.workload for case in cases)))
     resized = any(case.resized and case.status == Status.OK for case in cases)
-    alone = f"OK, at its own sizes alone, on {device}" if varied and not resized else f"OK on {device}"
+    found = "OK" if resized else "OK, at its own sizes alone,"
     declined = sum(case.status == Status.DECLINED for case in cases)
     count = f"{len(cases)} cases" + f" ({declined} of them declined)" * bool(declined)
-    summary = f"{alone}: {count}, workloads {names}; worst error {worst_error(cases):.3g}"
+    summary = f"{found} on {device}: {count}, workloads {names}; worst error {worst_error(cases):.3g}"
     return "; ".join([summary, *remarks(cases), *unchecked_work(device, own_work)])
 
 

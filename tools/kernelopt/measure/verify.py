@@ -173,9 +173,7 @@ def verdict(
     return Verdict(
         status=fault.status if fault else Status.OK,
         device=device,
-        summary=Failure(fault, device, bad, tuple(results)).summary()
-        if fault
-        else right(device, results, own_work, varied=not target.only_these_shapes),
+        summary=Failure(fault, device, bad, tuple(results)).summary() if fault else right(device, results, own_work),
         worst_rel_err=worst_error(results),
         tolerance=target.tolerance or "by dtype",
         own_work=own_work,
