@@ -1,6 +1,7 @@
 """Correctness in isolation: every way to be wrong lands in its status. torch on the CPU stands in for kernels here;
 test_gpu.py runs real ones."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,8 +131,20 @@ def test_what_takes_its_time_is_said_beforehand(interpreter, problem):
     declines = "if x.shape[-1] != 16 or x.shape[0] not in (8, 33): raise ValueError('not these')\n"
     problem["kernel"].write_text(kernel_text(declines + "return torch.relu(x * self.weight) * self.scale"))
     said.clear()
-    assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append).status == "OK"
-    assert said[1].endswith(" more, at the task's own sizes, since it declines others")
+    result = verify.verify(interpreter, KernelUnderTest(**problem), seeds=2, say=said.append)
+    assert result.status == "OK" and said[1].endswith(" more, at the task's own sizes, since it declines others")
+
+
+def test_a_verdict_says_why_a_kernel_declines(interpreter, problem):
+    """An agent that read names alone spent a run on the GPU to see why."""
+    declines = "if not x.is_contiguous(): raise ValueError('x must be contiguous')\n"
+    declines += "if x.shape[0] % 2 and x.shape[0] != 33: raise ValueError(f'{x.shape[0]} rows are odd\\nsecond line')\n"
+    problem["kernel"].write_text(kernel_text(declines + "return torch.relu(x * self.weight) * self.scale"))
+    summary = judged(interpreter, problem)["summary"]
+    reasons = re.search(r"; declines (.*?)(;|$)", summary)[1]
+    assert re.search(r"\(ValueError: \d+ rows are odd\)", reasons) and "second" not in reasons, summary
+    assert "transposed inputs" in reasons and reasons.count("(ValueError: x must be contiguous)") == 1, summary
+    assert len(re.findall("rows are odd", reasons)) == 1, summary
 
 
 def test_a_hanging_kernel_is_ended_with_its_children(problem, tmp_path, interpreter, run_here, monkeypatch):

@@ -1,6 +1,7 @@
 """The verdict on a kernel: the results of its cases, and the line that a reader of a right one sees first (of a wrong
 one: failures.py). Pure functions."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -10,6 +11,7 @@ from .correctness import CaseResult
 
 INTERPRETER = "cpu-interpreter"  # the device of a run without a GPU
 MOST_NAMED = 5  # workloads and variants in one line
+MOST_OF_REASON = 100  # characters of why a kernel declines
 HARMLESS = (Status.OK, Status.DECLINED, Status.DOUBTFUL)  # of a case: a kernel with these is still right
 
 # Seen on an H200: under ncu CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED, and the list of kernels is empty.
@@ -153,10 +155,8 @@ def worst_error(cases: list[CaseResult]) -> float | None:
 def remarks(cases: list[CaseResult]) -> Iterator[str]:
     """Remarks for a reader about a kernel that is right."""
     judged = [case for case in cases if case.status == Status.OK]
-    served = {case.variant for case in judged}
-    refused = dict.fromkeys(case.variant for case in cases if case.status == Status.DECLINED)
-    if refused:
-        yield "declines " + some_of([f"{variant}{' in part' * (variant in served)}" for variant in refused])
+    if refused := declined(cases):
+        yield f"declines {some_of(refused)}"
     for case in cases:
         if case.status == Status.DOUBTFUL:
             yield f"NOT RIGHT on {case.variant} ({case.message[:120]})"
@@ -168,6 +168,17 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
     yield from dict.fromkeys(f"output {at}: {one.few_draws}" for at, one in outputs if one.few_draws)
     if bare := sum(case.observed.fails_guarded for case in judged):
         yield f"{bare} cases without guard bands around the outputs, with which the kernel fails"
+
+
+def declined(cases: list[CaseResult]) -> list[str]:
+    """What the kernel declines, by its reason, which may differ in numbers: 'prime sizes (ValueError: 13 is odd)'."""
+    served = {case.variant for case in cases if case.status == Status.OK}
+    by_reason: dict[str, tuple[str, dict[str, None]]] = {}
+    for case in (case for case in cases if case.status == Status.DECLINED):
+        reason = case.message.strip().partition("\n")[0][:MOST_OF_REASON]
+        _, variants = by_reason.setdefault(re.sub(r"\d+", "0", reason), (reason, {}))
+        variants[case.variant + " in part" * (case.variant in served)] = None
+    return [f"{some_of([*variants])} ({reason})" for reason, variants in by_reason.values()]
 
 
 def place(case: CaseResult) -> str:
