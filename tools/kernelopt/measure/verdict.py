@@ -134,7 +134,7 @@ def right(device: str, cases: list[CaseResult], own_work: str) -> str:
     """The summary of a kernel that is right. It says so where no other size was tried, asked for or not."""
     names = some_of(list(dict.fromkeys(case.workload for case in cases)))
     resized = any(case.resized and case.status == Status.OK for case in cases)
-    found = "OK" if resized else "OK, at its own sizes alone,"
+    found = f"{Status.OK}{'' if resized else ', at its own sizes alone,'}"
     declined = sum(case.status == Status.DECLINED for case in cases)
     count = f"{len(cases)} cases" + f" ({declined} of them declined)" * bool(declined)
     summary = f"{found} on {device}: {count}, workloads {names}; worst error {worst_error(cases):.3g}"
