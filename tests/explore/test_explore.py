@@ -22,7 +22,6 @@ from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
-from kernelopt.explore.phases import Phases
 from kernelopt.explore.race import Race
 from kernelopt.hardware import targets
 from kernelopt.session.record_store import RecordStore
@@ -316,12 +315,15 @@ def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     assert waiting.rounds_us[: halving.FIRST_ROUNDS] == [None] * halving.FIRST_ROUNDS
 
 
+NOTING = {"noted": contextlib.nullcontext, "seconds": dict}  # of a stand-in for a sandbox
+
+
 class SmallCard:
     """A stand-in for a Starter on a GPU whose memory holds so many processes."""
 
     def __init__(self, holds: int, times_us: dict[str, float]):
         self.holds, self.times_us, self.started, self.entrants = holds, times_us, [], []
-        self.judge = SimpleNamespace(renew=lambda: None)
+        self.judge, self.sandbox = SimpleNamespace(renew=lambda: None), SimpleNamespace(**NOTING)
 
     def start(self, entrant: entrants.Entrant, until: float) -> None:
         self.started.append(entrant.name)
@@ -396,7 +398,7 @@ def test_what_ran_out_of_memory_beside_others_is_started_again_when_they_made_ro
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0, "e": 90.0}
     all_of_them = [entrants.Entrant(name, folder / "k.py") for name in times_us]
     card, race, said = SmallCard(holds, times_us), Race(all_of_them, time.monotonic() + 60), []
-    run.run_waves(card, [all_of_them], race, time.monotonic() + seconds, Phases(), said.append)
+    run.run_waves(card, [all_of_them], race, time.monotonic() + seconds, said.append)
     assert [one.name for one in all_of_them if one.status == Status.OOM] == failed
     assert all((one.status == Status.OK) == bool(one.calls_us) for one in all_of_them)
     assert race.leader() == ("a" if failed else "e") and len(card.started) <= 12
@@ -510,8 +512,7 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
             asked.append((file.stem, limits.until))
             return Compiled(target, Status.OK, None)
 
-    phases = Phases()
-    began = phases.began = time.monotonic() - 40  # of 60 s
+    began = time.monotonic() - 40  # of 60 s
     plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=targets.of_architecture("sm_90", [], {}))
     monkeypatch.setattr(run, "start_all", lambda starter, entrants, until, say: asked.append(until))
     monkeypatch.setattr(run.compiler, "Compiler", lambda sandbox: Compiler(Compiler()))
@@ -520,7 +521,7 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     both[0].status, both[1].status = Status.TIMEOUT, Status.OK
     starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)])
     monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
-    run.check_and_compile(plan, None, starter, both, phases, lambda text: None)
+    run.check_and_compile(plan, SimpleNamespace(**NOTING), starter, both, began, lambda text: None)
     assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
 
 
@@ -866,7 +867,7 @@ def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") ->
     """The outcome and the messages of an exploration of four candidates on a stand-in for a GPU that holds two of them.
     One of them stops it at a turn of its own."""
     stop = stop_signal.Stop()
-    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder)
+    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder, **NOTING)
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0}
 
     class Card(SmallCard):

@@ -126,6 +126,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def noted(self, job: str):
+        """What runs inside counts as this job, or as this part of a tool's work, in `seconds`."""
         started = time.monotonic()
         try:
             yield

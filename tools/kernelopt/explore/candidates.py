@@ -14,6 +14,7 @@ MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
 NO_KERNEL = "is no kernel: it must define ModelNew or kernel_function"
 Constants = dict[str, object]  # of a configuration: the value of each, by name
+Assignments = dict[str, ast.Assign | ast.AnnAssign]  # of a module, by the name that is assigned
 
 
 class Unloadable(Exception):
@@ -55,11 +56,13 @@ def of_file(file: Path) -> list[Candidate]:
     source = ""
     try:
         source = text_of(file)
-        configs = space_of(source, file)
+        known = assignments_of_kernel(source, file)
+        configs = space_of(known, file)
         if configs is None:
             return [Candidate(file.stem, {}, source)]
         return [
-            Candidate(name_of(file.stem, config), config, with_constants(source, config, file)) for config in configs
+            Candidate(name_of(file.stem, config), config, with_constants(source, known, config, file))
+            for config in configs
         ]
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
@@ -100,13 +103,18 @@ def constants_of(config: Constants) -> str:
     return ",".join(f"{name}={value}" for name, value in shown.items())
 
 
-def space_of(source: str, file: Path) -> list[Constants] | None:
-    """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
-    product. Unloadable where the file has no kernel, or its SPACE is neither."""
+def assignments_of_kernel(source: str, file: Path) -> Assignments:
+    """The `assignments` of a file's text. Unloadable where it has no kernel."""
     module = parsed(source, file)
     if not is_kernel(names_in(module)):
         raise Unloadable(f"{file} {NO_KERNEL}")
-    assigned = assignments(module).get(SPACE)
+    return assignments(module)
+
+
+def space_of(known: Assignments, file: Path) -> list[Constants] | None:
+    """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
+    product. Unloadable where it is neither."""
+    assigned = known.get(SPACE)
     if assigned is None:
         return None
     try:
@@ -130,9 +138,9 @@ def configurations(space: object) -> list[Constants]:
     return []
 
 
-def assignments(module: ast.Module) -> dict[str, ast.Assign | ast.AnnAssign]:
+def assignments(module: ast.Module) -> Assignments:
     """The last top-level assignment to each name of a module that is assigned on its own."""
-    assigned: dict[str, ast.Assign | ast.AnnAssign] = {}
+    assigned: Assignments = {}
     for node in module.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -142,9 +150,9 @@ def assignments(module: ast.Module) -> dict[str, ast.Assign | ast.AnnAssign]:
     return assigned
 
 
-def with_constants(source: str, config: Constants, file: Path) -> str:
+def with_constants(source: str, known: Assignments, config: Constants, file: Path) -> str:
     """The source with the constants of a configuration in place of the module's, and without its SPACE."""
-    known, text = assignments(parsed(source, file)), source.encode()
+    text = source.encode()
     starts = [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
     edits = {removed(text, *span_of(known[SPACE], starts))}
     for name, value in config.items():

@@ -31,7 +31,6 @@ from ..statuses import Status
 from . import halving, resources
 from .candidates import Candidate
 from .entrants import Entrant, Judge, KeyMetrics, Starter
-from .phases import Phases
 from .race import Race, median_of
 
 SEEDS = 2
@@ -47,6 +46,8 @@ COPIES, MUTATING_COPIES = 4, 6
 ORACLE_COPIES = 10  # of the inputs of one seed: in float64 those, the result, temporaries, and the errors
 TRACE_S = 60.0
 PROFILE_S = 120.0  # of one process under ncu
+# What the sandbox notes of an exploration, beside its jobs, in the order in which it comes.
+PHASES = ("inputs", "compile and check", "check", "compile", "rounds", "sustained times and resources", "profile")
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
 
 
@@ -89,28 +90,30 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     """Compile, check and time the candidates and opponents. sandbox: open. profiled: the number of best candidates that
     get ncu's key metrics. Refused when the reference itself fails; Stopped when the sandbox is told to stop before the
     inputs are ready, and after that the budget ends when it is told so."""
-    phases = Phases()
+    began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     loadable = [entrant for entrant in entrants if entrant.error is None]
     starter = None
     try:
-        with phases.phase("inputs"):
+        with sandbox.noted("inputs"):
             starter, workloads = prepared(plan, sandbox)
         sandbox.stop.interrupts = False
         with contextlib.suppress(Stopped):
             if sandbox.gpu:
-                check_and_time(plan, sandbox, starter, loadable, phases, say)
+                check_and_time(plan, sandbox, starter, loadable, began, say)
             else:
-                check_and_compile(plan, sandbox, starter, loadable, phases, say)
+                check_and_compile(plan, sandbox, starter, loadable, began, say)
     finally:
         end_all([*entrants, *([starter.judge] if starter else [])])
     if sandbox.stop.after_s is not None:
         tell_stopped(loadable, plan, sandbox)
     best = ranked(entrants)
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
-        with phases.phase("profile"):
+        with sandbox.noted("profile"):
             entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path, say)
-    return Explored(best, workloads, sandbox.stop.after_s, phases.seconds)
+    spent = sandbox.seconds()
+    seconds = {phase: spent[phase] for phase in PHASES if phase in spent}
+    return Explored(best, workloads, sandbox.stop.after_s, seconds)
 
 
 def end_all(running: list[Entrant | Judge]) -> None:
@@ -131,28 +134,29 @@ def tell_stopped(entrants: list[Entrant], plan: Plan, sandbox: Sandbox) -> None:
 
 
 def check_and_time(
-    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], phases: Phases, say: Callable[[str], None]
+    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
 ) -> None:
-    """On a GPU. The budget begins with the phases."""
-    compiled_by, timed_by = (phases.began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
+    """On a GPU. began: on the monotonic clock, the begin of the budget."""
+    compiled_by, timed_by = (began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
     with gpu_watch.Watch() as watch:
         waiting = waves(entrants, live_at_once(starter.inputs))
-        run_waves(starter, waiting, Race(entrants, timed_by), compiled_by, phases, say)
-        with phases.phase("sustained times and resources"):
+        run_waves(starter, waiting, Race(entrants, timed_by), compiled_by, say)
+        with sandbox.noted("sustained times and resources"):
             finish(entrants, sandbox, watch, plan)
 
 
 def check_and_compile(
-    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], phases: Phases, say: Callable[[str], None]
+    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
 ) -> None:
-    """Without a GPU: nothing is timed, and each process ends after its check. The budget begins with the phases."""
+    """Without a GPU: nothing is timed, and each process ends after its check. began: on the monotonic clock, the begin
+    of the budget."""
     if warning := cases.slow_in_interpreter(starter.inputs):
         say(warning)
-    ends = phases.began + plan.budget_s
-    with phases.phase("check"):
+    ends = began + plan.budget_s
+    with sandbox.noted("check"):
         start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
     if plan.compile_for and not all(entrant.is_opponent for entrant in entrants):
-        with phases.phase("compile"):
+        with sandbox.noted("compile"):
             compile_all(entrants, sandbox, starter.inputs[0].path, plan, ends, say)
 
 
@@ -246,24 +250,19 @@ def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
 
 
 def run_waves(
-    starter: Starter,
-    waiting: list[list[Entrant]],
-    race: Race,
-    until: float,
-    phases: Phases,
-    say: Callable[[str], None],
+    starter: Starter, waiting: list[list[Entrant]], race: Race, until: float, say: Callable[[str], None]
 ) -> None:
     """Start and time one wave after the other. What ran out of memory beside others starts again by itself, once the
     slower ones have made room. until: as for `start_all`."""
     while waiting:
         wave, *waiting = waiting
-        with phases.phase("compile and check"):
+        with starter.sandbox.noted("compile and check"):
             start_all(starter, wave, until, say)
         crowded = crowded_out(wave, len(race.running())) if time.monotonic() < until else []
         if crowded:
             say(f"{len(crowded)} ran out of GPU memory beside others: started again one by one, with fewer beside them")
         waiting += [[entrant] for entrant in crowded]
-        with phases.phase("rounds"):
+        with starter.sandbox.noted("rounds"):
             race.run(last=not waiting, say=say)
 
 

@@ -159,7 +159,8 @@ def send(there: Callable, tree: Tree) -> None:
 
 def followed(there: Callable, show: Print, stop: Stop) -> Done:
     """Show the messages of the command until it has ended."""
-    out, err, code, stop.interrupts, is_told = [], "", None, False, False
+    stop.interrupts = False
+    out, err, code, is_told = [], "", None, False
     while code is None:
         if stop.after_s is not None and not is_told:
             there("tell_to_end")

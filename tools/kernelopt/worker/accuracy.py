@@ -85,6 +85,11 @@ def pieces(values: torch.Tensor) -> Iterator[torch.Tensor]:
     return (part for part in values.reshape(-1).split(CHUNK) if part.numel())
 
 
+def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two tensors are equal, or both NaN."""
+    return (a == b) | ((a != a) & (b != b))
+
+
 def comparable(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in a dtype that can be compared: complex as pairs, eight-bit floats in fp32."""
     if tensor.is_complex():

@@ -24,8 +24,8 @@ from . import accuracy
 from .contract import InvalidDeclaration
 
 # The largest values that a task may declare. A looser bound would pass kernels that leave out a part of the work.
-COUNTABLE = 256  # elements: of fewer, chance moves the share that is within a bound
 LIMITS = {"atol": (0.0, math.inf), "rtol": (0.0, 0.5), "share": (0.9, 1.0), "cap": (0.0, math.inf), "rms": (0.0, 0.1)}
+COUNTABLE = 256  # elements: of fewer, chance moves the share that is within a bound
 DEFAULT_CAP = 0.5  # of (|reference| + rms), where not every element must be within a bound and no cap is declared
 
 

@@ -106,12 +106,8 @@ def disturbed(
     """How many elements of a changed input differ from before the call, although the reference leaves them as they
     were. Those are compared exactly: a kernel has no reason to touch them. counts: where the task compares it."""
     got, old, exact, theirs = (accuracy.comparable(tensor) for tensor in (actual, before, oracle, baseline))
+    same = accuracy.same
     touched = same(exact, old.to(exact.dtype)) & same(theirs, old) & ~same(got, old)
     if counts is not None:
         touched &= counts.view(*counts.shape, *[1] * (touched.dim() - counts.dim()))  # complex numbers are pairs
     return int(touched.sum())
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where two tensors are equal, or both NaN."""
-    return (a == b) | ((a != a) & (b != b))

@@ -51,8 +51,7 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit where finite, NaN where the other is NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    a, b = accuracy.comparable(a), accuracy.comparable(b)
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    return bool(accuracy.same(accuracy.comparable(a), accuracy.comparable(b)).all())
 
 
 def all_identical(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

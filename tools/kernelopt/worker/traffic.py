@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import problem, tensor_trees
+from . import accuracy, problem, tensor_trees
 
 ATEN = torch.ops.aten
 # Operations that take some elements of their first argument, as many as their result has.
@@ -168,4 +168,4 @@ def differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Where two tensors of one dtype are neither equal nor both NaN."""
     if a.dtype.is_floating_point and a.itemsize == 1:
         a, b = a.float(), b.float()
-    return (a != b) & ~((a != a) & (b != b))
+    return ~accuracy.same(a, b)
