@@ -142,7 +142,7 @@ def test_the_seconds_of_jobs_that_run_beside_each_other_count_once(monkeypatch):
     with Sandbox("cpu-interpreter", kind="none") as own:
         for job, began, ended in (("run", 10, 14), ("run", 11, 15), ("check", 20, 21), ("run", 30, 32)):
             monkeypatch.setattr(time, "monotonic", lambda ended=ended: ended)
-            own.note(job, began)
+            own.spent.note(job, began)
         assert own.seconds() == {"run": 7, "check": 1}
 
 

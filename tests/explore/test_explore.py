@@ -20,6 +20,7 @@ from kernelopt.compiling.compiled import Compiled
 from kernelopt.device import standing, stop_signal
 from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
+from kernelopt.device.spent import Spent
 from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
 from kernelopt.explore.race import Race
@@ -315,15 +316,12 @@ def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     assert waiting.rounds_us[: halving.FIRST_ROUNDS] == [None] * halving.FIRST_ROUNDS
 
 
-NOTING = {"noted": contextlib.nullcontext, "seconds": dict}  # of a stand-in for a sandbox
-
-
 class SmallCard:
     """A stand-in for a Starter on a GPU whose memory holds so many processes."""
 
     def __init__(self, holds: int, times_us: dict[str, float]):
         self.holds, self.times_us, self.started, self.entrants = holds, times_us, [], []
-        self.judge, self.sandbox = SimpleNamespace(renew=lambda: None), SimpleNamespace(**NOTING)
+        self.judge, self.spent = SimpleNamespace(renew=lambda: None), Spent()
 
     def start(self, entrant: entrants.Entrant, until: float) -> None:
         self.started.append(entrant.name)
@@ -519,9 +517,9 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     monkeypatch.setattr(run.os, "cpu_count", lambda: 1)
     both = [entrants.Entrant(name, folder / f"{name}.py") for name in ("hangs", "right")]
     both[0].status, both[1].status = Status.TIMEOUT, Status.OK
-    starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)])
+    starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)], spent=Spent())
     monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
-    run.check_and_compile(plan, SimpleNamespace(**NOTING), starter, both, began, lambda text: None)
+    run.check_and_compile(plan, None, starter, both, began, lambda text: None)
     assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
 
 
@@ -867,7 +865,7 @@ def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") ->
     """The outcome and the messages of an exploration of four candidates on a stand-in for a GPU that holds two of them.
     One of them stops it at a turn of its own."""
     stop = stop_signal.Stop()
-    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder, **NOTING)
+    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder)
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0}
 
     class Card(SmallCard):

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from .. import bundle, intervals
+from .. import bundle
 from ..errors import EnvironmentLacks
 from ..statuses import Status
 from . import gpu, gpu_lock
 from .fork_server import WORKER, Child, Exit, Server, kill_group, start_child
 from .isolation import BWRAP, isolation
 from .pipes import REPORT_BYTES, Pump, Report, Tail
+from .spent import Spent
 from .stop_signal import Stop
 
 # Names of environment variables that a candidate must not see.
@@ -76,7 +77,7 @@ class Sandbox:
         self.caches = cache or self.open
         self._server: Server | None = None
         self._waiting: list[tuple[str, Child]] = []
-        self._spans: dict[str, list[intervals.Span]] = {}
+        self.spent = Spent()
 
     def new_folder(self, name: str) -> str:
         """A fresh folder that children may write in."""
@@ -115,27 +116,13 @@ class Sandbox:
         self._alive.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def note(self, job: str, started: float) -> None:
-        """A job that began at this time.monotonic() ends now."""
-        self._spans.setdefault(job, []).append((started * 1e6, (time.monotonic() - started) * 1e6))
-
     def seconds(self) -> dict[str, float]:
-        """Time in which at least one process ran a job, by job, the longest first. Jobs may run beside each other."""
-        by_job = {job: intervals.busy_us(sorted(spans)) / 1e6 for job, spans in self._spans.items()}
-        return dict(sorted(by_job.items(), key=lambda one: -one[1]))
-
-    @contextlib.contextmanager
-    def noted(self, job: str):
-        """What runs inside counts as this job, or as this part of a tool's work, in `seconds`."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.note(job, started)
+        """Time in which at least one process ran a job, by job, the longest first."""
+        return dict(sorted(self.spent.seconds().items(), key=lambda one: -one[1]))
 
     def run(self, job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()) -> Outcome:
         """Run a job of `worker` in a child process. hidden: files that a candidate in it must not open."""
-        with self.noted(job), self.folder(job) as folder:
+        with self.spent.noted(job), self.folder(job) as folder:
             ready = self.waiting_child(job)
             seal = ready.seal if ready else secrets.token_hex(16)
             request = self.request(seal, folder, job, arguments, hidden)
@@ -201,7 +188,7 @@ class Sandbox:
     ) -> Outcome:
         """Run a job in a process that the command `prefix`, a profiler, starts."""
         seal = secrets.token_hex(16)
-        with self.noted(Path(prefix[0]).name), self.folder(job) as folder:
+        with self.spent.noted(Path(prefix[0]).name), self.folder(job) as folder:
             request = self.request(seal, folder, job, arguments, hidden)
             paths = [Path(folder, name) for name in ("request.json", "report")]
             paths[0].write_text(request, encoding="utf-8")

@@ -108,6 +108,6 @@ class Standing:
     def end(self, timed_out: bool = False) -> Outcome:
         """End the process, if it still runs, and return its outcome."""
         if self._outcome is None:
-            self._sandbox.note(self._job, self._started)
+            self._sandbox.spent.note(self._job, self._started)
             self._outcome = outcome(*self._child.end(timed_out))
         return self._outcome

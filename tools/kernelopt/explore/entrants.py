@@ -14,6 +14,7 @@ from ..device import outcomes, standing
 from ..device.fork_server import Server
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
+from ..device.spent import Spent
 from ..errors import Refused, Stopped
 from ..measure import correctness, failures
 from ..measure.cases import Case
@@ -151,6 +152,7 @@ class Starter:
         """candidate_s: the time for each entrant to load, compile and run."""
         self.sandbox, self.server, self.inputs = sandbox, server, inputs
         self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
+        self.spent = Spent()  # of the exploration's phases
 
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic

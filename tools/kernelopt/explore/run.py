@@ -46,8 +46,6 @@ COPIES, MUTATING_COPIES = 4, 6
 ORACLE_COPIES = 10  # of the inputs of one seed: in float64 those, the result, temporaries, and the errors
 TRACE_S = 60.0
 PROFILE_S = 120.0  # of one process under ncu
-# What the sandbox notes of an exploration, beside its jobs, in the order in which it comes.
-PHASES = ("inputs", "compile and check", "check", "compile", "rounds", "sustained times and resources", "profile")
 KEY_METRICS = ("dram_throughput", "sm_throughput", "tensor_cycles", "achieved_occupancy", "issue_active", "l2_hit_rate")
 
 
@@ -95,8 +93,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     loadable = [entrant for entrant in entrants if entrant.error is None]
     starter = None
     try:
-        with sandbox.noted("inputs"):
-            starter, workloads = prepared(plan, sandbox)
+        starter, workloads = prepared(plan, sandbox)
+        starter.spent.note("inputs", began)
         sandbox.stop.interrupts = False
         with contextlib.suppress(Stopped):
             if sandbox.gpu:
@@ -109,11 +107,9 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
         tell_stopped(loadable, plan, sandbox)
     best = ranked(entrants)
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
-        with sandbox.noted("profile"):
+        with starter.spent.noted("profile"):
             entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path, say)
-    spent = sandbox.seconds()
-    seconds = {phase: spent[phase] for phase in PHASES if phase in spent}
-    return Explored(best, workloads, sandbox.stop.after_s, seconds)
+    return Explored(best, workloads, sandbox.stop.after_s, starter.spent.seconds())
 
 
 def end_all(running: list[Entrant | Judge]) -> None:
@@ -141,7 +137,7 @@ def check_and_time(
     with gpu_watch.Watch() as watch:
         waiting = waves(entrants, live_at_once(starter.inputs))
         run_waves(starter, waiting, Race(entrants, timed_by), compiled_by, say)
-        with sandbox.noted("sustained times and resources"):
+        with starter.spent.noted("sustained times and resources"):
             finish(entrants, sandbox, watch, plan)
 
 
@@ -153,10 +149,10 @@ def check_and_compile(
     if warning := cases.slow_in_interpreter(starter.inputs):
         say(warning)
     ends = began + plan.budget_s
-    with sandbox.noted("check"):
+    with starter.spent.noted("check"):
         start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
     if plan.compile_for and not all(entrant.is_opponent for entrant in entrants):
-        with sandbox.noted("compile"):
+        with starter.spent.noted("compile"):
             compile_all(entrants, sandbox, starter.inputs[0].path, plan, ends, say)
 
 
@@ -256,13 +252,13 @@ def run_waves(
     slower ones have made room. until: as for `start_all`."""
     while waiting:
         wave, *waiting = waiting
-        with starter.sandbox.noted("compile and check"):
+        with starter.spent.noted("compile and check"):
             start_all(starter, wave, until, say)
         crowded = crowded_out(wave, len(race.running())) if time.monotonic() < until else []
         if crowded:
             say(f"{len(crowded)} ran out of GPU memory beside others: started again one by one, with fewer beside them")
         waiting += [[entrant] for entrant in crowded]
-        with starter.sandbox.noted("rounds"):
+        with starter.spent.noted("rounds"):
             race.run(last=not waiting, say=say)
 
 
