@@ -11,7 +11,7 @@ from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import Card, GpuState, Spread
 from kernelopt.measure import card_rates, verify
-from kernelopt.session import stop_conditions
+from kernelopt.session import stop_conditions, target_setting
 from kernelopt.session.benchmark_reports import REPORTS, BufferRate, Ceiling, Rate, ShapeRate
 from kernelopt.session.subject import KernelUnderTest
 
@@ -155,13 +155,20 @@ def test_a_small_problems_target_comes_from_its_ceiling(session, run_here, monke
     tool_json(*command, "--share", 80, run=run_here)
     target, other = session.task().targets
     assert other.to_json() == asked and "latency_us <= 250 us, given" in session.readme.read_text()
-    assert (target.target, target.unit) == (256.96, "GB/s") and stop_conditions.off_basis(target) is None
+    assert (target.target, target.unit) == (257.0, "GB/s") and stop_conditions.off_basis(target) is None
     assert "80 % of ceiling of this problem: 321.2 GB/s" in session.readme.read_text()
     assert tool_json("check_citations.py", session.root, run=run_here)["problems"] == []
     monkeypatch.setattr(gpu, "identify", lambda: Card("NVIDIA A100-SXM4-80GB", "GPU-0", "580.1"))
     assert "this GPU is NVIDIA A100" in run_here(*command).stderr
     assert "goes with --workspace" in run_here(*command, "--workload", "tall").stderr
     assert session.task().targets == (target, other)
+
+
+@pytest.mark.parametrize("gbps", [0.2636, 0.04, 7.86, 4091.01])
+def test_the_target_of_a_tiny_problem_is_below_its_ceiling(gbps):
+    target = target_setting.of_ceiling(gbps, "NVIDIA H100 80GB HBM3")
+    assert 0.898 * gbps < target.target < 0.902 * gbps
+    assert stop_conditions.off_basis(target) is None
 
 
 LIBRARIES = BUNDLE / "benchmarks" / "libraries"

@@ -48,9 +48,12 @@ def test_the_timer_gives_back_what_a_call_sets_aside():
     torch.zeros(1, device="cuda")
     driver, timer = ctypes.CDLL("libcuda.so.1"), GatedTimer()
     usual = L2(driver).set_aside_bytes()
+    other = (
+        4 if usual > 6 << 20 else 8
+    ) << 20  # a card sets aside at most a part of its L2: 32 MiB are too many on an H100
 
     def call():
-        assert driver.cuCtxSetLimit(PERSISTING_L2_SIZE, ctypes.c_size_t(32 << 20)) == 0
+        assert driver.cuCtxSetLimit(PERSISTING_L2_SIZE, ctypes.c_size_t(other)) == 0
 
     assert not timer.persists
     timer(call)

@@ -19,12 +19,17 @@ def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHA
 def of_ceiling(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE_PCT) -> Target:
     """Set a target for a default workload that cannot reach its memory-bound floor. The target is `share_pct` of the
     bandwidth of a kernel that only moves the problem's bytes on this GPU."""
-    ceiling = round(ceiling_gbps, 1)
+    ceiling = significant(ceiling_gbps)
     return Target(
         workload="default",
         metric="bandwidth_gbps",
-        target=round(share_pct / 100 * ceiling, 2),
+        target=significant(share_pct / 100 * ceiling),
         unit="GB/s",
         share_pct=share_pct,
         basis=f"ceiling of this problem: {ceiling} GB/s <- measure_ceiling.py, {device}",
     )
+
+
+def significant(value: float) -> float:
+    """The value to four significant digits: a small problem moves fewer bytes than 1 GB/s."""
+    return float(f"{value:.4g}")
