@@ -5,7 +5,7 @@ A candidate is a .py file with ModelNew or kernel_function, each file of a folde
 a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.
 Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
-The gate decides: `--keep NAME` makes a candidate the workspace's kernel.py, then verify and judge it as any other.
+The gate decides: `--keep NAME` or `--keep-leader` makes a candidate the workspace's kernel.py; then judge it.
 With --workspace the table goes to explore/eN.json. Exit 1: no candidate is right; 4: a signal ended it."""
 
 import signal
@@ -46,6 +46,8 @@ def main() -> int:
             raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
     is_stopped = result["stopped_after_s"] is not None
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
+    if args.keep_leader and not is_stopped:
+        cli.say(store.keep(subject.workspace, f"{path.stem}#{store.leader(result)}"))
     if keeps:
         try:
             cli.say(store.keep(keeps, args.keep))
@@ -124,20 +126,28 @@ def arguments():
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="to compile and check one candidate (default: the budget; in the interpreter a third of it)",
+        help="for one candidate (default: the budget; in the interpreter a third)",
     )
     parser.add_argument(
         "--card",
         type=cli.filled,
-        help="with --device cpu-interpreter: compile for this card or architecture (default: the workspace's platform)",
+        help="with --device cpu-interpreter: compile for it (default: the workspace's platform)",
     )
-    parser.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
+    kept.add_argument(
+        "--keep-leader",
+        action="store_true",
+        help="the fastest, if it beats the best version; else exit 1",
+    )
     cli.add_device(parser)
     cli.add_sandbox(parser)
     cli.add_json(parser)
     args = parser.parse_args()
     if not args.kernels and not args.keep:
         parser.error("pass files or a folder of candidates, or --keep NAME")
+    if args.keep_leader and (args.workspace is None or args.device != "cuda"):
+        parser.error("--keep-leader writes kernel.py of a workspace, by times: pass --workspace W, on a GPU")
     return args
 
 

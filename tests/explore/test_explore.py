@@ -13,11 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import BUNDLE, FIXTURES, explored, tool_json
+from conftest import BUNDLE, FIXTURES, call_tool, explored, tool_json
 from kernelopt.audit import workspace_audit
 from kernelopt.case_types import OracleCheck
 from kernelopt.compiling.compiled import Compiled
-from kernelopt.device import standing, stop_signal
+from kernelopt.device import sandbox, standing, stop_signal
 from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.device.spent import Spent
@@ -744,10 +744,62 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         store.keep(ready, "e7#space[UNUSED=1]")
 
 
+def row_of(name: str, ratio: tuple[float, float, float] | None = None, **changes) -> dict:
+    against = ratio and {"point": ratio[0], "ci95": list(ratio[1:])}
+    usual = {"name": name, "status": Status.OK, "opponent": False, "latency_us": {"median": 9.0}}
+    return {**usual, "against_best": against, **changes}
+
+
+EAGER, BEST = row_of("eager", opponent=True), row_of("best (v2)", opponent=True)
+
+
+@pytest.mark.parametrize(
+    ("against", "rows", "expected"),
+    [
+        ("eager", [EAGER, row_of("slow", (0.9, 0.8, 0.95)), row_of("slower", (0.5, 0.4, 0.6))], "slow"),
+        (None, [row_of("wrong", status=Status.WRONG_VALUES, latency_us=None), row_of("k")], "k"),
+        ("best (v2)", [row_of("k", (1.02, 1.01, 1.03)), BEST], "k"),
+        ("best (v2)", [BEST, row_of("k", (1.004, 0.999, 1.01))], "the leader, k, is 1.004x against best"),
+        ("best (v2)", [row_of("k"), BEST], "the leader, k, is not known to be faster against best"),
+        ("eager", [EAGER, row_of("k", status=Status.OOM, latency_us=None)], "no candidate is right and timed"),
+    ],
+)
+def test_the_leader_is_the_fastest_candidate_that_beats_the_best_version(against, rows, expected):
+    result = {"against": against, "rows": rows}
+    if expected in {row["name"] for row in rows}:
+        assert store.leader(result) == expected
+    else:
+        with pytest.raises(Refused, match=expected):
+            store.leader(result)
+
+
+def test_the_leader_goes_to_kernel_py_at_once_and_nothing_after_a_stop(ready, tmp_path, monkeypatch):
+    """The exploration is stood in for: it needs a GPU."""
+    before = ready.kernel.read_text()
+    (tmp_path / "k.py").write_text(before + "# faster\n")
+    monkeypatch.setattr(
+        sandbox, "Sandbox", lambda *_: contextlib.nullcontext(SimpleNamespace(device_name="NVIDIA H200"))
+    )
+    for times_us, stopped_after_s, code in (([9.0] * 9, None, 1), ([5.0] * 9, 3.0, 4), ([5.0] * 9, None, 0)):
+        timed = [
+            entrants.Entrant(name, file, is_opponent=name != "k", status=Status.OK, rounds_us=us, calls_us=us)
+            for name, file, us in (("best (v0)", ready.kernel, [9.0] * 9), ("k", tmp_path / "k.py", times_us))
+        ]
+        outcome = run.Explored(timed[::-1], ["default"], stopped_after_s, {})
+        monkeypatch.setattr(run, "explore", lambda *_, outcome=outcome: outcome)
+        done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--keep-leader")
+        assert done.returncode == code, done.stderr
+        assert (ready.kernel.read_text() == before) == (code != 0)
+    assert "cite it in the plan as explore/e3.json#k" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "pass files or a folder"),
+        (("k.py", "--reference", "reference.py", "--keep-leader"), "pass --workspace W, on a GPU"),
+        (("k.py", "--workspace", "w", "--keep-leader", "--device", "cpu-interpreter"), "pass --workspace W, on a GPU"),
+        (("k.py", "--workspace", "w", "--keep-leader", "--keep", "k"), "not allowed with"),
         (("k.py",), "pass --workspace W, or --reference"),
         (("k.py", "--reference", "nowhere.py"), "is not a file"),
         (("k.py", "--reference", "reference.py", "--against", "best"), "no version is accepted"),

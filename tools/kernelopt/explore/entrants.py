@@ -1,6 +1,5 @@
 """The entrants of an exploration: candidates to be checked, and opponents, which are only timed."""
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -167,9 +166,7 @@ class Starter:
         files = [case.path for case in self.inputs]
         arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
         arguments["check"] = not entrant.is_opponent
-        entrant.process = standing.Standing(
-            self.sandbox, self.server, "contest", arguments, 3600, files, self.caches_of(entrant)
-        )
+        entrant.process = standing.Standing(self.sandbox, self.server, "contest", arguments, 3600, files)
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
@@ -202,20 +199,6 @@ class Starter:
             return unjudged(fault_of(ended))
         result = correctness.judge(self.inputs[0], report, compared, self.libraries)
         return None if result.status == Status.OK else Fault(result.status, result.message)
-
-    def caches_of(self, entrant: Entrant) -> dict[str, str]:
-        """Compiler caches that no other file's process writes in: they are named by the content of the kernel's
-        file."""
-        key = hashlib.sha256(entrant.file.read_bytes()).hexdigest()[:24]
-        folder = self.sandbox.caches / "compiled" / key
-        variables = {
-            "TRITON_CACHE_DIR": "triton",
-            "TORCH_EXTENSIONS_DIR": "extensions",
-            "TORCHINDUCTOR_CACHE_DIR": "inductor",
-        }
-        for name in variables.values():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        return {variable: str(folder / name) for variable, name in variables.items()}
 
 
 def unjudged(fault: Fault) -> Fault:

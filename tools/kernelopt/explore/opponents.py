@@ -11,6 +11,11 @@ from ..session.subject import KernelUnderTest
 BEST = "best"
 
 
+def is_best(name: str | None) -> bool:
+    """Is an opponent of this name the workspace's best version?"""
+    return name is not None and name.startswith(f"{BEST} (")
+
+
 def of(subject: KernelUnderTest, names: list[str] | None, folder: Path, candidates: list[str]) -> dict[str, Path]:
     """{name: file}; files that must be made go to `folder`. names None: the best version where there is one, else
     eager. candidates: their names, which no opponent gets."""

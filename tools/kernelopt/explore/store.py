@@ -11,7 +11,7 @@ from pathlib import Path
 from .. import bundle
 from ..compiling import findings
 from ..compiling.compiled import Compiled
-from ..errors import UsageError
+from ..errors import Refused, UsageError
 from ..measure.latency import Latency
 from ..session.explorations import folder_of, numbers
 from ..session.record_store import RecordStore, now
@@ -19,6 +19,7 @@ from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
 from .entrants import Entrant, KeyMetrics
+from .opponents import is_best
 from .resources import Resources
 from .run import Explored, Plan
 
@@ -156,6 +157,19 @@ def find(workspace: Workspace, name: str) -> StoredRow:
     raise UsageError(
         f"no exploration of {workspace.root} has a candidate '{name}'; its tables: {folder_of(workspace)}/eN.json"
     )
+
+
+def leader(result: dict) -> str:
+    """The name of the fastest candidate of an exploration. Refused when none was timed, or when the fastest is not
+    faster than the workspace's best version for certain: the gate would refuse it."""
+    timed = (row for row in result["rows"] if row["status"] == Status.OK and row["latency_us"] and not row["opponent"])
+    if (first := next(timed, None)) is None:
+        raise Refused("kernel.py was not written: no candidate is right and timed")
+    ratio = first["against_best"]
+    if is_best(result["against"]) and not (ratio and ratio["ci95"][0] > 1):
+        found = f"{ratio['point']:.3f}x" if ratio else "not known to be faster"
+        raise Refused(f"kernel.py was not written: the leader, {first['name']}, is {found} against {result['against']}")
+    return first["name"]
 
 
 def keep(workspace: Workspace, name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import artefacts, children, compiler_errors, interpreter, named_devices, problem, tensor_trees
+from . import artefacts, builds, children, compiler_errors, interpreter, named_devices, problem, tensor_trees
 from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -84,6 +84,8 @@ class Candidate:
     def __init__(self, context: Context, path: str):
         self.path, self.device = Path(path), context.device
         compiler_errors.watch(self.path)
+        if compiler_errors.uses_extensions(self.path):
+            builds.keep_apart()
         self._snapshot = Snapshot()
         self._tripwire = Tripwire(self.path, **context.rules)
 

@@ -1,0 +1,81 @@
+"""worker.builds: each content of a CUDA C++ extension is built in a folder of its own, once. torch's compilation is
+stood in for: a list of what it was asked to compile."""
+
+import json
+
+import forks_with_torch
+from conftest import BUNDLE
+
+HEAD = f"""if True:
+    import json, os, sys
+    from pathlib import Path
+    sys.path.insert(0, {str(BUNDLE / "tools")!r})
+    from torch.utils import cpp_extension
+    from kernelopt.worker import builds
+    compiled = []
+    def compile(name, sources, build_directory, **options):
+        compiled.append([name, build_directory, Path(sources[-1]).read_text()])
+    cpp_extension._write_ninja_file_and_build_library = compile
+    cpp_extension._import_module_from_library = lambda name, folder, _: [name, folder]
+    builds.keep_apart()
+    builds.keep_apart()  # of the second kernel
+    def build(text, **options):
+        return cpp_extension.load_inline("ext", text, no_implicit_headers=True, **options)
+"""
+
+
+def answer(tmp_path, code: str, **environment: str):
+    """What the code puts into `answer`."""
+    whole = HEAD + code + "\n    print('answer', json.dumps(answer))"
+    done = forks_with_torch.run(whole, TORCH_EXTENSIONS_DIR=str(tmp_path), **environment)
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.rsplit("answer ", 1)[1])
+
+
+def test_two_contents_of_one_name_have_folders_of_their_own(tmp_path):
+    found = answer(tmp_path, "    answer = [build('int a;'), build('int b;'), build('int a;'), compiled]")
+    *modules, compiled = found
+    assert {name for name, _ in modules} == {"ext"}  # torch alone would call the second one ext_v1
+    folders = [folder for _, folder in modules]
+    assert folders[0] == folders[2] != folders[1]
+    assert [text for _, _, text in compiled[:2]] == ["int a;", "int b;"]
+    again = answer(tmp_path, "    answer = build('int b;')")
+    assert again == modules[1]  # another process finds the build there
+
+
+def test_what_else_a_build_depends_on_decides_too(tmp_path):
+    (tmp_path / "one.cpp").write_text("int a;")
+    code = f"""
+    file = {str(tmp_path / "one.cpp")!r}
+    def load():
+        return cpp_extension.load("ext", file)
+    answer = [build("int a;"), build("int a;", extra_cflags=["-O1"]), build("int a;", verbose=False), load()]
+    Path(file).write_text("int b;")
+    answer.append(load())
+    """
+    plain, optimised, quiet, before, after = answer(tmp_path / "root", code)
+    assert plain == quiet and len({folder for _, folder in (plain, optimised, before, after)}) == 4
+
+
+def test_a_folder_that_the_file_names_and_a_wrong_call_are_torchs_own(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    code = f"""
+    answer = [build("int a;", build_directory={str(own)!r})]
+    try:
+        cpp_extension.load_inline("ext", "int a;", no_such_option=1)
+    except TypeError as error:
+        answer.append(str(error))
+    """
+    (_, folder), refused = answer(tmp_path / "root", code)
+    assert folder == str(own) and "no_such_option" in refused
+
+
+def test_the_lock_of_a_process_that_was_killed_holds_nobody_up(tmp_path):
+    _, folder = answer(tmp_path, "    answer = build('int a;')")
+    code = f"""
+    Path({folder!r}, "lock").touch()
+    answer = [build("int a;"), compiled]
+    """
+    (_, again), compiled = answer(tmp_path, code)
+    assert again == folder and len(compiled) == 1
