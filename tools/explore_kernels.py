@@ -126,7 +126,7 @@ def arguments():
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="for one candidate (default: the budget; in the interpreter a third)",
+        help="for one (default: the budget, on a CPU a third)",
     )
     parser.add_argument(
         "--card",
