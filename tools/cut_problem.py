@@ -16,13 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.models import cutting, finding
+from kernelopt.models import cutting, finding, hugging_face
 
 
 def main() -> int:
     args = arguments()
-    if not args.model.is_file():
-        raise UsageError(f"{args.model} is not a file")
+    hugging_face.check_file(args.model)
     part = part_of(args)
     files = None if args.operators else cutting.Files(args.out, args.keep_weights, args.keep_inputs)
     if files:

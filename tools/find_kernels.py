@@ -2,18 +2,20 @@
 """Which kernels of a model are worth writing? Profiles a steady step, and says what the whole could gain.
 
 MODEL.py is your own file: load() returns a torch.nn.Module, inputs() its arguments; workloads() and loss() are optional
-(docs/models.md). Prints the step's time, how long the GPU waits, what torch.compile and CUDA graphs make of the same
-step, and the kernels by module: time, share, floor, and what the step could save at most if they ran at their floor.
-Ends with advice, the first thing first. Without a GPU it shows the CPU's operators, with no floors."""
+(docs/models.md). A Hugging Face config does as well: a folder, config.json, or a name; its weights are random. Prints
+the step's time, how long the GPU waits, what torch.compile and CUDA graphs make of the same step, and the kernels by
+module: time, share, floor, and what the step could save at most if they ran at their floor. Ends with advice, the first
+thing first. Without a GPU it shows the CPU's operators, with no floors."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
-from kernelopt.models import finding
+from kernelopt.models import finding, hugging_face
 from kernelopt.models.advice import WAYS, advice
 from kernelopt.report import step_page
 
@@ -36,12 +38,29 @@ def main() -> int:
 
 
 def measured(args) -> finding.Recording:
-    if not args.model or not args.model.is_file():
-        raise UsageError(f"{args.model} is not a file" if args.model else "pass MODEL.py, or --recorded FILE")
+    if not args.model:
+        raise UsageError("pass MODEL.py, or --recorded FILE")
     if unknown := [way for way in args.ways if way not in WAYS]:
         raise UsageError(f"--ways: {unknown[0]} is none of {', '.join(WAYS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        return profiled(args, model_file(args.model, args.write, Path(folder)))
+
+
+def model_file(model: Path, write: Path | None, folder: Path) -> Path:
+    """The model's file. That of a config is written first."""
+    if hugging_face.is_config(model):
+        file = write or folder / "model.py"
+        hugging_face.write(model, file)
+        return file
+    if write:
+        raise UsageError(f"--write goes with a Hugging Face config; {model} is a file of your own")
+    hugging_face.check_file(model)
+    return model
+
+
+def profiled(args, model: Path) -> finding.Recording:
     wanted = finding.Wanted(
-        args.model,
+        model,
         args.workload,
         args.training,
         tuple(args.ways),
@@ -56,7 +75,10 @@ def measured(args) -> finding.Recording:
 
 def arguments():
     parser = cli.parser(__doc__)
-    parser.add_argument("model", type=cli.path, nargs="?", metavar="MODEL.py", help="has load() and inputs()")
+    parser.add_argument(
+        "model", type=cli.path, nargs="?", metavar="MODEL.py", help="has load() and inputs(); or a config"
+    )
+    parser.add_argument("--write", type=cli.path, metavar="FILE", help="keep the MODEL.py that a config becomes")
     parser.add_argument("--workload", type=cli.filled, metavar="NAME", help="which of the model's (default: its first)")
     parser.add_argument("--training", action="store_true", help="a step is forward and backward")
     parser.add_argument(

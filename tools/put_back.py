@@ -14,8 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
-from kernelopt.errors import UsageError
-from kernelopt.models import putting_back
+from kernelopt.models import hugging_face, putting_back
 from kernelopt.session.workspace import Workspace
 
 TOKENS = 64
@@ -23,8 +22,7 @@ TOKENS = 64
 
 def main() -> int:
     args = arguments()
-    if not args.model.is_file():
-        raise UsageError(f"{args.model} is not a file")
+    hugging_face.check_file(args.model)
     workspace = Workspace(args.workspace)
     kernel = putting_back.kernel_of(workspace, args.candidate)
     wanted = putting_back.Wanted(
