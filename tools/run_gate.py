@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
+from kernelopt.device import spent
 from kernelopt.gate import rounds
 from kernelopt.hardware import roofline
 from kernelopt.session.workspace import Workspace
@@ -34,16 +35,11 @@ def lines(result: rounds.RoundResult) -> list[str]:
         beyond = roofline.beyond_floor(measured.utilization)
         text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
     if measured.seconds:
-        text.append(took(measured.seconds))
+        steps = {step: seconds for step, seconds in measured.seconds.items() if step != "all"}
+        text.append(spent.took(measured.seconds["all"], steps))
     if result.commit:
         text.append(f"commit {result.commit}")
     return text
-
-
-def took(seconds: dict[str, float]) -> str:
-    """'took 51 s: timing 18, kernel 15, oracle 9'"""
-    steps = ", ".join(f"{step} {s:.0f}" for step, s in seconds.items() if step != "all")
-    return f"took {seconds['all']:.0f} s: {steps}"
 
 
 def arguments():

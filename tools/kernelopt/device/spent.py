@@ -28,3 +28,8 @@ class Spent:
     def seconds(self) -> dict[str, float]:
         """Time in which at least one run of a part went on, by part, in the order in which they first ended."""
         return {part: intervals.busy_us(sorted(spans)) / 1e6 for part, spans in self._spans.items()}
+
+
+def took(whole_s: float, parts: dict[str, float]) -> str:
+    """'took 51 s: timing 18, kernel 15, oracle 9'"""
+    return f"took {whole_s:.0f} s: {', '.join(f'{part} {seconds:.0f}' for part, seconds in parts.items())}"

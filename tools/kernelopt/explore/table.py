@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..device import spent
 from ..statuses import Status
 
 MOST_CHARACTERS = 60  # of a candidate's name
@@ -26,8 +27,7 @@ def lines(result: dict, path: Path | None) -> list[str]:
         errors += [line for row in result["rows"] for line in (*not_compiled(row), *proved(row))]
     if result["stopped_after_s"] is not None:
         notes.append(f"stopped after {result['stopped_after_s']:.0f} s: what was not finished by then is TIMEOUT")
-    phases = ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in result["seconds"].items())
-    notes.append(f"took {result['wall_s']:.0f} s: {phases}")
+    notes.append(spent.took(result["wall_s"], result["seconds"]))
     others = [name for name in result["workloads"] if name != result["workload"]]
     caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
     return [*caption[: len(others)], *table, *notes, *errors, *([str(path)] if path else [])]
