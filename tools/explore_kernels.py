@@ -28,6 +28,8 @@ from kernelopt.session.subject import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
 
+WITHOUT_HEADERS = "gpu-wiki/docs/practice/fast-builds.md"
+
 
 def main() -> int:
     args = arguments()
@@ -68,6 +70,8 @@ def explored(
     cli.handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
     with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
         cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {sandbox.device_name}")
+        if slow := sum(candidates.compiles_torch(entry.source) for entry in entries):
+            cli.say(f"{slow} of them compile torch's headers, a minute of a processor each; without: {WITHOUT_HEADERS}")
         plan = run.Plan(
             subject,
             entries,

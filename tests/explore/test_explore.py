@@ -744,6 +744,20 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         store.keep(ready, "e7#space[UNUSED=1]")
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("load_inline('k', '', CUDA, functions=['f'])", True),
+        ("load_inline('k', '', CUDA, no_implicit_headers=True)", False),
+        ('load_inline("k", "#include <torch/extension.h>", no_implicit_headers=True)', True),
+        ('CUDA = "# include"\nCUDA = """#include  <ATen/cuda/CUDAContext.h>"""', True),
+        ("import torch, triton", False),
+    ],
+)
+def test_candidates_whose_builds_take_torchs_headers_are_known(source, expected):
+    assert candidates.compiles_torch(source) == expected
+
+
 def row_of(name: str, ratio: tuple[float, float, float] | None = None, **changes) -> dict:
     against = ratio and {"point": ratio[0], "ci95": list(ratio[1:])}
     usual = {"name": name, "status": Status.OK, "opponent": False, "latency_us": {"median": 9.0}}

@@ -12,6 +12,7 @@ from ..session.workspace import is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
+TORCH_HEADER = re.compile(r"#include\s*[<\"](torch|ATen|c10)/")
 NO_KERNEL = "is no kernel: it must define ModelNew or kernel_function"
 Constants = dict[str, object]  # of a configuration: the value of each, by name
 Assignments = dict[str, ast.Assign | ast.AnnAssign]  # of a module, by the name that is assigned
@@ -66,6 +67,11 @@ def of_file(file: Path) -> list[Candidate]:
         ]
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
+
+
+def compiles_torch(source: str) -> bool:
+    """Does the text build CUDA C++ with torch's headers? That takes a minute of a processor or more."""
+    return bool(TORCH_HEADER.search(source)) or ("load_inline(" in source and "no_implicit_headers" not in source)
 
 
 def text_of(file: Path) -> str:
