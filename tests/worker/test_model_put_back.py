@@ -109,6 +109,34 @@ def test_opcheck_tries_gradients_in_training_alone(tmp_path, monkeypatch, traini
     assert len(tried) == 3 and any(one.requires_grad for one in tried) is training
 
 
+CHAIN = """
+import torch, torch.nn as nn
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.sigmoid(self.linear(x)) * x
+def load(): return nn.Sequential(nn.Linear(4, 4), Chain())
+def inputs(): return [torch.randn(2, 4)]
+"""
+
+
+def test_opcheck_passes_where_one_input_was_made_from_another(tmp_path):
+    """x, and linear(x): the first backward pass of the check must not go on into the model and free its graph."""
+    cached(tmp_path, CHAIN)
+    folder, model, between = str(tmp_path), str(tmp_path / "model.py"), ["sigmoid", "mul"]
+    text = Path(model_cut.cut(CONTEXT, model, "1", between, None, 1, folder, None, None, {}).path).read_text()
+    (tmp_path / "cut.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(text.replace("class Model(", "class ModelNew("))
+    operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "cut.py")
+    file = ModelFile(tmp_path / "model.py", "cpu", training=True)
+    made = model_swap.replacements(file.module, "1", operator)
+    judge = model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES)
+    check = judge.operator(operator)
+    assert check.passed, check.detail
+
+
 def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_path):
     workloads = "def workloads(): return {'wide': lambda: [torch.randn(3, 4)]}\n"
     file = cached(tmp_path, TRAINED + workloads)
