@@ -376,6 +376,18 @@ def test_a_group_becomes_a_cut_with_its_promise():
         cutting.part_of_group(BUNDLE / "model.py", {"groups": 3}, 1)
 
 
+def test_a_cut_promises_nothing_from_a_profile_of_the_cpu():
+    """A profile of the CPU's operators says nothing of a GPU. One noisy step made a share of 384 % of it."""
+    listed = replace(made_report([ATTENTION], {}), on_gpu=False).to_json()
+    assert cutting.part_of_group(BUNDLE / "model.py", listed, 1).about == {}
+
+
+def test_a_group_takes_no_more_than_the_step():
+    """The profiler's step may be slower than the one that is timed; kernels of several streams add up."""
+    report = made_report([replace(ATTENTION, us=1100.0)], {})
+    assert report.step_us == 1000.0 and report.to_json()["groups"][0]["share_of_step_pct"] == 100.0
+
+
 def test_a_step_is_profiled_kept_and_read_again(tmp_path, run_here):
     kept, page = tmp_path / "step.json.gz", tmp_path / "step.html"
     command = [BUNDLE / "tests" / "models" / "decoder.py", "--device", "cpu-interpreter", "--save", kept]
