@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernelopt.worker import model_cut, model_profile, model_put_back, model_steps, model_swap
 from kernelopt.worker.context import Context
-from kernelopt.worker.contract import WrongModelFile
+from kernelopt.worker.contract import NotCut, WrongModelFile
 from kernelopt.worker.model_file import ModelFile
 
 CACHED = """
@@ -135,6 +135,16 @@ def test_opcheck_passes_where_one_input_was_made_from_another(tmp_path):
     judge = model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES)
     check = judge.operator(operator)
     assert check.passed, check.detail
+
+
+def test_gradients_of_a_kernel_that_writes_in_place_are_refused_with_what_to_do(tmp_path):
+    cached(tmp_path, CACHED)
+    folder, model = str(tmp_path), str(tmp_path / "model.py")
+    text = Path(model_cut.cut(CONTEXT, model, "", None, None, 1, folder, None, None, {}).path).read_text()
+    (tmp_path / "reference.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(text.replace("class Model(", "class ModelNew("))
+    with pytest.raises(NotCut, match=r"writes to 'cache' in place, .* leave --training out, or cut with --between"):
+        model_put_back.put_back(CONTEXT, model, folder, "", None, None, True, 0, TOLERANCES, None, 1.0, 1.0)
 
 
 def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_path):

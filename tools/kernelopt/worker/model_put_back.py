@@ -61,7 +61,10 @@ def put_back(
     except model_swap.NotReplaced as error:
         raise NotCut(str(error)) from None
     if training and operator.mutated:
-        raise NotCut(f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow")
+        raise NotCut(
+            f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow: leave --training "
+            "out, or cut with --between, beside the operators that write"
+        )
     own = operator.workload if operator.workload in file.workloads else None
     judge = Judge(file, with_modules(file.module, made), made, tolerances, workload or own, own_tolerance)
     checks = judge.outputs()
