@@ -202,6 +202,27 @@ def swapped(
     return model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES, None, own)
 
 
+COUNTING = """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(4))
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.mul_(3)
+        return x * self.seen
+"""
+
+
+def test_gradients_leave_the_wider_model_as_it_was(tmp_path):
+    """Else the original is far off it afterwards, and twice that error would let any compiled kernel pass."""
+    text = TRAINED.replace("nn.ReLU()", "Counting()").replace("def load", COUNTING + "def load")
+    judge = swapped(tmp_path, text, "", training=True)
+    (before,) = judge.outputs()
+    assert judge.gradients().passed and "where 0.0001 is allowed" in before.detail
+    assert judge.outputs() == [before] and "where 0.0001 is allowed" in judge.compiled(60).detail
+
+
 NOISY = "class Noisy(nn.Module):\n    def forward(self, x): return x + torch.rand_like(x)\n"
 
 

@@ -203,7 +203,7 @@ class Judge:
         if self._file.habits(self.workload).random:
             return None
         try:
-            return self._gradients(self._exact, self._wide_arguments(self.workload))
+            return self._gradients(copy.deepcopy(self._exact), self._wide_arguments(self.workload))
         except Exception:
             return None
 
