@@ -83,6 +83,17 @@ def test_a_pattern_that_fits_nothing_and_a_module_without_the_parameters_are_ref
         model_swap.into(model, "norm", mlp)
 
 
+def test_a_module_of_other_sizes_is_refused(mlp):
+    """torch would say no more than: Error(s) in loading state_dict for ModelNew."""
+    model, _ = decoder()
+    model.layers[1].mlp.gate = torch.nn.Linear(32, 48, bias=False)
+    with pytest.raises(
+        model_swap.NotReplaced,
+        match=r"'gate\.weight' is \(48, 32\) in a module that --at takes in, and \(64, 32\) in Model",
+    ):
+        model_swap.into(model, "layers.*.mlp", mlp)
+
+
 def test_gradients_are_those_of_the_original(mlp):
     model, inputs = decoder()
     replaced = model_swap.into(copy.deepcopy(model), "layers.*.mlp", mlp)

@@ -131,6 +131,15 @@ class Operator:
         """Copies of a model share it: it holds no state of theirs."""
         return self
 
+    def check_shape(self, name: str, own: torch.Tensor) -> None:
+        """NotReplaced unless a module's parameter or buffer is as large as that of Model."""
+        wanted = find(self._blank, name).shape
+        if own.shape != wanted:
+            raise NotReplaced(
+                f"'{name}' is {tuple(own.shape)} in a module that --at takes in, and {tuple(wanted)} in Model: the "
+                "kernel is for one size; name with --at only the modules that have it"
+            )
+
     def call(self, module: torch.nn.Module, *args, **kwargs):
         """A call of a module, with the operator in it."""
         state = [find(module, name) for name in self.state]
@@ -340,7 +349,7 @@ class Replacement(StandIn):
             self.register_buffer(name, find(operator.real, name).to(device), persistent=False)
         for name in operator.state:
             try:
-                find(self, name)
+                operator.check_shape(name, find(self, name))
             except AttributeError:
                 own = ", ".join(known for known, _ in held(self)) or "none"
                 raise NotReplaced(f"the module lacks '{name}', which Model has; its own are: {own}") from None
