@@ -305,6 +305,25 @@ def test_where_compile_is_enough_no_kernel_is_written():
     assert "near what the card gives" in advice(made_report([TINY], {"compiled": 1.005}))[-1]
 
 
+def test_what_has_no_floor_is_unknown_and_no_reason_to_stop():
+    """The work of a model that asks for the contents of tensors is not counted, and no backward pass has a floor."""
+    small = replace(TINY, us=10.0)
+    bare = [replace(one, floor=None, saved_us=None) for one in (ATTENTION, NORM, small)]
+    said = advice(made_report(bare, {"compiled": 1.8}))
+    assert said == [
+        "first torch.compile: 1.80x",
+        "what a kernel could save is UNKNOWN, for want of a floor, of group 1, layers.*.attention (M); cut_problem.py "
+        "--group N cuts one out, and Step 0 counts its floor",
+    ]
+    backward = replace(bare[0], backward=True)
+    said = advice(made_report([small, backward], {"compiled": 1.8}))
+    assert said[1] == (
+        "what a kernel could save is UNKNOWN of group 1, layers.*.attention, backward (M): a backward pass has no "
+        "floor; docs/models.md, 'Training', says what to do"
+    )
+    assert len(said) == 2 and "group 1" not in advice(made_report([replace(backward, us=20.0)], {}))[0]
+
+
 def test_a_gpu_that_waits_calls_for_graphs():
     said = advice(made_report([NORM], {"compiled": 1.2, "graph": 2.5}, busy_us=300.0))
     assert said[0].startswith("first a CUDA graph of the eager step: 2.50x")
@@ -374,6 +393,18 @@ def test_a_group_becomes_a_cut_with_its_promise():
             cutting.part_of_group(BUNDLE / "model.py", listed, number)
     with pytest.raises(UsageError, match="no output of find_kernels"):
         cutting.part_of_group(BUNDLE / "model.py", {"groups": 3}, 1)
+
+
+def test_a_cut_promises_nothing_from_a_profile_of_the_cpu():
+    """A profile of the CPU's operators says nothing of a GPU. One noisy step made a share of 384 % of it."""
+    listed = replace(made_report([ATTENTION], {}), on_gpu=False).to_json()
+    assert cutting.part_of_group(BUNDLE / "model.py", listed, 1).about == {}
+
+
+def test_a_group_takes_no_more_than_the_step():
+    """The profiler's step may be slower than the one that is timed; kernels of several streams add up."""
+    report = made_report([replace(ATTENTION, us=1100.0)], {})
+    assert report.step_us == 1000.0 and report.to_json()["groups"][0]["share_of_step_pct"] == 100.0
 
 
 def test_a_step_is_profiled_kept_and_read_again(tmp_path, run_here):

@@ -177,9 +177,24 @@ def test_what_is_left_to_the_original_is_said(cut_out):
         "left out, with the original in all calls: workload prefill",
     ]
     assert lines[-1].endswith("model_swap.py, into(model, 'mlp', where='x.shape[1] == 1')")
-    checks = [ModelCheck(f"outputs, workload {name}", passed, "") for name, passed in (("a", True), ("b", False))]
-    lines = list(putting_back.lines(result(checks=tuple(checks), ways=()), cut_out))
-    assert any("--where 'x.shape[1] == 1', say" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("passed", "where", "why", "hint"),
+    [
+        ((True, False), None, "50 % of output 0 is off", True),
+        ((False, True), None, "50 % of output 0 is off", False),  # in the workload that it was cut from
+        ((True, False), "x.shape[1] == 1", "50 % of output 0 is off", False),
+        ((True, False), None, "OtherCall: cut out of …; put_back.py --where 'x.shape[2] == 4' leaves others", False),
+    ],
+)
+def test_some_calls_alone_are_proposed_where_the_kernel_is_right_in_the_step_that_it_is_for(
+    cut_out, passed, where, why, hint
+):
+    names = ("decode", "prefill")
+    checks = tuple(ModelCheck(f"outputs, workload {name}", one, why) for name, one in zip(names, passed, strict=True))
+    lines = list(putting_back.lines(result(workload="decode", where=where, checks=checks, ways=()), cut_out))
+    assert any("--where 'x.shape[1] == 1', say" in line for line in lines) is hint
 
 
 def ways(**times: tuple[float, float]) -> tuple:

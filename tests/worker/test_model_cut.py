@@ -1,5 +1,6 @@
 """Parts cut out of a model: what the reference says of them, and that a cut which is not the same is refused."""
 
+import ast
 import shutil
 from pathlib import Path
 
@@ -146,6 +147,48 @@ def test_a_call_of_sizes_that_the_cut_is_not_made_for_is_refused(tmp_path):
             problem.load_module(Path(odd.path)).call(lambda x: x, None, torch.ones(6, 4))
 
 
+HALVES = """
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+    def forward(self, x):
+        first, second = x.chunk(2, -1)
+        return first * self.norm(second)
+def load(): return nn.Sequential(Halves(), nn.ReLU())
+def inputs(): return [torch.randn(3, 5, 16)]
+"""
+
+
+def test_a_size_that_its_conditions_leave_one_value_is_fixed(tmp_path):
+    report = cut(tmp_path, "0", model=write_model(tmp_path, HALVES))
+    assert report.sizes == {"x_dim0": 3, "x_dim1": 5}
+    text = Path(report.path).read_text()
+    assert "x_dim2" not in text and text.count("required(") == 2  # its definition, and the size
+    assert "required(x.shape[2] == 16, 'x.shape[2] == 16')" in text
+
+
+WINDOWS = """
+class Windows(nn.Module):
+    def forward(self, x):
+        b, h, w, d = x.shape
+        y = x.view(b, h // 4, 4, w // 4, 4, d).transpose(2, 3).reshape(-1, 16, d)
+        y = y.softmax(1).view(-1, 16, 2, d // 2)
+        return y.view(b, h // 4, w // 4, 4, 4, d).transpose(2, 3).reshape(b, h, w, d)
+def load(): return nn.Sequential(Windows(), nn.ReLU())
+def inputs(): return [torch.randn(2, 8, 12, 4)]
+"""
+
+
+def test_all_conditions_on_sizes_count_where_one_of_them_is_an_alternative(tmp_path):
+    """a and b == 512 or b % 512 == 0 and c: without brackets c alone would do."""
+    report = cut(tmp_path, "0", model=write_model(tmp_path, WINDOWS))
+    text = Path(report.path).read_text()
+    tests = [node.test for node in ast.walk(ast.parse(text)) if isinstance(node, ast.If) and "x_dim" in ast.dump(node)]
+    assert all(isinstance(test.operand, ast.Compare) or isinstance(test.operand.op, ast.And) for test in tests)
+    assert IS_TORCH_2_6 or " or " in text
+
+
 def test_a_size_of_1_is_left_open_where_another_workload_has_more(tmp_path):
     text = "class Twice(nn.Module):\n    def forward(self, x): return x.view(x.shape[0], -1) * 2\n"
     text += "def load(): return nn.Sequential(Twice(), nn.ReLU())\ndef inputs(): return [torch.randn(1, 4, 3)]\n"
@@ -225,7 +268,7 @@ def test_a_module_that_is_called_in_several_forms_is_cut_in_one_of_them(tmp_path
     reference = problem.Reference(Path(report.path))
     assert [reference.build(name, 0, None, "cpu")[1][0].shape for name in report.workloads] == [(2, 4), (1, 4), (2, 3)]
     assert [name for name, *_ in third.inputs] == ["x", "skip"] and third.proofs[0].calls == 1
-    with pytest.raises(NotCut, match="the model calls 'own' 5 times in workload 'default'"):
+    with pytest.raises(NotCut, match="the model calls 'own' 5 times in workload 'default', so there is no --call 6"):
         cut(tmp_path, "own", model=model, call=6)
 
 

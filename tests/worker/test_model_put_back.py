@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernelopt.worker import model_cut, model_profile, model_put_back, model_steps, model_swap
 from kernelopt.worker.context import Context
-from kernelopt.worker.contract import WrongModelFile
+from kernelopt.worker.contract import NotCut, WrongModelFile
 from kernelopt.worker.model_file import ModelFile
 
 CACHED = """
@@ -109,6 +109,44 @@ def test_opcheck_tries_gradients_in_training_alone(tmp_path, monkeypatch, traini
     assert len(tried) == 3 and any(one.requires_grad for one in tried) is training
 
 
+CHAIN = """
+import torch, torch.nn as nn
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.sigmoid(self.linear(x)) * x
+def load(): return nn.Sequential(nn.Linear(4, 4), Chain())
+def inputs(): return [torch.randn(2, 4)]
+"""
+
+
+def test_opcheck_passes_where_one_input_was_made_from_another(tmp_path):
+    """x, and linear(x): the first backward pass of the check must not go on into the model and free its graph."""
+    cached(tmp_path, CHAIN)
+    folder, model, between = str(tmp_path), str(tmp_path / "model.py"), ["sigmoid", "mul"]
+    text = Path(model_cut.cut(CONTEXT, model, "1", between, None, 1, folder, None, None, {}).path).read_text()
+    (tmp_path / "cut.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(text.replace("class Model(", "class ModelNew("))
+    operator = model_swap.Operator(tmp_path / "kernel.py", tmp_path / "cut.py")
+    file = ModelFile(tmp_path / "model.py", "cpu", training=True)
+    made = model_swap.replacements(file.module, "1", operator)
+    judge = model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES)
+    check = judge.operator(operator)
+    assert check.passed, check.detail
+
+
+def test_gradients_of_a_kernel_that_writes_in_place_are_refused_with_what_to_do(tmp_path):
+    cached(tmp_path, CACHED)
+    folder, model = str(tmp_path), str(tmp_path / "model.py")
+    text = Path(model_cut.cut(CONTEXT, model, "", None, None, 1, folder, None, None, {}).path).read_text()
+    (tmp_path / "reference.py").write_text(text)
+    (tmp_path / "kernel.py").write_text(text.replace("class Model(", "class ModelNew("))
+    with pytest.raises(NotCut, match=r"writes to 'cache' in place, .* leave --training out, or cut with --between"):
+        model_put_back.put_back(CONTEXT, model, folder, "", None, None, True, 0, TOLERANCES, None, 1.0, 1.0)
+
+
 def test_the_original_takes_the_calls_that_do_not_fit_and_a_check_says_so(tmp_path):
     workloads = "def workloads(): return {'wide': lambda: [torch.randn(3, 4)]}\n"
     file = cached(tmp_path, TRAINED + workloads)
@@ -162,6 +200,27 @@ def swapped(
     file = ModelFile(folder / "model.py", "cpu", training)
     made = model_swap.replacements(file.module, at, operator)
     return model_put_back.Judge(file, model_put_back.with_modules(file.module, made), made, TOLERANCES, None, own)
+
+
+COUNTING = """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(4))
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.mul_(3)
+        return x * self.seen
+"""
+
+
+def test_gradients_leave_the_wider_model_as_it_was(tmp_path):
+    """Else the original is far off it afterwards, and twice that error would let any compiled kernel pass."""
+    text = TRAINED.replace("nn.ReLU()", "Counting()").replace("def load", COUNTING + "def load")
+    judge = swapped(tmp_path, text, "", training=True)
+    (before,) = judge.outputs()
+    assert judge.gradients().passed and "where 0.0001 is allowed" in before.detail
+    assert judge.outputs() == [before] and "where 0.0001 is allowed" in judge.compiled(60).detail
 
 
 NOISY = "class Noisy(nn.Module):\n    def forward(self, x): return x + torch.rand_like(x)\n"

@@ -69,12 +69,29 @@ def test_two_kernels_in_a_model_come_from_files_of_their_own(mlp):
 
 def test_a_pattern_that_fits_nothing_and_a_module_without_the_parameters_are_refused(mlp):
     model, _ = decoder()
-    with pytest.raises(model_swap.NotReplaced, match=r"no module 'layers\.mlp'"):
+    with pytest.raises(model_swap.NotReplaced, match=r"no module 'layers\.mlp'; modules in 'layers': 0, 1$"):
         model_swap.into(model, "layers.mlp", mlp)
+    with pytest.raises(model_swap.NotReplaced, match=r"'layers\.\*\.mpl'; modules in 'layers\.\*': before, "):
+        model_swap.into(model, "layers.*.mpl", mlp)
+    with pytest.raises(model_swap.NotReplaced, match=r"no module 'layer'; its modules: embedding, "):
+        model_swap.into(model, "layer", mlp)
+    with pytest.raises(model_swap.NotReplaced, match=r"'norm\.x'; modules in 'norm': none"):
+        model_swap.into(model, "norm.x", mlp)
     with pytest.raises(
         model_swap.NotReplaced, match=r"the module lacks 'gate.weight', which Model has; its own are: w"
     ):
         model_swap.into(model, "norm", mlp)
+
+
+def test_a_module_of_other_sizes_is_refused(mlp):
+    """torch would say no more than: Error(s) in loading state_dict for ModelNew."""
+    model, _ = decoder()
+    model.layers[1].mlp.gate = torch.nn.Linear(32, 48, bias=False)
+    with pytest.raises(
+        model_swap.NotReplaced,
+        match=r"'gate\.weight' is \(48, 32\) in a module that --at takes in, and \(64, 32\) in Model",
+    ):
+        model_swap.into(model, "layers.*.mlp", mlp)
 
 
 def test_gradients_are_those_of_the_original(mlp):

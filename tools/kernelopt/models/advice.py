@@ -8,6 +8,7 @@ from .step_report import StepReport, WayTime
 GAIN = 1.03  # a way of running that is less faster than this is not worth a change
 IDLE_PCT = 30.0  # of the step: the host is then what limits it
 WORTH_PCT = 3.0  # of the step, that a kernel must be able to save
+MOST_UNKNOWN = 3  # groups without a floor that are named
 WAYS = {
     "compiled": "torch.compile",
     "tuned": 'torch.compile(mode="max-autotune")',
@@ -74,10 +75,35 @@ def kernels(report: StepReport) -> Iterator[str]:
         yield f"{subject} worth a kernel: {listed(own)}, {at_most(report, own, best)}"
     if any(group.floor.library_rate for group in own):
         yield "a floor that is a library's rate bounds no gain; measure_ceiling.py measures one for a problem"
-    if not own:
+    bare = unknown(report, best, fuses)
+    yield from unknown_lines(bare)
+    if not own and not bare:
         enough = f"{WAYS[best.name]} is enough" if best else "the step is near what the card gives"
         less = f"no group could save {WORTH_PCT:.0f} % of the step" if not fused else "no other group saves enough"
         yield f"no kernel is worth writing: {less}; {enough}"
+
+
+def unknown(report: StepReport, best: WayTime | None, fuses: bool) -> list[Group]:
+    """The groups without a floor that take enough of the step, and that torch.compile does not fuse."""
+    least_us = WORTH_PCT / 100 * (best.us if best else report.step_us)
+    bare = [group for group in report.groups if group.floor is None and group.us >= least_us]
+    return apart([group for group in bare if not (fuses and group.is_fusable)])
+
+
+def unknown_lines(bare: list[Group]) -> Iterator[str]:
+    """What to do about groups without a floor; the largest are named."""
+    forward = [group for group in bare if not group.backward][:MOST_UNKNOWN]
+    backward = [group for group in bare if group.backward][:MOST_UNKNOWN]
+    if forward:
+        yield (
+            f"what a kernel could save is UNKNOWN, for want of a floor, of {listed(forward)}; cut_problem.py --group N "
+            "cuts one out, and Step 0 counts its floor"
+        )
+    if backward:
+        yield (
+            f"what a kernel could save is UNKNOWN of {listed(backward)}: a backward pass has no floor; docs/models.md, "
+            "'Training', says what to do"
+        )
 
 
 def at_most(report: StepReport, groups: list[Group], best: WayTime | None) -> str:
@@ -90,9 +116,10 @@ def at_most(report: StepReport, groups: list[Group], best: WayTime | None) -> st
 
 
 def apart(worth: list[Group]) -> list[Group]:
-    """Those that save most, without those that lie in another one or around it."""
+    """Those that save most, without those that lie in another one or around it. What is not known to save anything
+    counts by its time."""
     chosen: list[Group] = []
-    for group in sorted(worth, key=lambda one: -one.saved_us):
+    for group in sorted(worth, key=lambda one: -(one.us if one.saved_us is None else one.saved_us)):
         if not any(overlap(group, other) for other in chosen):
             chosen.append(group)
     return chosen

@@ -57,7 +57,8 @@ class CutProblem:
 
 
 def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, str] | None = None) -> Part:
-    """The part that a group of find_kernels.py stands for, or a chain of its operators. listed: of finding.listed.
+    """The part that a group of find_kernels.py stands for, or a chain of its operators, with its promise where the
+    step ran on a GPU. listed: of finding.listed.
     UsageError where the file is none, or the group is no part that can be cut out."""
     try:
         group = next((one for one in listed["groups"] if one["number"] == number), None)
@@ -80,13 +81,17 @@ def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, st
             f"group {number} is the own operators of a module with others inside: cut it whole ({whole}), or a "
             f"chain: add --between A B ({listing} lists them)"
         )
-    about = {
+    return Part(model, path, between, workload, promise_of(group) if listed["on_gpu"] else {})
+
+
+def promise_of(group: dict) -> dict:
+    """What put_back.py holds the gain against."""
+    return {
         "share_pct": round(group["share_of_step_pct"], 3),
         "at_most_pct": rounded(group["saved_pct"]),
         "saved_us": rounded(group["step_saved_us"]),
         "floor_us": rounded((group["floor"] or {}).get("us")),
     }
-    return Part(model, path, between, workload, about)
 
 
 def rounded(figure: float | None) -> float | None:

@@ -187,9 +187,13 @@ def lines(result: PutBack, workspace: Workspace) -> Iterator[str]:
 
 
 def hint_lines(result: PutBack) -> Iterator[str]:
-    """What to do where some workloads are right."""
-    outputs = {check.passed for check in result.checks if check.name.startswith(put_backs.OUTPUTS)}
-    if outputs == {True, False}:
+    """What to do where the kernel is right in the workload that it is for, and wrong in others. A cut that was called
+    in another form says so itself, with the condition."""
+    own = f"{put_backs.OUTPUTS} {result.workload}"
+    outputs = [check for check in result.checks if check.name.startswith(put_backs.OUTPUTS)]
+    wrong = [check for check in outputs if check.passed is False]
+    told = result.where or any("--where" in check.detail for check in wrong)
+    if wrong and not told and any(check.passed and check.name == own for check in outputs):
         yield "--where 'x.shape[1] == 1', say, gives the kernel only the calls that it is made for"
 
 

@@ -106,7 +106,7 @@ class StepReport:
             {
                 **asdict(group),
                 "name": group.name,
-                "share_of_step_pct": 100 * group.us / self.step_us,
+                "share_of_step_pct": min(100.0, 100 * group.us / self.step_us),
                 "step_saved_us": self.saved_us(group),
                 "saved_pct": self.saved_pct(group),
             }

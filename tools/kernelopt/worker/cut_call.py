@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from .contract import NotCut
-from .cut_inputs import SIZE_OF_GUARD, always_holds, holds
+from .cut_inputs import SIZE_OF_GUARD, always_holds, bracketed, holds
 from .cut_model import indented, literal, member, size_lines
 from .cut_part import Cut
 from .graph_source import Writer, assigned, sizes_of
@@ -65,7 +65,7 @@ def name_of_result(node: fx.Node, writer: Writer) -> str:
 def form_lines(cut: Cut, forms: list[Form]) -> list[str]:
     """The refusal of a call of another form, or of sizes that the cut is not made for."""
     conditions = [*cut.taken.conditions, *given_lines(cut), *fixed_sizes(cut, forms), *guards_of_call(cut, forms)]
-    return [f"required({one}, {one!r})" for one in conditions]
+    return [f"required({one}, {one!r})" for one in dict.fromkeys(conditions)]
 
 
 def given_lines(cut: Cut) -> list[str]:
@@ -86,14 +86,16 @@ def fixed_sizes(cut: Cut, forms: list[Form]) -> Iterator[str]:
 
 def guards_of_call(cut: Cut, forms: list[Form]) -> Iterator[str]:
     """torch.export's conditions on single sizes of the module's arguments, without those that it takes for granted.
-    Where sizes must fit each other, the operators themselves refuse others."""
-    paths = [leaf.path for leaf in cut.taken.leaves]
+    Where sizes must fit each other, the operators themselves refuse others. `fixed_sizes` says more of a fixed one."""
+    paths, fixed = [leaf.path for leaf in cut.taken.leaves], {*fixed_sizes(cut, forms)}
     for guard in cut.graph.guards if forms else ():
         if len(places := {*SIZE_OF_GUARD.findall(guard)}) == 1:
             number, at = map(int, places.pop())
+            if f"{paths[number]}.shape[{at}] == {forms[0][number][at]}" in fixed:
+                continue
             text = SIZE_OF_GUARD.sub("size", guard)
             if all(holds(text, {"size": form[number][at]}) for form in forms) and not always_holds(text, ["size"]):
-                yield text.replace("size", f"{paths[number]}.shape[{at}]")
+                yield bracketed(text.replace("size", f"{paths[number]}.shape[{at}]"))
 
 
 def signature_text(signature: inspect.Signature) -> str:

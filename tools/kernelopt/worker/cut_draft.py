@@ -192,9 +192,15 @@ class Draft:
             problem.call(model.to(self._file.device), tensor_trees.map_tensors(inputs, torch.Tensor.clone))
             return self._facts["between"] is not None or self._prover.as_the_module(self._cut, path, inputs)
         except ValueError as error:  # sizes at which the model takes another way
-            return str(error) in cut_inputs.NO_CASES
+            return str(error) in cut_inputs.NO_CASES and not self._is_single(size)
         except Exception:
             return False
+
+    def _is_single(self, size: Size) -> bool:
+        """Is there no case of another value, and had it none in the model?"""
+        own = [self._cut.sizes_in(each) for seen in self.seen.values() for each in (seen.inputs, *seen.later.values())]
+        same = all(sizes[size.name] == size.recorded for sizes in own)
+        return same and cut_inputs.is_single(cut_inputs.size_conditions(self._cut, own), size)
 
 
 def tied(made: Cut, dependent: list[str]) -> Cut:

@@ -12,7 +12,7 @@ from torch import fx
 from . import recorded_values
 from .contract import NotCut
 from .cut_part import Cut
-from .graph_source import named_sizes, size_text
+from .graph_source import Size, named_sizes, size_text
 from .model_graph import arguments, root
 
 SIZE_OF_GUARD = re.compile(r"L\['tensors'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
@@ -30,6 +30,7 @@ OTHER_WAY = "at these sizes the model takes another way"
 NO_CASES = (OTHER_WAY, recorded_values.FEWER)  # what get_inputs says of sizes that it does not take
 TRIED_SIZES = (4, 5, 6, 7, 8, 9, 12, 16, 17, 31, 64, 100, 127, 128, 1000, 4096, 5000)
 TRIES = 200
+NEAR = 64  # how far from a size others are tried
 WRITING_BY_INDEX = ("index_put", "index_copy", "index_fill", "scatter")
 
 
@@ -80,8 +81,22 @@ def size_conditions(cut: Cut, also: list[dict[str, int]]) -> list[str]:
         with contextlib.suppress(NotCut):  # of a size that the chain does not see
             text = SIZE_OF_GUARD.sub(lambda m: size_text(shapes[int(m[1])][int(m[2])], cut.sizes), guard)
             if all(holds(text, sizes) for sizes in (recorded, *also)) and not always_holds(text, recorded):
-                conditions[text] = None
+                conditions[bracketed(text)] = None
     return list(conditions)
+
+
+def bracketed(condition: str) -> str:
+    """A condition that others may follow after `and`."""
+    return f"({condition})" if " or " in condition else condition
+
+
+def is_single(conditions: list[str], size: Size) -> bool:
+    """Do the conditions leave a size, if no other one changes, its recorded value alone? Those are meant that name no
+    other size. Values near it, its multiples and small ones are tried."""
+    own = [one for one in conditions if holds(one, {size.name: size.recorded})]
+    near = range(max(1, size.recorded - NEAR), size.recorded + NEAR + 1)
+    others = {*range(1, NEAR), *near, *(size.recorded * times for times in (2, 3, 4)), size.recorded // 2}
+    return not any(all(holds(one, {size.name: other}) for one in own) for other in others - {0, size.recorded})
 
 
 def holds(condition: str, sizes: dict[str, int]) -> bool:

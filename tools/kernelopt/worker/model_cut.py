@@ -139,7 +139,10 @@ class Part:
             self.file.run(self.file.module, self.file.arguments(workload))
         call = recorder.call
         if call is None and recorder.calls:
-            raise NotCut(f"the model calls '{name}' {recorder.calls} times in workload '{workload}'")
+            times = "once" if recorder.calls == 1 else f"{recorder.calls} times"
+            raise NotCut(
+                f"the model calls '{name}' {times} in workload '{workload}', so there is no --call {self.number}"
+            )
         if call is None:
             raise NotCut(
                 f"the model does not call '{name}' by its forward in workload '{workload}'; cut a module around it, or "

@@ -61,7 +61,10 @@ def put_back(
     except model_swap.NotReplaced as error:
         raise NotCut(str(error)) from None
     if training and operator.mutated:
-        raise NotCut(f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow")
+        raise NotCut(
+            f"the kernel writes to '{operator.mutated[0]}' in place, which gradients cannot follow: leave --training "
+            "out, or cut with --between, beside the operators that write"
+        )
     own = operator.workload if operator.workload in file.workloads else None
     judge = Judge(file, with_modules(file.module, made), made, tolerances, workload or own, own_tolerance)
     checks = judge.outputs()
@@ -174,8 +177,8 @@ class Judge:
         operator.apply = noting
         self._file.left_by(self.after, self.workload)
         del operator.apply
-        plain = operator.mutated or not self._file.training  # gradients that nobody asked for are not tried
-        real = [one.detach() if plain and isinstance(one, torch.Tensor) else one for one in given[0]]
+        trained = self._file.training and not operator.mutated  # gradients that nobody asked for are not tried
+        real = [leaf(one, trained) if isinstance(one, torch.Tensor) else one for one in given[0]]
         results = torch.library.opcheck(op, tuple(real), raise_exception=False)
         failed = {name: str(result) for name, result in results.items() if result != "SUCCESS"}
         detail = "; ".join(f"{name}: {first_line(text)}" for name, text in failed.items())
@@ -200,7 +203,7 @@ class Judge:
         if self._file.habits(self.workload).random:
             return None
         try:
-            return self._gradients(self._exact, self._wide_arguments(self.workload))
+            return self._gradients(copy.deepcopy(self._exact), self._wide_arguments(self.workload))
         except Exception:
             return None
 
@@ -291,6 +294,12 @@ def widened(module: torch.nn.Module) -> torch.nn.Module | None:
         return copy.deepcopy(module).to(wide)
     except (RuntimeError, TypeError):
         return None
+
+
+def leaf(tensor: torch.Tensor, trained: bool) -> torch.Tensor:
+    """The same numbers without what they were made from, so that a backward pass ends here. trained: with a gradient
+    where it has one."""
+    return tensor.detach().requires_grad_(trained and tensor.requires_grad)
 
 
 def last_logits(outputs) -> torch.Tensor:

@@ -64,16 +64,26 @@ def replacements(
 
 def paths(model: torch.nn.Module, at: str) -> list[str]:
     """The paths of modules that fit a pattern, all paths of a module that stands at several. WrongCall when there is
-    none."""
-    parts, every = at.split("."), list(model.named_modules(remove_duplicate=False))
-    fitting = {
-        module
-        for name, module in every
-        if len(name.split(".")) == len(parts) and all(map(fnmatch.fnmatchcase, name.split("."), parts))
-    }
+    none, naming what is there."""
+    every = list(model.named_modules(remove_duplicate=False))
+    fitting = {module for name, module in every if fits(name.split("."), at.split("."))}
     if not fitting:
-        raise WrongCall(f"the model has no module '{at}'")
+        raise WrongCall(f"the model has no module '{at}'; {near(at.split('.'), [name for name, _ in every if name])}")
     return [name for name, module in every if module in fitting]
+
+
+def fits(path: list[str], pattern: list[str]) -> bool:
+    """Do the parts of a path fit those of a pattern?"""
+    return len(path) == len(pattern) and all(map(fnmatch.fnmatchcase, path, pattern))
+
+
+def near(pattern: list[str], names: list[str]) -> str:
+    """The modules at the first place where a pattern leads nowhere. names: paths of all modules."""
+    paths = [name.split(".") for name in names]
+    depth = max(at for at in range(len(pattern)) if not at or any(fits(path[:at], pattern[:at]) for path in paths))
+    inside = [path[depth] for path in paths if len(path) > depth and fits(path[:depth], pattern[:depth])]
+    place = f"modules in '{'.'.join(pattern[:depth])}'" if depth else "its modules"
+    return f"{place}: {', '.join(dict.fromkeys(inside)) or 'none'}"
 
 
 def load_file(path: Path):
@@ -120,6 +130,15 @@ class Operator:
     def __deepcopy__(self, memo) -> "Operator":
         """Copies of a model share it: it holds no state of theirs."""
         return self
+
+    def check_shape(self, name: str, own: torch.Tensor) -> None:
+        """NotReplaced unless a module's parameter or buffer is as large as that of Model."""
+        wanted = find(self._blank, name).shape
+        if own.shape != wanted:
+            raise NotReplaced(
+                f"'{name}' is {tuple(own.shape)} in a module that --at takes in, and {tuple(wanted)} in Model: the "
+                "kernel is for one size; name with --at only the modules that have it"
+            )
 
     def call(self, module: torch.nn.Module, *args, **kwargs):
         """A call of a module, with the operator in it."""
@@ -330,7 +349,7 @@ class Replacement(StandIn):
             self.register_buffer(name, find(operator.real, name).to(device), persistent=False)
         for name in operator.state:
             try:
-                find(self, name)
+                operator.check_shape(name, find(self, name))
             except AttributeError:
                 own = ", ".join(known for known, _ in held(self)) or "none"
                 raise NotReplaced(f"the module lacks '{name}', which Model has; its own are: {own}") from None
