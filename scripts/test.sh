@@ -22,6 +22,8 @@ for argument in "$@"; do
 done
 failed=()
 skipped=()
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
 
 check() { # name, program, arguments…
   local name=$1 program=$2
@@ -67,6 +69,21 @@ test_clients() { # pytest arguments: where there are rights for it, with loopbac
   "${alone[@]}" "$python" -m pytest -q -m clients -n 0 "$@"
 }
 
+codex_tests() {
+  echo "== Codex, the cheapest of the clients"
+  if ! command -v npm >/dev/null || ! install_clients pinned @openai/codex; then
+    echo "NOT RUN: npm is not there, or cannot install Codex"
+    return
+  fi
+  test_clients tests/clients/test_codex_sandbox.py::test_a_kernel_is_verified_inside \
+    "tests/clients/test_loop.py::test_two_rounds_are_accepted_with_the_command_line_that_the_loop_knows[codex]"
+}
+
+start_codex() { # beside the other tests, for it mostly waits; what it says comes behind theirs
+  codex_tests >"$results/codex" 2>&1 &
+  codex=$!
+}
+
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
 if [ -n "$oldest" ]; then
   if [ -z "${PYTHON:-}" ]; then PYTHON=$(python3.10 -c '' 2>/dev/null && echo python3.10 || echo python3); fi
@@ -84,6 +101,7 @@ else
     wait
   fi
 fi
+[ -n "$oldest$clients${arguments[*]}" ] || start_codex
 
 if [ -n "$clients" ]; then
   command -v npm >/dev/null || { echo "npm is not installed; the clients come from its registry (Node.js 20 or newer)"; exit 3; }
@@ -99,7 +117,6 @@ run_tests() { # a name, options of pytest; 5 is its exit code when the arguments
 }
 
 echo "== pytest"
-results=$(mktemp -d)
 case " ${arguments[*]} " in
   *" -m gpu"*)
     run_tests at-once -n "$(($(nproc) < 16 ? $(nproc) : 16))" --on-gpu at-once # each takes memory of the GPU
@@ -111,17 +128,10 @@ case " ${arguments[*]} " in
 esac
 command="bash scripts/test.sh ${oldest:+--oldest }${arguments[*]}"
 [ -z "$record" ] || "$python" scripts/tested_with.py "${command% }" "$results"/*.xml || failed+=("record")
-rm -rf "$results"
 
-if [ -z "$oldest${arguments[*]}" ]; then
-  echo "== Codex, the cheapest of the clients"
-  if command -v npm >/dev/null && install_clients pinned @openai/codex; then
-    test_clients tests/clients/test_codex_sandbox.py::test_a_kernel_is_verified_inside \
-      "tests/clients/test_loop.py::test_two_rounds_are_accepted_with_the_command_line_that_the_loop_knows[codex]" ||
-      failed+=("Codex")
-  else
-    echo "NOT RUN: npm is not there, or cannot install Codex"
-  fi
+if [ -n "${codex:-}" ]; then
+  wait "$codex" || failed+=("Codex")
+  cat "$results/codex"
 fi
 
 [ ${#skipped[@]} -eq 0 ] || echo "NOT RUN, their tools could not be installed: ${skipped[*]}"

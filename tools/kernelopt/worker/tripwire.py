@@ -23,6 +23,7 @@ from os.path import abspath, isdir, realpath
 from pathlib import Path
 from sys import _getframe
 from threading import get_ident
+from types import FunctionType, MethodType
 
 from .faults import CheatError
 
@@ -34,6 +35,7 @@ FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
 ABSENT = object()
+WITH_CODE = (FunctionType, MethodType)  # of a watched module's or class's members
 SPARSE = 8  # times as many members as are watched: then these are looked at alone
 Space = tuple[str, Mapping, dict[str, object]]  # name of a module or class, its members, those of them that are watched
 
@@ -160,9 +162,13 @@ class Snapshot:
 
     def __init__(self):
         self._spaces = _watched()
-        members = [(f"{owner}.{name}", value) for owner, _, space in self._spaces for name, value in space.items()]
-        functions = {id(value): (name, value) for name, value in members if getattr(value, "__code__", None)}
-        self._functions = [(name, one, one.__code__, one.__defaults__) for name, one in functions.values()]
+        functions = {
+            id(value): (owner, name, value)
+            for owner, _, space in self._spaces
+            for name, value in space.items()
+            if isinstance(value, WITH_CODE)
+        }
+        self._functions = [(f"{owner}.{name}", f, f.__code__, f.__defaults__) for owner, name, f in functions.values()]
         self._sparse = [one for one in self._spaces if len(one[1]) > SPARSE * len(one[2])]
         dense = [space for _, space, watched in self._spaces if len(space) <= SPARSE * len(watched)]
         holders = [space if isinstance(space, dict) else get_referents(space)[0] for space in dense]
