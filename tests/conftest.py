@@ -1,6 +1,7 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
+import gc
 import importlib.metadata
 import importlib.util
 import io
@@ -106,6 +107,16 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=str(error)))
+
+
+def pytest_collection_finish():
+    """What all tests share is left out when Python looks for garbage: torch, the tools, and the tests themselves."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or what torch and Triton made counts as leaked at the process's end
 
 
 @pytest.fixture
