@@ -883,10 +883,12 @@ def test_what_is_ended_from_outside_prints_what_it_has(ready, tmp_path, number, 
     assert done.returncode == 4 and took_s < 10, done.stderr
     stored = json.loads((ready.root / "explore/e1.json").read_text())
     rows = {row["name"]: (row["status"], row["error"]) for row in stored["rows"]}
+    hangs = rows.pop("b_hangs")  # on a busy machine its word that it had loaded may not have been read
+    reached = ("it had loaded", "its first call was compiled and launched")
+    assert hangs in [("TIMEOUT", f"stopped before {stage}") for stage in reached]
     assert rows == {
         "best (v0)": ("OK", None),
         "a_right": ("OK", "stopped before it was compiled"),
-        "b_hangs": ("TIMEOUT", "stopped before its first call was compiled and launched"),
         "c_late": ("TIMEOUT", "stopped before it was started"),
     }
     if number == signal.SIGTERM:
