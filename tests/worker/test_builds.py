@@ -79,3 +79,22 @@ def test_the_lock_of_a_process_that_was_killed_holds_nobody_up(tmp_path):
     """
     (_, again), compiled = answer(tmp_path, code)
     assert again == folder and len(compiled) == 1
+
+
+def test_a_build_that_failed_is_tried_again(tmp_path):
+    code = """
+    works, errors = cpp_extension._write_ninja_file_and_build_library, []
+    def fails(**options):
+        raise RuntimeError("no compiler")
+    cpp_extension._write_ninja_file_and_build_library = fails
+    for _ in range(2):
+        try:
+            build("int a;")
+        except RuntimeError as error:
+            errors.append(str(error))
+    cpp_extension._write_ninja_file_and_build_library = works
+    name, _ = build("int a;")
+    answer = [errors, name, compiled]
+    """
+    errors, name, compiled = answer(tmp_path, code)
+    assert errors == ["no compiler"] * 2 and name == "ext" and len(compiled) == 1

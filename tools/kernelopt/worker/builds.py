@@ -47,11 +47,12 @@ def kept_apart(build: Callable, versions: dict) -> Callable:
         key, name = content_key(given), str(given["name"])
         folder = Path(root, key)
         folder.mkdir(parents=True, exist_ok=True)
-        if _last_built.get(name) != key:
-            versions.pop(name, None)
-        _last_built[name] = key
         with turn_in(folder):
-            return build(**{**given, "build_directory": str(folder)})
+            if _last_built.pop(name, None) != key:
+                versions.pop(name, None)
+            result = build(**{**given, "build_directory": str(folder)})
+            _last_built[name] = key  # after a build that failed, torch would take a second call's for done
+            return result
 
     built.by_content = True
     return built
