@@ -1,5 +1,6 @@
 """Models of Hugging Face: a file with load() and inputs() from a config."""
 
+import ast
 import json
 
 import forks_with_torch
@@ -36,6 +37,10 @@ OTHERS = {
     ),
     "images": ({"model_type": "vit", "image_size": 32, "num_channels": 1}, {"pixel_values": [8, 1, 32, 32]}),
     "oblong images": ({"model_type": "x", "image_size": [32, 64]}, {"pixel_values": [8, 3, 32, 64]}),
+    "images by height and width": (
+        {"model_type": "x", "image_size": {"height": 32, "width": 64}},
+        {"pixel_values": [8, 3, 32, 64]},
+    ),
     "images of no size": ({"model_type": "resnet", "num_channels": 3}, {"pixel_values": [8, 3, 224, 224]}),
     "tokens": ({"model_type": "bert", "vocab_size": 50}, {"input_ids": [1, 512]}),
 }
@@ -75,6 +80,11 @@ def test_each_kind_of_model_gets_inputs_of_its_kind():
     [
         ({"model_type": "llama"}, "names no architecture"),
         ({"architectures": ["a; b"], "model_type": "llama"}, "names no architecture"),
+        ({"architectures": "LlamaModel", "model_type": "llama"}, "names no architecture"),
+        ({"architectures": {"a": "X"}, "model_type": "llama"}, "names no architecture"),
+        ({"architectures": ["class"], "model_type": "llama"}, "names no architecture"),
+        ({"architectures": ["X"], "model_type": "x", "image_size": [32, 32, 3]}, r"image_size of x is \[32, 32, 3\]"),
+        ({"architectures": ["X"], "model_type": "x", "image_size": "big"}, "image_size of x is 'big'"),
         ({"architectures": ["X"], "model_type": "clip", "text_config": {}}, "inputs of several kinds"),
         ({"architectures": ["X"], "model_type": "new"}, "neither tokens nor images nor sound"),
     ],
@@ -82,6 +92,11 @@ def test_each_kind_of_model_gets_inputs_of_its_kind():
 def test_a_config_of_another_kind_is_refused(config, message):
     with pytest.raises(UsageError, match=message):
         hugging_face.source("x", config)
+
+
+def test_any_path_of_a_config_gives_a_file_of_python():
+    text = hugging_face.source('a\\xs/"""/b"', LLAMA)
+    assert 'a\\xs/"""/b"' in ast.get_docstring(ast.parse(text))
 
 
 def test_a_config_is_known_by_its_name_its_folder_and_its_file(llama, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ of transformers here; the file needs it."""
 
 import importlib.util
 import json
+import keyword
 import re
 import tempfile
 from pathlib import Path
@@ -35,7 +36,7 @@ def load():
 def inputs():
     return {{{inputs}}}
 '''
-TOKENS, DECODED, IMAGES, SAMPLES = 512, 64, 8, 80_000  # samples: five seconds
+TOKENS, DECODED, IMAGES, SIDE, SAMPLES = 512, 64, 8, 224, 80_000  # side: pixels; samples: five seconds
 
 
 def check_file(model: Path) -> None:
@@ -94,19 +95,26 @@ def of_hub(name: str) -> str:
 def source(name: str, config: dict) -> str:
     """The text of a model's file. UsageError for a config without an architecture, or of a kind that has no inputs
     here."""
-    architectures = config.get("architectures") or []
-    if not (architectures and str(architectures[0]).isidentifier() and config.get("model_type")):
+    architecture = architecture_of(config)
+    if not (architecture and config.get("model_type")):
         raise UsageError(f"the config of {name} names no architecture and model_type; {OWN}")
     sizes, inputs = fed(name, config)
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return TEMPLATE.format(
-        architecture=architectures[0],
-        name=name,
+        architecture=architecture,
+        name=json.dumps(name)[1:-1],
         config=json.dumps(config, indent=2),
         sizes="\n".join(f"{key} = {value}" for key, value in sizes.items()),
         dtype=dtype if dtype in ("float16", "bfloat16") else "bfloat16",
         inputs=", ".join(f'"{key}": {value}' for key, value in inputs.items()),
     )
+
+
+def architecture_of(config: dict) -> str | None:
+    """The first architecture's name, None where there is none that Python takes for a name."""
+    named = config.get("architectures")
+    first = str(named[0]) if isinstance(named, list) and named else ""
+    return first if first.isidentifier() and not keyword.iskeyword(first) else None
 
 
 def fed(name: str, config: dict) -> tuple[dict[str, int], dict[str, str]]:
@@ -126,11 +134,20 @@ def fed(name: str, config: dict) -> tuple[dict[str, int], dict[str, str]]:
             return with_decoder(sizes, inputs)
         return sizes, {**inputs, **({"use_cache": "False"} if config.get("use_cache") else {})}
     if "image_size" in config or "num_channels" in config:
-        side = config.get("image_size", 224)
-        height, width = side if isinstance(side, list) else (side, side)
+        height, width = image_sides(name, config.get("image_size", SIDE))
         image = f"{config.get('num_channels', 3)}, {height}, {width}"
         return {"BATCH": IMAGES}, {"pixel_values": f"torch.randn(BATCH, {image}, dtype=DTYPE)"}
     raise UsageError(f"{name} takes neither tokens nor images nor sound, as its config says; {OWN}")
+
+
+def image_sides(name: str, size) -> tuple[int, int]:
+    """(height, width) in pixels of a config's image_size. UsageError where it is none."""
+    if isinstance(size, dict):
+        size = [size.get("height"), size.get("width")]
+    sides = size if isinstance(size, list) else [size, size]
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+        raise UsageError(f"the image_size of {name} is {size!r}, not one side or two; {OWN}")
+    return tuple(sides)
 
 
 def with_decoder(sizes: dict[str, int], inputs: dict[str, str]) -> tuple[dict[str, int], dict[str, str]]:
