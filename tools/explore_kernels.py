@@ -42,14 +42,16 @@ def main() -> int:
     compile_for = target_of(args, subject)
     with tempfile.TemporaryDirectory() as folder:
         others = opponents.of(subject, args.against, Path(folder), [entry.name for entry in entries])
+        if args.keep_leader:
+            opponents.check_first(subject, others)
         try:
             result, path = explored(args, subject, entries, others, compile_for)
         except Stopped as stopped:
             raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
     is_stopped = result["stopped_after_s"] is not None
     cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
-    if args.keep_leader and not is_stopped:
-        cli.say(store.keep(subject.workspace, f"{path.stem}#{store.leader(result)}"))
+    if args.keep_leader:
+        cli.say(kept_leader(subject.workspace, path.stem, result))
     if keeps:
         try:
             cli.say(store.keep(keeps, args.keep))
@@ -60,6 +62,13 @@ def main() -> int:
     if is_stopped:
         return Stopped.exit_code
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
+
+
+def kept_leader(workspace: Workspace, exploration: str, result: dict) -> str:
+    """Make the leader kernel.py, unless the exploration was stopped, and return the message for the user."""
+    if result["stopped_after_s"] is not None:
+        return "kernel.py was not written: the exploration was stopped"
+    return store.keep(workspace, f"{exploration}#{store.leader(result)}")
 
 
 def explored(

@@ -24,6 +24,8 @@ BY_DEFAULT = ("compiled", "tuned", "graph", "compiled_graph")
 
 def main() -> int:
     args = arguments()
+    if args.recorded and (args.model or args.write):
+        raise UsageError("--recorded takes the place of MODEL.py and --write; leave them out")
     if args.recorded:
         recording, source = finding.Recording.load(args.recorded), "recorded"
     else:

@@ -804,7 +804,12 @@ def test_the_leader_goes_to_kernel_py_at_once_and_nothing_after_a_stop(ready, tm
         done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--keep-leader")
         assert done.returncode == code, done.stderr
         assert (ready.kernel.read_text() == before) == (code != 0)
+        assert ("kernel.py was not written: the exploration was stopped" in done.stderr) == (code == 4)
     assert "cite it in the plan as explore/e3.json#k" in done.stderr
+    done = call_tool(
+        "explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--keep-leader", "--against", "eager"
+    )
+    assert done.returncode == 2 and "--against best first" in done.stderr
 
 
 @pytest.mark.parametrize(

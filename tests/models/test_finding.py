@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import BUNDLE, FIXTURES, tool_json
+from conftest import BUNDLE, FIXTURES, call_tool, tool_json
 from kernelopt.errors import UsageError
 from kernelopt.hardware import roofline, wiki
 from kernelopt.hardware.work import ModuleWork
@@ -440,3 +440,9 @@ def test_attention_over_a_cache_is_worth_a_kernel_beside_a_graph():
     assert said[0] == "first a CUDA graph of the eager step: 4.60x (torch.compile by default gives 2.51x)"
     assert "group 1, layers.*.attention (Attention)" in said[-1]
     assert "at most 60 and 7 % of the step with a CUDA graph" in said[-1]
+
+
+@pytest.mark.parametrize("beside", [("model.py",), ("--write", "model.py")])
+def test_a_recorded_step_goes_with_no_model(beside):
+    done = call_tool("find_kernels.py", *beside, "--recorded", CPU)
+    assert done.returncode == 2 and "--recorded takes the place of MODEL.py and --write" in done.stderr

@@ -41,3 +41,9 @@ def of(subject: KernelUnderTest, names: list[str] | None, folder: Path, candidat
             raise UsageError(f"two opponents have the name {found}; rename a file")
         opponents[found] = file
     return opponents
+
+
+def check_first(subject: KernelUnderTest, opponents: dict[str, Path]) -> None:
+    """UsageError unless ratios refer to the workspace's best version, where it has one."""
+    if RecordStore(subject.workspace).best() and not is_best(next(iter(opponents), None)):
+        raise UsageError("--keep-leader compares with the best version; pass --against best first, or leave it out")
