@@ -79,11 +79,6 @@ codex_tests() {
     "tests/clients/test_loop.py::test_two_rounds_are_accepted_with_the_command_line_that_the_loop_knows[codex]"
 }
 
-start_codex() { # beside the other tests, for it mostly waits; what it says comes behind theirs
-  codex_tests >"$results/codex" 2>&1 &
-  codex=$!
-}
-
 unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would each compile the tools anew
 if [ -n "$oldest" ]; then
   if [ -z "${PYTHON:-}" ]; then PYTHON=$(python3.10 -c '' 2>/dev/null && echo python3.10 || echo python3); fi
@@ -101,7 +96,6 @@ else
     wait
   fi
 fi
-[ -n "$oldest$clients${arguments[*]}" ] || start_codex
 
 if [ -n "$clients" ]; then
   command -v npm >/dev/null || { echo "npm is not installed; the clients come from its registry (Node.js 20 or newer)"; exit 3; }
@@ -116,6 +110,12 @@ run_tests() { # a name, options of pytest; 5 is its exit code when the arguments
   "$python" -m pytest -q --dist worksteal --junitxml "$result" "$@" "${arguments[@]}"
 }
 
+codex=''
+if [ -z "$oldest${arguments[*]}" ]; then # beside the other tests, for it mostly waits; what it says comes behind theirs
+  codex_tests >"$results/codex" 2>&1 &
+  codex=$!
+fi
+
 echo "== pytest"
 case " ${arguments[*]} " in
   *" -m gpu"*)
@@ -129,7 +129,7 @@ esac
 command="bash scripts/test.sh ${oldest:+--oldest }${arguments[*]}"
 [ -z "$record" ] || "$python" scripts/tested_with.py "${command% }" "$results"/*.xml || failed+=("record")
 
-if [ -n "${codex:-}" ]; then
+if [ -n "$codex" ]; then
   wait "$codex" || failed+=("Codex")
   cat "$results/codex"
 fi

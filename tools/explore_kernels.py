@@ -80,7 +80,8 @@ def explored(
     with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
         cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {sandbox.device_name}")
         if slow := sum(candidates.compiles_torch(entry.source) for entry in entries):
-            cli.say(f"{slow} of them compile torch's headers, a minute of a processor each; without: {WITHOUT_HEADERS}")
+            cost = "about a minute of processor time each"
+            cli.say(f"{slow} of {len(entries)} compile torch's headers, {cost}; to leave them out: {WITHOUT_HEADERS}")
         plan = run.Plan(
             subject,
             entries,
@@ -139,19 +140,19 @@ def arguments():
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="for one (default: the budget, on a CPU a third)",
+        help="for one candidate (default: the budget; CPU: a third)",
     )
     parser.add_argument(
         "--card",
         type=cli.filled,
-        help="with --device cpu-interpreter: compile for it (default: the workspace's platform)",
+        help="with --device cpu-interpreter: compile for this card (default: the workspace's platform)",
     )
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
     kept.add_argument(
         "--keep-leader",
         action="store_true",
-        help="the fastest, if it beats the best version; else exit 1",
+        help="write the fastest if it beats the best; else exit 1",
     )
     cli.add_device(parser)
     cli.add_sandbox(parser)

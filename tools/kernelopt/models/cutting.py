@@ -58,8 +58,8 @@ class CutProblem:
 
 def part_of_group(model: Path, listed: dict, number: int, between: tuple[str, str] | None = None) -> Part:
     """The part that a group of find_kernels.py stands for, or a chain of its operators, with its promise where the
-    step ran on a GPU. listed: of finding.listed.
-    UsageError where the file is none, or the group is no part that can be cut out."""
+    step ran on a GPU. listed: of finding.listed. UsageError where the file is none, or the group is no part that can be
+    cut out."""
     try:
         group = next((one for one in listed["groups"] if one["number"] == number), None)
         known, workload = len(listed["groups"]), listed["workload"]

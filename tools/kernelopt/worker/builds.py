@@ -21,7 +21,8 @@ _last_built: dict[str, str] = {}  # name of an extension -> key of the content t
 
 
 def keep_apart() -> None:
-    """Have torch's load and load_inline do so from here on in this process, where a file names no folder itself."""
+    """Have torch's load and load_inline build each content in its own folder, from here on in this process. A call that
+    names a folder keeps it."""
     from torch.utils import cpp_extension
 
     for name in ("load", "load_inline"):
@@ -31,8 +32,8 @@ def keep_apart() -> None:
 
 
 def kept_apart(build: Callable, versions: dict) -> Callable:
-    """torch's function, with a folder by content. versions: torch's own, by name: it renames an extension whose content
-    changed, which a folder by content need not."""
+    """torch's function, with a folder for each content. versions: torch's, by name. torch renames an extension whose
+    content has changed; with a folder for each content that is not needed."""
     signature = inspect.signature(build)
 
     @functools.wraps(build)
@@ -59,7 +60,7 @@ def kept_apart(build: Callable, versions: dict) -> Callable:
 
 
 def content_key(given: dict) -> str:
-    """Names what a build depends on: the arguments, the contents of source files, Python and torch."""
+    """A name for all that a build depends on: the arguments, the contents of source files, Python and torch."""
     options = {name: value for name, value in given.items() if name != "verbose"}
     sources = options.get("sources", [])
     files = [Path(file).read_bytes() for file in ([sources] if isinstance(sources, str) else sources) if is_file(file)]
