@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks and tests of this repository: bash scripts/test.sh [--oldest | --clients[=latest]] [--record] [pytest arguments]
 # A check whose tool cannot be installed is named and skipped, but under CI=true it fails.
-# With -m gpu, tests that measure no time run at once, up to 16; then the others run one after the other.
+# With -m gpu, tests that measure no time run at once, up to 16; then the others run one after the other. --on-gpu at-once
+# and --on-gpu alone run one of these parts.
 # --oldest runs the tests alone, with the oldest torch and triton that are supported (.venv-oldest, without a GPU; PYTHON names
 # its Python, python3.10 where there is one). --record writes what came of the tests into docs/tested-with.md.
 # --clients runs tests/clients alone: it installs Claude Code, Codex, Gemini CLI and OpenCode into .clients with npm, at the
@@ -12,7 +13,7 @@ cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." || exit 3
 arguments=() oldest='' record='' clients=''
 for argument in "$@"; do
   case $argument in
-    -h | --help) sed -n '2,8s/^# //p' scripts/test.sh; exit 0 ;;
+    -h | --help) sed -n '2,9s/^# //p' scripts/test.sh; exit 0 ;;
     --oldest) oldest=1 ;;
     --clients) clients=pinned ;;
     --clients=latest) clients=latest ;;
@@ -110,6 +111,12 @@ run_tests() { # a name, options of pytest; 5 is its exit code when the arguments
   "$python" -m pytest -q --dist worksteal --junitxml "$result" "$@" "${arguments[@]}"
 }
 
+at_once() { # how many tests share the GPU: at most 16, a core and 6 GiB of its memory each
+  local mib
+  mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | sort -n | head -1)
+  printf '%s\n' 16 "$(nproc)" "$((${mib:-98304} / 6144))" | sort -n | head -1
+}
+
 codex=''
 if [ -z "$oldest${arguments[*]}" ]; then # beside the other tests, for it mostly waits; what it says comes behind theirs
   codex_tests >"$results/codex" 2>&1 &
@@ -119,10 +126,10 @@ fi
 echo "== pytest"
 case " ${arguments[*]} " in
   *" -m gpu"*)
-    run_tests at-once -n "$(($(nproc) < 16 ? $(nproc) : 16))" --on-gpu at-once # each takes memory of the GPU
-    at_once=$?
-    run_tests alone -n 0 --on-gpu alone
-    case "$at_once $?" in "0 0" | "0 5" | "5 0") ;; *) failed+=("pytest") ;; esac
+    first=5 second=5 # pytest's exit code where no test was selected
+    [[ "${arguments[*]}" == *--on-gpu[=\ ]alone* ]] || { run_tests at-once -n "$(at_once)" --on-gpu at-once; first=$?; }
+    [[ "${arguments[*]}" == *--on-gpu[=\ ]at-once* ]] || { run_tests alone -n 0 --on-gpu alone; second=$?; }
+    case "$first $second" in "0 0" | "0 5" | "5 0") ;; *) failed+=("pytest") ;; esac
     ;;
   *) run_tests all -n $(($(nproc) * 5 / 2)) || failed+=("pytest") ;; # more than cores: half of a test is waiting
 esac
