@@ -21,8 +21,8 @@ class HostTimer:
     empty_us = 0.0
     persists = False
 
-    def prepare(self, call) -> None:
-        pass
+    def prepare(self, call) -> float:
+        return self.enqueue_us
 
     def hold(self, calls: int):
         return lambda: True
@@ -59,13 +59,15 @@ class GatedTimer:
             torch.cuda.synchronize()
         return cycles / (self._start.elapsed_time(self._end) * 1000)
 
-    def prepare(self, call) -> None:
-        """Learn how long the host takes to launch the call, which the sleep must cover."""
+    def prepare(self, call) -> float:
+        """Learn how long the host takes to launch the call, which the sleep must cover: microseconds."""
         torch.cuda.synchronize()
         start = perf_counter()
         call()
-        self.enqueue_us = max(self.enqueue_us, (perf_counter() - start) * 1e6)
+        launch_us = (perf_counter() - start) * 1e6
+        self.enqueue_us = max(self.enqueue_us, launch_us)
         torch.cuda.synchronize()
+        return launch_us
 
     def hold(self, calls: int = 1):
         """Hold the stream while this number of calls is launched. Returns a function that says whether it still

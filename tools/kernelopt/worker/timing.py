@@ -136,6 +136,7 @@ class PairedTiming:
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.alone_us: list[float] = []
+        self.launch_us = 0.0  # what the host needs for a call of the kernel
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
         self.calls = TimedCalls()
 
@@ -165,7 +166,7 @@ class PairedTiming:
     def load(self, candidate: Candidate) -> None:
         self.candidate = candidate
         self.kernels["a"] = self._warmed_up(candidate)
-        self.timer.prepare(self.call("a", 0, 0))
+        self.launch_us = self.timer.prepare(self.call("a", 0, 0))
 
     def _warmed_up(self, candidate: Candidate):
         """The loaded kernel after it has run (compiled, autotuned) on the first inputs of each layout. The other
@@ -295,8 +296,11 @@ class PairedTiming:
         | gpu N | behind that sleep until all are launched, so that the GPU's time is left |
         | fresh N | like `gpu`, each on fresh memory, so that kept results gain nothing; one is checked |
 
-        Where the host launched too slowly for the sleep, the last three run again behind a longer one.
+        Where the host launched too slowly for the sleep, the last three run again behind a longer one. The sleep is as
+        long as the kernel's launches need: one for a baseline whose launches are slow would leave a few calls, too few
+        for the parent's clock.
         """
+        self.timer.enqueue_us = self.launch_us
         restored = [self._restore] if self.changed else []  # a stretch of restoring alone is taken off
         count = self._calls_in_a_row(about_us)
         self._stretch("call", [*restored, call] * count, of=count)
