@@ -1,12 +1,15 @@
-"""fp8 product with block scales in CUDA C++: warps with roles, two blocks that share w, a tile as wide as registers allow.
+"""fp8 product with block scales in CUDA C++: warps with roles, tiles of 256 x 128, clusters of two blocks that share x.
 
-A producer warp asks TMA for the operands, four stages ahead and across tiles; two consumer warpgroups multiply 64 rows of x
-by BN rows of w into fresh sums, a block of 128 of k a step, and add them, scaled, to the sums in fp32. While one scales, the
-other multiplies. Both sums take BN registers of a thread, so BN is at most 192. A wide tile reads shared memory less often
-for a FLOP; 176 leaves the last wave of the default workload full. The two blocks of a cluster work on neighbouring rows and
-the same columns, and each fetches half of the tile of w for both. A tile may lie in up to three blocks of columns with a
-scale: its columns are scaled in chunks that lie in one. Up to 64 rows of x: the transposed product, as in tma.py. Rows of
-unaligned length are copied to rows of whole 16 bytes first.
+ * Roles: a producer warp asks TMA for the operands, STAGES steps of 128 of k ahead and across tiles. Two consumer
+   warpgroups own 128 rows of the tile each, as two halves of 64. A half's products of a step go into fresh sums, which are
+   then added, scaled, to its sums in fp32: 128 and 64 registers. While one warpgroup scales, the other one multiplies.
+ * The two blocks of a cluster work on the same rows and on neighbouring columns; each fetches half of the rows for both.
+ * Scales go through shared memory: every fourth step TMA brings those of four steps, 16 bytes a row, with the operands.
+   Loads of single scales by the consumers touch a line for each row, and wgmma reads its operands through the same pipe.
+ * The result leaves from the stages: a consumer writes it over its own rows of x in the last two stages of the tile, which
+   its own products alone read, and hands them back to the producers when the next tile's first product is issued. So all
+   of the memory is stages, and the result of a tile costs one barrier.
+ * Up to 64 rows of x: the transposed product, w x^T. Rows or scales that TMA cannot address are copied to whole 16 bytes.
 """
 
 import functools
@@ -14,15 +17,10 @@ import functools
 import torch
 from torch.utils.cpp_extension import load_inline
 
-BN = 160
-STAGES = 5
-GROUP = 4  # pairs of row tiles that are walked together
-
-DECLARATION = r"""
-#include <pybind11/pybind11.h>
-#include <cstdint>
-void product(int64_t x, int64_t w, int64_t y, int64_t scale_x, int64_t scale_w, int64_t copies, int rows, int columns, int depth, int64_t stream);
-"""
+HALVES = 2  # of 64 rows that a consumer warpgroup owns
+BN = 128  # columns of a tile: as many as have one scale of w
+STAGES = 4  # of the ring of operands
+GROUP = 8  # row tiles that are walked together
 
 
 def wgmma(n):
@@ -38,21 +36,23 @@ def wgmma(n):
 
 
 CUDA = r"""
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
-#include <stdexcept>
-#include <string>
 
 typedef uint32_t u32;
-constexpr int BM = 128, BK = 128, CLUSTER = 2, THREADS = 384;
-constexpr int CHUNK = BN % 128 == 0 ? 128 : BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16;  // columns of a tile with one scale
-constexpr int SLICES = (BN + 63) / 64;
-constexpr u32 X_BYTES = BM * BK, W_BYTES = BN * BK, STAGE_BYTES = X_BYTES + W_BYTES, SLICE_BYTES = 64 * 64 * 2;
-constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES + 4 * SLICE_BYTES + 16 * STAGES + 1024;
+constexpr int BM = 128 * HALVES, BK = 128, CLUSTER = 2, THREADS = 384;
+constexpr int SLICES = BN / 64;  // 64 columns of the result leave together; they lie in a stage's 64 rows of x
+constexpr int HELD = SLICES;     // stages that the result of a tile takes
+constexpr int SLOTS = STAGES;    // of scales: a step that is not over holds one slot at most, so this many are enough for tiles of any depth
+constexpr u32 X_BYTES = BM * BK, W_BYTES = BN * BK, STAGE_BYTES = X_BYTES + W_BYTES, SLICE_BYTES = 64 * 64 * 2, SLOT_BYTES = 16 * BM + 128;
+constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES + SLOTS * SLOT_BYTES + 16 * STAGES + 1024;
+static_assert(BN == 128, "a tile has one scale of w a step");
 
-struct Shape { int rows, columns, steps, row_pairs, tiles; };
+struct Shape { int rows, columns, steps, row_tiles, tiles; };
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
@@ -83,18 +83,23 @@ __device__ __forceinline__ uint64_t descriptor(u32 address) {  // K-major rows o
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     return r;
 }
-// Tiles of a cluster: BM rows for each block, the same BN columns; GROUP pairs of rows are walked together.
+__device__ __forceinline__ float word(u32 at) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(at) : "memory");
+    return r;
+}
+// Tiles of a cluster: the same BM rows, BN columns for each block; GROUP tiles of rows are walked together.
 __device__ __forceinline__ void place(int tile, const Shape& s, int& row, int& column) {
-    const int columns = (s.columns + BN - 1) / BN, per_group = GROUP * columns, first = tile / per_group * GROUP;
-    const int rows = min(s.row_pairs - first, GROUP), within = tile % per_group;
-    row = (first + within % rows) * CLUSTER * BM, column = within / rows * BN;
+    const int columns = (s.columns + CLUSTER * BN - 1) / (CLUSTER * BN), per_group = GROUP * columns, first = tile / per_group * GROUP;
+    const int rows = min(s.row_tiles - first, GROUP), within = tile % per_group;
+    row = (first + within % rows) * BM, column = within / rows * CLUSTER * BN;
 }
 
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
-                   const float* scale_x, const float* scale_w, __nv_bfloat16* y, int by_tma, Shape s) {
+                   const __grid_constant__ CUtensorMap scale_x_map, const __grid_constant__ CUtensorMap scale_w_map, __nv_bfloat16* y, int by_tma, Shape s) {
     extern __shared__ uint8_t raw[];
-    const u32 ring = (shared_address(raw) + 1023) & ~1023u, slices = ring + STAGES * STAGE_BYTES, full = slices + 4 * SLICE_BYTES, empty = full + 8 * STAGES;
+    const u32 ring = (shared_address(raw) + 1023) & ~1023u, slots = ring + STAGES * STAGE_BYTES, full = slots + SLOTS * SLOT_BYTES, empty = full + 8 * STAGES;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     u32 block;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
@@ -107,110 +112,115 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     if (group == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp == 8 && lane == 0) {
-            int stage = 0;
+            int stage = 0, slot = 0;
             u32 parity = 1;
             for (int tile = first; tile < s.tiles; tile += step) {
                 int row, column;
                 place(tile, s, row, column);
+                column += block * BN;
                 for (int k = 0; k < s.steps; ++k) {
-                    const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
+                    const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES, scales = slots + slot * SLOT_BYTES;
                     bar_wait(empty + 8 * stage, parity);
-                    bar_expect(bar, STAGE_BYTES);
-                    load(at, &x_map, bar, k * BK, row + block * BM);
-                    load_for_both(at + X_BYTES + block * (W_BYTES / 2), &w_map, bar, k * BK, column + block * (BN / 2));
+                    if (k % 4 == 0) {
+                        bar_expect(bar, STAGE_BYTES + 16 * BM + 16);
+                        load(scales, &scale_x_map, bar, k, row);
+                        load(scales + 16 * BM, &scale_w_map, bar, k, column / 128);
+                        if (++slot == SLOTS) slot = 0;
+                    } else bar_expect(bar, STAGE_BYTES);
+                    load_for_both(at + block * (X_BYTES / 2), &x_map, bar, k * BK, row + block * (BM / 2));
+                    load(at + X_BYTES, &w_map, bar, k * BK, column);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
             }
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        int stage = 0;
+        int stage = 0, slot = 0;
         u32 parity = 0;
-        const u32 mine = slices + group * 2 * SLICE_BYTES;
-        const int own = warp % 4 * 16 + lane % 8 + lane / 8 % 2 * 8;  // the row of a slice whose address this lane gives to stmatrix
+        bool held = false;  // the last stages hold the result of the tile before
+        const int own = warp % 4 * 16 + lane % 8 + lane / 8 % 2 * 8;  // the row of 64 whose address this lane gives to stmatrix
+        auto release = [&](int at) {
+            if (threadIdx.x % 128 < CLUSTER) bar_arrive_at(empty + 8 * at, threadIdx.x % 128);
+        };
+        auto earlier = [&](int by) { return stage >= by ? stage - by : stage + STAGES - by; };
         for (int tile = first; tile < s.tiles; tile += step) {
             int row, column;
             place(tile, s, row, column);
-            row += block * BM + group * 64;
-            const int upper = row + warp % 4 * 16 + lane / 4, last = (s.columns - 1) / 128;
-            const float* of_x[2] = {scale_x + (int64_t)min(upper, s.rows - 1) * s.steps, scale_x + (int64_t)min(upper + 8, s.rows - 1) * s.steps};
-            const float* of_w[3];  // up to three blocks of columns
+            row += group * 64 * HALVES, column += block * BN;
+            float sums[HALVES][BN / 2], d[BN / 2];
             #pragma unroll
-            for (int i = 0; i < 3; ++i) of_w[i] = scale_w + (int64_t)min(column / 128 + i, last) * s.steps;
-            const int edge = 128 - column % 128;  // columns of the tile before the second block
-            float sums[BN / 2], d[BN / 2], next_x[2], next_w[3];
-            #pragma unroll
-            for (int i = 0; i < BN / 2; ++i) sums[i] = 0.0f;
-            #pragma unroll
-            for (int i = 0; i < 2; ++i) next_x[i] = __ldg(of_x[i]);
-            #pragma unroll
-            for (int i = 0; i < 3; ++i) next_w[i] = __ldg(of_w[i]);
+            for (int h = 0; h < HALVES; ++h)
+                #pragma unroll
+                for (int i = 0; i < BN / 2; ++i) sums[h][i] = 0.0f;
             for (int k = 0; k < s.steps; ++k) {
-                const float x0 = next_x[0], x1 = next_x[1], w0 = next_w[0], w1 = next_w[1], w2 = next_w[2];
-                const int ahead = min(k + 1, s.steps - 1);
+                const u32 scales = slots + slot * SLOT_BYTES + k % 4 * 4, of_x = scales + (group * 64 * HALVES + warp % 4 * 16 + lane / 4) * 16;
+                float f[2 * HALVES];
                 bar_wait(full + 8 * stage, parity);
-                const uint64_t a = descriptor(ring + stage * STAGE_BYTES + group * (X_BYTES / 2)), b = descriptor(ring + stage * STAGE_BYTES + X_BYTES);
-                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                const float of_w = word(scales + 16 * BM);
                 #pragma unroll
-                for (int i = 0; i < 4; ++i) multiply(d, a + 2 * i, b + 2 * i, i);
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                for (int i = 0; i < 2 * HALVES; ++i) f[i] = word(of_x + (i / 2 * 64 + i % 2 * 8) * 16);
                 #pragma unroll
-                for (int i = 0; i < 2; ++i) next_x[i] = __ldg(of_x[i] + ahead);
-                #pragma unroll
-                for (int i = 0; i < 3; ++i) next_w[i] = __ldg(of_w[i] + ahead);
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-                #pragma unroll
-                for (int i = 0; i < BN / 2; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
-                if (threadIdx.x % 128 < CLUSTER) bar_arrive_at(empty + 8 * stage, threadIdx.x % 128);
-                #pragma unroll
-                for (int chunk = 0; chunk < BN / CHUNK; ++chunk) {
-                    const int left = chunk * CHUNK;
-                    const float w = left < edge ? w0 : left < edge + 128 ? w1 : w2, f0 = x0 * w, f1 = x1 * w;
+                for (int h = 0; h < HALVES; ++h) {
+                    const uint64_t a = descriptor(ring + stage * STAGE_BYTES + group * (X_BYTES / 2) + h * 64 * BK), b = descriptor(ring + stage * STAGE_BYTES + X_BYTES);
+                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                     #pragma unroll
-                    for (int i = left / 2; i < (left + CHUNK) / 2; i += 4) {
-                        sums[i] += d[i] * f0, sums[i + 1] += d[i + 1] * f0;
-                        sums[i + 2] += d[i + 2] * f1, sums[i + 3] += d[i + 3] * f1;
+                    for (int i = 0; i < 4; ++i) multiply(d, a + 2 * i, b + 2 * i, i);
+                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                    if (h == 0 && held) {
+                        held = false;
+                        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+                        #pragma unroll
+                        for (int i = HELD; i; --i) release(earlier(i));
+                    }
+                    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+                    #pragma unroll
+                    for (int i = 0; i < BN / 2; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+                    if (h == HALVES - 1 && (!by_tma || k < s.steps - HELD)) release(stage);
+                    const float f0 = f[2 * h] * of_w, f1 = f[2 * h + 1] * of_w;
+                    #pragma unroll
+                    for (int i = 0; i < BN / 2; i += 4) {
+                        sums[h][i] += d[i] * f0, sums[h][i + 1] += d[i + 1] * f0;
+                        sums[h][i + 2] += d[i + 2] * f1, sums[h][i + 3] += d[i + 3] * f1;
                     }
                 }
                 if (++stage == STAGES) stage = 0, parity ^= 1;
+                if (k % 4 == 3 || k == s.steps - 1) slot = slot + 1 == SLOTS ? 0 : slot + 1;
             }
-            #pragma unroll
-            for (int slice = 0; slice < SLICES; ++slice) {
-                const bool whole = by_tma && slice * 64 + 64 <= BN;  // a last, narrow slice goes by pointers
-                const u32 buffer = mine + slice % 2 * SLICE_BYTES;
-                const int left = column + slice * 64;
-                if (whole) {
-                    if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");  // the slice before the last has left
-                    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-                }
+            if (by_tma) {
+                // A warp writes over rows of x that only its own products read, so it need not wait for the other warps.
+                auto buffer = [&](int slice) { return ring + earlier(HELD - slice / HALVES) * STAGE_BYTES + group * (X_BYTES / 2) + slice % HALVES * SLICE_BYTES; };
                 #pragma unroll
-                for (int j = 0; j < (BN - slice * 64 < 64 ? BN % 64 : 64) / 16; ++j) {  // 16 columns
-                    const float* v = sums + slice * 32 + j * 8;
-                    const int at = left + j * 16 + 2 * (lane % 4);
-                    const u32 p0 = packed(v[0], v[1]), p1 = packed(v[2], v[3]), p2 = packed(v[4], v[5]), p3 = packed(v[6], v[7]);
-                    if (whole) {
-                        const u32 to = buffer + own * 128 + (((j * 2 + lane / 16) ^ (own % 8)) * 16);
-                        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p0), "r"(p1), "r"(p2), "r"(p3) : "memory");
-                    } else {
-                        const u32 p[4] = {p0, p1, p2, p3};
-                        #pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            const int r = upper + i % 2 * 8, c = at + i / 2 * 8;
-                            __nv_bfloat16* to = y + (int64_t)r * s.columns + c;
-                            if (r >= s.rows || c >= s.columns) continue;
-                            if (by_tma) *(u32*)to = p[i];  // columns are a multiple of 8
-                            else {
-                                to[0] = __ushort_as_bfloat16((unsigned short)p[i]);
-                                if (c + 1 < s.columns) to[1] = __ushort_as_bfloat16((unsigned short)(p[i] >> 16));
-                            }
-                        }
+                for (int slice = 0; slice < SLICES * HALVES; ++slice) {
+                    const u32 to = buffer(slice) + own * 128;
+                    #pragma unroll
+                    for (int j = 0; j < 4; ++j) {  // 16 columns
+                        const float* v = sums[slice / SLICES] + slice % SLICES * 32 + j * 8;
+                        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                                     ::"r"(to + ((j * 2 + lane / 16) ^ (own % 8)) * 16), "r"(packed(v[0], v[1])), "r"(packed(v[2], v[3])),
+                                       "r"(packed(v[4], v[5])), "r"(packed(v[6], v[7])) : "memory");
                     }
                 }
-                if (whole) {
-                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-                    if (threadIdx.x % 128 == 0) store(&y_map, buffer, left, row);
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+                if (threadIdx.x % 128 == 0) {
+                    #pragma unroll
+                    for (int slice = 0; slice < SLICES * HALVES; ++slice) store(&y_map, buffer(slice), column + slice % SLICES * 64, row + slice / SLICES * 64);
                 }
+                held = true;
+            } else {
+                #pragma unroll
+                for (int h = 0; h < HALVES; ++h)
+                    #pragma unroll
+                    for (int i = 0; i < BN / 2; i += 2) {
+                        const int r = row + h * 64 + warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8, c = column + i / 4 * 8 + 2 * (lane % 4);
+                        __nv_bfloat16* to = y + (int64_t)r * s.columns + c;
+                        if (r >= s.rows || c >= s.columns) continue;
+                        if (s.columns % 2 == 0) *(u32*)to = packed(sums[h][i], sums[h][i + 1]);
+                        else {
+                            to[0] = __float2bfloat16(sums[h][i]);
+                            if (c + 1 < s.columns) to[1] = __float2bfloat16(sums[h][i + 1]);
+                        }
+                    }
             }
         }
         if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -291,16 +301,24 @@ template <int FEW> __global__ void __launch_bounds__(160, 1)
     }
 }
 
-// Rows of `depth` bytes to rows of `pitch`, a multiple of 16, by 16 bytes a thread; what is new is 0. Blocks of x first, then of w.
+// What TMA cannot address, a block a row of x, then of w. Operands: rows of `depth` bytes to rows of `pitch`, a multiple of 16,
+// by 16 bytes a thread; what is new is 0. Scales: rows of `steps` to rows of `scale_pitch`, a multiple of 4. A null pointer: not wanted.
 __device__ __forceinline__ u32 word_at(const uint8_t* from, int64_t word, int64_t total) {
     if (4 * word + 4 <= total) return __ldg((const u32*)from + word);
     u32 value = 0;
     for (int64_t byte = 4 * word; byte < total; ++byte) value |= (u32)from[byte] << 8 * (byte % 4);
     return value;
 }
-__global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, int rows, int columns, int depth, int pitch) {
+__global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, const float* scale_x, const float* scale_w, float* scales_to,
+                               int rows, int columns, int depth, int pitch, int steps, int scale_pitch) {
     const bool of_x = blockIdx.x < rows;
     const int64_t row = of_x ? blockIdx.x : blockIdx.x - rows, total = (int64_t)(of_x ? rows : columns) * depth;
+    if (scales_to && (of_x || row % 128 == 0)) {
+        const float* from = of_x ? scale_x + row * steps : scale_w + row / 128 * steps;
+        float* target = scales_to + (of_x ? row : rows + row / 128) * scale_pitch;
+        for (int k = threadIdx.x; k < steps; k += blockDim.x) target[k] = from[k];
+    }
+    if (!to) return;
     const uint8_t* from = of_x ? x : w;
     for (int at = threadIdx.x; at < pitch / 16; at += blockDim.x) {
         const int64_t byte = row * depth + 16 * at, word = byte / 4;
@@ -316,76 +334,94 @@ __global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, in
     }
 }
 
-void must(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
+// All return 0 or an error: CUDA's, or 10000 and the driver's.
+#define MUST(call) do { int error = int(call); if (error) return error; } while (0)
 
-CUtensorMap map_of(int64_t data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
+int map_of(CUtensorMap& map, const void* data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
     static void* encode = nullptr;
     cudaDriverEntryPointQueryResult result;
-    if (!encode) must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result), "entry point");
-    CUtensorMap map;
+    if (!encode) MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result));
     cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)pitch * bytes};
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
+    const CUtensorMapSwizzle swizzle = box_columns * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
     CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(&map, type, 2, (void*)data, sizes, strides, box, one,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error != CUDA_SUCCESS) throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(error));
-    return map;
+        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return error == CUDA_SUCCESS ? 0 : 10000 + int(error);
 }
 
-template <int FEW> void few_rows(int64_t x, int64_t w, const float* scale_x, const float* scale_w, __nv_bfloat16* y, Shape s, int depth, cudaStream_t stream) {
-    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, depth, depth, FEW, BK);
-    const CUtensorMap w_map = map_of(w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, depth, depth, 64, BK);
-    must(cudaFuncSetAttribute(few_rows_kernel<FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<FEW>::BYTES), "shared memory");
-    few_rows_kernel<FEW><<<(s.columns + 63) / 64, 160, Ring<FEW>::BYTES, stream>>>(x_map, w_map, scale_x, scale_w, y, s);
+struct Operands { const void *x, *w; __nv_bfloat16* y; const float *scale_x, *scale_w; int depth, scale_pitch; };
+
+template <int FEW> int few_rows(const Operands& o, Shape s, cudaStream_t stream) {
+    CUtensorMap x_map, w_map;
+    MUST(map_of(x_map, o.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, o.depth, o.depth, FEW, BK));
+    MUST(map_of(w_map, o.w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, o.depth, o.depth, 64, BK));
+    MUST(cudaFuncSetAttribute(few_rows_kernel<FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<FEW>::BYTES));
+    few_rows_kernel<FEW><<<(s.columns + 63) / 64, 160, Ring<FEW>::BYTES, stream>>>(x_map, w_map, o.scale_x, o.scale_w, o.y, s);
+    return 0;
 }
 
-void many_rows(int64_t x, int64_t w, const float* scale_x, const float* scale_w, __nv_bfloat16* y, Shape s, int depth, cudaStream_t stream) {
-    const bool by_tma = s.columns % 8 == 0;
-    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, depth, depth, BM, BK);
-    const CUtensorMap w_map = map_of(w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, depth, depth, BN / 2, BK);
-    const CUtensorMap y_map = by_tma ? map_of((int64_t)y, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, s.rows, s.columns, s.columns, 64, 64) : x_map;
+int many_rows(const Operands& o, Shape s, cudaStream_t stream) {
+    const bool by_tma = s.columns % 8 == 0 && s.steps >= HELD;
+    CUtensorMap x_map, w_map, y_map, scale_x_map, scale_w_map;
+    MUST(map_of(x_map, o.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, o.depth, o.depth, BM / 2, BK));
+    MUST(map_of(w_map, o.w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, o.depth, o.depth, BN, BK));
+    MUST(map_of(scale_x_map, o.scale_x, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, s.rows, s.steps, o.scale_pitch, BM, 4));
+    MUST(map_of(scale_w_map, o.scale_w, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, (s.columns + 127) / 128, s.steps, o.scale_pitch, 1, 4));
+    y_map = x_map;
+    if (by_tma) MUST(map_of(y_map, o.y, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, s.rows, s.columns, s.columns, 64, 64));
     int device, multiprocessors;
-    must(cudaGetDevice(&device), "device");
-    must(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
-    must(cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES), "shared memory");
-    product_kernel<<<min(multiprocessors / CLUSTER, s.tiles) * CLUSTER, THREADS, SHARED_BYTES, stream>>>(x_map, w_map, y_map, scale_x, scale_w, y, by_tma, s);
+    MUST(cudaGetDevice(&device));
+    MUST(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    MUST(cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    s.row_tiles = (s.rows + BM - 1) / BM, s.tiles = s.row_tiles * ((s.columns + CLUSTER * BN - 1) / (CLUSTER * BN));
+    product_kernel<<<min(multiprocessors / CLUSTER, s.tiles) * CLUSTER, THREADS, SHARED_BYTES, stream>>>(x_map, w_map, y_map, scale_x_map, scale_w_map, o.y, by_tma, s);
+    return 0;
 }
 
-void product(int64_t x, int64_t w, int64_t y, int64_t scale_x, int64_t scale_w, int64_t copies, int rows, int columns, int depth, int64_t stream) {
-    cudaStream_t on = (cudaStream_t)stream;
-    if (copies) {
-        const int pitch = (depth + 15) / 16 * 16;
-        realign_kernel<<<rows + columns, 128, 0, on>>>((const uint8_t*)x, (const uint8_t*)w, (uint4*)copies, rows, columns, depth, pitch);
-        x = copies, w = copies + (int64_t)rows * pitch, depth = pitch;
-    }
-    const int pairs = (rows + CLUSTER * BM - 1) / (CLUSTER * BM);
-    const Shape s = {rows, columns, (depth + BK - 1) / BK, pairs, pairs * ((columns + BN - 1) / BN)};
+int product(const void* x, const void* w, void* y, const float* scale_x, const float* scale_w, void* copies, float* scale_copies, int rows, int columns, int depth, cudaStream_t stream) {
+    const int steps = (depth + BK - 1) / BK, pitch = (depth + 15) / 16 * 16, scale_pitch = (steps + 3) / 4 * 4;
+    Operands o = {x, w, (__nv_bfloat16*)y, scale_x, scale_w, depth, steps};
+    if (copies || scale_copies)
+        realign_kernel<<<rows + columns, 128, 0, stream>>>((const uint8_t*)x, (const uint8_t*)w, (uint4*)copies, scale_x, scale_w, scale_copies, rows, columns, depth, pitch, steps, scale_pitch);
+    if (copies) o.x = copies, o.w = (const uint8_t*)copies + (int64_t)rows * pitch, o.depth = pitch;
+    const Shape s = {rows, columns, steps, 0, 0};
+    if (scale_copies) o.scale_x = scale_copies, o.scale_w = scale_copies + (int64_t)rows * scale_pitch, o.scale_pitch = scale_pitch;
     auto launch = rows <= 8 ? few_rows<8> : rows <= 16 ? few_rows<16> : rows <= 32 ? few_rows<32> : rows <= 64 ? few_rows<64> : many_rows;
-    launch(x, w, (const float*)scale_x, (const float*)scale_w, (__nv_bfloat16*)y, s, depth, on);
-    must(cudaGetLastError(), "launch");
+    MUST(launch(o, s, stream));
+    return cudaGetLastError();
 }
+
+static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, w, y, scale_x, scale_w, copies, scale_copies, rows, columns, depth, stream
+    long long a[11];
+    for (int i = 0; i < 11; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    return PyLong_FromLong(product((void*)a[0], (void*)a[1], (void*)a[2], (float*)a[3], (float*)a[4], (void*)a[5], (float*)a[6], int(a[7]), int(a[8]), int(a[9]), (cudaStream_t)a[10]));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fp8_block_product", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """.replace("@WGMMA@", "".join(map(wgmma, sorted({8, 16, 32, 64, BN}))))
 
 
 @functools.cache
 def extension():
     return load_inline(
-        f"fp8_block_product_{BN}_{STAGES}_{GROUP}",
-        DECLARATION,
+        f"fp8_block_product_{HALVES}_{BN}_{STAGES}_{GROUP}",
+        "",
         CUDA,
-        functions=["product"],
         no_implicit_headers=True,
         with_pytorch_error_handling=False,
         extra_cuda_cflags=[
             "-O3",
             "-std=c++17",
             "-gencode=arch=compute_90a,code=sm_90a",
+            f"-DHALVES={HALVES}",
             f"-DBN={BN}",
             f"-DSTAGES={STAGES}",
             f"-DGROUP={GROUP}",
         ],
-    )
+    ).run
 
 
 def dense(x):
@@ -403,19 +439,26 @@ def kernel_function(x, weight, scale_x, scale_w):
         raise ValueError("a side of the product is too long")
     if not x.dtype == weight.dtype == torch.float8_e4m3fn or not scale_x.dtype == scale_w.dtype == torch.float32:
         raise ValueError("x and weight must be float8_e4m3fn, the scales float32")
-    x, weight, scale_x, scale_w = dense(x), dense(weight), scale_x.contiguous(), scale_w.contiguous()
+    x, weight, scale_x, scale_w = dense(x), dense(weight), dense(scale_x), dense(scale_w)
     y = torch.empty((M, N), dtype=torch.bfloat16, device=x.device)
-    copies = torch.empty((M + N, -(-K // 16) * 16), dtype=torch.uint8, device=x.device) if K % 16 else None
-    extension().product(
+    copies = scale_copies = None
+    if K % 16:
+        copies = torch.empty((M + N, -(-K // 16) * 16), dtype=torch.uint8, device=x.device)
+    if blocks % 4 and M > 64:
+        scale_copies = torch.empty((M + len(scale_w), -(-blocks // 4) * 4), dtype=torch.float32, device=x.device)
+    error = extension()(
         x.data_ptr(),
         weight.data_ptr(),
         y.data_ptr(),
         scale_x.data_ptr(),
         scale_w.data_ptr(),
         0 if copies is None else copies.data_ptr(),
+        0 if scale_copies is None else scale_copies.data_ptr(),
         M,
         N,
         K,
         torch.cuda.current_stream(x.device).cuda_stream,
     )
+    if error:
+        raise RuntimeError(f"fp8_block_product: CUDA error {error}")
     return y
