@@ -298,6 +298,7 @@ def test_a_task_is_judged_on_the_evaluators_files(case, prepared, monkeypatch):
 
 TRIALS = {
     "conv3x3": {"images": 2, "channels": 16, "side": 7},
+    "soft_cap_attention": {"heads": 4, "key_heads": 2, "tokens": 7, "width": 16},
     "qk_norm_rope": {"tokens": 5, "query_heads": 4, "key_heads": 2, "width": 16, "most": 9},
 }
 

@@ -1,15 +1,15 @@
 """fp8 product with block scales in CUDA C++: warps with roles, tiles of 256 x 128, clusters of two blocks that share x.
 
- * Roles: a producer warp asks TMA for the operands, STAGES steps of 128 of k ahead and across tiles. Two consumer
-   warpgroups own 128 rows of the tile each, as two halves of 64. A half's products of a step go into fresh sums, which are
-   then added, scaled, to its sums in fp32: 128 and 64 registers. While one warpgroup scales, the other one multiplies.
- * The two blocks of a cluster work on the same rows and on neighbouring columns; each fetches half of the rows for both.
- * Scales go through shared memory: every fourth step TMA brings those of four steps, 16 bytes a row, with the operands.
-   Loads of single scales by the consumers touch a line for each row, and wgmma reads its operands through the same pipe.
- * The result leaves from the stages: a consumer writes it over its own rows of x in the last two stages of the tile, which
-   its own products alone read, and hands them back to the producers when the next tile's first product is issued. So all
-   of the memory is stages, and the result of a tile costs one barrier.
- * Up to 64 rows of x: the transposed product, w x^T. Rows or scales that TMA cannot address are copied to whole 16 bytes.
+* Roles: a producer warp asks TMA for the operands, STAGES steps of 128 of k ahead and across tiles. Two consumer
+  warpgroups own 128 rows of the tile each, as two halves of 64. A half's products of a step go into fresh sums, which are
+  then added, scaled, to its sums in fp32: 128 and 64 registers. While one warpgroup scales, the other one multiplies.
+* The two blocks of a cluster work on the same rows and on neighbouring columns; each fetches half of the rows for both.
+* Scales go through shared memory: every fourth step TMA brings those of four steps, 16 bytes a row, with the operands.
+  Loads of single scales by the consumers touch a line for each row, and wgmma reads its operands through the same pipe.
+* The result leaves from the stages: a consumer writes it over its own rows of x in the last two stages of the tile, which
+  its own products alone read, and hands them back to the producers when the next tile's first product is issued. So all
+  of the memory is stages, and the result of a tile costs one barrier.
+* Up to 64 rows of x: the transposed product, w x^T. Rows or scales that TMA cannot address are copied to whole 16 bytes.
 """
 
 import functools
