@@ -19,7 +19,7 @@ from kernelopt import cli
 from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.device.stop_signal import Stop
-from kernelopt.errors import Stopped, UsageError
+from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
 from kernelopt.explore.candidates import Candidate
 from kernelopt.hardware.targets import Target
@@ -38,6 +38,7 @@ def main() -> int:
         print(store.keep(keeps, args.keep))
         return 0
     entries = candidates.from_paths(args.kernels)
+    check_one_starts(entries)
     subject = of_reference(args)
     compile_for = target_of(args, subject)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,6 +63,15 @@ def main() -> int:
     if is_stopped:
         return Stopped.exit_code
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
+
+
+def check_one_starts(entries: list[Candidate]) -> None:
+    """Refused, with the error of each, when no candidate can be started."""
+    if all(entry.error for entry in entries):
+        for entry in entries:
+            cli.say(f"{entry.name}: {entry.error}")
+        few = "the candidate cannot" if len(entries) == 1 else f"none of the {len(entries)} candidates can"
+        raise Refused(f"{few} be started, so nothing was run")
 
 
 def kept_leader(workspace: Workspace, exploration: str, result: dict) -> str:

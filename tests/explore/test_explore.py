@@ -82,27 +82,35 @@ def folder(tmp_path):
             ["BLOCK=64,WARPS=2", "BLOCK=64,WARPS=4", "BLOCK=256,WARPS=2", "BLOCK=256,WARPS=4"],
         ),
         ('[{"BLOCK": 64}, {"BLOCK": 32, "WARPS": 1}]', ["BLOCK=64", "BLOCK=32,WARPS=1"]),
+        ('[{"BLOCK": 64}, {}]', ["BLOCK=64", None]),
         ('{"BLOCK": [64], "WARPS": ["a b", "two\\nlines"]}', ["BLOCK=64,WARPS=a b", "BLOCK=64,WARPS='two\\nlines'"]),
     ],
 )
 def test_a_space_is_a_product_of_lists_or_a_list_of_configurations(folder, space, names):
     (folder / "c/space.py").write_text(source(space))
     found = candidates.from_paths([folder / "c"])
-    assert [candidate.name for candidate in found] == [f"space[{name}]" for name in names]
+    assert [candidate.name for candidate in found] == [f"space[{name}]" if name else "space" for name in names]
     first = found[0]
     assert "BLOCK: int = 64\n" in first.source and "SPACE" not in first.source and first.config["BLOCK"] == 64
     compile(first.source, "candidate", "exec")
 
 
 NO_SPACES = [
-    ("[]", "not empty"),
-    ('{"BLOCK": 64}', "a dict of lists"),
-    ("64", "a dict of lists"),
+    ("[]", "SPACE is empty; it must be a literal: a list of dicts, or a dict of lists"),
+    ("{}", "SPACE is empty; "),
+    ('{"BLOCK": 64}', "SPACE['BLOCK'] is 64; each entry is a list of values"),
+    ('{"BLOCK": [64], "WARPS": []}', "SPACE['WARPS'] is []; each entry is a list of values, at least one"),
+    ("64", "SPACE is 64; it must be a literal: a list of dicts, or a dict of lists"),
+    ('[{"BLOCK": 64}, {}, "abc"]', "SPACE[2] is 'abc'; each entry is a dict of constants"),
+    ('[{"BLOCK": 64}, {"BLOCK": WARPS}]', "SPACE[1] is {'BLOCK': WARPS}, which is no literal"),
+    ('[{"BLOCK": n} for n in (1, 2)]', "SPACE is [{'BLOCK': n} for n in (1, 2)]; it must be a literal: "),
     ('{"ROWS": [1, 2]}', "names ROWS, which the module does not assign"),
     ('{"SPACE": [1, 2]}', "names SPACE, which the module does not assign"),
-    ('{"BLOCK": range(4)}', "must be a literal"),
-    ('{["BLOCK"]: [64]}', "must be a literal"),
+    ('{"BLOCK": range(4)}', "SPACE['BLOCK'] is range(4); each entry is a list of values"),
+    ('{["BLOCK"]: [64]}', "SPACE is {['BLOCK']: [64]}, which is no literal"),
+    ("{**others}", "SPACE[**] is others; each entry is a list of values"),
     ('[{"BLOCK": 64}, {"BLOCK": 64}]', "SPACE has the configuration BLOCK=64 twice"),
+    ("[{}, {}]", "SPACE has the configuration {} twice"),
 ]
 
 
@@ -179,6 +187,15 @@ def test_only_the_value_of_a_constant_changes(folder, written, becomes):
     (folder / "c/k.py").write_text(f"{space}{written}{kernel}")
     (found,) = candidates.from_paths([folder / "c/k.py"])
     assert found.source == f"{becomes}{kernel}"
+
+
+def test_an_empty_configuration_is_the_files_own_constants(folder):
+    """A list of "as it is, and these" was refused, after a GPU had been asked for."""
+    (folder / "c/k.py").write_text(source('[{}, {"BLOCK": 64}]'))
+    own, other = candidates.from_paths([folder / "c/k.py"])
+    assert (own.name, own.config, other.name) == ("k", {}, "k[BLOCK=64]")
+    assert own.source == other.source.replace("= 64", "= 128") and "BLOCK: int = 128\n" in own.source
+    assert "SPACE" not in own.source
 
 
 @pytest.mark.parametrize("together", ["BLOCK, ROWS = 128, 2", "BLOCK = ROWS = 128"])
@@ -574,19 +591,18 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
     assert [*result["seconds"]] == ["inputs", "check"] and sum(result["seconds"].values()) <= result["wall_s"] + 0.2
 
 
-def test_candidates_none_of_which_loads_are_rows_as_one_that_does_not_compile(ready, tmp_path, run_here):
-    """Exit code 1, the table and its file, and nothing to keep; nothing of them is compiled for a card."""
+def test_candidates_none_of_which_can_be_started_end_before_the_gpu_is_opened(ready, tmp_path, monkeypatch):
+    """The GPU was opened, inputs were made and the opponents timed, for a table without a candidate."""
     (tmp_path / "closed.py").write_text("def kernel_function(x:\n")
-    options = ("--workspace", ready.root, "--device", "cpu-interpreter", "--card", "h100-sxm")
-    done = run_here("explore_kernels.py", tmp_path / "closed.py", *options)
-    assert done.returncode == 1 and "closed     IMPORT_ERROR" in done.stdout
-    assert f"closed: SyntaxError: '(' was never closed ({tmp_path / 'closed.py'}, line 1)\n" in done.stdout
-    assert "compiling 0" not in done.stderr and "compiling and checking 1\n" in done.stderr
-    rows = json.loads((ready.root / "explore/e1.json").read_text())["rows"]
-    (row,) = [row for row in rows if not row["opponent"]]
-    assert row["status"] == "IMPORT_ERROR" and row["compiled"] is None and "line 1" in row["error"]
-    with pytest.raises(UsageError, match="closed of e1 is IMPORT_ERROR; nothing was written"):
-        store.keep(ready, "closed")
+    (tmp_path / "space.py").write_text(source("[64]"))
+    monkeypatch.setattr(sandbox, "Sandbox", None)
+    for options in (("--keep-leader",), ("--device", "cpu-interpreter", "--card", "h100-sxm", "--json")):
+        done = call_tool("explore_kernels.py", tmp_path, "--workspace", ready.root, *options)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"closed: SyntaxError: '(' was never closed ({tmp_path / 'closed.py'}, line 1)\n" in done.stderr
+        assert f"space: {tmp_path / 'space.py'}: SPACE[0] is 64; each entry is a dict of constants\n" in done.stderr
+        assert done.stderr.endswith("none of the 2 candidates can be started, so nothing was run\n")
+    assert not (ready.root / "explore").exists()
 
 
 def result_with(workloads: list[str]) -> dict:

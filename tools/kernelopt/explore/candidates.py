@@ -12,6 +12,7 @@ from ..session.workspace import is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
+KINDS_OF_SPACE = "it must be a literal: a list of dicts, or a dict of lists"
 TORCH_HEADER = re.compile(r"#include\s*[<\"](torch|ATen|c10)/")
 NO_KERNEL = "is no kernel: it must define ModelNew or kernel_function"
 Constants = dict[str, object]  # of a configuration: the value of each, by name
@@ -99,8 +100,8 @@ def parsed(source: str, file: Path) -> ast.Module:
 
 
 def name_of(stem: str, config: Constants) -> str:
-    """space[BLOCK=64,WARPS=4]"""
-    return f"{stem}[{constants_of(config)}]"
+    """space[BLOCK=64,WARPS=4]; the stem alone for the file's own constants."""
+    return f"{stem}[{constants_of(config)}]" if config else stem
 
 
 def constants_of(config: Constants) -> str:
@@ -119,29 +120,57 @@ def assignments_of_kernel(source: str, file: Path) -> Assignments:
 
 def space_of(known: Assignments, file: Path) -> list[Constants] | None:
     """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
-    product. Unloadable where it is neither."""
+    product. An empty dict in a list: the module's own constants. Unloadable where it is neither."""
     assigned = known.get(SPACE)
     if assigned is None:
         return None
-    try:
-        configs = configurations(ast.literal_eval(assigned.value))
-    except (ValueError, TypeError):
-        raise Unloadable(f"{file}: SPACE must be a literal: a list of dicts, or a dict of lists") from None
-    if not configs:
-        raise Unloadable(f"{file}: SPACE must be a list of dicts, or a dict of lists, and not empty")
-    twice, times = Counter(map(constants_of, configs)).most_common(1)[0]
+    if wrong := wrong_in(assigned.value):
+        raise Unloadable(f"{file}: {wrong}")
+    configs = configurations(ast.literal_eval(assigned.value))
+    twice, times = Counter(constants_of(config) or "{}" for config in configs).most_common(1)[0]
     if times > 1:
         raise Unloadable(f"{file}: SPACE has the configuration {twice} twice")
     return configs
 
 
-def configurations(space: object) -> list[Constants]:
-    """Those of a SPACE; empty where it is none."""
-    if isinstance(space, dict) and all(isinstance(values, list | tuple) for values in space.values()):
-        return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()) if values]
-    if isinstance(space, list | tuple) and all(isinstance(config, dict) and config for config in space):
-        return list(space)
-    return []
+def wrong_in(space: ast.expr) -> str | None:
+    """What is wrong with the value of a SPACE, and in which entry; None where nothing is."""
+    if isinstance(space, ast.Dict):
+        entries = [
+            (ast.unparse(name) if name else "**", value) for name, value in zip(space.keys, space.values, strict=True)
+        ]
+        kinds, each = (ast.List, ast.Tuple), "a list of values"
+    elif isinstance(space, ast.List | ast.Tuple):
+        entries = [(str(number), value) for number, value in enumerate(space.elts)]
+        kinds, each = (ast.Dict,), "a dict of constants"
+    else:
+        return f"SPACE is {ast.unparse(space)}; {KINDS_OF_SPACE}"
+    for place, value in entries:
+        entry = f"SPACE[{place}] is {ast.unparse(value)}"
+        if not isinstance(value, kinds):
+            return f"{entry}; each entry is {each}"
+        if not is_literal(value):
+            return f"{entry}, which is no literal"
+        if isinstance(value, ast.List | ast.Tuple) and not value.elts:
+            return f"{entry}; each entry is {each}, at least one"
+    if not entries:
+        return f"SPACE is empty; {KINDS_OF_SPACE}"
+    return None if is_literal(space) else f"SPACE is {ast.unparse(space)}, which is no literal"
+
+
+def is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def configurations(space: list | tuple | dict) -> list[Constants]:
+    """Those of a SPACE in which nothing is wrong."""
+    if isinstance(space, dict):
+        return [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    return list(space)
 
 
 def assignments(module: ast.Module) -> Assignments:

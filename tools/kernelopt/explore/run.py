@@ -151,7 +151,7 @@ def check_and_compile(
     ends = began + plan.budget_s
     with starter.spent.noted("check"):
         start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
-    if plan.compile_for and not all(entrant.is_opponent for entrant in entrants):
+    if plan.compile_for:
         with starter.spent.noted("compile"):
             compile_all(entrants, sandbox, starter.inputs[0].path, plan, ends, say)
 
