@@ -439,6 +439,36 @@ def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
     assert [entrant.name for entrant in run.ranked(both)] == ["second", "first"]
 
 
+class Sustaining(Timed):
+    """A stand-in that is also timed in a row."""
+
+    def ask(self, timeout_s: float, **order) -> dict:
+        return (
+            {"us": self.time_us, "window": [0.0, 0.5]} if order["do"] == "sustain" else super().ask(timeout_s, **order)
+        )
+
+
+def test_only_the_best_in_the_lead_are_timed_in_a_row(folder, monkeypatch):
+    """Half a second each was 9 of 31 s where seventeen were in the lead."""
+    monkeypatch.setattr(run, "describe", lambda *_: None)
+    times_us = {name: 100.0 + 0.1 * ((at * 5) % 8) for at, name in enumerate("abcdefgh")}
+    leaders = [
+        entrants.Entrant(
+            name, folder / "k.py", status=Status.OK, process=Sustaining(us), rounds_us=[us] * 5, calls_us=[us] * 5
+        )
+        for name, us in times_us.items()
+    ]
+    leaders[0].dropped = True  # the fastest of all by its median
+    sandbox_here = SimpleNamespace(new_folder=lambda name: folder)
+    watch = SimpleNamespace(state=lambda window: SimpleNamespace(sm_clock_mhz=SimpleNamespace(median=1980.0)))
+    run.finish(leaders, sandbox_here, watch, SimpleNamespace(product=None))
+    timed = [one.name for one in run.ranked(leaders) if one.sustained_us and one.sm_clock_mhz == 1980.0]
+    assert timed == [one.name for one in run.ranked(leaders)][: run.MOST_SUSTAINED] and len(timed) == 5
+    assert leaders[0].sustained_us is None
+    result = {**result_with(["default"]), "seconds": {}}
+    assert any("MHz: of the best 5 in the lead" in line for line in table.lines(result, None))
+
+
 def test_a_process_that_ends_during_its_turn_leaves_the_race(folder):
     class Dies(Timed):
         def ask(self, timeout_s: float, **order) -> dict:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..device import spent
 from ..statuses import Status
+from .run import MOST_SUSTAINED
 
 MOST_CHARACTERS = 60  # of a candidate's name
 HEADER = (
@@ -19,7 +20,9 @@ def lines(result: dict, path: Path | None) -> list[str]:
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     errors = [f"{row['name']}: {row['error']}" for row in result["rows"] if row["error"]]
-    notes = [f"speed-up over {result['against']}; * dropped as slower" if result["against"] else "* dropped as slower"]
+    notes = [f"* dropped as slower; MHz: of the best {MOST_SUSTAINED} in the lead"]
+    if result["against"]:
+        notes = [f"speed-up over {result['against']}; {notes[0]}"]
     if result["device"] == "cpu-interpreter":
         notes = ["checked in the CPU interpreter, nothing was timed"]
         if result["compiled"]:
