@@ -417,6 +417,26 @@ def test_a_kernel_cannot_change_its_oracle(interpreter, problem):
     assert problem["reference"].read_text() == before
 
 
+BUILDS = "import os, tempfile\nos.makedirs({folder}, exist_ok=True)\nopen({folder} + '/k.cu', 'w').close()\n"
+RIGHT = "return torch.clamp(x * self.weight, min=0) * self.scale"
+
+
+def test_a_kernel_that_builds_beside_its_file_is_told_where_to_build(interpreter, problem):
+    """That is common and honest; the message named the folder alone."""
+    problem["kernel"].write_text(kernel_text(BUILDS.format(folder="os.path.dirname(__file__) + '/build'") + RIGHT))
+    found = judged_at_own_sizes(interpreter, problem)
+    built = problem["kernel"].parent / "build"
+    assert found["status"] == "CHEAT_SUSPECT" and f"tried to change {built}, " in found["summary"]
+    assert "write in a folder of tempfile.mkdtemp(), and let load_inline choose its own" in found["summary"]
+    assert not built.exists()
+
+
+@pytest.mark.parametrize("folder", ["tempfile.mkdtemp()", "os.environ['TORCH_EXTENSIONS_DIR']"])
+def test_a_kernel_may_write_where_that_message_says(interpreter, problem, folder):
+    problem["kernel"].write_text(kernel_text(BUILDS.format(folder=folder) + RIGHT))
+    assert judged_at_own_sizes(interpreter, problem)["status"] == "OK"
+
+
 def test_a_module_that_needs_to_be_importable_is(interpreter, problem):
     text = "from __future__ import annotations\nimport dataclasses\n"
     text += "@dataclasses.dataclass\nclass Config:\n    block: int = 4\n"

@@ -34,6 +34,8 @@ LOOKING |= {"sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitorin
 FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
+# Not in tempfile.gettempdir() itself: the kernels of an exploration, and of a comparison, share it.
+MAY_WRITE = "write in a folder of tempfile.mkdtemp(), and let load_inline choose its own (TORCH_EXTENSIONS_DIR)"
 ABSENT = object()
 WITH_CODE = (FunctionType, MethodType)  # of a watched module's or class's members
 SPARSE = 8  # times as many members as are watched: then these are looked at alone
@@ -138,7 +140,7 @@ class Tripwire:
         own = f"/proc/{os.getpid()}/"
         if (name + "/").startswith((*self.writable, own)) or raw.startswith(SYSTEM_FOLDERS):
             return None
-        return f"the kernel tried to change {name}, outside its own folder"
+        return f"the kernel tried to change {name}, where no kernel may write; {MAY_WRITE}"
 
     def _called_by_candidate(self) -> bool:
         """Is the nearest code outside the frame reader no part of an installed library?"""
