@@ -230,3 +230,14 @@ def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(s
 def test_a_compiler_that_dies_is_named(log, message):
     died = standing.Ended(SimpleNamespace(timed_out=False, signal="SIGABRT", log_tail=log))
     assert compiler.fault_of(died, 1.0).message == f"the compiler {message}"
+
+
+def test_targets_that_documents_name_are_known():
+    """`--for h100` was refused: there are three H100s."""
+    texts = "\n".join(
+        path.read_text() for folder in ("docs", "gpu-wiki", "skills") for path in (BUNDLE / folder).rglob("*.md")
+    )
+    named = set(re.findall(r"compile_kernel\.py[^`\n]* --for ([^\s`]+)", texts))
+    assert len(named) >= 5
+    for names in named:
+        assert choosing.of_names(names, None, "--for")
