@@ -72,6 +72,33 @@ def test_an_accepted_round_is_a_commit_that_the_record_names(ready):
     assert ready.git("status", "--porcelain") == ""
 
 
+def with_row_of_kernel(session, exploration: str, name: str) -> None:
+    """An exploration one of whose candidates, of that name, is the session's kernel.py."""
+    file = conftest.explored(session, exploration)
+    content = json.loads(file.read_text())
+    for row in content["rows"]:
+        if row["name"] == name or row["opponent"]:
+            row["kernel_sha256"] = digest(session.kernel)
+    file.write_text(json.dumps(content))
+
+
+def test_the_record_names_the_row_that_the_kernel_is_of(ready):
+    """A plan that is written before an exploration cannot name the winner, and its record named none. Judged again, the
+    record names it once."""
+    row = "row[BLOCK=128,WARPS=4]"
+    plan = propose(ready, "v1")
+    for exploration in ("e1", "e2"):
+        with_row_of_kernel(ready, exploration, row)
+    conftest.explored(ready, "e3")  # of other kernels
+    settled(ready, "v1", plan, recorded("v1", ready))
+    record = record_store.RecordStore(ready).read("v1")
+    (origin,) = record.references
+    assert (origin.source_type, origin.path_or_url) == ("exploration", f"explore/e2.json#{row}")
+    again = rounds.with_origin(record, ready)
+    assert again.references == record.references
+    assert rounds.with_origin(replace(record, kernel_sha256="0" * 64), ready).references == record.references
+
+
 def test_a_commit_message_has_whole_words_and_names_whose_bottleneck_it_tells():
     record = record_store.empty("v4")
     compared = PreviousComparison("v3", "FASTER", 1.011, (1.01, 1.012))

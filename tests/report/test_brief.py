@@ -186,6 +186,8 @@ def test_a_masked_version_is_not_named_by_an_exploration_and_its_own_one_is_left
     assert "against best (a masked version)" in brief.exploration_section(told)
     session.plan("v3").write_text("`explore/e2.json#row[BLOCK=128,WARPS=1]`\n")
     assert [one.name for one in explorations.recorded(session, {"v3"})[0]] == ["e1"]
+    (session.memory / "v4.json").write_text(json.dumps({"references": [{"path_or_url": "explore/e1.json#row"}]}))
+    assert explorations.recorded(session, {"v3", "v4"})[0] == []
 
 
 def test_a_bare_report_gives_a_brief_of_what_there_is(parts):

@@ -14,7 +14,7 @@ from ..measure import correctness, pairing, timing, verify
 from ..measure.cases import Case
 from ..measure.oracle import Oracle
 from ..measure.timing import TimedWorkload
-from ..session import platforms, record_store
+from ..session import explorations, platforms, record_store
 from ..session.record import (
     Correctness,
     Optimization,
@@ -23,6 +23,7 @@ from ..session.record import (
     ProfileEvidence,
     QualityGate,
     Record,
+    Reference,
 )
 from ..session.subject import KernelUnderTest, of_workspace
 from ..session.workspace import Workspace, digest
@@ -201,7 +202,7 @@ def settle(
         )
     with records.locked():
         before = records.read(version) if version in records.versions() else records.create(version)
-        record = measured_record(before, measurement, decision)
+        record = with_origin(measured_record(before, measurement, decision), workspace)
         record = replace(record, optimization=plan, profile_evidence=diagnosis or record.profile_evidence)
         if decision.accepted:
             message = history.commit_message(record)
@@ -225,6 +226,18 @@ def measured_record(record: Record, measurement: Measurement, decision: Decision
         performance=performance(measurement),
         correctness=Correctness(passed, verdict.status, verdict.worst_rel_err, verdict.summary),
         quality_gate=QualityGate("PASS", None) if decision.accepted else QualityGate(refused, decision.reason),
+    )
+
+
+def with_origin(record: Record, workspace: Workspace) -> Record:
+    """The record with the exploration's row that its kernel is of, if there is one: a plan that is written before an
+    exploration cannot name the winner."""
+    row = explorations.row_of_kernel(workspace, record.kernel_sha256)
+    origin = Reference("exploration", row or "", "kernel.py is this candidate")
+    return (
+        record
+        if row is None or origin in record.references
+        else replace(record, references=(*record.references, origin))
     )
 
 

@@ -20,7 +20,7 @@ LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 class ExploredKernel:
     """One row. status: of the verifier, OK for an opponent that ran. median_us, p20_us, p80_us: of cold calls, None
     where none was timed. speedup, ci95: over the first opponent. registers: of a thread. spill_bytes: of a thread.
-    shared_bytes: of a block. sustained_us: of calls in a row. sm_clock_mhz: meanwhile."""
+    shared_bytes: of a block. sustained_us: of calls in a row. sm_clock_mhz: meanwhile. kernel_sha256: of its file."""
 
     name: str
     is_opponent: bool
@@ -38,6 +38,7 @@ class ExploredKernel:
     sustained_us: float | None
     dropped: bool
     error: str | None
+    kernel_sha256: str
 
     @classmethod
     def from_json(cls, row: dict) -> "ExploredKernel":
@@ -57,6 +58,7 @@ class ExploredKernel:
             **{name: number(row[name]) for name in NUMBERS},
             dropped=bool(row["dropped"]),
             error=None if row["error"] is None else str(row["error"]),
+            kernel_sha256=str(row["kernel_sha256"]),
         )
 
     @property
@@ -121,8 +123,9 @@ def numbers(workspace: Workspace) -> list[int]:
 
 def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exploration], list[str]]:
     """(the explorations in order, a sentence for each file that cannot be read). masked: versions; explorations that
-    their plans cite are left out, as they show what a masked round tried."""
-    hidden = {name for version in masked for name in cited_in(workspace.plan(version))}
+    their plans or records cite are left out, as they show what a masked round tried."""
+    texts = [path for one in masked for path in (workspace.plan(one), workspace.memory / f"{one}.json")]
+    hidden = {name for path in texts for name in cited_in(path)}
     explorations, gaps = [], []
     for count in numbers(workspace):
         path = folder_of(workspace) / f"e{count}.json"
@@ -143,6 +146,16 @@ def read(root: Path, name: str) -> Exploration | None:
         return None
 
 
+def row_of_kernel(workspace: Workspace, kernel_sha256: str) -> str | None:
+    """The candidate of the newest exploration that has that kernel, as a plan cites it: explore/e3.json#NAME."""
+    for count in reversed(numbers(workspace)):
+        exploration = read(workspace.root, f"e{count}")
+        for row in exploration.candidates if exploration else ():
+            if row.kernel_sha256 == kernel_sha256:
+                return f"explore/e{count}.json#{row.name}"
+    return None
+
+
 def row_at(text: str, at: int, exploration: Exploration | None) -> str:
     """The name of a row that stands in a text from `at` on: the longest, as a name may hold spaces and brackets; else
     what looks like one."""
@@ -152,7 +165,7 @@ def row_at(text: str, at: int, exploration: Exploration | None) -> str:
     return longest if len(longest) >= len(alike) else alike
 
 
-def cited_in(plan: Path) -> set[str]:
-    """The explorations ("e3") that a plan cites; empty where there is no plan."""
-    text = plan.read_text(encoding="utf-8", errors="replace") if plan.is_file() else ""
+def cited_in(path: Path) -> set[str]:
+    """The explorations ("e3") that a plan or a record cites; empty where there is no such file."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return {cited["exploration"] for cited in CITED.finditer(text)}
