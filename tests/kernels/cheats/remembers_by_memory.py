@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-STATUS = {"CHEAT_SUSPECT"}
+STATUS = {"CHEAT_SUSPECT", "WRONG_VALUES"}  # wrong where the inputs of one seed lie where those of another did
 CAUGHT_BY = "timing"
 
 
