@@ -2,6 +2,7 @@
 """The least work of a problem, per workload: FLOPs by torch's own counter, bytes of the inputs and outputs.
 
 The counter knows matrix products, convolutions and attention; element-wise and reduction arithmetic counts 0.
+What a mask spares in attention is taken off, unless the inputs' values decide the mask (docs/limits.md).
 The dtype of the work is that of the products' operands: an fp8 product with bf16 output is fp8 work.
 With --workspace the result is written into the README's Task block. --flops, --bytes and --work-dtype give it by hand
 where the count is wrong for an algorithm, for example when not all input is needed."""
@@ -70,6 +71,8 @@ def line(name: str, counted: CountedWorkload) -> str:
         f"{name}: {work.flops} FLOP, at least {work.bytes_min} bytes ({work.source}), "
         f"{work.dtype}, {shape_text(counted.shapes)}"
     )
+    if counted.spared_pct and work.source == COUNTED:
+        text += f"; masks spare {counted.spared_pct:.3g} % of the products' FLOPs, which are not counted"
     if counted.uncounted and work.source == COUNTED:
         text += f"; not counted: {counted.uncounted}; give the bytes with --bytes"
     return text

@@ -70,22 +70,25 @@ class Work:
 @dataclass(frozen=True)
 class CountedWorkload:
     """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes.
-    uncounted: what a call moves beside it and was not counted."""
+    uncounted: what a call moves beside it and was not counted. spared_pct: of its products' FLOPs, what masks spare;
+    the work leaves it out."""
 
     work: Work
     shapes: dict[str, list[list[int]]]
     uncounted: str | None = None
+    spared_pct: float = 0.0
 
     @classmethod
     def from_json(cls, counted: dict) -> "CountedWorkload":
-        work = {name: value for name, value in counted.items() if name not in ("shapes", "uncounted")}
-        return cls(Work.from_json({**work, "source": COUNTED}), counted["shapes"], counted.get("uncounted"))
+        beside = {name: counted[name] for name in ("shapes", "uncounted", "spared_pct") if name in counted}
+        work = {name: value for name, value in counted.items() if name not in beside}
+        return cls(Work.from_json({**work, "source": COUNTED}), **beside)
 
     def to_json(self) -> dict:
         """The worker's answer: the keys of the work but its source, which is COUNTED, and the shapes."""
         work = {name: value for name, value in self.work.to_json().items() if name != "source"}
-        uncounted = {"uncounted": self.uncounted} if self.uncounted else {}
-        return {**work, "shapes": self.shapes, **uncounted}
+        beside = {name: value for name, value in present(self).items() if name != "work"}
+        return {**work, **beside}
 
 
 def present(instance) -> dict[str, object]:

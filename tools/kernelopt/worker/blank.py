@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import problem, tensor_trees
 
+UNWATCHED = contextlib.nullcontext()
+
 
 def on_meta(
     reference: problem.Reference,
@@ -24,34 +26,36 @@ def on_meta(
     sizes: dict[str, int] | None = None,
     seed: int = 0,
     within: contextlib.AbstractContextManager | None = None,
+    watch: contextlib.AbstractContextManager = UNWATCHED,
 ):
     """`do(model, inputs)` on meta tensors. Raises what the reference raises, and where it needs contents or mixes in
-    tensors that lie on a device. sizes: other values for the workload's keyword sizes. within: see Reference.build."""
+    tensors that lie on a device. sizes: other values for the workload's keyword sizes. within: see Reference.build.
+    watch: a mode that sees all operations, those that make the model and the inputs as well."""
     reference = reference.apart("meta")
-    with without_compilers(), torch.device("meta"):
+    with without_compilers(), torch.device("meta"), watch:
         model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes, within)
         with reference.on("meta"):
             return do(model.to("meta"), inputs)
 
 
-def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
+def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
     """`do(model, inputs)` on fake tensors of the CPU. Raises what the reference raises, and where it needs contents."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     reference = reference.apart("fake")
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), watch:
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
         with reference.on("cpu"):
             return do(model, inputs)
 
 
-def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable):
+def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
     """`do(model, inputs)` on fake tensors of the CPU, with the contents of what whole numbers alone decide. Raises what
     the reference raises, and where it needs the contents of other numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     reference = reference.apart("fake")
-    with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbers():
+    with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbers(), watch:
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
         with reference.on("cpu"):
             return do(model, inputs)
@@ -93,17 +97,19 @@ def on_shapes(
     device: str,
     do: Callable,
     decisive: tuple[type[Exception], ...] = (),
+    watch: contextlib.AbstractContextManager = UNWATCHED,
 ):
     """`do(model, inputs)` on the first blank tensors that it can run on, else on real ones on `device`. decisive:
-    exceptions that are raised at once, since no other tensors help."""
+    exceptions that are raised at once, since no other tensors help. watch: see on_meta."""
     try:
-        return on_shapes_alone(reference, workload, dtype, do, decisive)
+        return on_shapes_alone(reference, workload, dtype, do, decisive, watch)
     except decisive:
         raise
     except Exception:
-        model, inputs, _ = reference.build(workload, 0, dtype, device)
-        with reference.on(device):
-            return do(model, inputs)
+        with watch:
+            model, inputs, _ = reference.build(workload, 0, dtype, device)
+            with reference.on(device):
+                return do(model, inputs)
 
 
 def on_shapes_alone(
@@ -112,16 +118,17 @@ def on_shapes_alone(
     dtype: str | None,
     do: Callable,
     decisive: tuple[type[Exception], ...] = (),
+    watch: contextlib.AbstractContextManager = UNWATCHED,
 ):
     """The same without real ones: raises what the reference raises on the last blank tensors."""
     for on_blank in BLANK[:-1]:
         try:
-            return on_blank(reference, workload, dtype, do)
+            return on_blank(reference, workload, dtype, do, watch=watch)
         except decisive:
             raise
         except Exception:
             continue
-    return BLANK[-1](reference, workload, dtype, do)
+    return BLANK[-1](reference, workload, dtype, do, watch=watch)
 
 
 def itself(value, *_, **__):

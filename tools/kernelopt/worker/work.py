@@ -1,5 +1,6 @@
 """The least work of a problem: FLOPs, the dtype that they are done in, and the bytes that go in and come out."""
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..hardware.work import COUNTED, CountedWorkload, Work
 from . import blank, problem, tensor_trees, traffic
 from .contract import CastOfQuantised, InvalidDeclaration
+from .masked_products import MaskedProducts, WrittenNumbers
 
 # A task with MUTATES is run for real, up to these sizes, to see which elements of its inputs change: some 10 s.
 REAL_BYTES, REAL_FLOPS = 2 << 30, 20 * 10**9
@@ -31,7 +33,7 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     """Least work of a workload.
 
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
-    does not know are added here, and the half that a causal mask spares is taken off; element-wise and reduction
+    does not know are added here, and what masks spare is taken off (masked_products.py); element-wise and reduction
     arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no product.
     Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real, on `device`.
     """
@@ -46,33 +48,40 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
 
 
 def _counted(reference: problem.Reference, workload: str, dtype: str | None, device: str) -> Count:
+    masks = MaskedProducts(product_registry())
+
     def count(model: torch.nn.Module, inputs: list) -> Count:
-        return _count(model, inputs, dtype, reference.mutated(inputs))
+        return _count(model, inputs, dtype, reference.mutated(inputs), masks)
 
     decisive = (CastOfQuantised, InvalidDeclaration)
-    return blank.on_shapes(reference, workload, dtype, device, count, decisive)
+    return blank.on_shapes(reference, workload, dtype, device, count, decisive, watch=masks)
 
 
-def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: list[torch.Tensor]) -> Count:
-    """mutated: inputs whose changes the caller counts, so that results in them count nothing here."""
+def _count(
+    model: torch.nn.Module, inputs: list, dtype: str | None, mutated: list[torch.Tensor], masks: MaskedProducts
+) -> Count:
+    """mutated: inputs whose changes the caller counts, so that results in them count nothing here. masks: has seen how
+    the model and the inputs were made."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     # Attention and recurrent layers are counted through their plain products: the counter does not know every
     # fused CPU variant.
     plain = torch.backends.mkldnn.flags(enabled=False)
-    causal, counter = CausalAttention(), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
+    causal, counter = CausalAttention(masks), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
     operands = Operands(counter.flop_registry)
     arguments = tensor_trees.input_tensors(inputs)
     incoming = arguments + list(model.state_dict().values())
     reads = traffic.Reads(incoming)
-    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands, reads:
+    masks.begin([*arguments, *model.parameters()])
+    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, WrittenNumbers(masks), operands, reads:
         outputs = tensor_trees.tensors(problem.call(model, inputs))
     places = {traffic.place(tensor) for tensor in mutated}
     bytes_in = reads.bytes_read()
     bytes_out = least_bytes([tensor for tensor in outputs if traffic.place(tensor) not in places])
+    products, spared = int(counter.get_total_flops()), causal.spared + masks.spared(outputs)
     counted = Work(
-        flops=int(counter.get_total_flops()) - causal.spared,
+        flops=products - spared,
         bytes_in=bytes_in,
         bytes_out=bytes_out,
         bytes_min=bytes_in + bytes_out,
@@ -82,7 +91,8 @@ def _count(model: torch.nn.Module, inputs: list, dtype: str | None, mutated: lis
         source=COUNTED,
     )
     shapes = {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]}
-    return Count(CountedWorkload(counted, shapes), least_bytes(incoming))
+    workload = CountedWorkload(counted, shapes, spared_pct=100 * spared / products if spared else 0.0)
+    return Count(workload, least_bytes(incoming))
 
 
 def least_bytes(values: list[torch.Tensor]) -> int:
@@ -228,17 +238,22 @@ def at_least_16_bits(name: str) -> str:
 
 
 class CausalAttention(torch.overrides.TorchFunctionMode):
-    """Counts in `spared` the FLOPs of attention that a causal mask removes. Torch's counter counts the whole square."""
+    """Counts in `spared` the FLOPs of attention that `is_causal` removes, for sizes too of which no mask is computed.
+    Torch's counter counts the whole square. masks: leaves that attention alone."""
 
-    def __init__(self):
+    def __init__(self, masks: MaskedProducts):
         super().__init__()
         self.spared = 0
+        self._masks = masks
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            self.spared += self.spared_by(*args, **kwargs)
-        return function(*args, **kwargs)
+        if function is not torch.nn.functional.scaled_dot_product_attention:
+            return function(*args, **kwargs)
+        spared = self.spared_by(*args, **kwargs)
+        self.spared += spared
+        with self._masks.paused() if spared else contextlib.nullcontext():
+            return function(*args, **kwargs)
 
     @staticmethod
     def spared_by(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **_) -> int:

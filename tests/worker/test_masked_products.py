@@ -1,0 +1,257 @@
+"""What masks spare of the FLOPs of attention (worker.masked_products)."""
+
+import re
+import textwrap
+
+import pytest
+from kernelopt.worker import masked_products, problem, work
+
+TOKENS, KEYS, WIDTH, WIDE, HEADS = 40, 56, 8, 16, 6
+CAUSAL = TOKENS * (TOKENS + 1) // 2
+ALL = TOKENS * TOKENS
+TEXT = """
+import math, torch, torch.nn as nn, torch.nn.functional as F
+INF = float("inf")
+def attention(scores, v): return torch.softmax(scores, -1) @ v
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(64, 64, dtype=torch.bool).tril())
+        self.register_buffer("bias", torch.full((64, 64), -INF).triu(1), persistent=False)
+        self.plain = torch.ones(64, 64).triu(1)
+        self.weight = nn.Parameter(torch.full((40, 40), -INF).triu(1))
+    def forward(self, q, k, v, mask):
+        at = torch.arange(q.shape[2], device=q.device)
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+{body}
+def get_inputs():
+    return [torch.randn(2, 3, 40, 8), torch.randn(2, {key_heads}, {keys}, 8), torch.randn(2, {key_heads}, {keys}, 16), {mask}]
+"""
+LATER = "torch.ones(40, 40, dtype=torch.bool).triu(1)"
+
+
+def written(tmp_path, body: str, keys: int = TOKENS, key_heads: int = 3, mask: str = LATER):
+    path = tmp_path / "reference_file.py"
+    path.write_text(TEXT.format(body=textwrap.indent(body, 8 * " "), keys=keys, key_heads=key_heads, mask=mask))
+    return path
+
+
+def counted(tmp_path, body: str, keys: int = TOKENS, key_heads: int = 3, mask: str = LATER, dtype: str | None = None):
+    path = written(tmp_path, body, keys, key_heads, mask)
+    return work.estimate(problem.Reference(path), "default", dtype, "cpu")
+
+
+def pairs(tmp_path, body: str, **options) -> float:
+    """The FLOPs that count in units of a query's with a key, over all heads."""
+    return counted(tmp_path, body, **options).work.flops / (2 * HEADS * (WIDTH + WIDE))
+
+
+MASKS = {
+    "masked_fill": "attention(s.masked_fill(later, -INF), v)",
+    "masked_fill, finite": "attention(s.masked_fill(later, -1e9), v)",
+    "masked_fill, least": "attention(s.masked_fill(later, torch.finfo(s.dtype).min), v)",
+    "masked_fill in place": "attention(s.masked_fill_(later, -INF), v)",
+    "where": "attention(torch.where(later, -INF, s), v)",
+    "where, least": "attention(torch.where(~later, s, torch.finfo(s.dtype).min), v)",
+    "where, a tensor": "attention(torch.where(later, torch.tensor(-INF, device=q.device, dtype=s.dtype), s), v)",
+    "where, a full tensor": "attention(torch.where(later, torch.full([], -1e9, device=q.device), s), v)",
+    "added": "attention(s + torch.full((40, 40), -INF, device=q.device).triu(1), v)",
+    "added in place": "s += torch.full((40, 40), -INF, device=q.device).triu(1)\nreturn attention(s, v)",
+    "added, written in place": "m = torch.empty(40, 40, device=q.device).fill_(-INF).triu_(1)\nreturn attention(s + m, v)",
+    "added, set": "m = torch.zeros(40, 40, device=q.device)\nm[later] = -INF\nreturn attention(m + s, v)",
+    "added, rows set": (
+        "m = torch.zeros(40, 40, device=q.device)\nfor row in range(40): m[row, row + 1 :] = -1e9\n"
+        "return attention(s + m, v)"
+    ),
+    "subtracted": "attention(s - later * 1e10, v)",
+    "multiplied and subtracted": "m = 1.0 * ~later\nreturn attention(s * m - 1e10 * (1 - m), v)",
+    "added to a bias that inputs hold": "attention(s + (v[..., :1].mT + later * -1e9), v)",
+    "ranges": "attention(s.masked_fill(~(at[:, None] >= at), -INF), v)",
+    "tril": "attention(s.masked_fill(torch.tril(torch.ones(40, 40, device=q.device)) == 0, -INF), v)",
+    "tril_indices": (
+        "m = torch.full((40, 40), -INF, device=q.device)\nrow, key = torch.tril_indices(40, 40, device=q.device)\n"
+        "m[row, key] = 0\nreturn attention(s + m, v)"
+    ),
+    "of all heads": "attention(s.masked_fill(later[None, None].expand(2, 3, 40, 40), -INF), v)",
+    "of all heads, inverted": "attention(s.masked_fill(~~later[None, None].expand(2, 3, 40, 40), -INF), v)",
+    "a buffer": "attention(s.masked_fill(~self.seen[:40, :40], -INF), v)",
+    "a buffer that is added": "attention(s + self.bias[:40, :40], v)",
+    "an attribute": "attention(s.masked_fill(self.plain[:40, :40].bool(), -INF), v)",
+    "capped": "attention((torch.tanh(s / 50) * 50).masked_fill(later, -INF), v)",
+    "scaled after": "attention(s.masked_fill(later, -INF) * 0.5, v)",
+    "in fp32": "(torch.softmax(s.masked_fill(later, -INF), -1, dtype=torch.float32).to(v.dtype)) @ v",
+    "by flat heads": "(torch.softmax(s.flatten(0, 1).masked_fill(later, -INF), -1) @ v.flatten(0, 1)).view(2, 3, 40, 16)",
+    "keys first": "torch.softmax(s.mT.masked_fill(later.mT, -INF), -2).mT @ v",
+    "einsum": (
+        "s = torch.einsum('bhqd,bhkd->bqhk', q, k)\np = torch.softmax(s.masked_fill(later[:, None], -INF), -1)\n"
+        "return torch.einsum('bqhk,bhkd->bqhd', p, v)"
+    ),
+    "masked again by inputs": "attention(s.masked_fill(later, -INF).masked_fill(mask, -INF), v)",
+    "by hand": (
+        "s = s.masked_fill(later, -INF)\ne = torch.exp(s - s.amax(-1, keepdim=True))\n"
+        "return e / e.sum(-1, keepdim=True) @ v"
+    ),
+    "by hand, max": (
+        "s = s + later * -1e9\ne = torch.exp(s - s.max(-1, keepdim=True).values)\n"
+        "return (e / e.sum(-1, keepdim=True)) @ v"
+    ),
+    "with its log-sum": "s = s.masked_fill(later, -INF)\nreturn (s - s.logsumexp(-1, True)).exp() @ v, s.logsumexp(-1)",
+    "row blocks": (
+        "outs = []\nfor i in range(0, 40, 8):\n"
+        "    m = at[i : i + 8, None] < at\n"
+        "    outs.append(attention((q[:, :, i : i + 8] @ k.mT).masked_fill(m, -INF), v))\nreturn torch.cat(outs, 2)"
+    ),
+    "torch's attention": "F.scaled_dot_product_attention(q, k, v, attn_mask=~later)",
+    "torch's attention, added": "F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[:40, :40])",
+    "torch's attention, of all heads": "F.scaled_dot_product_attention(q, k, v, attn_mask=~later[None, None])",
+    "torch's attention, causal": "F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+}
+
+
+def body(text: str) -> str:
+    """Its scores are s, where it names them."""
+    scores = re.search(r"\bs\b", text)
+    text = text if "return" in text else f"return {text}"
+    return f"s = q @ k.mT / 3\n{text}" if scores and "einsum" not in text else text
+
+
+@pytest.mark.parametrize("text", MASKS.values(), ids=MASKS)
+def test_a_mask_that_inputs_do_not_decide_spares_products(tmp_path, text):
+    assert pairs(tmp_path, body(text)) == CAUSAL
+
+
+@pytest.mark.parametrize(
+    "form", ["masked_fill", "where, a tensor", "in fp32", "torch's attention", "a buffer that is added"]
+)
+def test_it_does_so_in_16_bits(tmp_path, form):
+    assert pairs(tmp_path, body(MASKS[form]), dtype="bf16") == CAUSAL
+
+
+OTHER_SHAPES = {  # body, options, pairs
+    "window": (
+        "m = (at[:, None] >= at) & (at[:, None] - at < 5)\nreturn attention(s.masked_fill(~m, -INF), v)",
+        {},
+        40 * 5 - 10,
+    ),
+    "offset": (
+        "m = torch.ones(40, 56, dtype=torch.bool, device=q.device).tril(16)\nreturn attention(s.masked_fill(~m, -INF), v)",
+        {"keys": 56},
+        40 * 16 + CAUSAL,
+    ),
+    "fewer keys": (
+        "attention(s.masked_fill(at[:, None] < torch.arange(24, device=q.device), -INF), v)",
+        {"keys": 24},
+        24 * 25 // 2 + 16 * 24,
+    ),
+    "groups, repeated": (
+        "k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)\n"
+        "return attention((q @ k.mT).masked_fill(later, -INF), v)",
+        {"key_heads": 1},
+        CAUSAL,
+    ),
+    "groups, broadcast": (
+        "g = q.view(2, 1, 3, 40, 8) @ k[:, :, None].mT\n"
+        "return attention(g.masked_fill(later, -INF), v[:, :, None]).view(2, 3, 40, 16)",
+        {"key_heads": 1},
+        CAUSAL,
+    ),
+    "groups, folded into rows": (  # masked scores and others meet in a row of the reshape, so only later products spare
+        "g = (q.reshape(2, 1, 120, 8) @ k.mT).view(2, 3, 40, 40).masked_fill(later, -INF)\nreturn attention(g, v)",
+        {"key_heads": 1},
+        CAUSAL,
+    ),
+    "groups of torch's attention": (
+        "F.scaled_dot_product_attention(q, k, v, attn_mask=~later, enable_gqa=True)",
+        {"key_heads": 1},
+        CAUSAL,
+    ),
+    "two attentions": (
+        "x = attention(s.masked_fill(later, -INF), v)\n"
+        "return attention((x[..., :8] @ k.mT).masked_fill(at[:, None] < at - 3, -INF), x)",
+        {},
+        CAUSAL + CAUSAL + 3 * 40 - 6,
+    ),
+    "a mask, and none": (
+        "attention(s.masked_fill(later, -INF), v) + attention(q @ k.mT, v)",
+        {},
+        CAUSAL + ALL,
+    ),
+    "every second head": (
+        "m = later & (torch.arange(2, device=q.device)[:, None, None, None] == 0)\n"
+        "return attention(s.masked_fill(m, -INF), v)",
+        {},
+        (CAUSAL + ALL) / 2,
+    ),
+    "rows without keys": ("attention(s.masked_fill(at[:, None] < 10, -INF), v)", {}, 30 * 40),
+    "rows without keys, finite": ("attention(s.masked_fill(at[:, None] < 10, -1e9), v)", {}, ALL),
+}
+
+
+@pytest.mark.parametrize(("text", "options", "expected"), OTHER_SHAPES.values(), ids=OTHER_SHAPES)
+def test_masks_of_other_shapes(tmp_path, text, options, expected):
+    assert pairs(tmp_path, body(text), **options) == expected
+
+
+WHOLE = {
+    "none": "attention(s, v)",
+    "torch's attention": "F.scaled_dot_product_attention(q, k, v)",
+    "an input": "attention(s.masked_fill(mask, -INF), v)",
+    "an input that is added": "F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype) * -1e9)",
+    "a mask and an input": "attention(s.masked_fill(later & mask, -INF), v)",
+    "values of an input": "attention(s.masked_fill(v[:, :, None, :, 0] > 0, -INF), v)",
+    "lengths of an input": "attention(s.masked_fill(at >= mask.sum(), -INF), v)",
+    "a parameter": "attention(s + self.weight, v)",
+    "written over": "m = later.clone()\nm[0] = mask[0]\nm.copy_(mask)\nreturn attention(s.masked_fill(m, -INF), v)",
+    "zeros of ReLU": "torch.relu(s) @ v",
+    "zeros by a mask": "s.masked_fill(later, 0) @ v",
+    "tril": "torch.tril(s) @ v",
+    "a slight bias": "attention(s + later * -5, v)",
+    "halved": "attention(torch.where(later, s * 0.5, s), v)",
+    "capped after": "attention(torch.tanh(s.masked_fill(later, -INF)), v)",
+    "returned": "s.masked_fill(later, -INF), s.masked_fill(later, 0) @ v",
+    "summed": "s.masked_fill(later, -INF).sum(), attention(s, v)",
+    "two that leave nothing": "e = s.exp()\nreturn s, e @ v",
+    "its result": "attention(s, v).masked_fill(at[:, None] > 20, 0)",
+    "random": "attention(s.masked_fill(torch.rand(40, 40, device=q.device) > 0.5, -INF), v)",
+}
+
+
+@pytest.mark.parametrize("text", WHOLE.values(), ids=WHOLE)
+def test_what_is_not_masked_counts_whole(tmp_path, text):
+    found = counted(tmp_path, body(text))
+    assert found.work.flops == 2 * HEADS * (WIDTH + WIDE) * ALL and not found.spared_pct
+
+
+def test_scores_that_are_used_without_their_mask_too_count_whole(tmp_path):
+    part = (WIDTH * ALL + WIDE * CAUSAL) / (WIDTH + WIDE)
+    assert pairs(tmp_path, body("return attention(s.masked_fill(later, -INF), v), s")) == pytest.approx(part)
+    both = "return attention(s.masked_fill(later, -INF), v) + attention(s.masked_fill(later.mT, -INF), v)"
+    expected = (WIDTH * ALL + 2 * WIDE * CAUSAL) / (WIDTH + WIDE)
+    assert pairs(tmp_path, body(both)) == pytest.approx(expected)
+    turned = "return attention(s.masked_fill(later, -INF), v) + attention(s.mT.masked_fill(later, -INF), v)"
+    assert pairs(tmp_path, body(turned)) == pytest.approx(expected)
+    over = "p = attention(s.masked_fill(later, -INF), v)\ns[..., 0] = v[..., 0]\nreturn p, s"
+    assert pairs(tmp_path, body(over)) == pytest.approx(part)
+
+
+def test_a_mask_that_is_too_large_to_be_computed_counts_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(masked_products, "LARGEST", 40 * 40 - 1)
+    assert pairs(tmp_path, body(MASKS["masked_fill"])) == ALL
+    assert pairs(tmp_path, body(MASKS["ranges"])) == ALL
+    assert pairs(tmp_path, body(MASKS["torch's attention, causal"])) == CAUSAL
+
+
+@pytest.mark.parametrize("form", ["masked_fill", "a buffer", "torch's attention", "by hand"])
+@pytest.mark.parametrize(
+    "looks",
+    ["n = int(mask.sum()) * 0", "n = mask.long().tolist()", "F.one_hot(mask.long()) + torch.arange(2).to('cpu')"],
+)
+def test_references_that_look_at_values(tmp_path, form, looks):
+    assert pairs(tmp_path, f"{looks}\n{body(MASKS[form])}") == CAUSAL
+
+
+def test_it_is_said(tmp_path, run_here):
+    path = written(tmp_path, body(MASKS["masked_fill"]))
+    done = run_here("estimate_work.py", "--reference", path)
+    assert "; masks spare 48.8 % of the products' FLOPs, which are not counted" in done.stdout
+    assert "spare" not in run_here("estimate_work.py", "--reference", path, "--flops", 7).stdout

@@ -1,0 +1,324 @@
+"""What masks spare of a reference's products: those of scores that a mask replaces before softmax or exp, and those
+with the zeros that come of it.
+
+A mask counts where the inputs' values do not decide it: it is made of shapes, ranges, constants and buffers. A count
+that is too high makes the gate refuse a fast and right kernel; one that is too low makes the floor less strict, while
+verification still finds a kernel that leaves work out. So masks are followed far, and by rules that never take off what
+a kernel must do:
+
+- what cannot be followed counts whole: a reshape that mixes masked elements and others, cat, operations that are not in
+  CHAIN, the backward pass of autograd, masks of more than LARGEST elements;
+- a result that is also used without its mask counts whole there, and so does one whose mask is not for softmax or exp;
+- a zero counts as spared where it comes of a mask, never where values make it, as in ReLU;
+- a row whose scores are all masked by a finite number counts whole: softmax takes the mean of its values.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from . import blank, tensor_trees
+from .traffic import place
+
+LARGEST = 1 << 28  # elements of a tensor that is computed here
+LOW = -1e4  # exp gives 0 for scores so low, beside others of the usual size; models mask with this, -1e9 or -inf
+
+ATEN = torch.ops.aten
+PRODUCTS = {ATEN.mm: 0, ATEN.bmm: 0, ATEN.addmm: 1, ATEN.baddbmm: 1}  # where their two operands begin
+SOFTMAX = {getattr(ATEN, name) for name in ("_softmax", "_safe_softmax") if hasattr(ATEN, name)}
+HIGHEST = {ATEN.amax, ATEN.max, ATEN.logsumexp}  # reductions that low scores do not change
+# Operations on single elements that give NaN for NaN, so that NaN can stand for a number that the inputs decide.
+CHAIN = {
+    *("add", "sub", "mul", "div", "neg", "tanh", "exp", "exp2", "sigmoid", "clamp", "clamp_min", "clamp_max"),
+    *("minimum", "maximum", "masked_fill", "where", "_to_copy", "clone"),
+}
+ALL = torch.ones((), dtype=torch.bool)  # every element
+
+
+@dataclass(eq=False)
+class Product:
+    """A product of matrices. by_operands: the share of its FLOPs that zeros of masks leave. uses: by view of its
+    result, which elements of it are needed, True or False (a dimension of 1 stands for elements that are alike)."""
+
+    flops: int
+    elements: int
+    by_operands: Fraction
+    uses: dict[tuple, torch.Tensor] = field(default_factory=dict)
+
+    def need(self, part: torch.Tensor, needed: torch.Tensor) -> None:
+        """part: a view of a blank tensor, which tells where in the result the elements lie."""
+        key = tuple(part.shape), part.stride(), part.storage_offset()
+        self.uses[key] = needed | self.uses[key] if key in self.uses else needed
+
+    def spared(self) -> int:
+        """FLOPs. Elements that several views need are not told apart: they count once for each."""
+        needed = sum(math.prod(shape) * share(one) for (shape, _, _), one in self.uses.items())
+        by_result = Fraction(needed) / (self.elements or 1) if self.uses else 1
+        return int(self.flops * (1 - min(self.by_operands, by_result)))
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of a tensor that the inputs decide. numbers: a real tensor of its shape, of stride 0 where elements
+    are alike: what a mask made of it, and NaN elsewhere; None without a mask. sources: the products whose results it
+    holds element by element, each with the view of a blank tensor that tells which elements."""
+
+    numbers: torch.Tensor | None
+    sources: tuple[tuple[Product, torch.Tensor], ...] = ()
+
+    def need(self, needed: torch.Tensor | None = None) -> None:
+        """needed: the elements that something uses; None: all."""
+        for product, part in self.sources:
+            product.need(part, ALL if needed is None else needed)
+
+
+class MaskedProducts(TorchDispatchMode):
+    """Sees how a reference is built and what its call does. What the inputs do not decide is computed for real."""
+
+    def __init__(self, flops_of: dict):
+        super().__init__()
+        self._flops_of = flops_of
+        self._constants = WeakIdKeyDictionary()  # tensor -> a real one on the CPU
+        self._followed = WeakIdKeyDictionary()  # tensor -> Followed
+        self._products: list[Product] = []
+        self._paused = True  # until the call begins
+
+    def begin(self, decisive: list[torch.Tensor]) -> None:
+        """The call begins. decisive: inputs and parameters, whose values are open however they were made."""
+        self._products, self._paused = [], False
+        for tensor in decisive:
+            self._forget(tensor)
+
+    def spared(self, outputs: list[torch.Tensor]) -> int:
+        """FLOPs that masks spare in the call."""
+        with torch._C._DisableTorchDispatch():
+            self._need_whole(outputs)
+            return sum(product.spared() for product in self._products)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, no mask spares anything."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if function.namespace != "prim":  # which ask for a device
+            with torch._C._DisableTorchDispatch():
+                self._see(function, args, kwargs, tensor_trees.input_tensors([result]))
+        return result
+
+    def keep(self, tensor: torch.Tensor, data) -> None:
+        """data: the numbers of the tensor."""
+        with torch._C._DisableTorchDispatch():
+            self._constants[tensor] = torch.tensor(data, dtype=tensor.dtype, device="cpu")
+
+    def _see(self, function, args: tuple, kwargs: dict, made: list[torch.Tensor]) -> None:
+        given = tensor_trees.input_tensors([*args, *kwargs.values()])
+        written = blank.written(function, args, kwargs) if function._schema.is_mutable else []
+        drawn = torch.Tag.nondeterministic_seeded in function.tags
+        if not drawn and all(one in self._constants for one in given):
+            made_of, found = self._made_of_constants(function, args, kwargs, made, written), {}
+        else:
+            made_of, found = {}, self._found(function, args, kwargs, given, made)
+        for tensor in written if not made_of else ():
+            self._forget(tensor)
+        self._constants.update(made_of)
+        self._followed.update(found)
+
+    def _made_of_constants(self, function, args, kwargs, made: list, written: list) -> dict:
+        """The real ones by tensor; {} where there is none. An operation in place changes them, and so their views."""
+        by_element = not written and (name_of(function) in CHAIN or torch.Tag.pointwise in function.tags)
+        fits = function.is_view or sum(one.numel() for one in made) <= LARGEST
+        real = tensor_trees.map_tensors((args, on_cpu(kwargs)), self._constants.get)
+        try:
+            results = [by_elements(function, *real)] if by_element else [function(*real[0], **real[1])] if fits else []
+            pairs = zip(made, tensor_trees.input_tensors(results), strict=True)
+            return {tensor: one.expand(tensor.shape) if by_element else one for tensor, one in pairs}
+        except Exception:  # it is too large, or the CPU lacks it
+            return {}
+
+    def _found(self, function, args: tuple, kwargs: dict, given: list, made: list) -> dict:
+        """What is then known of the results, by tensor. Notes which elements of products the operation needs."""
+        operation = function._overloadpacket
+        first = self._followed.get(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        if not self._paused:
+            if function.is_view or operation is ATEN._unsafe_view:
+                return self._viewed(function, first, args, kwargs, made) if first else {}
+            if name_of(function) in CHAIN:
+                return self._chained(getattr(ATEN, name_of(function)), args, kwargs, given, made[0])
+            if operation in PRODUCTS:
+                return self._multiplied(operation, args, kwargs, given, made[0])
+            if first and first.numbers is not None and operation in SOFTMAX:
+                return self._softmaxed(first, args[1], made[0])
+            if first and first.numbers is not None and operation in HIGHEST:
+                first.need(~(once(first.numbers) <= LOW))
+                return {}
+        self._need_whole(given)
+        return {}
+
+    def _viewed(self, function, known: Followed, args: tuple, kwargs: dict, made: list) -> dict:
+        def views(tensor: torch.Tensor) -> list[torch.Tensor]:
+            try:
+                return tensor_trees.input_tensors([function(tensor, *args[1:], **kwargs)])
+            except RuntimeError:  # an expanded dimension does not merge with others; a blank tensor must stay a view
+                if tensor.is_meta or tensor.is_contiguous() or tensor.numel() > LARGEST:
+                    raise
+                return views(tensor.contiguous())
+
+        try:
+            numbers = [None] * len(made) if known.numbers is None else views(known.numbers)
+            parts = [[(product, one) for one in views(part)] for product, part in known.sources]
+            sources = zip(*parts, strict=True) if parts else [()] * len(made)
+            return {one: Followed(*each) for one, *each in zip(made, numbers, sources, strict=True)}
+        except RuntimeError:  # the elements do not lie so that a view can have them
+            known.need()
+            return {}
+
+    def _chained(self, operation, args: tuple, kwargs: dict, given: list, made: torch.Tensor) -> dict:
+        before = [self._followed[one] for one in given if one in self._followed]
+        numbers = self._numbers(operation, args, kwargs, given) if made.is_floating_point() else None
+        masked = any(known.numbers is not None for known in before)
+        if numbers is None or not (masked or (numbers <= LOW).any()):
+            numbers = None  # no mask, or it is not for softmax
+        ends = numbers is not None and bool((numbers == 0).any())
+        sources = []
+        for product, part in (source for known in before for source in known.sources):
+            if part.shape != made.shape:
+                product.need(part, ALL)
+            elif ends:
+                product.need(part, numbers.isnan())
+            else:
+                sources.append((product, part))
+        known = Followed(None if numbers is None else numbers.expand(made.shape), tuple(sources))
+        return {made: known} if sources or numbers is not None else {}
+
+    def _numbers(self, operation, args: tuple, kwargs: dict, given: list) -> torch.Tensor | None:
+        """The result of an operation of CHAIN, NaN where the inputs decide it; None where they decide all. Elements
+        that are alike are there once."""
+
+        def known(tensor: torch.Tensor) -> torch.Tensor | None:
+            return self._followed[tensor].numbers if tensor in self._followed else self._constants.get(tensor)
+
+        def real(tensor: torch.Tensor, flag: bool) -> torch.Tensor:
+            unknown = flag if tensor.dtype == torch.bool else math.nan
+            shape = [1] * tensor.dim()
+            return (
+                torch.full(shape, unknown, dtype=tensor.dtype, device="cpu") if known(tensor) is None else known(tensor)
+            )
+
+        unknown = [one for one in given if known(one) is None]
+        if len(unknown) == len(given):
+            return None
+        try:
+            results = []
+            for flag in (False, True) if any(one.dtype == torch.bool for one in unknown) else (False,):
+                values = tensor_trees.map_tensors((args, on_cpu(kwargs)), lambda one, flag=flag: real(one, flag))
+                results.append(decided(operation, *values))
+            return results[0] if len(results) == 1 else torch.where(results[0] == results[1], results[0], math.nan)
+        except Exception:  # whole numbers that the inputs decide, or more than LARGEST elements
+            return None
+
+    def _softmaxed(self, known: Followed, dim: int, made: torch.Tensor) -> dict:
+        low = once(known.numbers) <= LOW
+        level = low.all(dim, keepdim=True) & once(known.numbers).isfinite()
+        known.need(~low | level)
+        zeros = torch.where(low & ~level, 0.0, math.nan).to(made.dtype)
+        return {made: Followed(zeros.expand(made.shape))}
+
+    def _multiplied(self, operation, args: tuple, kwargs: dict, given: list, made: torch.Tensor) -> dict:
+        self._need_whole(given)
+        operands = args[PRODUCTS[operation] : PRODUCTS[operation] + 2]
+        left = [
+            share(once(one.numbers) != 0)
+            for one in map(self._followed.get, operands)
+            if one and one.numbers is not None
+        ]
+        flops = int(self._flops_of[operation](*args, **kwargs, out_val=made))
+        self._products.append(Product(flops, made.numel(), min(left, default=Fraction(1))))
+        return {made: Followed(None, ((self._products[-1], torch.empty(made.shape, device="meta")),))}
+
+    def _need_whole(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if tensor in self._followed:
+                self._followed[tensor].need()
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        """The tensor is written, and so are its views. What its new numbers are is the caller's affair."""
+        for kept in (self._constants, self._followed):
+            for other in [one for one in list(kept) if place(one) == place(tensor)]:
+                known = kept.pop(other)
+                if kept is self._followed and other.numel() != tensor.numel():
+                    known.need()
+
+
+class WrittenNumbers(torch.overrides.TorchFunctionMode):
+    """Tells `masks` the numbers in calls of torch.tensor, which no dispatch mode sees."""
+
+    def __init__(self, masks: MaskedProducts):
+        super().__init__()
+        self._masks = masks
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.tensor and args and not tensor_trees.input_tensors([args[0]]):
+            self._masks.keep(result, args[0])
+        return result
+
+
+def name_of(function) -> str:
+    """The operation's name; that of the same one out of place, where it works in place."""
+    return function._overloadpacket.__name__.rstrip("_")
+
+
+def on_cpu(kwargs: dict) -> dict:
+    return kwargs | {"device": torch.device("cpu")} if kwargs.get("device") else kwargs
+
+
+def once(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the repetitions of expanded dimensions, which get the size 1."""
+    for dim, stride in enumerate(tensor.stride()):
+        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] > 1 else tensor
+    return tensor
+
+
+def share(flags: torch.Tensor) -> Fraction:
+    return Fraction(int(flags.sum()), flags.numel() or 1)
+
+
+def by_elements(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """The result of an operation on single elements; elements that are alike are there once. Raises ValueError where
+    there are more than LARGEST."""
+    args, kwargs = tensor_trees.map_tensors((args, kwargs), once)
+    sizes = torch.broadcast_shapes(*(one.shape for one in tensor_trees.input_tensors([args, kwargs])))
+    if math.prod(sizes) > LARGEST:
+        raise ValueError("too large")
+    return operation(*args, **kwargs)
+
+
+def decided(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    """The same with NaN for unknown numbers. What is added to a low number leaves it low, and zero times any number is
+    zero."""
+    result, name = by_elements(operation, args, kwargs), operation.__name__
+    both = [once(one) for one in args[:2] if isinstance(one, torch.Tensor)]
+    opens = [one.numel() == 1 and bool(one.isnan()) for one in both]  # the inputs decide all of it
+    if name in ("add", "sub") and len(both) == 2:
+        zeros = [torch.zeros([1] * one.dim(), dtype=one.dtype, device="cpu") for one in both]
+        pairs = ((both[0], zeros[1]), (zeros[0], both[1]))
+        for alone in [operation(*pair, **kwargs) for pair, skip in zip(pairs, opens, strict=True) if not skip]:
+            result = torch.where(result.isnan() & (alone <= LOW), alone, result)
+    if name in ("mul", "div"):
+        factors = zip(both, opens, strict=True) if name == "mul" else [(both[0], opens[0])]
+        for one in [factor for factor, skip in factors if not skip]:
+            result = torch.where(result.isnan() & (one == 0), 0.0, result)
+    return result
