@@ -233,12 +233,10 @@ def with_origin(record: Record, workspace: Workspace) -> Record:
     """The record with the exploration's row that its kernel is of, if there is one: a plan that is written before an
     exploration cannot name the winner."""
     row = explorations.row_of_kernel(workspace, record.kernel_sha256)
-    origin = Reference("exploration", row or "", "kernel.py is this candidate")
-    return (
-        record
-        if row is None or origin in record.references
-        else replace(record, references=(*record.references, origin))
-    )
+    if row is None:
+        return record
+    origin = Reference("exploration", row, "kernel.py is this candidate")
+    return record if origin in record.references else replace(record, references=(*record.references, origin))
 
 
 RATES = ("tflops", "bandwidth_gbps", "tflops_peak_utilization_pct", "bandwidth_peak_utilization_pct")
