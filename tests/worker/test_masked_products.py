@@ -96,6 +96,14 @@ MASKS = {
         "return (e / e.sum(-1, keepdim=True)) @ v"
     ),
     "with its log-sum": "s = s.masked_fill(later, -INF)\nreturn (s - s.logsumexp(-1, True)).exp() @ v, s.logsumexp(-1)",
+    "added in a product": (
+        "g = torch.baddbmm(self.bias[:40, :40], q.flatten(0, 1), k.flatten(0, 1).mT)\n"
+        "return attention(g, v.flatten(0, 1)).view(2, 3, 40, 16)"
+    ),
+    "blocks, repeated": (
+        "m = later[::8, ::8].repeat_interleave(8, 0).repeat_interleave(8, 1)\n"
+        "return attention(s.masked_fill(m | later, -INF), v)"
+    ),
     "row blocks": (
         "outs = []\nfor i in range(0, 40, 8):\n"
         "    m = at[i : i + 8, None] < at\n"
@@ -210,6 +218,11 @@ WHOLE = {
     "capped after": "attention(torch.tanh(s.masked_fill(later, -INF)), v)",
     "returned": "s.masked_fill(later, -INF), s.masked_fill(later, 0) @ v",
     "summed": "s.masked_fill(later, -INF).sum(), attention(s, v)",
+    "a sum that leaves the mask out": (
+        "m = torch.full((40, 40), -INF, device=q.device)\n"
+        "g = torch.baddbmm(m, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0)\n"
+        "return attention(g, v.flatten(0, 1))"
+    ),
     "two that leave nothing": "e = s.exp()\nreturn s, e @ v",
     "its result": "attention(s, v).masked_fill(at[:, None] > 20, 0)",
     "random": "attention(s.masked_fill(torch.rand(40, 40, device=q.device) > 0.5, -INF), v)",
@@ -232,6 +245,10 @@ def test_scores_that_are_used_without_their_mask_too_count_whole(tmp_path):
     assert pairs(tmp_path, body(turned)) == pytest.approx(expected)
     over = "p = attention(s.masked_fill(later, -INF), v)\ns[..., 0] = v[..., 0]\nreturn p, s"
     assert pairs(tmp_path, body(over)) == pytest.approx(part)
+    viewed = "p = attention(s.masked_fill(later, -INF), v)\ns.view(-1).mul_(2)\nreturn p, s"
+    assert pairs(tmp_path, body(viewed)) == pytest.approx(part)
+    before = "t = s.view(-1)\ns += 1\nreturn attention(s.masked_fill(later, -INF), v), t"
+    assert pairs(tmp_path, body(before)) == pytest.approx(part)
 
 
 def test_a_mask_that_is_too_large_to_be_computed_counts_whole(tmp_path, monkeypatch):

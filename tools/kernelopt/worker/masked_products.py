@@ -138,8 +138,9 @@ class MaskedProducts(TorchDispatchMode):
 
     def _made_of_constants(self, function, args, kwargs, made: list, written: list) -> dict:
         """The real ones by tensor; {} where there is none. An operation in place changes them, and so their views."""
-        by_element = not written and (name_of(function) in CHAIN or torch.Tag.pointwise in function.tags)
         fits = function.is_view or sum(one.numel() for one in made) <= LARGEST
+        single = name_of(function) in CHAIN or torch.Tag.pointwise in function.tags
+        by_element = single and not written and not (name_of(function) == "clone" and fits)  # a view may follow a clone
         real = tensor_trees.map_tensors((args, on_cpu(kwargs)), self._constants.get)
         try:
             results = [by_elements(function, *real)] if by_element else [function(*real[0], **real[1])] if fits else []
@@ -246,7 +247,11 @@ class MaskedProducts(TorchDispatchMode):
         ]
         flops = int(self._flops_of[operation](*args, **kwargs, out_val=made))
         self._products.append(Product(flops, made.numel(), min(left, default=Fraction(1))))
-        return {made: Followed(None, ((self._products[-1], torch.empty(made.shape, device="meta")),))}
+        product = Followed(None, ((self._products[-1], torch.empty(made.shape, device="meta")),))
+        if PRODUCTS[operation] == 0 or kwargs.get("beta", 1) != 1:
+            return {made: product}
+        self._followed[made] = product  # the first argument is added to it, and may be a mask
+        return self._chained(ATEN.add, (made, args[0]), {}, [made, args[0]], made)
 
     def _need_whole(self, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -254,12 +259,13 @@ class MaskedProducts(TorchDispatchMode):
                 self._followed[tensor].need()
 
     def _forget(self, tensor: torch.Tensor) -> None:
-        """The tensor is written, and so are its views. What its new numbers are is the caller's affair."""
+        """The tensor is written, and so are its views: they still hold results of products, but not what masks left.
+        What its new numbers are is the caller's affair."""
         for kept in (self._constants, self._followed):
             for other in [one for one in list(kept) if place(one) == place(tensor)]:
                 known = kept.pop(other)
-                if kept is self._followed and other.numel() != tensor.numel():
-                    known.need()
+                if kept is self._followed and other is not tensor:
+                    kept[other] = Followed(None, known.sources)
 
 
 class WrittenNumbers(torch.overrides.TorchFunctionMode):
