@@ -19,6 +19,7 @@ class Model(nn.Module):
         self.register_buffer("seen", torch.ones(64, 64, dtype=torch.bool).tril())
         self.register_buffer("bias", torch.full((64, 64), -INF).triu(1), persistent=False)
         self.plain = torch.ones(64, 64).triu(1)
+        self.register_buffer("starts", torch.tensor([[row // 8 * 8 for row in range(40)]]).mT)
         self.weight = nn.Parameter(torch.full((40, 40), -INF).triu(1))
     def forward(self, q, k, v, mask):
         at = torch.arange(q.shape[2], device=q.device)
@@ -145,6 +146,11 @@ OTHER_SHAPES = {  # body, options, pairs
         "m = torch.ones(40, 56, dtype=torch.bool, device=q.device).tril(16)\nreturn attention(s.masked_fill(~m, -INF), v)",
         {"keys": 56},
         40 * 16 + CAUSAL,
+    ),
+    "blocks, in a buffer of written numbers": (
+        "attention(s.masked_fill((self.starts > at) | later, -INF), v)",
+        {},
+        5 * 8 * 9 // 2,
     ),
     "fewer keys": (
         "attention(s.masked_fill(at[:, None] < torch.arange(24, device=q.device), -INF), v)",

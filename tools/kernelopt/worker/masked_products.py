@@ -88,6 +88,15 @@ class MaskedProducts(TorchDispatchMode):
         self._followed = WeakIdKeyDictionary()  # tensor -> Followed
         self._products: list[Product] = []
         self._paused = True  # until the call begins
+        self._written_numbers = WrittenNumbers(self)
+
+    def __enter__(self):
+        self._written_numbers.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        super().__exit__(*raised)
+        self._written_numbers.__exit__(*raised)
 
     def begin(self, decisive: list[torch.Tensor]) -> None:
         """The call begins. decisive: inputs and parameters, whose values are open however they were made."""

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..hardware.work import COUNTED, CountedWorkload, Work
 from . import blank, problem, tensor_trees, traffic
 from .contract import CastOfQuantised, InvalidDeclaration
-from .masked_products import MaskedProducts, WrittenNumbers
+from .masked_products import MaskedProducts
 
 # A task with MUTATES is run for real, up to these sizes, to see which elements of its inputs change: some 10 s.
 REAL_BYTES, REAL_FLOPS = 2 << 30, 20 * 10**9
@@ -74,7 +74,7 @@ def _count(
     incoming = arguments + list(model.state_dict().values())
     reads = traffic.Reads(incoming)
     masks.begin([*arguments, *model.parameters()])
-    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, WrittenNumbers(masks), operands, reads:
+    with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands, reads:
         outputs = tensor_trees.tensors(problem.call(model, inputs))
     places = {traffic.place(tensor) for tensor in mutated}
     bytes_in = reads.bytes_read()
