@@ -788,6 +788,9 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         store.keep(ready, "space[UNUSED=1]")
     with pytest.raises(UsageError, match="no exploration"):
         store.keep(ready, "e7#space[UNUSED=1]")
+    (file.parents[1] / "e2.json").write_text("{}")  # damaged; older ones still serve
+    with pytest.raises(UsageError, match="was changed since e1"):
+        store.keep(ready, "space[UNUSED=1]")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ..compiling import findings
 from ..compiling.compiled import Compiled
 from ..errors import Refused, UsageError
 from ..measure.latency import Latency
+from ..session import explorations
 from ..session.explorations import folder_of, numbers
 from ..session.record_store import RecordStore, now
 from ..session.workspace import Workspace
@@ -139,11 +140,12 @@ def file_name(name: str) -> str:
 
 
 def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
-    """The rows of a stored exploration, those of opponents too."""
-    exploration = f"e{number}"
-    for row in bundle.read_json(folder_of(workspace) / f"{exploration}.json")["rows"]:
-        file = folder_of(workspace) / exploration / file_name(row["name"])
-        yield StoredRow(exploration, row["name"], row["status"], row["opponent"], file, row["kernel_sha256"])
+    """The rows of a stored exploration, those of opponents too; none of a damaged one."""
+    name = f"e{number}"
+    exploration = explorations.read(workspace.root, name)
+    for row in exploration.rows if exploration else ():
+        file = folder_of(workspace) / name / file_name(row.name)
+        yield StoredRow(name, row.name, row.status, row.is_opponent, file, row.kernel_sha256)
 
 
 def find(workspace: Workspace, name: str) -> StoredRow:

@@ -147,11 +147,11 @@ def read(root: Path, name: str) -> Exploration | None:
 
 
 def row_of_kernel(workspace: Workspace, kernel_sha256: str) -> str | None:
-    """The candidate of the newest exploration that has that kernel, as a plan cites it: explore/e3.json#NAME."""
+    """The candidate of the newest exploration that timed that kernel, as a plan cites it: explore/e3.json#NAME."""
     for count in reversed(numbers(workspace)):
         exploration = read(workspace.root, f"e{count}")
         for row in exploration.candidates if exploration else ():
-            if row.kernel_sha256 == kernel_sha256:
+            if row.kernel_sha256 == kernel_sha256 and row.median_us is not None:
                 return f"explore/e{count}.json#{row.name}"
     return None
 

@@ -3,8 +3,8 @@ with the zeros that come of it.
 
 A mask counts where the inputs' values do not decide it: it is made of shapes, ranges, constants and buffers. A count
 that is too high makes the gate refuse a fast and right kernel; one that is too low makes the floor less strict, while
-verification still finds a kernel that leaves work out. So masks are followed far, and by rules that never take off what
-a kernel must do:
+verification still finds a kernel that leaves work out. So masks are followed far, by rules that keep what a kernel must
+do; docs/limits.md has the cases in which too much is taken off:
 
 - what cannot be followed counts whole: a reshape that mixes masked elements and others, cat, operations that are not in
   CHAIN, the backward pass of autograd, masks of more than LARGEST elements;
