@@ -230,8 +230,8 @@ def measured_record(record: Record, measurement: Measurement, decision: Decision
 
 
 def with_origin(record: Record, workspace: Workspace) -> Record:
-    """The record with the exploration's row that its kernel is of, if there is one: a plan that is written before an
-    exploration cannot name the winner."""
+    """The record with a reference to the exploration's row that its kernel came from, if there is one. A plan that is
+    written before the exploration cannot name that row."""
     row = explorations.row_of_kernel(workspace, record.kernel_sha256)
     if row is None:
         return record

@@ -119,7 +119,7 @@ class Pitfall:
 
 @dataclass(frozen=True)
 class Reference:
-    """A source that the author used, or the exploration's row that the kernel is of."""
+    """A source that the author used, or the exploration's row that the kernel came from."""
 
     source_type: str
     path_or_url: str

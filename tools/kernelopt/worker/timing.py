@@ -296,9 +296,9 @@ class PairedTiming:
         | gpu N | behind that sleep until all are launched, so that the GPU's time is left |
         | fresh N | like `gpu`, each on fresh memory, so that kept results gain nothing; one is checked |
 
-        Where the host launched too slowly for the sleep, the last three run again behind a longer one. The sleep is as
-        long as the kernel's launches need: one for a baseline whose launches are slow would leave a few calls, too few
-        for the parent's clock.
+        Where the host launched too slowly for the sleep, the last three run again behind a longer one. The sleep covers
+        the kernel's launches alone. A sleep for a baseline that launches slowly would leave too few calls for the
+        parent's clock.
         """
         self.timer.enqueue_us = self.launch_us
         restored = [self._restore] if self.changed else []  # a stretch of restoring alone is taken off
