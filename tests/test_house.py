@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -187,17 +186,16 @@ def test_every_test_has_a_time_limit_and_one_on_a_gpu_a_longer_one(pytestconfig,
         "    (other,) = [item for item in request.session.items if item.name == 'test_of_a_gpu']\n"
         f"    assert other.get_closest_marker('timeout').args == ({GPU_TEST_S},)\n"
     )
-    command = ["-m", "pytest", "-n", "1", "-c", BUNDLE / "pyproject.toml", "--rootdir", tmp_path, "-o", "timeout=2"]
+    command = ["-m", "pytest", "-p", "no:xdist", "-c", BUNDLE / "pyproject.toml", "--rootdir", tmp_path, "-o", "timeout=2"]
     options = {
+        "timeout": usual / 2,
         "cwd": tmp_path,
         "capture_output": True,
         "text": True,
         "env": {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
     }
-    start = time.monotonic()
     done = subprocess.run([sys.executable, *command, tmp_path], **options)
     assert "1 failed, 2 passed, 1 skipped" in done.stdout and "Timeout" in done.stdout, done.stdout + done.stderr
-    assert time.monotonic() - start < usual
 
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
