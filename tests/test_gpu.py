@@ -226,12 +226,12 @@ def test_the_whole_way_on_a_small_problem(tmp_path, card, start):
     counters = profiled(root, card)
 
     made = workspace.Workspace(root)
-    made.kernel.write_text(SCALE)
+    (tmp_path / "once.py").write_text(SCALE)
     made.plan("v1").write_text(PLAN)
-    found = tool_json("run_gate.py", "--workspace", root, "--version", "v1")
+    found = tool_json("explore_kernels.py", tmp_path / "once.py", "--workspace", root, "--gate", "v1")["gate"]
     assert found["accepted"] and found["commit"] == made.git("rev-parse", "HEAD")
     record = json.loads((root / "memory/v1.json").read_text())
-    assert record["performance"]["gpu_state"]
+    assert record["performance"]["gpu_state"] and record["references"][-1]["path_or_url"] == "explore/e1.json#once"
     assert not counters or record["profile_evidence"]["tool_used"] == "ncu"
 
     made.kernel.write_text(BROKEN["WRONG_VALUES"])

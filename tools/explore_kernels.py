@@ -5,9 +5,10 @@ A candidate is a .py file with ModelNew or kernel_function, each file of a folde
 a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.
 Each is checked on the task's own inputs (two seeds); all that are right are timed in turn, and slower ones are dropped.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
-The gate decides: `--keep NAME` or `--keep-leader` makes a candidate the workspace's kernel.py; then judge it.
-With --workspace the table goes to explore/eN.json. Exit 1: no candidate is right; 4: a signal ended it."""
+The gate decides: `--keep NAME` or `--keep-leader` writes a candidate to kernel.py; `--gate vN` judges the leader too.
+With --workspace the table goes to explore/eN.json. Exit 1: none is right, or the gate rejects; 4: a signal ended it."""
 
+import contextlib
 import signal
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from kernelopt.device.stop_signal import Stop
 from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, opponents, run, store, table
 from kernelopt.explore.candidates import Candidate
+from kernelopt.gate import readiness, rounds
+from kernelopt.gate.readiness import RoundStart
 from kernelopt.hardware.targets import Target
 from kernelopt.session import platforms
 from kernelopt.session.subject import KernelUnderTest, of_reference
@@ -33,29 +36,69 @@ WITHOUT_HEADERS = "gpu-wiki/docs/practice/fast-builds.md"
 
 def main() -> int:
     args = arguments()
-    keeps = workspace_of(args) if args.keep else None
-    if keeps and not args.kernels:
-        print(store.keep(keeps, args.keep))
+    if args.keep and not args.kernels:
+        print(store.keep(workspace_of(args), args.keep))
         return 0
     entries = candidates.from_paths(args.kernels)
     check_one_starts(entries)
     subject = of_reference(args)
+    keeps = workspace_of(args) if args.keep else subject.workspace
     compile_for = target_of(args, subject)
-    with tempfile.TemporaryDirectory() as folder:
+    with ready_for_gate(keeps, args.gate), tempfile.TemporaryDirectory() as folder:
         others = opponents.of(subject, args.against, Path(folder), [entry.name for entry in entries])
-        if args.keep_leader:
+        if args.keep_leader or args.gate:
             opponents.check_first(subject, others)
-        try:
-            result, path = explored(args, subject, entries, others, compile_for)
-        except Stopped as stopped:
-            raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
+        started, stop = time.monotonic(), Stop()
+        cli.handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
+        with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
+            plan = plan_of(args, subject, entries, others, compile_for, sandbox.device_name)
+            try:
+                outcome = run.explore(plan, sandbox, cli.say, args.profile)
+            except Stopped as stopped:
+                raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
+            result = store.result_of(plan, outcome, sandbox.device_name, time.monotonic() - started)
+            path = store.save(subject.workspace, result, outcome.entrants) if subject.workspace else None
+            return shown_and_followed(args, keeps, result, path, sandbox)
+
+
+@contextlib.contextmanager
+def ready_for_gate(workspace: Workspace | None, version: str | None):
+    """The workspace is locked for the gate, where one follows. What it would refuse is said before anything runs."""
+    if version is None:
+        yield
+        return
+    with workspace.locked():
+        readiness.check_ready(RoundStart.of(workspace), version, kernel_follows=True)
+        yield
+
+
+def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Path | None, sandbox: Sandbox) -> int:
+    """Print the table, do what was asked for after it, and return the exit code."""
+    shown = {"file": path and str(path), **result} | ({"gate": None} if args.gate else {})
+    waits = args.gate and args.json  # one object holds both
+    if not waits:
+        cli.emit(shown, args.json, table.lines(result, path))
+    try:
+        code = kept(args, workspace, result, path)
+        if args.gate and code == 0:
+            verdict = judged(workspace, args.gate, sandbox)
+            code, shown["gate"] = int(not verdict.decision.accepted), verdict.to_json()
+            if not waits:
+                cli.emit({}, False, verdict.lines())
+    finally:
+        if waits:
+            cli.emit(shown, True, [])
+    return code
+
+
+def kept(args, workspace: Workspace | None, result: dict, path: Path | None) -> int:
+    """Make a candidate kernel.py, where that was asked for, and return the exit code of the exploration."""
     is_stopped = result["stopped_after_s"] is not None
-    cli.emit({"file": path and str(path), **result}, args.json, table.lines(result, path))
-    if args.keep_leader:
-        cli.say(kept_leader(subject.workspace, path.stem, result))
-    if keeps:
+    if args.keep_leader or args.gate:
+        cli.say(kept_leader(workspace, path.stem, result))
+    if args.keep:
         try:
-            cli.say(store.keep(keeps, args.keep))
+            cli.say(store.keep(workspace, args.keep))
         except UsageError as refused:
             if not is_stopped:
                 raise
@@ -63,6 +106,15 @@ def main() -> int:
     if is_stopped:
         return Stopped.exit_code
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
+
+
+def judged(workspace: Workspace, version: str, sandbox: Sandbox) -> rounds.RoundResult:
+    """The gate's result for kernel.py, in the exploration's own sandbox."""
+    try:
+        with sandbox.stop.interrupting():
+            return rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}, before the verdict: kernel.py is the leader, and {version} is not judged") from None
 
 
 def check_one_starts(entries: list[Candidate]) -> None:
@@ -81,32 +133,30 @@ def kept_leader(workspace: Workspace, exploration: str, result: dict) -> str:
     return store.keep(workspace, f"{exploration}#{store.leader(result)}")
 
 
-def explored(
-    args, subject: KernelUnderTest, entries: list[Candidate], others: dict[str, Path], compile_for: Target | None
-) -> tuple[dict, Path | None]:
-    """(the result of the exploration, the file of the workspace that keeps it)"""
-    started, stop = time.monotonic(), Stop()
-    cli.handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
-    with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
-        cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {sandbox.device_name}")
-        if slow := sum(candidates.compiles_torch(entry.source) for entry in entries):
-            cost = "about a minute of processor time each"
-            cli.say(f"{slow} of {len(entries)} compile torch's headers, {cost}; to leave them out: {WITHOUT_HEADERS}")
-        plan = run.Plan(
-            subject,
-            entries,
-            others,
-            against=next(iter(others), None),
-            workload=args.workload,
-            budget_s=args.budget_seconds,
-            candidate_s=args.candidate_seconds or run.seconds_each(args.budget_seconds, args.device),
-            product=platforms.page_of(sandbox.device_name, subject.workspace),
-            compile_for=compile_for,
-        )
-        outcome = run.explore(plan, sandbox, cli.say, args.profile)
-        result = store.result_of(plan, outcome, sandbox.device_name, time.monotonic() - started)
-        path = store.save(subject.workspace, result, outcome.entrants) if subject.workspace else None
-    return result, path
+def plan_of(
+    args,
+    subject: KernelUnderTest,
+    entries: list[Candidate],
+    others: dict[str, Path],
+    compile_for: Target | None,
+    device: str,
+) -> run.Plan:
+    """The exploration's plan. device: the name of the GPU, or of what stands in for it."""
+    cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {device}")
+    if slow := sum(candidates.compiles_torch(entry.source) for entry in entries):
+        cost = "about a minute of processor time each"
+        cli.say(f"{slow} of {len(entries)} compile torch's headers, {cost}; to leave them out: {WITHOUT_HEADERS}")
+    return run.Plan(
+        subject,
+        entries,
+        others,
+        against=next(iter(others), None),
+        workload=args.workload,
+        budget_s=args.budget_seconds,
+        candidate_s=args.candidate_seconds or run.seconds_each(args.budget_seconds, args.device),
+        product=platforms.page_of(device, subject.workspace),
+        compile_for=compile_for,
+    )
 
 
 def target_of(args, kernel: KernelUnderTest) -> Target | None:
@@ -136,8 +186,7 @@ def arguments():
         action="append",
         type=cli.filled,
         metavar="OPPONENT",
-        help="timed too: best (of the workspace), eager, torch.compile or a file; again for more; ratios refer to the "
-        "first; default: best, or eager without one",
+        help="timed too: best (default), eager, torch.compile or a file; again for more; ratios are to the first",
     )
     cli.add_workload(parser)
     parser.add_argument(
@@ -155,7 +204,7 @@ def arguments():
     parser.add_argument(
         "--card",
         type=cli.filled,
-        help="with --device cpu-interpreter: compile for this card (default: the workspace's platform)",
+        help="without a GPU: compile for it, not for the platform",
     )
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument("--keep", type=cli.filled, metavar="NAME", help="write this candidate to kernel.py")
@@ -164,14 +213,16 @@ def arguments():
         action="store_true",
         help="write the fastest if it beats the best; else exit 1",
     )
+    kept.add_argument("--gate", type=cli.filled, metavar="vN", help="the same, and judge it as that version")
     cli.add_device(parser)
     cli.add_sandbox(parser)
     cli.add_json(parser)
     args = parser.parse_args()
     if not args.kernels and not args.keep:
         parser.error("pass files or a folder of candidates, or --keep NAME")
-    if args.keep_leader and (args.workspace is None or args.device != "cuda"):
-        parser.error("--keep-leader writes kernel.py of a workspace, by times: pass --workspace W, on a GPU")
+    if (args.keep_leader or args.gate) and (args.workspace is None or args.device != "cuda"):
+        option = "--gate" if args.gate else "--keep-leader"
+        parser.error(f"{option} writes kernel.py of a workspace, by times: pass --workspace W, on a GPU")
     return args
 
 

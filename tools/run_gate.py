@@ -9,9 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import cli
-from kernelopt.device import spent
 from kernelopt.gate import rounds
-from kernelopt.hardware import roofline
 from kernelopt.session.workspace import Workspace
 
 
@@ -20,26 +18,8 @@ def main() -> int:
     workspace = Workspace(args.workspace)
     with workspace.locked():
         result = rounds.judge(workspace, args.version, args.timeout, cli.say, args.sandbox)
-    cli.emit(result.to_json(), args.json, lines(result))
+    cli.emit(result.to_json(), args.json, result.lines())
     return 0 if result.decision.accepted else 1
-
-
-def lines(result: rounds.RoundResult) -> list[str]:
-    decision, measured = result.decision, result.measurement
-    text = [f"{result.version} {'ACCEPTED' if decision.accepted else 'REJECTED'}: {decision.reason}"]
-    for name, timing in measured.timings.items():
-        comparison = (measured.comparisons or {}).get(name)
-        paired = f", {comparison.verdict} {comparison.describe()} against {measured.against}" if comparison else ""
-        text.append(f"{name}: {timing.latency.median_us:.2f} us{paired}")
-    if measured.utilization and measured.utilization.floor_us:
-        beyond = roofline.beyond_floor(measured.utilization)
-        text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
-    if measured.seconds:
-        steps = {step: seconds for step, seconds in measured.seconds.items() if step != "all"}
-        text.append(spent.took(measured.seconds["all"], steps))
-    if result.commit:
-        text.append(f"commit {result.commit}")
-    return text
 
 
 def arguments():
@@ -47,7 +27,7 @@ def arguments():
     cli.add_workspace(parser, required=True)
     parser.add_argument("--version", required=True, help="the version that kernel.py is to become, for example v1")
     cli.add_sandbox(parser)
-    cli.add_timeout(parser, 300)
+    cli.add_timeout(parser, rounds.TIMEOUT_S)
     cli.add_json(parser)
     return parser.parse_args()
 

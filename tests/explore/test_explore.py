@@ -836,31 +836,6 @@ def test_the_leader_is_the_fastest_candidate_that_beats_the_best_version(against
             store.leader(result)
 
 
-def test_the_leader_goes_to_kernel_py_at_once_and_nothing_after_a_stop(ready, tmp_path, monkeypatch):
-    """The exploration is stood in for: it needs a GPU."""
-    before = ready.kernel.read_text()
-    (tmp_path / "k.py").write_text(before + "# faster\n")
-    monkeypatch.setattr(
-        sandbox, "Sandbox", lambda *_: contextlib.nullcontext(SimpleNamespace(device_name="NVIDIA H200"))
-    )
-    for times_us, stopped_after_s, code in (([9.0] * 9, None, 1), ([5.0] * 9, 3.0, 4), ([5.0] * 9, None, 0)):
-        timed = [
-            entrants.Entrant(name, file, is_opponent=name != "k", status=Status.OK, rounds_us=us, calls_us=us)
-            for name, file, us in (("best (v0)", ready.kernel, [9.0] * 9), ("k", tmp_path / "k.py", times_us))
-        ]
-        outcome = run.Explored(timed[::-1], ["default"], stopped_after_s, {})
-        monkeypatch.setattr(run, "explore", lambda *_, outcome=outcome: outcome)
-        done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--keep-leader")
-        assert done.returncode == code, done.stderr
-        assert (ready.kernel.read_text() == before) == (code != 0)
-        assert ("kernel.py was not written: the exploration was stopped" in done.stderr) == (code == 4)
-    assert "cite it in the plan as explore/e3.json#k" in done.stderr
-    done = call_tool(
-        "explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--keep-leader", "--against", "eager"
-    )
-    assert done.returncode == 2 and "--against best first" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -868,6 +843,8 @@ def test_the_leader_goes_to_kernel_py_at_once_and_nothing_after_a_stop(ready, tm
         (("k.py", "--reference", "reference.py", "--keep-leader"), "pass --workspace W, on a GPU"),
         (("k.py", "--workspace", "w", "--keep-leader", "--device", "cpu-interpreter"), "pass --workspace W, on a GPU"),
         (("k.py", "--workspace", "w", "--keep-leader", "--keep", "k"), "not allowed with"),
+        (("k.py", "--workspace", "w", "--gate", "v1", "--keep", "k"), "not allowed with"),
+        (("k.py", "--reference", "reference.py", "--gate", "v1"), "pass --workspace W, on a GPU"),
         (("k.py",), "pass --workspace W, or --reference"),
         (("k.py", "--reference", "nowhere.py"), "is not a file"),
         (("k.py", "--reference", "reference.py", "--against", "best"), "no version is accepted"),

@@ -6,12 +6,12 @@ measures it.
 
 import contextlib
 import json
-import runpy
+import time
 from dataclasses import replace
 
 import conftest
 import pytest
-from conftest import BUNDLE, PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
+from conftest import PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
 from kernelopt.errors import UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.measurement import Measurement
@@ -143,8 +143,7 @@ def test_the_result_says_what_took_the_time(session):
     assert Measurement.from_json(measurement.to_json()).seconds == seconds
     result = settled(session, "v0", check(session, "v0"), measurement)
     assert result.to_json()["seconds"] == seconds
-    text = runpy.run_path(str(BUNDLE / "tools" / "run_gate.py"))["lines"](result)
-    assert "took 51 s: timing 18, kernel 15" in text
+    assert "took 51 s: timing 18, kernel 15" in result.lines()
 
 
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
@@ -351,9 +350,12 @@ def cpu_in_place_of_the_gpu(monkeypatch, interpreter):
     monkeypatch.setattr(timing, "CPU_ROUNDS", (4, 4))
 
 
-def test_measuring_gathers_what_the_gate_needs(ready, cpu_in_place_of_the_gpu):
+def test_measuring_gathers_what_the_gate_needs(ready, cpu_in_place_of_the_gpu, interpreter):
     propose(ready, "v1", "import time; time.sleep(0.01); return torch.relu(x * self.weight) * self.scale")
+    interpreter.spent.note("measure", time.monotonic() - 1000)  # by what ran in the same sandbox before
     measurement = rounds.measure(RoundStart.of(ready), 60, lambda _: None)
+    assert {"inputs", "kernel", "oracle", "timing"} <= measurement.seconds.keys()
+    assert max(measurement.seconds.values()) == measurement.seconds["all"] < 100
     assert measurement.verdict.status == Status.OK and measurement.against == "v0"
     assert set(measurement.timings) == set(measurement.comparisons) == {"default", "tall"}
     assert {comparison.verdict for comparison in measurement.comparisons.values()} == {Speed.SLOWER}

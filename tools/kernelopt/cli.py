@@ -35,7 +35,7 @@ ON_A_NODE = {
     "run_gate.py",
     "verify_kernel.py",
 }
-LOCKING = {"run_gate.py"}  # these hold the workspace's lock here, too
+LOCKING = {"run_gate.py"}  # these, and what is called with --gate, hold the workspace's lock here, too
 PRINTING = {"explore_kernels.py"}  # these print what they have when a signal ends them, there too
 PARTLY = {"optimize_kernel.py"}  # these run here, and give single steps to the node
 
@@ -64,7 +64,8 @@ class Parser(argparse.ArgumentParser):
             stop = Stop()
             if self.prog in PRINTING:
                 handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
-            code, output = hand_over.hand_over(args, args.on, self.prog in LOCKING, say, stop)
+            locks = self.prog in LOCKING or bool(getattr(args, "gate", None))
+            code, output = hand_over.hand_over(args, args.on, locks, say, stop)
             print(output, end="")
             sys.exit(code)
         return args

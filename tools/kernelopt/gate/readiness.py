@@ -31,8 +31,9 @@ class RoundStart:
         return cls(workspace, workspace.task(), records, records.best(), workspace.first_reference())
 
 
-def check_ready(start: RoundStart, version: str) -> Optimization:
-    """The plan of this round; UsageError when the round cannot be judged at all."""
+def check_ready(start: RoundStart, version: str, kernel_follows: bool = False) -> Optimization:
+    """The plan of this round; UsageError when the round cannot be judged at all. kernel_follows: kernel.py is not yet
+    what will be judged."""
     workspace = start.workspace
     if (workspace.root / KEPT_FILE).exists():
         raise UsageError("an unattended run was killed among its agents; first end it: optimize_kernel.py --resume")
@@ -41,7 +42,7 @@ def check_ready(start: RoundStart, version: str) -> Optimization:
     check_task(start)
     check_citations(start)
     platforms.roof_of_task(workspace, start.task)
-    if start.best and start.best.kernel_sha256 == digest(workspace.kernel):
+    if start.best and not kernel_follows and start.best.kernel_sha256 == digest(workspace.kernel):
         raise UsageError(f"kernel.py is the accepted {start.best.version} itself; there is nothing to judge")
     return plans.read_plan(workspace, version, required=start.best is not None)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..device import spent
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..diagnosis import profile_folder
 from ..errors import TimedOut, UsageError
+from ..hardware import roofline
 from ..measure import correctness, pairing, timing, verify
 from ..measure.cases import Case
 from ..measure.oracle import Oracle
@@ -34,6 +36,7 @@ from .measurement import Measurement
 from .readiness import RoundStart
 
 SEEDS = 10
+TIMEOUT_S = 300  # of each process, where the user names none
 GATE_RESULT = {Status.OK: "PASS", Status.TIMEOUT: "TIMEOUT_FAIL"}  # of any other status: FAIL
 
 
@@ -67,20 +70,43 @@ class RoundResult:
             "seconds": measured.seconds,
         }
 
+    def lines(self) -> list[str]:
+        """The output of run_gate.py."""
+        decision, measured = self.decision, self.measurement
+        text = [f"{self.version} {'ACCEPTED' if decision.accepted else 'REJECTED'}: {decision.reason}"]
+        for name, one in measured.timings.items():
+            comparison = (measured.comparisons or {}).get(name)
+            paired = f", {comparison.verdict} {comparison.describe()} against {measured.against}" if comparison else ""
+            text.append(f"{name}: {one.latency.median_us:.2f} us{paired}")
+        if measured.utilization and measured.utilization.floor_us:
+            beyond = roofline.beyond_floor(measured.utilization)
+            text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
+        if measured.seconds:
+            steps = {step: seconds for step, seconds in measured.seconds.items() if step != "all"}
+            text.append(spent.took(measured.seconds["all"], steps))
+        if self.commit:
+            text.append(f"commit {self.commit}")
+        return text
+
 
 def judge(
-    workspace: Workspace, version: str, timeout_s: float, say: Callable[[str], None], sandbox_kind: str = "auto"
+    workspace: Workspace,
+    version: str,
+    timeout_s: float,
+    say: Callable[[str], None],
+    sandbox_kind: str = "auto",
+    opened: Sandbox | None = None,
 ) -> RoundResult:
     """Run one whole gate and return run_gate.py's result. UsageError when the round cannot be judged at all; see the
-    four steps."""
+    four steps. opened: a sandbox on a GPU to do it in, in place of a new one."""
     start = RoundStart.of(workspace)
     plan = readiness.check_ready(start, version)
     history.forget_unrecorded_commit(workspace, start.records)
     diagnosis = profile_folder.evidence_for_round(workspace, start.task, version, start.best)
     if diagnosis is None and version != "v0":
         say("the best version has no profile; the plan rests on no metric (profile_kernel.sh)")
-    measurement = measure(start, timeout_s, say, sandbox_kind)
-    return settle(start, version, plan, measurement, diagnosis)
+    measured = measure_in(opened, start, timeout_s, say) if opened else measure(start, timeout_s, say, sandbox_kind)
+    return settle(start, version, plan, measured, diagnosis)
 
 
 def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], sandbox_kind: str = "auto") -> Measurement:
@@ -90,17 +116,24 @@ def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], san
     file meanwhile changes nothing unnoticed (see `settle`). A candidate that fails while it is timed has failed.
     """
     with Sandbox("cuda", start.workspace.cache, sandbox_kind) as sandbox:
-        began = time.monotonic()
-        measurement = measure_in(sandbox, start, timeout_s, say)
-        seconds = {STEPS.get(job, job): round(took, 1) for job, took in sandbox.seconds().items()}
-        return replace(measurement, seconds={"all": round(time.monotonic() - began, 1), **seconds})
+        return measure_in(sandbox, start, timeout_s, say)
 
 
 STEPS = {"prepare": "inputs", "run": "kernel", "check": "oracle", "measure": "timing"}  # of the jobs of a worker
 
 
 def measure_in(sandbox: Sandbox, start: RoundStart, timeout_s: float, say: Callable[[str], None]) -> Measurement:
-    """The same in a sandbox that is open."""
+    """The same in a sandbox that is open, with the seconds of each step."""
+    began, sandbox.spent = time.monotonic(), spent.Spent()
+    measurement = verified_and_timed(sandbox, start, timeout_s, say)
+    seconds = {STEPS.get(job, job): round(took, 1) for job, took in sandbox.seconds().items()}
+    return replace(measurement, seconds={"all": round(time.monotonic() - began, 1), **seconds})
+
+
+def verified_and_timed(
+    sandbox: Sandbox, start: RoundStart, timeout_s: float, say: Callable[[str], None]
+) -> Measurement:
+    """The measurement without its seconds."""
     workspace, best = start.workspace, start.best
     platforms.check_platform(workspace, start.task, sandbox.device_name)
     candidate = Path(shutil.copyfile(workspace.kernel, sandbox.scratch / "candidate.py"))

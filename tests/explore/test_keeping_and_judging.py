@@ -1,0 +1,115 @@
+"""What follows an exploration in the same call: the leader becomes kernel.py, and the gate judges it.
+
+The exploration and the measurement need a GPU. Here both are stood in for: times are given, and the measurement is that
+of a recorded gate.
+"""
+
+import contextlib
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from conftest import PLAN, call_tool, recorded
+from kernelopt.device import sandbox
+from kernelopt.device.stop_signal import Stop
+from kernelopt.explore import entrants, run
+from kernelopt.gate import rounds
+from kernelopt.session.workspace import digest
+from kernelopt.statuses import Status
+
+
+@pytest.fixture
+def explored_on_a_gpu(ready, tmp_path, monkeypatch):
+    """Stand-ins for a GPU, and for the exploration on it: k.py's times, and when it was stopped."""
+    (tmp_path / "k.py").write_text(ready.kernel.read_text() + "# faster\n")
+    gpu_sandbox = SimpleNamespace(device_name="NVIDIA H200", stop=Stop())
+    monkeypatch.setattr(sandbox, "Sandbox", lambda *_: contextlib.nullcontext(gpu_sandbox))
+
+    def ends_with(times_us: list[float], stopped_after_s: float | None = None) -> None:
+        timed = [
+            entrants.Entrant(name, file, is_opponent=name != "k", status=Status.OK, rounds_us=us, calls_us=us)
+            for name, file, us in (("best (v0)", ready.kernel, [9.0] * 9), ("k", tmp_path / "k.py", times_us))
+        ]
+        outcome = run.Explored(timed[::-1], ["default"], stopped_after_s, {})
+        monkeypatch.setattr(run, "explore", lambda *_: outcome)
+
+    return ends_with
+
+
+def test_the_leader_goes_to_kernel_py_at_once_and_nothing_after_a_stop(ready, tmp_path, explored_on_a_gpu):
+    before = ready.kernel.read_text()
+    call = ("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--keep-leader")
+    for times_us, stopped_after_s, code in (([9.0] * 9, None, 1), ([5.0] * 9, 3.0, 4), ([5.0] * 9, None, 0)):
+        explored_on_a_gpu(times_us, stopped_after_s)
+        done = call_tool(*call)
+        assert done.returncode == code, done.stderr
+        assert (ready.kernel.read_text() == before) == (code != 0)
+        assert ("kernel.py was not written: the exploration was stopped" in done.stderr) == (code == 4)
+    assert "cite it in the plan as explore/e3.json#k" in done.stderr
+    done = call_tool(*call, "--against", "eager")
+    assert done.returncode == 2 and "--against best first" in done.stderr
+
+
+@pytest.fixture
+def measured(ready, monkeypatch):
+    """The measurement of a recorded gate, in place of one on a GPU: what it was asked to measure."""
+    kernels = []
+
+    def measure_in(opened, start, *_):
+        kernels.append((opened.device_name, start.workspace.kernel.read_text()))
+        return recorded("v1", digest(start.workspace.kernel))
+
+    monkeypatch.setattr(rounds, "measure_in", measure_in)
+    return kernels
+
+
+def test_the_leader_is_judged_in_the_same_process(ready, tmp_path, explored_on_a_gpu, measured):
+    explored_on_a_gpu([5.0] * 9)
+    ready.plan("v1").write_text(PLAN)
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
+    assert done.returncode == 0, done.stderr
+    assert measured == [("NVIDIA H200", (tmp_path / "k.py").read_text())]
+    table, verdict = done.stdout.split("v1 ACCEPTED: ")
+    assert "k" in table and "1.963x" in verdict and f"commit {ready.git('rev-parse', 'HEAD')}" in verdict
+    record = json.loads((ready.memory / "v1.json").read_text())
+    assert record["references"][0]["path_or_url"] == "explore/e1.json#k"
+
+
+def test_a_rejected_leader_is_exit_1_and_json_has_both(ready, tmp_path, explored_on_a_gpu, measured, monkeypatch):
+    explored_on_a_gpu([5.0] * 9)
+    ready.plan("v1").write_text(PLAN)
+    slower = recorded("v2", "")
+    monkeypatch.setattr(
+        rounds,
+        "measure_in",
+        lambda _, start, *__: replace(slower, kernel_sha256=digest(start.workspace.kernel), against="v0"),
+    )
+    before = ready.kernel.read_text()
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 1 and result["rows"][0]["name"] == "k" and not result["gate"]["accepted"]
+    assert ready.kernel.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("times_us", "stopped_after_s", "code", "message"),
+    [([9.0] * 9, None, 1, "the leader, k, is 1.000x against best"), ([5.0] * 9, 3.0, 4, "stopped")],
+)
+def test_nothing_is_judged_where_no_leader_is_kept(
+    ready, tmp_path, explored_on_a_gpu, measured, times_us, stopped_after_s, code, message
+):
+    explored_on_a_gpu(times_us, stopped_after_s)
+    ready.plan("v1").write_text(PLAN)
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1", "--json")
+    assert done.returncode == code and message in done.stderr and not measured
+    assert json.loads(done.stdout)["gate"] is None
+
+
+def test_what_the_gate_would_refuse_is_said_before_the_exploration(ready, tmp_path, monkeypatch):
+    (tmp_path / "k.py").write_text(ready.kernel.read_text() + "# faster\n")
+    monkeypatch.setattr(sandbox, "Sandbox", lambda *_: pytest.fail("explored"))
+    call = ("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate")
+    for version, message in (("v1", "plans/v1_plan.md"), ("v2", "v2 is out of order"), ("v0", "v0 was judged already")):
+        done = call_tool(*call, version)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
