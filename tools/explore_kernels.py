@@ -42,9 +42,9 @@ def main() -> int:
     entries = candidates.from_paths(args.kernels)
     check_one_starts(entries)
     subject = of_reference(args)
-    keeps = workspace_of(args) if args.keep else subject.workspace
+    workspace = workspace_of(args) if args.keep else subject.workspace
     compile_for = target_of(args, subject)
-    with ready_for_gate(keeps, args.gate), tempfile.TemporaryDirectory() as folder:
+    with ready_for_gate(workspace, args.gate), tempfile.TemporaryDirectory() as folder:
         others = opponents.of(subject, args.against, Path(folder), [entry.name for entry in entries])
         if args.keep_leader or args.gate:
             opponents.check_first(subject, others)
@@ -58,7 +58,7 @@ def main() -> int:
                 raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
             result = store.result_of(plan, outcome, sandbox.device_name, time.monotonic() - started)
             path = store.save(subject.workspace, result, outcome.entrants) if subject.workspace else None
-            return shown_and_followed(args, keeps, result, path, sandbox)
+            return shown_and_followed(args, workspace, result, path, sandbox)
 
 
 @contextlib.contextmanager
@@ -78,8 +78,11 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     waits = args.gate and args.json  # one object holds both
     if not waits:
         cli.emit(shown, args.json, table.lines(result, path))
+        with contextlib.suppress(BrokenPipeError):
+            cli.flush()  # a gate that is killed takes no table with it
     try:
-        code = kept(args, workspace, result, path)
+        keep(args, workspace, result, path)
+        code = exit_code(result)
         if args.gate and code == 0:
             verdict = judged(workspace, args.gate, sandbox)
             code, shown["gate"] = int(not verdict.decision.accepted), verdict.to_json()
@@ -91,19 +94,22 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     return code
 
 
-def kept(args, workspace: Workspace | None, result: dict, path: Path | None) -> int:
-    """Make a candidate kernel.py, where that was asked for, and return the exit code of the exploration."""
-    is_stopped = result["stopped_after_s"] is not None
+def keep(args, workspace: Workspace | None, result: dict, path: Path | None) -> None:
+    """Make a candidate kernel.py, where that was asked for."""
     if args.keep_leader or args.gate:
         cli.say(kept_leader(workspace, path.stem, result))
     if args.keep:
         try:
             cli.say(store.keep(workspace, args.keep))
         except UsageError as refused:
-            if not is_stopped:
+            if result["stopped_after_s"] is None:
                 raise
             cli.say(str(refused))
-    if is_stopped:
+
+
+def exit_code(result: dict) -> int:
+    """Of an exploration that nothing follows."""
+    if result["stopped_after_s"] is not None:
         return Stopped.exit_code
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 

@@ -6,11 +6,13 @@ of a recorded gate.
 
 import contextlib
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from conftest import PLAN, call_tool, recorded
+from kernelopt import cli
 from kernelopt.device import sandbox
 from kernelopt.device.stop_signal import Stop
 from kernelopt.explore import entrants, run
@@ -62,6 +64,16 @@ def measured(ready, monkeypatch):
 
     monkeypatch.setattr(rounds, "measure_in", measure_in)
     return kernels
+
+
+def test_the_table_is_out_before_the_gate_begins(ready, tmp_path, explored_on_a_gpu, monkeypatch):
+    explored_on_a_gpu([5.0] * 9)
+    ready.plan("v1").write_text(PLAN)
+    seen = []
+    monkeypatch.setattr(cli, "flush", lambda: seen.append("flushed"))
+    monkeypatch.setattr(rounds, "judge", lambda *_, **__: sys.exit(137 if seen else 0))
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
+    assert done.returncode == 137 and "candidate  status" in done.stdout
 
 
 def test_the_leader_is_judged_in_the_same_process(ready, tmp_path, explored_on_a_gpu, measured):
