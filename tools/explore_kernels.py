@@ -51,6 +51,8 @@ def main() -> int:
         started, stop = time.monotonic(), Stop()
         cli.handle(stop.signalled, signal.SIGTERM, signal.SIGINT)
         with Sandbox(args.device, subject.cache, args.sandbox, stop) as sandbox:
+            if args.gate:
+                platforms.check_platform(workspace, workspace.task(), sandbox.device_name)
             plan = plan_of(args, subject, entries, others, compile_for, sandbox.device_name)
             try:
                 outcome = run.explore(plan, sandbox, cli.say, args.profile)

@@ -125,3 +125,13 @@ def test_what_the_gate_would_refuse_is_said_before_the_exploration(ready, tmp_pa
     for version, message in (("v1", "plans/v1_plan.md"), ("v2", "v2 is out of order"), ("v0", "v0 was judged already")):
         done = call_tool(*call, version)
         assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+def test_another_gpu_than_the_tasks_is_refused_before_the_exploration(ready, tmp_path, explored_on_a_gpu, monkeypatch):
+    explored_on_a_gpu([5.0] * 9)
+    ready.plan("v1").write_text(PLAN)
+    other = SimpleNamespace(device_name="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(sandbox, "Sandbox", lambda *_: contextlib.nullcontext(other))
+    monkeypatch.setattr(run, "explore", lambda *_: pytest.fail("explored"))
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
+    assert done.returncode == 2 and "the task is for H200" in done.stderr
