@@ -1,13 +1,18 @@
 """The problems of the hard deck: what their sessions start from, and the deck's own formulas."""
 
 import ast
+import ctypes
+import importlib.util
 import json
 import runpy
 import shutil
+import subprocess
+import sysconfig
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, STAND_INS
+from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
 PROBLEMS = sorted(path.parent for path in DECK.glob("*/about.json"))
@@ -102,6 +107,83 @@ def test_candidates_that_keep_tensor_maps_do_it_alike():
         return text[text.index("class Launches") : text.index("def hooked")]
 
     assert launcher("fp8_product") == launcher("fp8_block_product")
+
+
+@pytest.fixture(scope="module")
+def cuda_runtime(tmp_path_factory):
+    """A stand-in for CUDA's runtime, which notes launches; and what builds a candidate's extension on it."""
+    if programs.find("nvcc") is None or shutil.which("gcc") is None:
+        pytest.skip("needs nvcc and gcc")
+    if pytest.importorskip("torch").version.cuda:
+        pytest.skip("this torch has CUDA's own runtime in the process")
+    folder = tmp_path_factory.mktemp("runtime")
+    library = folder / "libcudart_stand_in.so"
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", STAND_INS / "cudart.c", "-o", library], check=True)
+    runtime = ctypes.CDLL(str(library))
+
+    def built(candidate: dict, name: str, constants: list[str]):
+        source, extension = folder / f"{name}.cu", folder / f"{name}.so"
+        source.write_text(candidate["CUDA"])
+        defined = [f"-D{constant}={candidate[constant]}" for constant in constants] + [f"-DTORCH_EXTENSION_NAME={name}"]
+        python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=sm_90a"
+        options = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python, *defined]
+        subprocess.run([programs.find("nvcc"), *options, source, library, "-o", extension], check=True)
+        spec = importlib.util.spec_from_file_location(name, extension)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.run
+
+    return runtime, built
+
+
+X, W, Y, SCALE_X, SCALE_W, COPIES, STREAM = (number << 20 for number in range(1, 8))
+
+
+def test_the_launcher_of_the_fp8_product_hands_over_its_arguments(cuda_runtime):
+    runtime, built = cuda_runtime
+    run = built(runpy.run_path(str(DECK / "fp8_product/candidates/cluster.py")), "fp8_product", ["STAGES", "GROUP"])
+    words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    wanted, launched = (ctypes.c_int.in_dll(runtime, name) for name in ("wanted", "launched"))
+
+    def call(rows, columns, depth, copies=0):
+        before = launched.value
+        assert run(X, W, Y, SCALE_X, SCALE_W, True, copies, rows, columns, depth, STREAM) == 0
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+        return launched.value - before
+
+    wanted.value = 8
+    assert call(256, 1024, 512) == 1 and grid[0] == 8  # four tiles of 256 x 256, two blocks each
+    assert (
+        words[:5] == [X, W, Y, SCALE_X, SCALE_W]
+        and words[5] & 0xFFFFFFFF == 1
+        and words[6] == Y
+        and words[7] & 0xFFFFFFFF
+    )
+    assert call(256, 1023, 512) == 1 and words[2] == X and not words[7] & 0xFFFFFFFF  # y not by TMA
+    wanted.value = 2
+    assert call(65, 64, 100, COPIES) == 2 and words[:2] == [COPIES, COPIES + 65 * 112]
+    wanted.value = 6
+    assert call(32, 640, 512) == 1 and grid[0] == 10
+    assert words[:4] == [X, W, SCALE_X, SCALE_W] and words[5] == Y
+
+
+def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments(cuda_runtime):
+    runtime, built = cuda_runtime
+    candidate = runpy.run_path(str(DECK / "w4a16/candidates/fragments.py"))
+    run = built(candidate, "w4a16", candidate["CHOSEN"])
+    first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    words = (ctypes.c_uint64 * 16).in_dll(runtime, "words")
+    for rows, columns, width in ((1, 12288, 64), (1, 4096, 32), (8, 4096, 64), (16, 4096, 64), (32, 4096, 64)):
+        ctypes.c_int.in_dll(runtime, "wanted").value = 1
+        assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
+        assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == rows | columns << 32
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM and grid[0] == columns // width, (
+            rows,
+            columns,
+        )
+    ctypes.c_int.in_dll(runtime, "wanted").value = 3
+    assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
+    assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
 
 
 def test_the_backward_pass_of_attention_is_that_of_autograd():
