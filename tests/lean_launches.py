@@ -53,6 +53,13 @@ def kda(batch=1, tokens=64, heads=1, beta=BF16, beta_off=0, off=0):
     return q, k, v, torch.zeros(*shape, 128), moved(torch.zeros(*shape, dtype=beta), beta_off)
 
 
+def moe_up(visits=64, hidden=64, inner=128, experts=4, off=0):
+    x, gate, up = (
+        moved(torch.zeros(*shape, dtype=BF16), off) for shape in ((visits, hidden), *[(experts, hidden, inner)] * 2)
+    )
+    return x, gate, up, torch.zeros(experts + 1, dtype=torch.int32)
+
+
 CASES = {  # makes inputs; constants; what changes between calls: sizes, values 1, multiples of 16, types
     "fp8_product/tma": [
         fp8_product, "BM = 64, BN = 64, BK = 64, SKINNY_BK = 64", {}, {"m": 256}, {"m": 144}, {"m": 130}, {"m": 65, "n": 1}, {"n": 136}, {"n": 129}, {"k": 129}, {"per_row": True},
@@ -61,6 +68,9 @@ CASES = {  # makes inputs; constants; what changes between calls: sizes, values 
     ],
     "fp8_block_product/tma": [
         fp8_block_product, "BM = 64, TALL = 0", {}, {"m": 144}, {"n": 129}, {"k": 129}, {"off": 4}, {"scale_off": 4}, {"m": 1, "k": 129},
+    ],
+    "moe_up/roles": [
+        moe_up, "", {}, {"visits": 128}, {"experts": 16}, {"hidden": 60}, {"off": 2}, {"inner": 136},
     ],
     "kda/two_products": [
         kda, "", {}, {"tokens": 130, "heads": 2, "beta": torch.float32}, {"beta_off": 2},

@@ -15,6 +15,7 @@ from conftest import BUNDLE, STAND_INS
 from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
+KEEP_MAPS = ["fp8_product/candidates/tma", "fp8_block_product/candidates/tma", "moe_up/candidates/roles"]
 PROBLEMS = sorted(path.parent for path in DECK.glob("*/about.json"))
 
 
@@ -90,7 +91,7 @@ def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")
-@pytest.mark.parametrize("candidate", ["fp8_product/tma", "fp8_block_product/tma", "kda/two_products"])
+@pytest.mark.parametrize("candidate", ["fp8_product/tma", "fp8_block_product/tma", "moe_up/roles", "kda/two_products"])
 def test_launches_past_tritons_binder_hand_over_what_it_would(candidate, tmp_path):
     pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
     script = str(BUNDLE / "tests" / "lean_launches.py")
@@ -103,10 +104,11 @@ def test_launches_past_tritons_binder_hand_over_what_it_would(candidate, tmp_pat
 
 def test_candidates_that_keep_tensor_maps_do_it_alike():
     def launcher(name):
-        text = (DECK / name / "candidates" / "tma.py").read_text()
-        return text[text.index("class Launches") : text.index("def hooked")]
+        text = (DECK / name).read_text()
+        return text[text.index("class Launches") : text.index("return bool(getattr(hook")]
 
-    assert launcher("fp8_product") == launcher("fp8_block_product")
+    alike = {launcher(f"{name}.py") for name in KEEP_MAPS}
+    assert len(alike) == 1
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,21 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     ctypes.c_int.in_dll(runtime, "wanted").value = 3
     assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
+
+
+def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):
+    """Stand-ins for CUDA's answers."""
+    torch, captured = pytest.importorskip("torch"), []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda number, dtype, device: zeros(number, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(captured))
+    counters = runpy.run_path(str(DECK / "paged_decode/candidates/last_block.py"))["counters"]
+    kept = counters(0, 7, 10)
+    assert counters(0, 7, 10) is kept and counters(0, 7, 5) is kept and counters(0, 8, 10) is not kept
+    captured.append("a graph")
+    assert counters(0, 7, 10) is not kept and not counters(0, 7, 10).any()
+    captured.clear()
+    assert counters(0, 7, 10) is kept and len(counters(0, 7, 11)) == 11
 
 
 def test_the_backward_pass_of_attention_is_that_of_autograd():
