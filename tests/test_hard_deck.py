@@ -4,6 +4,7 @@ import ast
 import ctypes
 import importlib.util
 import json
+import re
 import runpy
 import shutil
 import subprocess
@@ -78,8 +79,44 @@ def test_the_decks_formulas_and_its_table():
     assert amounts["fp8_product"] == 2 * 4096**3 and amounts["top_k"] == 4 * 131072 + 12 * 64
     assert amounts["w4a16"] == 2 * 4096 + 2048 * 12288 + 4 * 32 * 12288 + 2 * 12288
     assert amounts["paged_decode"] == 8 * 1024 * 8 * 128 * 2 * 2 + 8 * 32 * 128 * 2 * 2
-    scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction) for fraction in (0.1, 0.4)]
-    assert deck["table"]({"kda": scores}).endswith("| 02 kda | 10.0, 10.0 | 0.100, 0.400 | 0.2000 | 0.0135 |")
+    scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction, 5.0) for fraction in (0.1, 0.4)]
+    row = "| 02 kda | 10.0, 10.0 | 5.0, 5.0 | 0.100, 0.400 | 0.2000 | 0.4000 | 0.0135 |"
+    assert deck["table"]({"kda": scores}).endswith(row)
+
+
+def test_the_decks_clock_counts_the_host_unless_the_stream_is_held(monkeypatch):
+    """A stand-in for CUDA: work begins when it is launched, or when the work before it ends."""
+    torch = pytest.importorskip("torch")
+    clock = {"host": 0.0, "stream": 0.0}
+
+    def launch(microseconds, host=2.0):
+        clock["host"] += host
+        clock["stream"] = max(clock["stream"], clock["host"]) + microseconds
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            launch(0, host=0)
+            self.at = clock["stream"]
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) / 1e3
+
+    flushed = type("Buffer", (), {"zero_": lambda self: launch(50)})
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: flushed())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: launch(cycles / 2000))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: clock.update(host=max(clock.values())))
+    times_us = runpy.run_path(str(DECK / "score.py"))["times_us"]
+
+    def call():
+        launch(10, host=40)
+        launch(5, host=40)
+
+    assert times_us(call, [], 3) == pytest.approx([85] * 3)
+    assert times_us(call, [], 3, 2_000_000) == pytest.approx([15] * 3)
 
 
 def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left_behind(tmp_path):
@@ -94,12 +131,26 @@ def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left
 @pytest.mark.parametrize("candidate", ["fp8_product/tma", "fp8_block_product/tma", "moe_up/roles", "kda/two_products"])
 def test_launches_past_tritons_binder_hand_over_what_it_would(candidate, tmp_path):
     pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
+    if candidate == "moe_up/roles":  # its Gluon
+        pytest.importorskip("triton", minversion="3.6")
     script = str(BUNDLE / "tests" / "lean_launches.py")
     code = f"import runpy; runpy.run_path({script!r}, run_name='__main__')"
     done = forks_with_torch.run(code, DECK, candidate, TRITON_CACHE_DIR=str(tmp_path))
     if done.returncode == 3:
         pytest.skip("this Triton keeps its launcher otherwise: all launches go through its binder")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")
+def test_what_launches_cost_the_host_is_told_as_ratios(tmp_path):
+    pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
+    script = BUNDLE / "benchmarks" / "launch_cost.py"
+    code = f"import runpy, sys; sys.path.insert(0, {str(script.parent)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = forks_with_torch.run(code, "--rounds", 3, "--calls", 20, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    rows = dict(re.findall(r"^\| ([^|]*\w) \|.*\| (\S+) \| \S+ to", done.stdout, re.M))
+    assert "no GPU" in done.stdout and rows["compiled.run, addresses"] == "1.00", done.stdout
+    assert float(rows["kernel[grid], 3 new descriptors"]) > 3 * float(rows["launcher, 3 kept tensor maps"]), done.stdout
 
 
 def test_candidates_that_keep_tensor_maps_do_it_alike():
