@@ -37,7 +37,7 @@ def by_descriptors(a, b, c, scale, m, n, k, rows: tl.constexpr, columns: tl.cons
 def ways() -> dict[str, object]:
     """name -> what is called. The first is what the others are held against."""
     tensors, scale = [torch.zeros(256, 256) for _ in range(3)], torch.zeros(1)
-    x = tensors[0]
+    x, flat = tensors[0], torch.zeros(65536)
 
     def described():
         return [TensorDescriptor.from_tensor(tensor, [32, 32]) for tensor in tensors]
@@ -72,6 +72,10 @@ def ways() -> dict[str, object]:
         "x.new_empty": lambda: x.new_empty((256, 256)),
         "x.view": lambda: x.view(-1),
         "x.contiguous(), contiguous": lambda: x.contiguous(),
+        "len(x)": lambda: len(x),
+        "x.shape[0]": lambda: x.shape[0],
+        "x.split in five": lambda: flat.split([1, 1, 1, 1, 65532]),
+        "x.split_with_sizes in five": lambda: flat.split_with_sizes([1, 1, 1, 1, 65532]),
         "triton.cdiv": lambda: triton.cdiv(300, 128),
         "triton.next_power_of_2": lambda: triton.next_power_of_2(300),
     }

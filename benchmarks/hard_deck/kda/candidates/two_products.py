@@ -198,7 +198,7 @@ def kernel_function(q, k, v, g, beta):
     chunks, pairs = -(-tokens // CHUNK), batch * heads
     out = torch.empty_like(v)
     rows = pairs * chunks * CHUNK
-    new, asked, pushed, ended, weighted = v.new_empty(rows * (4 * WIDTH + CHUNK)).split(
+    new, asked, pushed, ended, weighted = v.new_empty(rows * (4 * WIDTH + CHUNK)).split_with_sizes(
         (rows * WIDTH, rows * WIDTH, rows * WIDTH, rows * WIDTH, rows * CHUNK)
     )
     decay = g.new_empty(pairs * chunks * WIDTH)

@@ -387,7 +387,7 @@ def kernel_function(x, gate, up, offsets):
             return kernel_function(x, gate, up, offsets)
     key = device, gate.get_device(), up.get_device(), offsets.get_device(), x.dtype, gate.dtype, up.dtype, offsets.dtype
     x, gate, up, offsets = x.contiguous(), gate.contiguous(), up.contiguous(), offsets.contiguous()
-    y = x.new_empty((len(x), gate.shape[2]))
+    y = x.new_empty((x.shape[0], gate.shape[2]))
     by_lines = (x.data_ptr() | gate.data_ptr() | up.data_ptr()) % 16 == 0 and x.element_size() == 2
     if y.numel():
         by_tma = by_lines and x.shape[1] % 64 == 0 and y.shape[1] % 8 == 0
