@@ -12,7 +12,7 @@ import sysconfig
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE, STAND_INS
+from conftest import BUNDLE, STAND_INS, tool_json
 from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
@@ -84,6 +84,25 @@ def test_the_decks_formulas_and_its_table():
     assert deck["table"]({"kda": scores}).endswith(row)
 
 
+def test_a_candidate_is_scored_in_place_of_the_example(monkeypatch, tmp_path):
+    """A stand-in for the clock."""
+    pytest.importorskip("torch")
+    deck = runpy.run_path(str(DECK / "score.py"))
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text("def kernel_function(x, k): return 'of the candidate'")
+    seen = []
+
+    def times_us(call, inputs, calls, held_cycles):
+        seen.append(call(*inputs))
+        return [20.0 - 10 * bool(held_cycles)] * 5
+
+    monkeypatch.setitem(deck["measured"].__globals__, "times_us", times_us)
+    page = deck["wiki"].product("H100 SXM")
+    scores = deck["measured"](deck["DECK"]["top_k"], BUNDLE / "examples" / "top_k", candidate, page)
+    assert len(scores) == 5 and set(seen) == {"of the candidate"}
+    assert scores[0].fraction_ahead == 2 * scores[0].peak_fraction
+
+
 def test_the_decks_clock_counts_the_host_unless_the_stream_is_held(monkeypatch):
     """A stand-in for CUDA: work begins when it is launched, or when the work before it ends."""
     torch = pytest.importorskip("torch")
@@ -151,6 +170,18 @@ def test_what_launches_cost_the_host_is_told_as_ratios(tmp_path):
     rows = dict(re.findall(r"^\| ([^|]*\w) \|.*\| (\S+) \| \S+ to", done.stdout, re.M))
     assert "no GPU" in done.stdout and rows["compiled.run, addresses"] == "1.00", done.stdout
     assert float(rows["kernel[grid], 3 new descriptors"]) > 3 * float(rows["launcher, 3 kept tensor maps"]), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("candidate", "kernels"), [("fp8_product/tma", ["product"]), ("kda/two_products", ["fold", "walk"])]
+)
+def test_kernels_that_launch_themselves_compile_for_a_gpu_that_is_not_here(candidate, kernels):
+    """Nothing is launched there, and no device is the current one."""
+    pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
+    problem, name = candidate.split("/")
+    files = "--kernel", DECK / problem / "candidates" / f"{name}.py", "--reference", DECK / problem / "reference.py"
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "sm_90")["targets"]
+    assert [kernel["name"] for kernel in target["kernels"]] == kernels
 
 
 def test_candidates_that_keep_tensor_maps_do_it_alike():

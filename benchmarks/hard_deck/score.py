@@ -122,20 +122,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", help=f"which of {', '.join(DECK)} (default: those that are examples)")
     parser.add_argument("--card", default="H200", help="whose documented peaks count (default: %(default)s)")
+    parser.add_argument("--kernel", type=Path, metavar="FILE", help="in place of the example's, such as a candidate")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements")
     args = parser.parse_args()
     names = args.name or [name for name in DECK if (ROOT / "examples" / name).is_dir()]
     page = wiki.product(args.card)
-    scores = {name: measured(DECK[name], ROOT / "examples" / name, page) for name in names}
+    if args.kernel and len(names) != 1:
+        parser.error("--kernel needs the name of one problem")
+    scores = {name: measured(DECK[name], ROOT / "examples" / name, args.kernel, page) for name in names}
     if args.json:
         args.json.write_text(json.dumps({name: [*map(asdict, of)] for name, of in scores.items()}, indent=1) + "\n")
     print(table(scores))
     return 0
 
 
-def measured(problem: Problem, example: Path, page: wiki.Page) -> list[Score]:
+def measured(problem: Problem, example: Path, other: Path | None, page: wiki.Page) -> list[Score]:
     peak = page.rows[problem.peak].value * (1e9 if problem.peak == "memory_bandwidth" else 1e12)
-    kernel, reference = (loaded(example / name) for name in ("kernel.py", "reference.py"))
+    kernel, reference = loaded(other or example / "kernel.py"), loaded(example / "reference.py")
     call = kernel.kernel_function if hasattr(kernel, "kernel_function") else kernel.ModelNew().cuda()
     scores = []
     for shape in problem.shapes:

@@ -196,6 +196,8 @@ class Ready:
             self.run.launch = {name: cell.cell_contents for name, cell in cells}["launcher"]
             if len(self.cuts) != len(tiles) or not all(self.cuts):
                 raise LookupError("a descriptor without a tensor map")
+        if self.function is None:
+            raise LookupError("a kernel that was compiled and not launched")
 
     @classmethod
     def of(cls, compiled, tiles):
@@ -268,11 +270,7 @@ def realigned(x):
     return y
 
 
-def kernel_function(x, weight, scale_x, scale_w):
-    device = x.get_device()
-    if x.is_cuda and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return kernel_function(x, weight, scale_x, scale_w)
+def product_of(x, weight, scale_x, scale_w, device):
     (M, K), N = x.shape, weight.shape[0]
     blocks = -(-K // BLOCK)
     if weight.shape[1] != K or scale_x.shape != (M, blocks) or scale_w.shape != (-(-N // BLOCK), blocks):
@@ -286,3 +284,11 @@ def kernel_function(x, weight, scale_x, scale_w):
     launch = few_rows if M <= 64 else many_rows
     launch(x, weight, y, scale_x, scale_w, key)
     return y
+
+
+def kernel_function(x, weight, scale_x, scale_w):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, weight, scale_x, scale_w, device)
+    return product_of(x, weight, scale_x, scale_w, device)

@@ -381,8 +381,8 @@ def dense(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def kernel_function(x, weight, scale_x, scale_w):
-    (M, K), (N, depth), scales, device = x.shape, weight.shape, scale_w.numel(), x.get_device()
+def product_of(x, weight, scale_x, scale_w, device):
+    (M, K), (N, depth), scales = x.shape, weight.shape, scale_w.numel()
     if depth != K or scale_x.numel() != 1 or scales not in (1, N) or min(M, N, K) < 1:
         raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the scales do not fit together")
     if max(M, N, K) >= 2**30:
@@ -391,9 +391,6 @@ def kernel_function(x, weight, scale_x, scale_w):
         raise ValueError("x and weight must be float8_e4m3fn, the scales float32")
     if not device == weight.get_device() == scale_x.get_device() == scale_w.get_device():
         raise ValueError("the operands and their scales must be on one device")
-    if x.is_cuda and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return kernel_function(x, weight, scale_x, scale_w)
     x, weight, scale_w = dense(x), dense(weight), scale_w.contiguous()
     y = x.new_empty((M, N), dtype=torch.bfloat16)
     copies = x.new_empty((M + N, -(-K // 16) * 16), dtype=torch.uint8) if K % 16 else None
@@ -413,3 +410,11 @@ def kernel_function(x, weight, scale_x, scale_w):
     if error:
         raise RuntimeError(f"fp8_product: CUDA error {error}")
     return y
+
+
+def kernel_function(x, weight, scale_x, scale_w):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, weight, scale_x, scale_w, device)
+    return product_of(x, weight, scale_x, scale_w, device)

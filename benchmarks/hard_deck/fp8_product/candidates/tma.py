@@ -157,6 +157,8 @@ class Ready:
             self.run.launch = {name: cell.cell_contents for name, cell in cells}["launcher"]
             if len(self.cuts) != len(tiles) or not all(self.cuts):
                 raise LookupError("a descriptor without a tensor map")
+        if self.function is None:
+            raise LookupError("a kernel that was compiled and not launched")
 
     @classmethod
     def of(cls, compiled, tiles):
@@ -304,11 +306,7 @@ def realigned(x):
     return y
 
 
-def kernel_function(x, weight, scale_x, scale_w):
-    device = x.get_device()
-    if x.is_cuda and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return kernel_function(x, weight, scale_x, scale_w)
+def product_of(x, weight, scale_x, scale_w, device):
     (M, K), (N, depth), scales = x.shape, weight.shape, scale_w.numel()
     if depth != K or scale_x.numel() != 1 or scales not in (1, N):
         raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the scales do not fit together")
@@ -321,3 +319,11 @@ def kernel_function(x, weight, scale_x, scale_w):
     launch = few_rows if M <= 64 else many_rows
     launch(x, weight, y, scale_x, scale_w, int(scales > 1), key)
     return y
+
+
+def kernel_function(x, weight, scale_x, scale_w):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, weight, scale_x, scale_w, device)
+    return product_of(x, weight, scale_x, scale_w, device)

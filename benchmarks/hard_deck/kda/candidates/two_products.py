@@ -171,7 +171,9 @@ class Launches:
             none = None, None, None  # nothing to tell to hooks
             ready.run(*grid, stream, ready.function, ready.packed_metadata, *none, *addresses, *rest)
         else:
-            self.ready[key] = self.kernel[grid](*pointers, *rest, **options)
+            compiled = self.kernel[grid](*pointers, *rest, **options)
+            if getattr(compiled, "function", None) is not None:  # compiled and launched
+                self.ready[key] = compiled
 
 
 def hooked():
@@ -183,11 +185,7 @@ def hooked():
 of_fold, of_walk = Launches(fold), Launches(walk)
 
 
-def kernel_function(q, k, v, g, beta):
-    device = q.get_device()
-    if q.is_cuda and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return kernel_function(q, k, v, g, beta)
+def attention_of(q, k, v, g, beta, device):
     batch, tokens, heads, width = q.shape
     if (width, v.shape[-1]) != (WIDTH, WIDTH):
         raise ValueError("the kernel is written for K = V = 128")
@@ -211,3 +209,11 @@ def kernel_function(q, k, v, g, beta):
         (tokens, heads, chunks, CHUNK, WIDTH, PART, STAGES), num_warps=WALK_WARPS,
     )  # fmt: skip
     return out
+
+
+def kernel_function(q, k, v, g, beta):
+    device = q.get_device()
+    if q.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return attention_of(q, k, v, g, beta, device)
+    return attention_of(q, k, v, g, beta, device)

@@ -323,6 +323,8 @@ class Ready:
             self.run.launch = {name: cell.cell_contents for name, cell in cells}["launcher"]
             if len(self.cuts) != len(tiles) or not all(self.cuts):
                 raise LookupError("a descriptor without a tensor map")
+        if self.function is None:
+            raise LookupError("a kernel that was compiled and not launched")
 
     @classmethod
     def of(cls, compiled, tiles):
@@ -380,11 +382,7 @@ def layout():
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
-def kernel_function(x, gate, up, offsets):
-    device = x.get_device()
-    if x.is_cuda and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return kernel_function(x, gate, up, offsets)
+def up_projection_of(x, gate, up, offsets, device):
     key = device, gate.get_device(), up.get_device(), offsets.get_device(), x.dtype, gate.dtype, up.dtype, offsets.dtype
     x, gate, up, offsets = x.contiguous(), gate.contiguous(), up.contiguous(), offsets.contiguous()
     y = x.new_empty((x.shape[0], gate.shape[2]))
@@ -393,3 +391,11 @@ def kernel_function(x, gate, up, offsets):
         by_tma = by_lines and x.shape[1] % 64 == 0 and y.shape[1] % 8 == 0
         (by_roles if by_tma else by_pointers)(x, gate, up, y, offsets, key)
     return y
+
+
+def kernel_function(x, gate, up, offsets):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return up_projection_of(x, gate, up, offsets, device)
+    return up_projection_of(x, gate, up, offsets, device)

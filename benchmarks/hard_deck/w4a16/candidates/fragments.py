@@ -516,8 +516,8 @@ def dense(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def kernel_function(x, packed, scales, zeros):
-    (M, K), N, device = x.shape, packed.shape[1], x.get_device()
+def product_of(x, packed, scales, zeros, device):
+    (M, K), N = x.shape, packed.shape[1]
     if K % 128 or packed.shape[0] * 2 != K or scales.shape != (K // 128, N) or zeros.shape != scales.shape:
         raise ValueError(
             f"x {tuple(x.shape)}, packed {tuple(packed.shape)}, scales {tuple(scales.shape)} and zeros do not fit together"
@@ -526,10 +526,15 @@ def kernel_function(x, packed, scales, zeros):
         raise ValueError("x, scales and zeros must be bfloat16, packed uint8")
     if not device == packed.get_device() == scales.get_device() == zeros.get_device():
         raise ValueError("x, packed, scales and zeros must be on one device")
-    if x.is_cuda and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return kernel_function(x, packed, scales, zeros)
     x, packed, scales, zeros = dense(x), dense(packed), dense(scales), dense(zeros)
     y = x.new_empty((M, N))
     launch(x, packed, scales, zeros, y, device)
     return y
+
+
+def kernel_function(x, packed, scales, zeros):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, packed, scales, zeros, device)
+    return product_of(x, packed, scales, zeros, device)
